@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
@@ -14,6 +15,7 @@ use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_devices::calibrate::{self, CalibrateError};
 use harness_devices::profile::{self, Figures, Profile, ProfileName};
+use harness_gpu_settings::workspaces::CudnnWorkspace;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
@@ -22,7 +24,15 @@ use super::{device, interrupt, terminal};
 const EXAMPLES: &str = "Examples:
   harness calibrate
   harness calibrate --device cuda:1 --name h200-node7 --output scenarios/devices/h200-node7.yaml
-  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # uses that profile";
+  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # uses that profile
+  harness exec --gpu h200-141 --unmeasured convolutions.tsv -- python train.py            # lists convolutions
+  harness calibrate --workspaces convolutions.tsv --output measured.tsv                   # measures them on a GPU
+  harness exec --gpu h200-141 --cudnn-workspace measured.tsv -- python train.py";
+
+/// Measures workspaces with torch.
+const SCRIPT: &str = include_str!("calibrate/workspaces.py");
+
+const NEEDS_GPU: &str = "calibration needs a GPU; `harness doctor` lists the GPUs";
 
 /// Measure the cost of calls and work on a GPU, and write a dated device profile for the simulated device.
 ///
@@ -36,6 +46,13 @@ pub(super) struct Calibrate {
     /// The file to write or replace [default: a file in scenarios/devices with the profile's name].
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Measure cuDNN's workspaces of the convolutions in this table, which `harness exec --unmeasured` wrote, instead of costs. It needs a Python with
+    /// torch on the GPU machine, and writes `measured.tsv` or the file of `--output` for `harness exec --cudnn-workspace`.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "rounds"])]
+    workspaces: Option<PathBuf>,
+    /// With `--workspaces`: the Python with torch.
+    #[arg(long, value_name = "PATH", default_value = "python3", requires = "workspaces")]
+    python: PathBuf,
     /// The profile's name in reports [default: the GPU's name, as in `nvidia-h200`].
     #[arg(long, value_name = "NAME")]
     name: Option<ProfileName>,
@@ -49,7 +66,12 @@ pub(super) struct Calibrate {
 
 impl Calibrate {
     pub(super) fn run(self) -> Result<Exit, Failures> {
-        let mut device = self.open()?;
+        let ordinal = self.ordinal()?;
+        if let Some(table) = &self.workspaces {
+            return Ok(self.measure_workspaces(table, ordinal)?);
+        }
+        let opened = DeviceSource::new(DeviceChoice::Cuda(ordinal), &device::probe()?, false).and_then(|source| source.open());
+        let mut device = opened.map_err(|error| CliError::device(&error, NEEDS_GPU))?;
         let info = device.info().clone();
         let monitor = Monitor::start(&mut *device);
         let Some(figures) = self.measure(&mut *device)? else { return Ok(Exit::Interrupted) };
@@ -67,18 +89,35 @@ impl Calibrate {
         Ok(Exit::Passed)
     }
 
-    fn open(&self) -> Result<Box<dyn TestDevice>, CliError> {
-        let choice = match device::choice(self.device, DeviceChoice::Cuda(0))? {
+    fn ordinal(&self) -> Result<u32, CliError> {
+        match device::choice(self.device, DeviceChoice::Cuda(0))? {
             DeviceChoice::Simulated => {
                 let message = "the simulated device cannot be measured, because its costs come from a cost model";
-                return Err(CliError::input(message, "name a GPU, as in `--device cuda:0`; `harness doctor` lists the GPUs"));
+                Err(CliError::input(message, "name a GPU, as in `--device cuda:0`; `harness doctor` lists the GPUs"))
             }
             // If there is no GPU, the error for this one says why.
-            DeviceChoice::Auto => DeviceChoice::Cuda(0),
-            chosen @ DeviceChoice::Cuda(_) => chosen,
-        };
-        let opened = DeviceSource::new(choice, &device::probe()?, false).and_then(|source| source.open());
-        opened.map_err(|error| CliError::device(&error, "calibration needs a GPU; `harness doctor` lists the GPUs"))
+            DeviceChoice::Auto => Ok(0),
+            DeviceChoice::Cuda(ordinal) => Ok(ordinal),
+        }
+    }
+
+    fn measure_workspaces(&self, table: &Path, ordinal: u32) -> Result<Exit, CliError> {
+        let checked: Result<CudnnWorkspace, _> = table.to_string_lossy().parse();
+        checked.map_err(|error| CliError::input(error.to_string(), "`harness exec --unmeasured FILE` writes such a table"))?;
+        device::probe()?.require(ordinal).map_err(|error| CliError::device(&error, NEEDS_GPU))?;
+        let mut command = Command::new(&self.python);
+        command.arg("-c").arg(SCRIPT).arg(table).arg(ordinal.to_string()).stderr(Stdio::inherit());
+        let failed = |why: String| CliError::input(why, "name a Python with torch for CUDA, as in `--python venv/bin/python`");
+        let measured = command.output().map_err(|error| failed(format!("{} cannot be started: {error}", self.python.display())))?;
+        if !measured.status.success() {
+            return Err(failed(format!("the measurement ended with {}", measured.status)));
+        }
+        let output = self.output.clone().unwrap_or_else(|| PathBuf::from("measured.tsv"));
+        terminal::save(&output, measured.stdout, "free disk space, or choose another file with `--output FILE`")?;
+        if !self.quiet {
+            terminal::print(&format!("workspaces: {}\n", output.display()))?;
+        }
+        Ok(Exit::Passed)
     }
 
     /// Returns `None` if the user interrupts.

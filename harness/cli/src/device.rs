@@ -1,6 +1,6 @@
 //! The device that the user chose, by option or by variable, with its profile and its memory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -8,8 +8,9 @@ use harness_allocator::allocator::caching::{TorchVersion, TorchVersionError};
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::{self, Probe};
-use harness_devices::DeviceSource;
-use harness_devices::{DeviceChoice, ParseDeviceError};
+use harness_devices::{DeviceChoice, DeviceSource, ParseDeviceError, shipped};
+use harness_gpu_settings::gpus::Gpu;
+use harness_scenario::steps::exec::similar_gpus;
 use harness_scenario::{MAX_MEMORY, MIN_MEMORY};
 
 use super::error::CliError;
@@ -67,8 +68,7 @@ pub(crate) struct DeviceOptions {
     /// HARNESS_DEVICE, else `auto`].
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Simulate this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80, h100-80 and h200-141, which
-    /// have the memory of that GPU and published costs.
+    /// Simulate this GPU: a file that `harness calibrate` wrote, or a GPU as in `harness exec --gpu`, which has published costs.
     #[arg(long, value_name = "PROFILE")]
     device_profile: Option<PathBuf>,
 }
@@ -103,6 +103,20 @@ pub(crate) fn explain_choice(choice: DeviceChoice, source: &DeviceSource) {
     if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
         terminal::message(format_args!("on the simulated device: {reason}"));
     }
+}
+
+/// Parses the value of `--gpu`: the name of a GPU, or a file that describes one.
+pub(crate) fn gpu_or_file(text: &str) -> Result<String, String> {
+    let is_file = text.contains('/') || Path::new(text).extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+    match is_file || Gpu::named(text).is_some() {
+        true => Ok(text.to_owned()),
+        false => Err(format!("unknown GPU; {}", similar_gpus(text))),
+    }
+}
+
+/// Finds the GPU of a name, or reads the file.
+pub(crate) fn gpu(name_or_file: &str) -> Result<&'static Gpu, CliError> {
+    Gpu::named(name_or_file).map_or_else(|| Ok(shipped::load(Path::new(name_or_file))?), Ok)
 }
 
 /// Parses a time above 0.

@@ -2,17 +2,16 @@
 
 pub(crate) mod trials;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
 use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
-use harness_devices::shipped::Shipped;
 use harness_exec::launch::{Ended, Launch};
 use harness_exec::machine::Machine;
 use harness_exec::record::Record;
@@ -22,10 +21,10 @@ use harness_exec::timeline::Timeline;
 use harness_exec::trials::faults;
 use harness_exec::trials::runner::RunnerError;
 use harness_explain::causes::{self, Options};
-use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
-use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
+use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, UNMEASURED, Values};
+use harness_gpu_settings::workspaces::HEADER;
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
 
@@ -80,11 +79,12 @@ pub(super) struct Exec {
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
     /// uses NVIDIA's driver and its own CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
-        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
+        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "unmeasured", "values",
     ])]
     device: Option<u32>,
-    /// The GPU to simulate.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    /// The GPU to simulate: a name, as in `a100-40`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists the names
+    /// and describes the file.
+    #[arg(long, value_name = "GPU", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
     gpu: String,
     /// Number of simulated GPUs. All processes of the program see all of them and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
@@ -100,9 +100,13 @@ pub(super) struct Exec {
     /// the limit. The result contains the difference.
     #[arg(long, value_name = "ORDER", default_value = "up")]
     addresses: AddressOrder,
-    /// The workspace that cuDNN requests: `operands`, a model based on the operands of a convolution, or `none`.
-    #[arg(long, value_name = "MODEL", default_value = "operands")]
+    /// The workspace that cuDNN requests: `estimate`, a rule that gives all sizes measured so far; a table of sizes measured on your GPU, as in
+    /// `measured.tsv`, with estimates for the rest; `operands`, the model of earlier versions; or `none`.
+    #[arg(long, value_name = "MODEL", default_value = "estimate")]
     cudnn_workspace: CudnnWorkspace,
+    /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
+    #[arg(long, value_name = "FILE")]
+    unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `zeros` (the default for one device); `copies` (the default for several devices), values from
     /// small copies until a kernel may have overwritten them; or `small` (experimental), which also computes Python operations on tensors of at most
     /// 64 KiB on the CPU, so masks, stop tests and `generate` use real values.
@@ -143,8 +147,8 @@ pub(super) struct Exec {
 impl Exec {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
         let has_many = self.many.are_asked_for(&self.alloc_conf)?;
-        if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some()) {
-            let message = "`--record`, `--snapshot` and `--junit` are for one run, but the other options request many runs";
+        if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some() || self.unmeasured.is_some()) {
+            let message = "`--record`, `--snapshot`, `--junit` and `--unmeasured` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
         let python = self.python.as_deref();
@@ -183,6 +187,9 @@ impl Exec {
         if let Some(path) = &self.snapshot {
             self.keep_snapshots(path, ended, record, machine.memory())?;
         }
+        if let Some(path) = &self.unmeasured {
+            terminal::save(path, unmeasured(ended.folder()), HELP)?;
+        }
         let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
         let missed = self.not_reached(record, timelines);
         let command = &shown(&self.command);
@@ -214,9 +221,8 @@ impl Exec {
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
-        let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness exec --help`");
-        let gpu = Gpu::named(&self.gpu).ok_or_else(unknown)?;
-        let memory = self.memory.or_else(|| Some(Shipped::named(&self.gpu)?.memory)).ok_or_else(unknown)?;
+        let gpu = device::gpu(&self.gpu)?;
+        let memory = self.memory.unwrap_or(gpu.memory);
         if self.context_overhead >= memory {
             let message = format!("a context overhead of {} uses all of {memory}", self.context_overhead);
             return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
@@ -226,7 +232,7 @@ impl Exec {
             context_overhead: self.context_overhead,
             events: self.events,
             addresses: self.addresses,
-            cudnn_workspace: self.cudnn_workspace,
+            cudnn_workspace: self.cudnn_workspace.clone(),
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
             faults: self.fail.clone(),
             latencies: self.latency.clone(),
@@ -246,11 +252,13 @@ impl Exec {
     fn again(&self, machine: &Machine, command: &str) -> String {
         let on = match machine {
             Machine::Simulated(settings) => {
-                let Settings { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
+                let Settings { memory, devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
                 format!(
                     "--gpu {} --memory {}B --devices {devices} --context-overhead {}B --events {events} --addresses {addresses} \
                      --cudnn-workspace {cudnn_workspace} --values {values}",
-                    gpu.name, memory.0, context_overhead.0
+                    shell::quoted(&self.gpu),
+                    memory.0,
+                    context_overhead.0
                 )
             }
             Machine::Real(ordinal, limits) => {
@@ -282,6 +290,13 @@ impl Exec {
             }
         }
     }
+}
+
+/// The table of convolutions with estimated workspaces, without duplicates. A run without any has no file.
+fn unmeasured(run: &Path) -> String {
+    let rows = std::fs::read_to_string(run.join(UNMEASURED)).unwrap_or_default();
+    let rows: BTreeSet<&str> = rows.split_inclusive('\n').collect();
+    std::iter::once(HEADER).chain(rows).collect()
 }
 
 /// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -272,4 +273,24 @@ fn an_invalid_profile_is_refused_with_its_position_and_a_gpu_takes_none() {
         assert_eq!(code, Some(2), "{err}");
         assert!(err.contains(sentence), "{err}");
     }
+}
+
+#[test]
+fn workspaces_are_measured_by_a_python_with_torch() {
+    let world = World::with_gpu(&small_gpu());
+    let table = "operator\tinput_shapes\tdtypes\tbytes\nforward\t[[2, 64, 8, 8], [64, 64, 3, 3]]\ttorch.float32\t4096\n";
+    fs::write(world.path("estimates.tsv"), table).unwrap();
+    let python = world.path("python");
+    fs::write(&python, "#!/bin/sh\n[ \"$1\" = -c ] && [ \"$4\" = 0 ] && sed s/4096/512/ \"$3\"\n").unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let measure = |rest: &str| world.harness(&format!("calibrate --workspaces {rest} --python {}", python.display()));
+    assert_eq!(measure("estimates.tsv"), (Some(0), "workspaces: measured.tsv\n".to_owned(), String::new()));
+    assert_eq!(fs::read_to_string(world.path("measured.tsv")).unwrap(), table.replace("4096", "512"));
+
+    fs::write(world.path("broken.tsv"), table.replace("forward", "backward")).unwrap();
+    let (code, _, err) = measure("broken.tsv");
+    assert!(code == Some(2) && err.contains("broken.tsv:2:1: `backward` is not"), "{err}");
+    fs::write(&python, "#!/bin/sh\nexit 3\n").unwrap();
+    let (code, _, err) = measure("estimates.tsv");
+    assert!(code == Some(2) && err.contains("the measurement ended with exit status: 3"), "{err}");
 }

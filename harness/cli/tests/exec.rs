@@ -665,7 +665,11 @@ fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
     assert!(refused(&[], &["python3", "-I", "train.py"]).contains("has no torch"));
     assert!(refused(&["--fail", "cudaMalloc:0"], &["true"]).contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
     assert!(refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N"));
-    assert!(refused(&["--gpu", "h100"], &["true"]).contains("possible values: t4-16"));
+    assert!(refused(&["--gpu", "h100"], &["true"]).contains("unknown GPU; did you mean `h100-80`, `h100-pcie-80`"));
+    assert!(refused(&["--gpu", "RTX 4090"], &["true"]).contains("unknown GPU; did you mean `rtx4090-24`?"));
+    assert!(refused(&["--gpu", "k80"], &["true"]).contains("unknown GPU; GPUs: `t4-16`, `a2-16`"));
+    fs::write(world.path("my-gpu.yaml"), "version: 1\nname: mine\nmemory: 24GB\n").unwrap();
+    assert!(refused(&["--gpu", "my-gpu.yaml"], &["python3", "-c", ""]).contains("my-gpu.yaml:3:9"));
     assert!(refused(&["--context-overhead", "2GiB"], &["python3", "-c", ""]).contains("uses all of 1 GiB"));
     fs::remove_file(world.path("site/torch/lib/libtorch_cuda.so")).unwrap();
     assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs: install a PyTorch built for CUDA"));

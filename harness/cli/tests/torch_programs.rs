@@ -4,6 +4,7 @@
 //! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. Without it, the tests are ignored, with the reason.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         &python,
         out_of_memory_in_a_pool,
     ));
+    trials.push(of_python("convolutions that were not measured are listed and can be measured", &python, unmeasured_convolutions));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
     for scenario in ["batch_beside_server", "halve_batch"] {
         let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
@@ -175,6 +177,32 @@ fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), F
         return Err(format!("{:?}, and the output differs from the README; run with UPDATE=1: {text}", output.status).into());
     }
     Ok(())
+}
+
+/// On the simulated GPU, measuring the listed convolutions gives their estimates, and the table of them leaves none to list.
+fn unmeasured_convolutions(python: &Path) -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let [listed, measured, none] = ["listed.tsv", "measured.tsv", "none.tsv"].map(|name| directory.path().join(name));
+    let exec = |options: &[&OsStr], program: &[&Path]| -> Result<String, Failed> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.args(["exec", "--gpu", "l4-24"]).args(options).arg("--").arg(python).args(program).env_remove("PYTORCH_ALLOC_CONF");
+        let output = command.output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8(output.stdout)?),
+            false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into()),
+        }
+    };
+    let (program, script) = (folder().join("convolutions.py"), root().join("harness/cli/src/calibrate/workspaces.py"));
+    exec(&["--unmeasured".as_ref(), listed.as_ref()], &[&program])?;
+    std::fs::write(&measured, exec(&[], &[&script, &listed])?)?;
+    let (listed, found) = (std::fs::read_to_string(&listed)?, std::fs::read_to_string(&measured)?);
+    if listed.lines().count() < 20 || found.split_once('\n').map(|(_, rows)| rows) != Some(&listed) {
+        return Err(format!("listed:\n{listed}\nmeasured:\n{found}").into());
+    }
+    let options = ["--cudnn-workspace".as_ref(), measured.as_ref(), "--unmeasured".as_ref(), none.as_ref()];
+    exec(&options, &[&program])?;
+    let rest = std::fs::read_to_string(&none)?;
+    if rest.lines().count() == 1 { Ok(()) } else { Err(format!("these are in the table: {rest}").into()) }
 }
 
 /// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator or with `allocator` from the library. Returns its output.

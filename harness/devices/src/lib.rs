@@ -2,7 +2,7 @@
 //!
 //! * [`DeviceChoice`]: the user's choice, resolved on the machine
 //! * [`DeviceSource`]: opens the device of each run; [`admit`] checks that the run may take the memory
-//! * [`shipped`]: the memory of common GPUs; [`profile`]: measured costs in a file; [`calibrate`]: measures them
+//! * [`shipped`]: GPUs with unmeasured costs; [`profile`]: measured costs in a file; [`calibrate`]: measures them
 
 pub mod admit;
 pub mod calibrate;

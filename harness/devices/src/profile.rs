@@ -28,7 +28,7 @@ pub const FOLDER: &str = "scenarios/devices";
 
 const LANGUAGE: Language = Language {
     noun: "device profile",
-    example: "scenarios/devices/h200-141.yaml",
+    example: "scenarios/devices/my-gpu.yaml",
     shape: "`harness calibrate` writes device profiles",
     required: &["version", "name", "device", "memory"],
     shorter: "a file that `harness calibrate` wrote",
@@ -101,7 +101,7 @@ fn known() -> String {
     }
 }
 
-/// Parses a measured or shipped profile; `path` appears in errors.
+/// Parses a measured profile or a user's own GPU; `path` appears in errors.
 pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, FileError> {
     yaml::parse(text, path, &LANGUAGE).map_err(|problem| FileError::text(problem, path, text))
 }

@@ -1,121 +1,146 @@
-//! Profiles of common GPUs that ship with the program: their memory, as the driver reports it. Their costs were not measured and
-//! take published values.
-//!
-//! They are the files `scenarios/devices/*.yaml` with `costs: not measured`. [`Shipped::named`] finds one by name, and
-//! [`Shipped::with_room_for`] finds the smallest with enough free memory.
+//! GPUs with unmeasured costs: those that ship with the program, and a user's own, from a file with `costs: not measured`. A simulated device has
+//! their memory and published costs.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::num::NonZeroU16;
 use std::path::Path;
 
 use harness_allocator::device::sim::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5, SimConfig};
-use harness_allocator::units::{Bytes, Nanos};
-use serde::de::Error as _;
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::gpus::{GPUS, Gpu};
+use harness_language::error::FileError;
 use serde::{Deserialize, Deserializer};
 
 use crate::profile::header::{ProfileName, Version};
-use crate::profile::{FOLDER, parse};
+use crate::profile::{parse, read};
 
-/// The files, in ascending order of memory.
-const FILES: [&str; 7] = [
-    include_str!("../../../scenarios/devices/t4-16.yaml"),
-    include_str!("../../../scenarios/devices/l4-24.yaml"),
-    include_str!("../../../scenarios/devices/rtx4090-24.yaml"),
-    include_str!("../../../scenarios/devices/a100-40.yaml"),
-    include_str!("../../../scenarios/devices/h100-80.yaml"),
-    include_str!("../../../scenarios/devices/a100-80.yaml"),
-    include_str!("../../../scenarios/devices/h200-141.yaml"),
-];
-
-/// A GPU with known memory and unmeasured costs.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+/// A user's own GPU, as a file describes it.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shipped {
-    pub version: Version,
-    /// Its name, as `--device-profile` takes it.
-    pub name: ProfileName,
-    /// Name of the GPU.
-    pub device: String,
-    /// Its total memory in bytes, as the driver reports it.
-    pub memory: Bytes,
-    /// The source of that figure.
-    pub source: String,
-    /// The published cost of copies to pinned host memory over its link to the host.
-    #[serde(deserialize_with = "copies")]
-    pub pcie: Figure<Nanos>,
-    /// States that the costs are the published ones.
-    pub costs: NotMeasured,
+struct Own {
+    #[serde(rename = "version")]
+    _version: Version,
+    name: ProfileName,
+    /// The name that the driver returns.
+    #[serde(deserialize_with = "device")]
+    device: String,
+    #[serde(deserialize_with = "amount")]
+    memory: Bytes,
+    #[serde(deserialize_with = "capability")]
+    capability: (u32, u32),
+    multiprocessors: NonZeroU16,
+    #[serde(deserialize_with = "amount")]
+    l2_cache: Bytes,
+    #[serde(default)]
+    clock_mhz: u16,
+    #[serde(default)]
+    memory_clock_mhz: u16,
+    #[serde(default)]
+    memory_bus_bits: u16,
+    #[serde(default, deserialize_with = "generation")]
+    pcie: Option<u8>,
+    #[serde(default)]
+    source: String,
+    #[serde(rename = "costs")]
+    _costs: NotMeasured,
 }
 
-/// Returns the cost of copies over 16 lanes of a generation of PCI Express.
-fn copies<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Figure<Nanos>, D::Error> {
-    match u8::deserialize(deserializer)? {
-        3 => Ok(PCIE_3),
-        4 => Ok(PCIE_4),
-        5 => Ok(PCIE_5),
-        other => Err(D::Error::custom(format_args!("{other} is not a supported generation of PCI Express: write 3, 4 or 5"))),
-    }
-}
-
-/// The text `not measured`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub enum NotMeasured {
+/// States that the costs are the published ones.
+#[derive(Deserialize)]
+enum NotMeasured {
     #[serde(rename = "not measured")]
     NotMeasured,
 }
 
-impl Shipped {
-    /// Returns all shipped profiles, in ascending order of memory.
-    pub fn all() -> impl Iterator<Item = Self> {
-        FILES.iter().filter_map(|text| parse(text, Path::new(FOLDER)).ok())
-    }
+/// Deserializes a text or number and checks it.
+fn checked<'de, D: Deserializer<'de>, T, E: fmt::Display>(deserializer: D, check: impl Fn(&str) -> Result<T, E>) -> Result<T, D::Error> {
+    check(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+}
 
-    pub fn named(name: &str) -> Option<Self> {
-        Self::all().find(|shipped| shipped.name.to_string() == name)
-    }
+/// The driver's buffer for a name has 256 bytes.
+fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    checked(deserializer, |text| match text.len() {
+        1..=255 => Ok(text.to_owned()),
+        length => Err(format!("the name of a device has 1 to 255 bytes, not {length}")),
+    })
+}
 
-    /// Returns the smallest profile with this much memory besides its context.
-    pub fn with_room_for(need: Bytes) -> Option<Self> {
-        Self::all().find(|shipped| shipped.memory.saturating_sub(CostModel::PUBLISHED.context_overhead.value) >= need)
-    }
+fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+    checked(deserializer, |text| Bytes::parse(text).map_err(|error| error.to_string()))
+}
 
-    /// Returns whether a text is a shipped profile rather than a measured one.
-    pub(crate) fn is_one(text: &str) -> bool {
-        text.lines().any(|line| line.starts_with("costs:"))
-    }
+fn capability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(u32, u32), D::Error> {
+    checked(deserializer, |text| {
+        let parsed = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        let known = parsed.filter(|capability| Gpu::has_limits(*capability));
+        known.ok_or_else(|| format!("`{text}` is not a supported compute capability: write one of {}", Gpu::capabilities()))
+    })
+}
 
-    /// Configures a simulated device with this GPU's memory and the published costs.
-    pub fn sim_config(&self) -> SimConfig {
-        let published = CostModel::PUBLISHED;
-        let name = Cow::Owned(format!("{}, costs not measured: {}", self.name, published.name));
-        let context_overhead = Figure { value: published.context_overhead.value, source: published.context_overhead.source.clone() };
-        let cost = CostModel { name, context_overhead, pinned_copy_per_gib: self.pcie.clone(), ..published };
-        SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
+fn generation<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    match u8::deserialize(deserializer)? {
+        generation @ 3..=5 => Ok(Some(generation)),
+        other => {
+            let message = format_args!("{other} is not a supported generation of PCI Express: write 3, 4 or 5");
+            Err(serde::de::Error::custom(message))
+        }
     }
+}
+
+impl From<Own> for Gpu {
+    fn from(own: Own) -> Self {
+        Self {
+            name: own.name.to_string(),
+            device: own.device,
+            memory: own.memory,
+            capability: own.capability,
+            multiprocessors: u32::from(own.multiprocessors.get()),
+            clock_khz: 1000 * u32::from(own.clock_mhz),
+            memory_clock_khz: 1000 * u32::from(own.memory_clock_mhz),
+            memory_bus_bits: u32::from(own.memory_bus_bits),
+            l2_cache: u32::try_from(own.l2_cache.get()).unwrap_or(u32::MAX),
+            pcie: own.pcie,
+            source: own.source,
+        }
+    }
+}
+
+/// Reads a user's own GPU. It stays in memory until the process ends.
+pub fn load(path: &Path) -> Result<&'static Gpu, FileError> {
+    of_text(&read(path)?, path).map(Gpu::leak)
+}
+
+/// Parses a user's own GPU; `path` appears in errors.
+pub(crate) fn of_text(text: &str, path: &Path) -> Result<Gpu, FileError> {
+    parse::<Own>(text, path).map(Gpu::from)
+}
+
+/// Returns whether a text describes a GPU with unmeasured costs rather than a measured profile.
+pub(crate) fn is_one(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("costs:"))
+}
+
+/// Returns the smallest GPU on PCI Express that ships with the program and has this much memory besides its context.
+pub fn with_room_for(need: Bytes) -> Option<&'static Gpu> {
+    let fits = |gpu: &&Gpu| gpu.pcie.is_some() && gpu.memory.saturating_sub(CostModel::PUBLISHED.context_overhead.value) >= need;
+    GPUS.iter().filter(fits).min_by_key(|gpu| gpu.memory)
+}
+
+/// Configures a simulated device with a GPU's memory and the published costs.
+pub fn sim_config(gpu: &Gpu) -> SimConfig {
+    let published = CostModel::PUBLISHED;
+    let name = Cow::Owned(format!("{}, costs not measured: {}", gpu.name, published.name));
+    let context_overhead = Figure { value: published.context_overhead.value, source: published.context_overhead.source.clone() };
+    let pinned_copy_per_gib = match gpu.pcie {
+        Some(3) => PCIE_3,
+        Some(4) => PCIE_4,
+        Some(5) => PCIE_5,
+        _ => published.pinned_copy_per_gib,
+    };
+    let cost = CostModel { name, context_overhead, pinned_copy_per_gib, ..published };
+    SimConfig { total: gpu.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_shipped_profile_is_valid_and_cites_its_source() {
-        let read = |text| parse(text, Path::new(FOLDER)).expect("a shipped profile is valid");
-        let profiles: Vec<Shipped> = FILES.into_iter().map(read).collect();
-        assert!(profiles.is_sorted_by_key(|profile| profile.memory), "the smallest comes first");
-        for profile in &profiles {
-            assert_eq!(Shipped::named(&profile.name.to_string()).as_ref(), Some(profile));
-            assert!(profile.source.contains("https://"), "{}", profile.name);
-            let config = profile.sim_config();
-            assert_eq!(config.total, profile.memory);
-            assert!(config.cost.name.contains("costs not measured"), "{}", config.cost.name);
-        }
-    }
-
-    #[test]
-    fn the_smallest_sufficient_profile_is_found() {
-        let name = |need| Shipped::with_room_for(need).map(|profile| profile.name.to_string());
-        assert_eq!(name(Bytes::gib(10)).as_deref(), Some("t4-16"));
-        assert_eq!(name(Bytes::gib(100)).as_deref(), Some("h200-141"));
-        assert_eq!(name(Bytes::gib(500)), None);
-    }
-}
+mod tests;

@@ -11,12 +11,13 @@ use harness_allocator::units::Bytes;
 use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, Probe};
+use harness_gpu_settings::gpus::Gpu;
 use harness_language::error::FileError;
 
 use crate::admit::admit;
 use crate::choice::{DeviceChoice, Resolved};
 use crate::profile::{self, Profile};
-use crate::shipped::Shipped;
+use crate::shipped;
 
 /// Opens a new device for each run, so no state passes from one run to the next.
 #[derive(Clone, Debug)]
@@ -49,10 +50,10 @@ impl DeviceSource {
         Self { resolved, profile: None, room: Bytes::ZERO, whole_device: false, devices: 1 }
     }
 
-    /// Like [`DeviceSource::new`], but a simulated device uses the profile in this file, or the shipped profile of this name.
+    /// Like [`DeviceSource::new`], but a simulated device uses the profile or GPU in this file, or the GPU of this name.
     pub fn with_profile(self, path: &Path) -> Result<Self, FileError> {
-        let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
-        let config = shipped.map_or_else(|| load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
+        let shipped = path.to_str().and_then(Gpu::named).filter(|_| !path.exists());
+        let config = shipped.map_or_else(|| load_sim_config(path), |gpu| Ok(shipped::sim_config(gpu)))?;
         Ok(Self { profile: Some((config, path.to_owned())), ..self })
     }
 
@@ -157,22 +158,22 @@ fn sim_config(room: Bytes) -> SimConfig {
     SimConfig { total: usual.total.max(needed), ..usual }
 }
 
-/// Reads the simulated device of a measured or shipped profile.
+/// Reads the simulated device of a measured profile or of a user's own GPU.
 fn load_sim_config(path: &Path) -> Result<SimConfig, FileError> {
     let text = profile::read(path)?;
-    match Shipped::is_one(&text) {
-        true => profile::parse(&text, path).map(|shipped: Shipped| shipped.sim_config()),
+    match shipped::is_one(&text) {
+        true => shipped::of_text(&text, path).map(|gpu| shipped::sim_config(&gpu)),
         false => profile::parse(&text, path).map(|measured: Profile| measured.sim_config()),
     }
 }
 
 /// Returns the error that recommends a simulated device with enough memory.
 fn too_small(need: Bytes, memory: &DeviceMemory) -> DeviceError {
-    let larger = match Shipped::with_room_for(need) {
-        Some(Shipped { name, memory, .. }) => {
+    let larger = match shipped::with_room_for(need) {
+        Some(Gpu { name, memory, .. }) => {
             format!("`--device-profile {name}` simulates a device of {memory}, and `--memory` reduces the scenario's requirement")
         }
-        None => "no shipped profile has this much memory; `--memory` reduces the scenario's requirement".to_owned(),
+        None => "no GPU that harness knows has this much memory; `--memory` reduces the scenario's requirement".to_owned(),
     };
     let why = format!("the simulated device has {} of {} free; {larger}", memory.free, memory.total);
     DeviceError::Unavailable { what: format!("{need} of device memory"), why }

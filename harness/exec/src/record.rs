@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use harness_allocator::units::Bytes;
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::latency::Latency;
@@ -40,6 +41,8 @@ pub struct Process {
     pub devices: Vec<DeviceRecord>,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
     pub submitted: u64,
+    /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no workspace was estimated.
+    pub cudnn_workspace_bounds: [u64; 2],
     /// Calls slowed down by `--latency`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow_calls: Vec<SlowCalls>,
@@ -97,19 +100,37 @@ pub struct SnapshotFile {
     pub ended_out_of_memory: bool,
 }
 
+impl Process {
+    /// The bounds of the allocated peak, if workspaces of cuDNN were estimated: a convolution at the peak may need less or more.
+    pub fn bounds_of_peak(&self) -> Option<[Bytes; 2]> {
+        let [below, above] = self.cudnn_workspace_bounds;
+        let peak = self.torch.as_ref()?.sum("allocated_bytes.all.peak");
+        (peak > 0 && below + above > 0).then(|| [Bytes(peak.saturating_sub(below)), Bytes(peak + above)])
+    }
+}
+
 impl Record {
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
         let (gpu, settings, devices) = match machine {
-            Machine::Simulated(settings) => (settings.gpu.name.to_owned(), settings.to_string(), settings.devices),
+            Machine::Simulated(settings) => (settings.gpu.name.clone(), settings.to_string(), settings.devices),
             Machine::Real(ordinal, limits) => (format!("cuda:{ordinal}"), limits.to_string(), 0),
         };
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
-        let process =
-            |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, slow_calls: Vec::new(), not_modelled: Vec::new() };
-        for ProcessCounters { pid, devices, submitted, slow, not_modelled } in ProcessCounters::read_folder(&machine.counters(run))? {
+        let process = |pid: u32| Process {
+            pid,
+            torch: None,
+            devices: Vec::new(),
+            submitted: 0,
+            cudnn_workspace_bounds: [0; 2],
+            slow_calls: Vec::new(),
+            not_modelled: Vec::new(),
+        };
+        for ProcessCounters { pid, devices, submitted, workspace_bounds: cudnn_workspace_bounds, slow, not_modelled } in
+            ProcessCounters::read_folder(&machine.counters(run))?
+        {
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
-            processes.insert(pid, Process { devices, submitted, slow_calls, not_modelled, ..process(pid) });
+            processes.insert(pid, Process { devices, submitted, cudnn_workspace_bounds, slow_calls, not_modelled, ..process(pid) });
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
             // A killed process may leave a truncated file, which is ignored.

@@ -152,7 +152,14 @@ fn of_torch(process: &Process) -> String {
     let allocated = Bytes(torch.sum("allocated_bytes.all.peak"));
     let (retries, ooms) = (torch.sum("num_alloc_retries"), torch.sum("num_ooms"));
     let end = if torch.ended_out_of_memory { "; one ended the program" } else { "" };
-    format!("torch {}: peak allocated {allocated}, {}, {}{end}", torch.version, count(retries, "retry"), count(ooms, "out of memory error"))
+    let bounds = process.bounds_of_peak().map(|[least, most]| format!(" (between {least} and {most}: cuDNN's workspaces are estimates)"));
+    let bounds = bounds.unwrap_or_default();
+    format!(
+        "torch {}: peak allocated {allocated}{bounds}, {}, {}{end}",
+        torch.version,
+        count(retries, "retry"),
+        count(ooms, "out of memory error")
+    )
 }
 
 fn models(settings: &Settings) -> String {
@@ -162,7 +169,8 @@ fn models(settings: &Settings) -> String {
         Values::Small => "values of small tensors are computed on the CPU (experimental), others read back as zeros",
     };
     let workspace = match settings.cudnn_workspace {
-        CudnnWorkspace::Operands => "; cuDNN workspace sizes are modelled",
+        CudnnWorkspace::Operands | CudnnWorkspace::Estimate => "; cuDNN workspace sizes are estimates",
+        CudnnWorkspace::Measured { .. } => "; cuDNN workspace sizes are measured or estimates",
         CudnnWorkspace::None => "; cuDNN uses no workspaces",
     };
     format!("real: torch's host code and its allocator; kernels are no-ops and take no time; {values}{workspace}\n")

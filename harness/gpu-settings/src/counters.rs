@@ -21,7 +21,7 @@ use crate::settings::MOST_DEVICES;
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5502;
+const MARK: u64 = 0x4841_524e_4750_5503;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -37,6 +37,8 @@ pub struct Counters {
     /// Kernels, graphs, copies, host functions and event records submitted.
     submitted: AtomicU64,
     figures: [Figures; MOST_DEVICES as usize],
+    /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below the upper bound.
+    workspace_bounds: [AtomicU64; 2],
     /// Calls with an injected latency.
     slow: [AtomicU64; Call::ALL.len()],
     names: AtomicU64,
@@ -148,6 +150,13 @@ impl Counters {
         self.figures[device].peak.fetch_max(used.0, Ordering::Relaxed);
     }
 
+    /// Notes an estimated workspace of cuDNN, which is this much above its lower and below its upper bound.
+    pub fn note_workspace(&self, above_least: u64, below_most: u64) {
+        for (bound, distance) in self.workspace_bounds.iter().zip([above_least, below_most]) {
+            bound.fetch_max(distance, Ordering::Relaxed);
+        }
+    }
+
     /// The clock of the simulated GPUs: the number of pieces of work submitted so far.
     pub const fn submitted(&self) -> &AtomicU64 {
         &self.submitted
@@ -186,6 +195,8 @@ pub struct ProcessCounters {
     pub devices: Vec<DeviceCounters>,
     /// Kernels, graphs, copies, host functions and event records submitted.
     pub submitted: u64,
+    /// How far estimated cuDNN workspaces may be below and above their estimates.
+    pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
     pub slow: Vec<(Call, u64)>,
     /// Called functions without a model, in the order of their first calls.
@@ -246,6 +257,7 @@ impl ProcessCounters {
             pid,
             devices: counters.figures.iter().take(read(&counters.devices) as usize).map(device).collect(),
             submitted: read(&counters.submitted),
+            workspace_bounds: counters.workspace_bounds.each_ref().map(read),
             slow: Call::ALL.into_iter().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
             not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),
         })

@@ -1,18 +1,23 @@
-//! [`Gpu`]: the properties of a GPU that programs can query, except its memory.
+//! [`Gpu`]: the properties of a GPU that programs can query.
 //!
 //! They change what PyTorch allocates. The workspaces of cuBLAS and attention depend on the compute capability; temporary memory of sorts and
 //! reductions depends on the number of multiprocessors. So every result names the GPU.
 
-use serde::de::Error as _;
+use std::sync::LazyLock;
+
+use harness_allocator::units::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A GPU as its driver describes it.
-#[derive(Debug, PartialEq, Eq)]
+/// A GPU as its driver describes it. Unknown clocks and widths are 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct Gpu {
-    /// The name of a device profile or a compute capability such as `sm_90`, in lower case.
-    pub name: &'static str,
+    /// Its name in options and results, in lower case.
+    pub name: String,
     /// The name that the driver returns.
-    pub device: &'static str,
+    pub device: String,
+    /// All memory that CUDA reports.
+    pub memory: Bytes,
     /// Compute capability, for example 9 and 0.
     pub capability: (u32, u32),
     pub multiprocessors: u32,
@@ -21,6 +26,10 @@ pub struct Gpu {
     pub memory_bus_bits: u32,
     /// In bytes.
     pub l2_cache: u32,
+    /// The generation of PCI Express, unless the GPU has another link to the host.
+    pub pcie: Option<u8>,
+    /// The source of its memory.
+    pub source: String,
 }
 
 /// Limits of a compute capability: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide,
@@ -44,60 +53,104 @@ pub const SHARED_MEMORY: u32 = 48 << 10;
 /// Threads per block.
 pub const BLOCK_THREADS: u32 = 1024;
 
-/// The GPUs that can be simulated. Multiprocessors, clocks, bus and L2 cache come from NVIDIA's data sheets and architecture white papers:
-/// T4 <https://www.nvidia.com/en-us/data-center/tesla-t4/>, A100
-/// <https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf>, H100 and H200
-/// <https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper>, L4 and RTX 4090
-/// <https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf>. Clocks do not affect allocations.
-pub const GPUS: [Gpu; 7] = [
-    Gpu::new("t4-16", "Tesla T4", (7, 5), 40, [1_590_000, 5_001_000], 256, 4 << 20),
-    Gpu::new("l4-24", "NVIDIA L4", (8, 9), 58, [2_040_000, 6_251_000], 192, 48 << 20),
-    Gpu::new("rtx4090-24", "NVIDIA GeForce RTX 4090", (8, 9), 128, [2_520_000, 10_501_000], 384, 72 << 20),
-    Gpu::new("a100-40", "NVIDIA A100-SXM4-40GB", (8, 0), 108, [1_410_000, 1_215_000], 5120, 40 << 20),
-    Gpu::new("a100-80", "NVIDIA A100-SXM4-80GB", (8, 0), 108, [1_410_000, 1_593_000], 5120, 40 << 20),
-    Gpu::new("h100-80", "NVIDIA H100 80GB HBM3", (9, 0), 132, [1_980_000, 2_619_000], 5120, 50 << 20),
-    Gpu::new("h200-141", "NVIDIA H200", (9, 0), 132, [1_980_000, 3_201_000], 6144, 60 << 20),
+/// The compute capabilities that can be simulated, with threads, blocks and KiB of shared memory.
+const CAPABILITIES: [((u32, u32), [u32; 4]); 12] = [
+    ((7, 2), [2048, 32, 96, 96]),
+    ((7, 5), [1024, 16, 64, 64]),
+    ((8, 0), [2048, 32, 164, 163]),
+    ((8, 6), [1536, 16, 100, 99]),
+    ((8, 7), [1536, 16, 164, 163]),
+    ((8, 9), [1536, 24, 100, 99]),
+    ((9, 0), [2048, 32, 228, 227]),
+    ((10, 0), [2048, 32, 228, 227]),
+    ((10, 3), [2048, 32, 228, 227]),
+    ((11, 0), [1536, 24, 228, 227]),
+    ((12, 0), [1536, 24, 100, 99]),
+    ((12, 1), [1536, 24, 100, 99]),
 ];
 
-/// As its name.
+/// The GPUs that ship with the program: the rows of `gpus.tsv`, which lists the sources.
+pub static GPUS: LazyLock<Vec<Gpu>> = LazyLock::new(|| rows().filter_map(of_row).collect());
+
+fn rows() -> impl Iterator<Item = &'static str> {
+    include_str!("gpus.tsv").lines().filter(|line| !line.starts_with('#'))
+}
+
+fn of_row(row: &str) -> Option<Gpu> {
+    let fields: Vec<&str> = row.split('\t').collect();
+    let [name, device, memory, capability, multiprocessors, clock, memory_clock, bus, l2_kib, pcie, source] = fields[..] else {
+        return None;
+    };
+    let number = |text: &str| if text == "-" { Some(0) } else { text.parse().ok() };
+    Some(Gpu {
+        name: name.to_owned(),
+        device: device.to_owned(),
+        memory: Bytes::parse(memory).ok()?,
+        capability: capability.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))?,
+        multiprocessors: multiprocessors.parse().ok()?,
+        clock_khz: number(clock)? * 1000,
+        memory_clock_khz: number(memory_clock)? * 1000,
+        memory_bus_bits: number(bus)?,
+        l2_cache: number(l2_kib)? << 10,
+        pcie: pcie.parse().ok(),
+        source: source.to_owned(),
+    })
+}
+
+/// As its name if it ships with the program, otherwise with all properties.
 impl Serialize for Gpu {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name)
+        match Self::named(&self.name) {
+            Some(shipped) if shipped == self => serializer.serialize_str(&self.name),
+            _ => Self::serialize(self, serializer),
+        }
     }
 }
 
 impl<'de> Deserialize<'de> for &'static Gpu {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        Gpu::named(&name).ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a GPU")))
+        use serde::de::Error as _;
+
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Wire {
+            Name(String),
+            Properties(#[serde(deserialize_with = "Gpu::deserialize")] Gpu),
+        }
+
+        match Wire::deserialize(deserializer)? {
+            Wire::Name(name) => Gpu::named(&name).ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a GPU"))),
+            Wire::Properties(gpu) => Ok(gpu.leak()),
+        }
     }
 }
 
 impl Gpu {
-    const fn new(
-        name: &'static str,
-        device: &'static str,
-        capability: (u32, u32),
-        multiprocessors: u32,
-        [clock_khz, memory_clock_khz]: [u32; 2],
-        memory_bus_bits: u32,
-        l2_cache: u32,
-    ) -> Self {
-        Self { name, device, capability, multiprocessors, clock_khz, memory_clock_khz, memory_bus_bits, l2_cache }
-    }
-
     pub fn named(name: &str) -> Option<&'static Self> {
         GPUS.iter().find(|gpu| gpu.name == name)
     }
 
-    pub const fn limits(&self) -> Limits {
-        let [threads, blocks, shared_memory, shared_memory_of_a_block] = match self.capability {
-            (7, _) => [1024, 16, 64, 64],
-            (8, 0) => [2048, 32, 164, 163],
-            (8, 6) => [1536, 16, 100, 99],
-            (8, _) => [1536, 24, 100, 99],
-            _ => [2048, 32, 228, 227],
-        };
+    /// Keeps a GPU that does not ship with the program until the process ends.
+    pub fn leak(self) -> &'static Self {
+        Box::leak(Box::new(self))
+    }
+
+    /// Returns whether a compute capability can be simulated.
+    pub fn has_limits(capability: (u32, u32)) -> bool {
+        CAPABILITIES.iter().any(|(known, _)| *known == capability)
+    }
+
+    /// The compute capabilities that can be simulated, as in `7.5, 8.0`.
+    pub fn capabilities() -> String {
+        CAPABILITIES.map(|((major, minor), _)| format!("{major}.{minor}")).join(", ")
+    }
+
+    pub fn limits(&self) -> Limits {
+        let known = CAPABILITIES.iter().find(|(capability, _)| *capability == self.capability);
+        let [threads, blocks, shared_memory, shared_memory_of_a_block] = known.unwrap_or(&CAPABILITIES[6]).1;
         Limits { threads, blocks, shared_memory: shared_memory << 10, shared_memory_of_a_block: shared_memory_of_a_block << 10 }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,7 @@ use crate::gpus::Gpu;
 use crate::latency::Latency;
 pub use crate::text::SettingsError;
 use crate::text::{expected, number, words};
+pub use crate::workspaces::CudnnWorkspace;
 
 /// The variable that carries [`Settings`].
 pub const SETTINGS: &str = "HARNESS_GPU";
@@ -25,6 +26,8 @@ pub const RUN: &str = "HARNESS_GPU_RUN";
 pub const LEFT: &str = "left";
 /// The file in the folder of [`RUN`] with the names of called functions in order, if [`Settings::list_calls`] is set.
 pub const CALLS: &str = "calls";
+/// The file in the folder of [`RUN`] with a row for each estimated workspace of cuDNN.
+pub const UNMEASURED: &str = "unmeasured";
 /// The file in the folder of [`RUN`] that the first process which loads one of our libraries removes ([`mark_loaded`]).
 pub const UNLOADED: &str = "unloaded";
 /// The most devices per machine.
@@ -91,14 +94,6 @@ pub enum Events {
     Lag(u64),
 }
 
-/// The workspaces of cuDNN, as a model: real sizes depend on the algorithm that cuDNN chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CudnnWorkspace {
-    None,
-    /// The size of operands that are not channels-last, plus four times the filter for filter gradients.
-    Operands,
-}
-
 /// The values that a program reads from a device whose kernels are no-ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -157,7 +152,7 @@ impl Settings {
             context_overhead: Bytes::ZERO,
             events: Events::Instant,
             addresses: AddressOrder::Up,
-            cudnn_workspace: CudnnWorkspace::Operands,
+            cudnn_workspace: CudnnWorkspace::Estimate,
             values: Values::Zeros,
             cuda: Cuda::V13,
             cudnn: 91_900,
@@ -180,9 +175,9 @@ impl Settings {
     }
 
     /// The name of the devices. If kernels execute, times are measured, and the name prevents confusion with times of a GPU.
-    pub const fn device_name(&self) -> &'static str {
+    pub fn device_name(&self) -> &'static str {
         match self.kernels {
-            Kernels::NoOp => self.gpu.device,
+            Kernels::NoOp => &self.gpu.device,
             Kernels::Execute => "Simulated GPU",
         }
     }
@@ -213,7 +208,6 @@ impl fmt::Display for Settings {
     }
 }
 
-words!(CudnnWorkspace, "a model of cuDNN's workspaces", CudnnWorkspace::None = "none", CudnnWorkspace::Operands = "operands");
 words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
 words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");
 

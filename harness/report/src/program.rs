@@ -216,18 +216,26 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         Values::Small => "Kernels execute on the CPU for small tensors (experimental); other tensors read as zeros.",
     };
     let workspace = match cudnn_workspace {
-        CudnnWorkspace::Operands => "cuDNN workspaces are estimated from the operands of a convolution.",
-        CudnnWorkspace::None => "cuDNN uses no workspaces.",
+        CudnnWorkspace::Operands | CudnnWorkspace::Estimate => {
+            "cuDNN workspaces are estimated from the operands of a convolution.".to_owned()
+        }
+        CudnnWorkspace::Measured { file, .. } => format!("cuDNN workspaces come from {file}, others are estimates."),
+        CudnnWorkspace::None => "cuDNN uses no workspaces.".to_owned(),
     };
     let names: BTreeSet<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
+    let bounds = program
+        .used()
+        .filter_map(Process::bounds_of_peak)
+        .map(|[least, most]| format!("Because of these estimates, the allocated peak is between {least} and {most}."));
     let mut lines = vec![
         format!("Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
         format!("Each process uses {context_overhead} for its CUDA context."),
         values.to_owned(),
-        workspace.to_owned(),
+        workspace,
         "torch's host code and its allocator are real, including sizes, order and addresses of allocations, retries and errors.".to_owned(),
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
+    lines.splice(4..4, bounds);
     if !names.is_empty() {
         lines.push(format!("Not modelled; these calls return success: {}.", Vec::from_iter(names).join(", ")));
     }

@@ -27,7 +27,7 @@ use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
-use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings, UNMEASURED};
 use harness_gpu_settings::text::{of_variable, or_abort};
 
 /// The simulated machine as this process sees it.
@@ -45,6 +45,8 @@ pub(crate) struct Machine {
     late_by: AtomicU64,
     /// The file for resources that leak in contexts.
     pub(crate) leaks_file: Option<PathBuf>,
+    /// The file for estimated workspaces.
+    pub(crate) unmeasured_file: Option<PathBuf>,
     began: Instant,
     state: Mutex<State>,
 }
@@ -110,6 +112,7 @@ impl Machine {
             inherits_context: AtomicBool::new(false),
             late_by: AtomicU64::new(0),
             leaks_file: folder.as_ref().map(|folder| folder.join(LEFT)),
+            unmeasured_file: folder.as_ref().map(|folder| folder.join(UNMEASURED)),
             began: Instant::now(),
             settings,
             state: Mutex::new(state),

@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_exec::launch::Launch;
@@ -13,9 +12,9 @@ use harness_exec::setup::Setup;
 use harness_exec::trials::observed::Ending;
 use harness_exec::trials::runner::RunnerError;
 use harness_explain::grid::EndingRecord;
-use harness_gpu_settings::gpus::{GPUS, Gpu};
 use serde::Serialize;
 
+use crate::device;
 use crate::error::CliError;
 use crate::exec::DEFAULT_GPU;
 use crate::exit::Exit;
@@ -27,8 +26,8 @@ pub(super) struct Options {
     /// error.
     #[arg(long, requires = "command", conflicts_with = "only")]
     pub(super) verify: bool,
-    /// With `--verify`: the simulated GPU.
-    #[arg(long, value_name = "NAME", requires = "verify", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    /// With `--verify`: the simulated GPU, as in `harness exec`.
+    #[arg(long, value_name = "GPU", requires = "verify", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
     gpu: String,
     /// With `--verify`: the program and its arguments.
     #[arg(last = true, requires = "verify", value_name = "COMMAND")]
@@ -52,8 +51,7 @@ impl Options {
     /// Runs the program. Its standard output goes to our standard error, because ours contains the advice.
     pub(super) fn run(&self, predicted: EndingRecord, memory: Bytes) -> Result<Verified, CliError> {
         let setup = Setup::of(&self.command, None)?;
-        let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness advise --help`");
-        let machine = Machine::Simulated(setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, memory));
+        let machine = Machine::Simulated(setup.settings(device::gpu(&self.gpu)?, memory));
         let (command, alloc_conf) = (&*self.command, Some(&*predicted.conf));
         let launch = Launch { command, machine: &machine, setup: &setup, alloc_conf, snapshot: false, ledger: None };
         terminal::message(format_args!("running the program with {} on a simulated GPU with {memory}", named(&predicted.conf)));

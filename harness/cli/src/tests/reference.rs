@@ -1,9 +1,10 @@
-//! Generates `harness/book/src/commands.md`, the command reference, from the definitions of the commands.
+//! Generates `harness/book/src/commands.md`, the command reference, from the definitions of the commands, and `gpus.md` from the table of GPUs.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use clap::{Arg, Command, CommandFactory as _};
+use harness_gpu_settings::gpus::{GPUS, Gpu};
 
 use crate::Cli;
 
@@ -67,13 +68,55 @@ fn entry(argument: &Arg) -> String {
     format!("- `{argument}`: {}{values}{default}\n", help.replace('<', "&lt;"))
 }
 
-#[test]
-fn the_command_reference_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../book/src/commands.md");
-    let reference = reference();
+const GPU_PAGE: &str = "# GPUs
+
+This page is generated from `harness/gpu-settings/src/gpus.tsv`. To renew it, run `UPDATE=1 cargo test -p harness --bin harness reference`.
+
+`harness exec --gpu NAME`, `gpu: NAME` in an `exec` step, and `--device-profile NAME` simulate these GPUs:
+
+```
+harness exec --gpu rtx4090-24 -- python train.py
+harness run my.yaml --device sim --device-profile a100-40-2g.10gb
+```
+
+The memory is what CUDA reports on Linux (`torch.cuda.mem_get_info()`). It is less than the total of `nvidia-smi`, and other driver versions report
+slightly different amounts: `--memory` overrides it. The last column is the source of the memory; *derived* figures are not measured. The table
+lacks GPUs without a published figure, such as B300 and the MIG instances of a B200.
+
+## Your own GPU
+
+`--gpu my-gpu.yaml` and `--device-profile my-gpu.yaml` take a file:
+
+";
+
+fn gpu_page() -> String {
+    let example = include_str!("../../../../scenarios/devices/my-gpu.yaml");
+    let mut page = format!("{GPU_PAGE}```yaml\n{example}```\n\n## Table\n\n");
+    page.push_str("| name | GPU | memory in bytes | compute capability | multiprocessors | L2 in MiB | source of the memory |\n|---|---|---:|---:|---:|---:|---|\n");
+    for gpu in GPUS.iter() {
+        let Gpu { name, device, memory, capability: (major, minor), multiprocessors, l2_cache, source, .. } = gpu;
+        let l2 = f64::from(*l2_cache) / f64::from(1 << 20);
+        writeln!(page, "| `{name}` | {device} | {} | {major}.{minor} | {multiprocessors} | {l2} | {source} |", memory.0)
+            .expect("a string takes all text");
+    }
+    page
+}
+
+fn assert_current(file: &str, page: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../book/src").join(file);
     if std::env::var_os("UPDATE").is_some_and(|update| update == "1") {
-        std::fs::write(&path, &reference).expect("the reference can be written");
+        std::fs::write(&path, page).expect("the page can be written");
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(committed == reference, "run `UPDATE=1 cargo test -p harness --bin harness reference`, and commit {}", path.display());
+    assert!(committed == page, "run `UPDATE=1 cargo test -p harness --bin harness reference`, and commit {}", path.display());
+}
+
+#[test]
+fn the_command_reference_is_current() {
+    assert_current("commands.md", &reference());
+}
+
+#[test]
+fn the_page_of_gpus_is_current() {
+    assert_current("gpus.md", &gpu_page());
 }

@@ -1,12 +1,12 @@
 use super::*;
 
 #[test]
-fn a_shipped_profile_is_found_by_name_or_file() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/devices/l4-24.yaml");
-    for profile in [Path::new("l4-24"), &file] {
-        let source = DeviceSource::simulated().with_profile(profile).expect("the profile is shipped");
+fn a_gpu_is_found_by_name_or_file() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/devices/my-gpu.yaml");
+    for (profile, memory) in [(Path::new("l4-24"), Bytes(23_570_219_008)), (&file, Bytes::mib(24_112))] {
+        let source = DeviceSource::simulated().with_profile(profile).expect("the GPU is known");
         let device = source.open().expect("a simulated device opens");
-        assert_eq!(device.info().total, Bytes(23_570_219_008), "{}", profile.display());
+        assert_eq!(device.info().total, memory, "{}", profile.display());
         assert!(device.info().fingerprint.cost_model.as_ref().is_some_and(|model| model.contains("costs not measured")));
         assert_eq!(source.arguments().last(), Some(&profile.into()), "the reproducing command");
     }
@@ -40,5 +40,7 @@ fn a_too_small_simulated_device_recommends_a_profile() {
         "100 GiB of device memory: the simulated device has 79.46 GiB of 80 GiB free; `--device-profile h200-141` simulates a device of \
              139.81 GiB, and `--memory` reduces the scenario's requirement"
     );
-    assert!(refusal(Bytes::gib(500)).ends_with("no shipped profile has this much memory; `--memory` reduces the scenario's requirement"));
+    assert!(
+        refusal(Bytes::gib(500)).ends_with("no GPU that harness knows has this much memory; `--memory` reduces the scenario's requirement")
+    );
 }

@@ -27,7 +27,7 @@ fn the_files_of_processes_form_a_record_and_truncated_ones_are_ignored() {
     }
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
     let record = Record::read(run.path(), End::Signal(9), &Machine::Simulated(settings)).unwrap();
-    assert_eq!((record.exit_code, record.signal, record.gpu.as_str()), (137, Some(9), GPUS[0].name));
+    assert_eq!((record.exit_code, record.signal, record.gpu.as_str()), (137, Some(9), &*GPUS[0].name));
     let processes: Vec<_> = record.processes.iter().map(|process| (process.pid, process.torch.is_some())).collect();
     assert_eq!(processes, [(9, true), (10, true), (11, false)]);
     let torch = record.processes[0].torch.as_ref().unwrap();

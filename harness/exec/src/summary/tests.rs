@@ -21,6 +21,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,
+        cudnn_workspace_bounds: [0; 2],
         slow_calls: Vec::new(),
         not_modelled: Vec::new(),
     }
@@ -32,7 +33,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
         Record {
             exit_code: 1,
             signal: None,
-            gpu: settings.gpu.name.to_owned(),
+            gpu: settings.gpu.name.clone(),
             settings: settings.to_string(),
             peak_held: vec![7 << 30],
             processes,
@@ -43,7 +44,8 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
 
 #[test]
 fn the_summary_of_one_process_omits_its_id() {
-    let (record, settings) = record(vec![process(7, None)]);
+    let process = Process { cudnn_workspace_bounds: [1 << 30, 1 << 20], ..process(7, None) };
+    let (record, settings) = record(vec![process]);
     insta::assert_snapshot!(simulated(&record, &settings));
 }
 

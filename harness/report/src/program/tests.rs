@@ -40,13 +40,14 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         torch: Some(torch),
         devices: vec![device],
         submitted: 40,
+        cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),
         not_modelled: vec!["cufileRead".to_owned()],
     };
     let record = Record {
         exit_code: 1,
         signal: None,
-        gpu: settings.gpu.name.to_owned(),
+        gpu: settings.gpu.name.clone(),
         settings: settings.to_string(),
         peak_held: vec![400 << 20],
         processes: vec![process],

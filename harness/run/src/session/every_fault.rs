@@ -20,7 +20,6 @@
 mod copies;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -69,15 +68,6 @@ impl FromStr for Chosen {
         match text {
             "each" => Ok(Self::Each),
             text => text.parse().map(Self::Different).map_err(|_| ChosenError(text.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for Chosen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Each => f.write_str("each"),
-            Self::Different(which) => which.fmt(f),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
 use crate::ending::by_case;
 use crate::metric::ReportKey;
-use harness_language::error::{Problem, named};
+use harness_language::error::{Problem, did_you_mean, quoted};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
@@ -145,7 +145,7 @@ impl StepFields<Exec> for ExecWire {
         })?;
         let folder = checker.declared.folder;
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
-        let gpu = self.gpu.as_ref().map(|name| named(name, ["GPU", "GPUs"], Gpu::named, GPUS.iter().map(|gpu| gpu.name)));
+        let gpu = self.gpu.as_ref().map(gpu);
         Ok(Exec {
             command: command.into_iter().map(|word| word.value).collect(),
             folder: folder.to_owned(),
@@ -169,6 +169,28 @@ fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String,
     }
     let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.at, "expected one value"))?;
     Ok((name.value.clone(), text.value))
+}
+
+fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
+    let unknown = || Problem::new(given.at, format!("unknown GPU `{}`", given.value)).help(similar_gpus(&given.value));
+    Gpu::named(&given.value).ok_or_else(unknown)
+}
+
+/// Advice for the name of an unknown GPU: GPUs whose name contains it, otherwise similar names, otherwise all without MIG instances.
+pub fn similar_gpus(name: &str) -> String {
+    let plain = |text: &str| text.to_lowercase().replace([' ', '-'], "");
+    let wanted = plain(name);
+    let is_similar = |gpu: &&Gpu| !wanted.is_empty() && (plain(&gpu.name).contains(&wanted) || plain(&gpu.device).contains(&wanted));
+    let similar: Vec<&str> = GPUS.iter().filter(is_similar).map(|gpu| &*gpu.name).take(6).collect();
+    let hint = match &*similar {
+        [] => did_you_mean(name, GPUS.iter().map(|gpu| &*gpu.name)),
+        similar => format!("did you mean {}? ", quoted(similar, ", ")),
+    };
+    if hint.is_empty() {
+        let whole: Vec<&str> = GPUS.iter().map(|gpu| &*gpu.name).filter(|name| !name.ends_with("gb")).collect();
+        return format!("GPUs: {}, and MIG instances such as `a100-40-1g.5gb`", quoted(&whole, ", "));
+    }
+    format!("{hint}the page \"GPUs\" of the guide lists all {}", GPUS.len())
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {

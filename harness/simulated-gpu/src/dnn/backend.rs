@@ -1,7 +1,7 @@
 //! The backend of cuDNN: objects with attributes. The frontend builds plans for convolutions and attention from them.
 //!
 //! Every graph of operations has three plans, with the workspaces W, W/2 and zero. Real workspaces depend on the algorithm; W is a model, see
-//! [`CudnnWorkspace`].
+//! [`harness_gpu_settings::workspaces`].
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use harness_gpu_settings::ffi::{Out, write};
 
 use super::answer;
+use crate::calls::append;
 use crate::world::machine;
-use harness_gpu_settings::settings::CudnnWorkspace;
+use harness_gpu_settings::workspaces::{Convolution, Direction, Element, Workspace, round_up};
 
 /// Numbers of `cudnnBackendDescriptorType_t` (cudnn_graph.h of cuDNN 9).
 mod kind {
@@ -27,6 +28,8 @@ mod kind {
 
 /// Numbers of `cudnnBackendAttributeName_t`.
 mod attribute {
+    /// Stride, padding in front, dilation.
+    pub(super) const GEOMETRY: [i32; 3] = [103, 105, 102];
     pub(super) const HEURISTIC_GRAPH: i32 = 201;
     pub(super) const HEURISTIC_RESULTS: i32 = 202;
     pub(super) const CONFIG_ENGINE: i32 = 300;
@@ -45,8 +48,6 @@ mod attribute {
 const OBJECTS: i32 = 15;
 /// Plans per graph.
 const PLANS: usize = 3;
-/// Sizes of tensors are rounded up to multiples of this.
-const ALIGNMENT: i64 = 512;
 
 /// A reference to a backend object. Programs have pointers to shared objects.
 type Handle = Arc<Object>;
@@ -88,17 +89,15 @@ impl Object {
         self.state().values.get(&number).and_then(|bytes| Some(i32::from_le_bytes(*bytes.first_chunk()?)))
     }
 
-    /// Bytes of a tensor in the model.
-    fn tensor_bytes(&self) -> i64 {
-        let elements: i64 = self.numbers(attribute::TENSOR_SIZES).iter().product();
+    fn element(&self) -> Element {
         // Numbers of `cudnnDataType_t`.
-        let element = match self.number(attribute::TENSOR_TYPE) {
-            Some(1 | 11) => 8,
-            Some(2 | 9 | 18) => 2,
-            Some(3 | 5 | 12..=14) => 1,
-            _ => 4,
-        };
-        elements * element
+        match self.number(attribute::TENSOR_TYPE) {
+            Some(1 | 11) => Element::Double,
+            Some(2 | 18) => Element::Half,
+            Some(9) => Element::Bfloat16,
+            Some(3 | 5 | 12..=14) => Element::Byte,
+            _ => Element::Float,
+        }
     }
 
     fn is_channels_last(&self) -> bool {
@@ -106,12 +105,22 @@ impl Object {
         strides.get(1) == Some(&1) && sizes.get(1).is_some_and(|channels| *channels > 1)
     }
 
+    /// The convolutions of this graph with their workspaces.
+    fn workspaces(&self) -> Vec<(Convolution, Workspace)> {
+        let settings = &machine().settings;
+        let operations = self.objects(attribute::GRAPH_OPERATIONS);
+        let convolutions = operations.iter().filter_map(|operation| operation.convolution());
+        convolutions
+            .map(|convolution| {
+                let workspace = settings.cudnn_workspace.of(&convolution, settings.gpu.capability);
+                (convolution, workspace)
+            })
+            .collect()
+    }
+
     /// The workspace of a plan for this graph of operations.
     fn workspace(&self, plan: usize) -> i64 {
-        if machine().settings.cudnn_workspace == CudnnWorkspace::None {
-            return 0;
-        }
-        let whole: i64 = self.objects(attribute::GRAPH_OPERATIONS).iter().map(|operation| operation.convolution_workspace()).sum();
+        let whole = self.workspaces().iter().map(|(_, workspace)| workspace.bytes).sum();
         match plan {
             0 => whole,
             1 => round_up(whole / 2),
@@ -119,26 +128,40 @@ impl Object {
         }
     }
 
-    /// The workspace of a convolution. The attributes are filter, input and output.
-    fn convolution_workspace(&self) -> i64 {
-        let (filter, input, output) = match self.kind {
-            kind::FORWARD => (703, 704, 705),
-            kind::FILTER_GRADIENT => (715, 716, 717),
-            kind::DATA_GRADIENT => (709, 710, 711),
-            _ => return 0,
+    /// Notes the estimates among the workspaces of this graph.
+    fn note_estimates(&self) {
+        let machine = machine();
+        for (convolution, Workspace { bytes, least, most }) in self.workspaces() {
+            if least < most {
+                machine.counters.note_workspace(bytes.abs_diff(least), most.abs_diff(bytes));
+                if let Some(path) = &machine.unmeasured_file {
+                    append(path, &convolution.row(machine.settings.gpu.capability, bytes));
+                }
+            }
+        }
+    }
+
+    /// The convolution, if the operation is one. The attributes are descriptor, filter, input and output.
+    fn convolution(&self) -> Option<Convolution> {
+        let (direction, [descriptor, filter, input, output]) = match self.kind {
+            kind::FORWARD => (Direction::Forward, [702, 703, 704, 705]),
+            kind::FILTER_GRADIENT => (Direction::FilterGradient, [714, 715, 716, 717]),
+            kind::DATA_GRADIENT => (Direction::DataGradient, [708, 709, 710, 711]),
+            _ => return None,
         };
         let tensor = |number: i32| self.objects(number).into_iter().next();
-        let bytes = |tensor: &Option<Handle>| tensor.as_ref().map_or(0, |tensor| tensor.tensor_bytes());
-        let (filter, input, output) = (tensor(filter), tensor(input), tensor(output));
-        let channels_last = input.as_ref().is_some_and(|input| input.is_channels_last());
-        let operands = if channels_last { 0 } else { round_up(bytes(&input)) + round_up(bytes(&filter)) + round_up(bytes(&output)) };
-        let gradient = if self.kind == kind::FILTER_GRADIENT { 4 * bytes(&filter) } else { 0 };
-        operands + gradient
+        let (filter, input, output) = (tensor(filter)?, tensor(input)?, tensor(output)?);
+        let sizes = |tensor: &Object| tensor.numbers(attribute::TENSOR_SIZES);
+        Some(Convolution {
+            direction,
+            input: sizes(&input),
+            filter: sizes(&filter),
+            output: sizes(&output),
+            element: input.element(),
+            channels_last: input.is_channels_last(),
+            geometry: attribute::GEOMETRY.map(|number| tensor(descriptor).map_or_else(Vec::new, |descriptor| descriptor.numbers(number))),
+        })
     }
-}
-
-const fn round_up(bytes: i64) -> i64 {
-    (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
 }
 
 /// Bytes per element, by `cudnnBackendAttributeType_t`.
@@ -275,13 +298,18 @@ fn get_numbers(object: &Object, number: i32, into: &mut [u8]) -> i64 {
         into[..len].copy_from_slice(&bytes[..len]);
         1
     };
-    let workspace = |config: &Object| of_config(config).map_or(0, |(graph, plan)| graph.workspace(plan));
     match (object.kind, number) {
         (kind::PLAN, attribute::PLAN_WORKSPACE) => {
             let config = object.objects(attribute::PLAN_CONFIG).into_iter().next();
-            write(&config.map_or(0, |config| workspace(&config)).to_le_bytes())
+            let plan = config.as_deref().and_then(of_config);
+            if let Some((graph, 0)) = &plan {
+                graph.note_estimates();
+            }
+            write(&plan.map_or(0, |(graph, plan)| graph.workspace(plan)).to_le_bytes())
         }
-        (kind::ENGINE_CONFIG, attribute::CONFIG_WORKSPACE) => write(&workspace(object).to_le_bytes()),
+        (kind::ENGINE_CONFIG, attribute::CONFIG_WORKSPACE) => {
+            write(&of_config(object).map_or(0, |(graph, plan)| graph.workspace(plan)).to_le_bytes())
+        }
         // The frontend compares it with a limit, even if it is not written.
         (kind::ENGINE_CONFIG, attribute::CONFIG_SHARED_MEMORY) => write(&0_i32.to_le_bytes()),
         (kind::ENGINE, attribute::ENGINE_INDEX) => write(&0_i64.to_le_bytes()),

@@ -14,7 +14,7 @@ use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::jobs::{self, Recovered};
+use super::jobs::{self, DeviceIndex, Recovered};
 use super::kind::{self, Kind};
 use super::shrink::UNWRITTEN;
 use super::{device, simulated, terminal};
@@ -36,6 +36,8 @@ pub(super) struct Import {
     /// The device's memory [default: the memory in the recording, else the memory that the program reserves].
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    device: DeviceIndex,
     /// The scenario file to write. The trace goes into the same folder.
     #[arg(long, value_name = "FILE.yaml")]
     out: PathBuf,
@@ -47,7 +49,7 @@ impl Import {
             let message = format!("{}: the name of a scenario file must end in .yaml", self.out.display());
             return Err(CliError::input(message, "name it as in `--out scenarios/our_training.yaml`").into());
         }
-        Program::read(&self.snapshot, self.memory)?.write(&self.out, &self.snapshot)?;
+        Program::read(&self.snapshot, self.memory, &self.device)?.write(&self.out, &self.snapshot)?;
         Ok(Exit::Passed)
     }
 }
@@ -79,16 +81,16 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    fn read(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
-        let Recovered { snapshot, job, .. } = jobs::read(path, memory)?;
+    fn read(path: &Path, memory: Option<Bytes>, device: &DeviceIndex) -> Result<Self, CliError> {
+        let Recovered { about_device, snapshot, job, .. } = jobs::read(path, memory, device)?;
+        about_device.iter().for_each(terminal::message);
         let memory = match memory.or(job.memory) {
             Some(memory) => memory,
             None => reserved(path, &job)?,
         };
         let mut about = format!("The allocations and frees of a PyTorch program, as recorded in {}.", file_name(path));
-        for note in &job.notes {
-            about += &format!("\n\nNote: {note}.");
-        }
+        about.extend(about_device.is_some().then(|| format!(" Of several devices, it contains device {}.", job.device)));
+        about.extend(job.notes.iter().map(|note| format!("\n\nNote: {note}.")));
         Ok(Self::of_job(about, &job, &snapshot, memory))
     }
 
@@ -151,7 +153,7 @@ fn file_name(path: &Path) -> String {
 /// Turns a snapshot or a trace into a scenario with one step, in which every request must succeed; `None` for other files.
 pub(crate) fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
     let program = match kind::of(path)? {
-        Kind::Pickle => Program::read(path, memory),
+        Kind::Pickle => Program::read(path, memory, &DeviceIndex::default()),
         Kind::Trace => Program::of_trace(path, memory),
         Kind::Recording | Kind::RmmLog => return None,
     };

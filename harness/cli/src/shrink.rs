@@ -21,7 +21,7 @@ use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::jobs::{self, Recovered};
+use super::jobs::{self, DeviceIndex, Recovered};
 use super::kind::{self, Kind};
 use super::{device, interrupt, simulated, terminal};
 
@@ -65,6 +65,8 @@ pub(super) struct Shrink {
     /// The device's memory, for a trace or for a snapshot that does not contain it.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    device: DeviceIndex,
     /// The settings for a trace or a snapshot, in the format of PYTORCH_ALLOC_CONF [default: the recorded settings]. With `--preserve conf-differs`,
     /// also the settings to compare with.
     #[arg(long = "alloc-conf", value_name = "CONF")]
@@ -152,7 +154,8 @@ impl Shrink {
     }
 
     fn of_snapshot(&self) -> Result<Given, CliError> {
-        let Recovered { snapshot, job, .. } = jobs::read(&self.file, self.memory)?;
+        let Recovered { about_device, snapshot, job, .. } = jobs::read(&self.file, self.memory, &self.device)?;
+        about_device.iter().for_each(terminal::message);
         let memory = jobs::required(self.memory.or(job.memory), &self.file, "the recording")?;
         let (plain, names) = (plain(&job, PendingFrees::AsRecorded), Sites::new(&snapshot, job.device));
         let sites = (0..plain.events.len()).map(|event| plain.site(event, &job, &names).map(str::to_owned)).collect();

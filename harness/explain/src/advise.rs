@@ -52,9 +52,10 @@ impl<'e> Advice<'e> {
         Some(Self { own, is_complete, verdict })
     }
 
-    pub fn recommended(&self) -> Option<&'e str> {
+    /// The result with the recommended settings.
+    pub fn recommended(&self) -> Option<&'e Ending> {
         match self.verdict {
-            Verdict::Fits(best) | Verdict::Saves(best) => Some(&best.configuration.name),
+            Verdict::Fits(best) | Verdict::Saves(best) => Some(best),
             Verdict::Fine | Verdict::Nothing { .. } => None,
         }
     }

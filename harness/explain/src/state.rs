@@ -4,6 +4,7 @@
 //! Events contain the requested size of a block, not its actual size. The actual size depends on the rounding settings and on the
 //! memory after the block: a remainder that is too small is not split off.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use harness_allocator::allocator::caching::Config;
@@ -124,19 +125,18 @@ impl<'a> History<'a> {
         self.freed[event]
     }
 
-    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example of cuDNN.
+    /// Finds a moment.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
-        let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
-        let is_fatal = |oom: &usize| !self.events[*oom..].iter().any(|event| event.action == Action::Alloc);
+        let last_oom = || self.events.iter().rposition(|event| event.action == Action::Oom);
         let (at, event) = match at {
-            At::Automatic => match last_oom.filter(is_fatal) {
+            At::Automatic => match fatal_oom(self.events) {
                 Some(oom) => (MomentKind::Oom, Some(oom)),
                 None => (MomentKind::End, events.checked_sub(1)),
             },
             At::End => (MomentKind::End, events.checked_sub(1)),
             At::Oom | At::Peak | At::Event(_) if events == 0 => return Err(MomentError::NoEvents { device }),
-            At::Oom => (MomentKind::Oom, Some(last_oom.ok_or(MomentError::NoOom { device })?)),
+            At::Oom => (MomentKind::Oom, Some(last_oom().ok_or(MomentError::NoOom { device })?)),
             At::Peak => (MomentKind::Peak, self.peak()),
             At::Event(event) if event >= events => return Err(MomentError::NoSuchEvent { event, device, events }),
             At::Event(event) => {
@@ -216,6 +216,20 @@ impl<'a> History<'a> {
     fn rounded(&self, requested: Bytes) -> Bytes {
         self.config.round(requested.get()).map_or(requested, Bytes)
     }
+}
+
+/// The OOM that ended the program: no allocation follows it. Programs catch many OOMs, for example of cuDNN.
+fn fatal_oom(events: &[Event]) -> Option<usize> {
+    events.iter().rposition(|event| matches!(event.action, Action::Oom | Action::Alloc)).filter(|&last| events[last].action == Action::Oom)
+}
+
+/// One of several devices: one that ran out of memory at its end, else the one with the most reserved memory. Also returns whether it ran
+/// out of memory.
+pub fn main_device(snapshot: &Snapshot, devices: &[u32]) -> Option<(u32, bool)> {
+    let has_failed = |device| fatal_oom(snapshot.events_of(device)).is_some();
+    let reserved = |device| snapshot.segments_of(device).map(|segment| segment.size).sum::<Bytes>();
+    let main = devices.iter().copied().max_by_key(|&device| (has_failed(device), reserved(device), Reverse(device)))?;
+    Some((main, has_failed(main)))
 }
 
 /// The events of each freed block, and of the blocks that remain.

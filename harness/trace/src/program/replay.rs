@@ -174,7 +174,7 @@ impl Prepared<'_> {
         let live = live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
             Ok(allocation) => Ok(allocation),
             Err(AllocatorError::Device(source)) => Err(ProgramError::Replay { operation: 0, source }),
-            Err(_) => Err(ProgramError::TooLittleMemory { memory: setup.memory, held: self.program.reserved_at_start() }),
+            Err(_) => Err(ProgramError::DoNotFit { memory: setup.memory }),
         });
         let live = live.collect::<Result<_, _>>()?;
         Ok((allocator, live))

@@ -59,7 +59,16 @@ impl Doctor {
         let findings = asked.unwrap_or_else(|error| Err(format!("the driver was not called: this program cannot start itself: {error}")));
         let findings = findings.unwrap_or_else(Findings::without);
         self.format.print(&findings, || findings.text())?;
-        Ok(if self.require_gpu && !findings.has_gpu() { Exit::Device } else { Exit::Passed })
+        let has_gpu = findings.devices.iter().any(|device| device.opens != Some(false));
+        Ok(if self.require_gpu && !has_gpu { Exit::Device } else { Exit::Passed })
+    }
+
+    fn look(&self) {
+        let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
+        waits_for("the CUDA driver and NVML to list the GPUs");
+        let probe = machine::probe();
+        let findings = Findings::new(&probe, !self.no_open, waits_for);
+        Message::Found(findings).send();
     }
 }
 
@@ -75,16 +84,6 @@ impl Message {
     fn send(&self) {
         let mut out = io::stdout().lock();
         let _ = serde_json::to_string(self).map(|line| writeln!(out, "{line}").and_then(|()| out.flush()));
-    }
-}
-
-impl Doctor {
-    fn look(&self) {
-        let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
-        waits_for("the CUDA driver and NVML to list the GPUs");
-        let probe = machine::probe();
-        let findings = Findings::new(&probe, !self.no_open, waits_for);
-        Message::Found(findings).send();
     }
 }
 
@@ -194,10 +193,6 @@ impl Findings {
             conclusion: "scenarios run only with `--device sim`, which does not call the driver".to_owned(),
             ..Self::default()
         }
-    }
-
-    fn has_gpu(&self) -> bool {
-        self.devices.iter().any(|device| device.opens != Some(false))
     }
 
     fn text(&self) -> String {

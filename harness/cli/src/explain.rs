@@ -120,7 +120,7 @@ impl Explain {
             let message = format!("{}: the snapshot has neither segments nor events", path.display());
             return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees its memory"));
         }
-        self.device.map_or(Ok(()), |device| jobs::check_device(path, device, &devices))?;
+        self.device.map_or(Ok(()), |device| jobs::check_device(path, "device", device, &devices))?;
         let name = |device: u32| {
             let file = path.display().to_string();
             if devices.len() > 1 { format!("{file} (device {device})") } else { file }

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use harness_allocator::units::Bytes;
 use harness_base::packed;
+use harness_explain::grid::UNLIMITED;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
 use harness_scenario::Scenario;
-use harness_trace::program::RecordedProgram;
+use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
@@ -139,10 +140,8 @@ impl Program {
 
 /// The memory that a program reserves on a device without a limit.
 fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
-    use harness_explain::grid::{Configuration, Grid, UNLIMITED};
-    let own = Configuration { name: String::new(), allocator: harness_allocator::allocator::AllocatorSpec::caching(job.config.clone()) };
-    let prepared = job.prepare().map_err(|error| jobs::of_job(path, &error))?;
-    let replayed = Grid::new(&prepared, UNLIMITED).replay(&own, UNLIMITED).map_err(|error| jobs::of_job(path, &error))?;
+    let setup = Setup { memory: UNLIMITED, placement: Placement::Rising, ..job.recorded_setup() };
+    let replayed = job.prepare().and_then(|prepared| prepared.replay(&setup)).map_err(|error| jobs::of_job(path, &error))?;
     Ok(Bytes(replayed.stats.reserved_bytes.all.peak.next_multiple_of(2 << 20)))
 }
 

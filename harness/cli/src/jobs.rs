@@ -28,7 +28,7 @@ impl DeviceIndex {
     /// Returns the chosen device, and if `known` has several, a sentence about the choice.
     fn choose(&self, path: &Path, snapshot: &Snapshot, known: &[u32]) -> Result<Option<(u32, Option<String>)>, CliError> {
         if let Some(device) = self.device {
-            check_device(path, device, known)?;
+            check_device(path, "events of device", device, known)?;
         }
         let has_several = known.len() > 1;
         Ok(match self.device {
@@ -43,11 +43,11 @@ impl DeviceIndex {
 }
 
 /// Rejects a device about which a snapshot contains nothing.
-pub(crate) fn check_device(path: &Path, device: u32, known: &[u32]) -> Result<(), CliError> {
+pub(crate) fn check_device(path: &Path, what: &str, device: u32, known: &[u32]) -> Result<(), CliError> {
     if known.contains(&device) {
         return Ok(());
     }
-    let message = format!("{}: the snapshot does not contain device {device}", path.display());
+    let message = format!("{}: the snapshot does not contain {what} {device}", path.display());
     Err(CliError::input(message, format!("choose another `--device`: the snapshot contains {}", listed(known))))
 }
 

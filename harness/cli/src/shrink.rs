@@ -302,22 +302,20 @@ const fn stopped(is_stopped: bool) -> &'static str {
 }
 
 fn of_scenario(error: ReduceError) -> CliError {
-    let help = match &error {
-        ReduceError::Invalid(_) | ReduceError::Device(_) | ReduceError::NotConfirmed { .. } => String::new(),
-        ReduceError::Passes { .. } => {
-            "`harness run` shows the result of each configuration; a failure that needs a real GPU cannot be reduced".to_owned()
-        }
-        ReduceError::NoSuchArm { arm, arms, .. } => choices(arm, "configurations", arms.iter().map(String::as_str)),
-        ReduceError::NotRun { .. } => "only scenarios for the simulated device can be reduced".to_owned(),
-        ReduceError::TimeLimit { .. } => "give the step a longer `timeout`".to_owned(),
-    };
+    let message = error.to_string();
     match error {
         ReduceError::Invalid(error) => error.into(),
         ReduceError::Device(error) => error.into(),
-        ReduceError::NotConfirmed { .. } => {
-            CliError::internal(error.to_string(), "this is a bug in the harness: report it with the scenario")
+        ReduceError::NotConfirmed { .. } => CliError::internal(message, "this is a bug in the harness: report it with the scenario"),
+        ReduceError::Passes { .. } => {
+            let help = "`harness run` shows the result of each configuration; a failure that needs a real GPU cannot be reduced";
+            CliError::input(message, help)
         }
-        error => CliError::input(error.to_string(), help),
+        ReduceError::NoSuchArm { arm, arms, .. } => {
+            CliError::input(message, choices(&arm, "configurations", arms.iter().map(String::as_str)))
+        }
+        ReduceError::NotRun { .. } => CliError::input(message, "only scenarios for the simulated device can be reduced"),
+        ReduceError::TimeLimit { .. } => CliError::input(message, "give the step a longer `timeout`"),
     }
 }
 

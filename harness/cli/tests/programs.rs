@@ -264,11 +264,11 @@ fn of_several_devices_the_one_that_ran_out_of_memory_is_chosen() {
     assert!(explained.contains("\ntwo.pickle (device 1): out of memory"), "{explained}");
     let explained = text(&run(&["explain", "--device", "0"]).stdout);
     assert!(explained.starts_with("two.pickle (device 0): ") && !explained.contains("device 1"), "{explained}");
-    for command in ["advise", "shrink", "explain"] {
+    for (command, what) in [("advise", "events of device 2"), ("shrink", "events of device 2"), ("explain", "device 2")] {
         let refused = run(&[command, "--device", "2"]);
         let message = text(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{message}");
-        assert!(message.contains("the snapshot does not contain device 2") && message.contains("contains 0, 1"), "{message}");
+        assert!(message.contains(&format!("the snapshot does not contain {what}")) && message.contains("contains 0, 1"), "{message}");
     }
 }
 

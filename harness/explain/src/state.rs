@@ -11,12 +11,9 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_trace::program::{EarlierSegments, UnmappedPools};
+use harness_trace::program::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
-
-/// The largest remainder that is not split off a large block, as in [`Config`].
-const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum At {
@@ -125,7 +122,6 @@ impl<'a> History<'a> {
         self.freed[event]
     }
 
-    /// Finds a moment.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
         let last_oom = || self.events.iter().rposition(|event| event.action == Action::Oom);
@@ -155,8 +151,7 @@ impl<'a> History<'a> {
         if later.iter().all(|event| matches!(event.action, Action::Snapshot | Action::Oom)) {
             return State { segments: self.last.iter().map(|&segment| segment.clone()).collect(), origins: self.origins.clone() };
         }
-        let sizes = self.sizes();
-        let mut rewind = Rewind::new(self, sizes);
+        let mut rewind = Rewind::new(self, self.sizes());
         (kept..self.events.len()).rev().for_each(|event| rewind.undo(event));
         rewind.state()
     }
@@ -184,7 +179,7 @@ impl<'a> History<'a> {
         for (index, event) in self.events.iter().enumerate().rev() {
             allocated[index] = current;
             match event.action {
-                Action::Alloc => current = current.saturating_sub(sizes.of(index, event)),
+                Action::Alloc => current = current.saturating_sub(sizes.allocated_by(index).unwrap_or(event.size)),
                 Action::FreeRequested => current += self.size_of_freed(&sizes, index),
                 _ => {}
             }
@@ -202,15 +197,13 @@ impl<'a> History<'a> {
     pub fn sizes(&self) -> Sizes {
         let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
         (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
-        rewind.sizes_at_start()
+        let before = rewind.live.iter().map(|(&address, live)| (address, rewind.size_of(live).get())).collect();
+        Sizes { before, ..rewind.sizes }
     }
 
     fn size_of_freed(&self, sizes: &Sizes, free: usize) -> Bytes {
         let event = &self.events[free];
-        match self.freed(free).allocated {
-            Some(alloc) => sizes.of(alloc as usize, event),
-            None => sizes.before.get(&event.address).copied().map_or_else(|| self.rounded(event.size), Bytes),
-        }
+        sizes.known(self.freed(free).allocated, event.address).unwrap_or_else(|| self.rounded(event.size))
     }
 
     fn rounded(&self, requested: Bytes) -> Bytes {
@@ -270,11 +263,9 @@ impl Sizes {
         self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
 
-    fn of(&self, alloc: usize, event: &Event) -> Bytes {
-        match self.of_event[alloc] {
-            0 => event.size,
-            size => Bytes(size),
-        }
+    /// The size of a block, by the event that allocated it, or else by its address before the first event.
+    fn known(&self, allocated: Option<u32>, address: u64) -> Option<Bytes> {
+        allocated.map_or_else(|| self.before(address), |event| self.allocated_by(event as usize))
     }
 }
 
@@ -307,16 +298,15 @@ impl<'h, 'a> Rewind<'h, 'a> {
     fn undo(&mut self, index: usize) {
         let event = &self.history.events[index];
         match event.action {
-            Action::Alloc => self.undo_alloc(index, event),
+            Action::Alloc => {
+                if let Some(live) = self.live.remove(&event.address) {
+                    self.sizes.of_event[index] = self.size_of(&live).get();
+                }
+            }
             Action::FreeCompleted => self.bring_back(index, event, BlockState::PendingFree),
             Action::FreeRequested => self.bring_back(index, event, BlockState::Allocated),
             _ => self.earlier.undo(event, &self.history.unmapped_pools, PoolId::default),
         }
-    }
-
-    fn undo_alloc(&mut self, index: usize, event: &Event) {
-        let Some(live) = self.live.remove(&event.address) else { return };
-        self.sizes.of_event[index] = self.size_of(&live).get();
     }
 
     fn size_of(&self, Live { block, is_exact, .. }: &Live) -> Bytes {
@@ -334,17 +324,13 @@ impl<'h, 'a> Rewind<'h, 'a> {
         let next = self.live.range(address + 1..segment_end).next().map_or(segment_end, |(&next, _)| next);
         let rest = next.saturating_sub(end);
         let is_oversize = self.history.config.max_split_size.is_some_and(|max| size >= max);
-        if rest <= LARGEST_UNSPLIT_REMAINDER || is_oversize { Bytes(rest) } else { Bytes::ZERO }
+        if rest <= LARGEST_REMAINDER || is_oversize { Bytes(rest) } else { Bytes::ZERO }
     }
 
     fn bring_back(&mut self, index: usize, event: &Event, state: BlockState) {
         let history = self.history;
         let Origin { allocated, freed } = history.freed(index);
-        let known = match allocated {
-            Some(alloc) => Some(self.sizes.of_event[alloc as usize]),
-            None => self.sizes.before.get(&event.address).copied(),
-        };
-        let known = known.filter(|&size| size > 0).map(Bytes);
+        let known = self.sizes.known(allocated, event.address);
         let freed = freed.filter(|_| state == BlockState::PendingFree);
         let stack = allocated.map_or(StackId::EMPTY, |alloc| history.events[alloc as usize].stack);
         let live = self.live.entry(event.address).or_insert_with(|| {
@@ -356,24 +342,12 @@ impl<'h, 'a> Rewind<'h, 'a> {
         live.origin.freed = freed;
     }
 
-    fn sizes_at_start(mut self) -> Sizes {
-        self.sizes.before = self.live.iter().map(|(&address, live)| (address, self.size_of(live).get())).collect();
-        self.sizes
-    }
-
     fn state(self) -> State {
         let Self { earlier: EarlierSegments { by_address: mut segments, .. }, live, .. } = self;
         let origins = live.iter().map(|(&address, block)| (address, block.origin)).collect();
         for segment in segments.values_mut() {
-            let end = segment.address + segment.size.get();
-            let mut at = segment.address;
-            for (&address, Live { block, .. }) in live.range(segment.address..end) {
-                segment.blocks.extend(Block::free(at, address.min(end)));
-                let size = block.size.get().min(end - address);
-                segment.blocks.push(Block { size: Bytes(size), extra: ExtraId::NONE, ..*block });
-                at = address + size;
-            }
-            segment.blocks.extend(Block::free(at, end));
+            let inside = live.range(segment.address..segment.address + segment.size.get());
+            segment.fill(inside.map(|(_, live)| Block { extra: ExtraId::NONE, ..live.block }));
         }
         State { segments: segments.into_values().collect(), origins }
     }

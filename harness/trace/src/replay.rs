@@ -378,7 +378,7 @@ fn compare_snapshots(recorded: &serde_json::Value, replayed: &serde_json::Value)
         return None;
     }
     let text = |segments: &serde_json::Value, index: usize| segments.get(index).map(ToString::to_string).unwrap_or_default();
-    let segments = [recorded, replayed].map(|value| value.as_array().map_or(0, Vec::len)).into_iter().max().unwrap_or_default();
-    let segment = (0..segments).find(|&index| recorded.get(index) != replayed.get(index)).unwrap_or_default();
+    let same = |index: &usize| recorded.get(index).is_some() && recorded.get(index) == replayed.get(index);
+    let segment = (0..).take_while(same).count();
     Some(Difference::Snapshot { segment, recorded: text(recorded, segment), replayed: text(replayed, segment) })
 }

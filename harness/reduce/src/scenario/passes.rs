@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use harness_scenario::Scenario;
 
-use super::document::{Document, Map, Node, StepNode};
+use super::document::{Document, Map, Node, StepNode, value};
 use super::search::Search;
 use super::values::words;
 use crate::delta::{self, Flow};
@@ -164,13 +164,10 @@ impl Search<'_> {
 fn of_arm(node: &Node, arm: &str, arms: &[String]) -> Node {
     let Node::Map(map) = node else { return node.clone() };
     let has_only = |known: &dyn Fn(&str) -> bool| !map.is_empty() && map.iter().all(|(key, _)| known(key));
-    let of = |key: &str| map.iter().find(|(name, _)| name == key).map(|(_, node)| node);
-    let chosen = if has_only(&|key| ["simulated", "gpu"].contains(&key)) {
-        of("simulated")
-    } else if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) {
-        of(arm).or_else(|| of("others"))
-    } else {
-        None
+    let chosen = match () {
+        () if has_only(&|key| ["simulated", "gpu"].contains(&key)) => value(map, "simulated"),
+        () if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) => value(map, arm).or_else(|| value(map, "others")),
+        () => None,
     };
     chosen.map_or_else(|| node.clone(), |chosen| of_arm(chosen, arm, arms))
 }

@@ -62,8 +62,7 @@ pub(super) enum Early {
 
 /// Replays a trace with these settings and returns the failed requests. `may_fail` decides by operation and id.
 pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) -> bool) -> Result<Vec<Refused>, Early> {
-    let Case { events, memory, .. } = case;
-    let memory = *memory;
+    let Case { ref events, memory, .. } = *case;
     let mut device = SimDevice::new(SimConfig::replay(memory));
     let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
     let config = Config { quirks: Quirks::Torch211, ..config.clone() };
@@ -115,13 +114,8 @@ fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Opt
     let waiting = active.saturating_sub(allocated);
     match requested {
         _ if requested <= room => Failure::Rounding,
-        _ if requested <= room + cached => {
-            if cached >= room {
-                Failure::Fragmented
-            } else {
-                Failure::DeviceShort
-            }
-        }
+        _ if requested <= room + cached && cached >= room => Failure::Fragmented,
+        _ if requested <= room + cached => Failure::DeviceShort,
         _ if requested <= room + cached + waiting => Failure::PendingFree,
         _ if requested <= free + cached => Failure::Fraction,
         _ if requested <= memory => Failure::TooLarge,

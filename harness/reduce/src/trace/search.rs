@@ -33,20 +33,19 @@ impl<'a, 'w> Search<'a, 'w> {
     pub(super) fn of_oom(case: Case, goal: &Goal, watch: &'a mut Watch<'w>) -> Result<Self, ShrinkError> {
         let (mut case, mut origins) = settled(case);
         let replay = |config: &Config| match run(&case, config, &|_, _| true) {
-            Ok(refused) => Ok(refused),
             Err(Early::Trace(why)) => Err(ShrinkError::Trace(why)),
-            Err(Early::Refused) => Ok(Vec::new()),
+            refused => Ok(refused.unwrap_or_default()),
         };
         let own = replay(&case.config)?;
         let (refused, fails_under_its_own, other) = match goal {
             Goal::Oom => (own, true, None),
-            Goal::ConfDiffers(other) => match (own, replay(other)?) {
-                (own, others) if own.is_empty() == others.is_empty() => {
-                    return Err(ShrinkError::EndsAlike { both_fail: !own.is_empty() });
+            Goal::ConfDiffers(other) => {
+                let (others, fails) = (replay(other)?, !own.is_empty());
+                if fails != others.is_empty() {
+                    return Err(ShrinkError::EndsAlike { both_fail: fails });
                 }
-                (own, others) if own.is_empty() => (others, false, Some(other.clone())),
-                (own, _) => (own, true, Some(other.clone())),
-            },
+                (if fails { own } else { others }, fails, Some(other.clone()))
+            }
         };
         let Some((last, before)) = refused.split_last() else { return Err(ShrinkError::Fits { memory: case.memory }) };
         case.events.truncate(last.operation + 1);
@@ -61,16 +60,8 @@ impl<'a, 'w> Search<'a, 'w> {
         let (case, origins) = settled(case);
         let audited = Audited::new(&case, engine)?;
         let invariant = audited.violated(&case).ok_or(ShrinkError::Holds { memory: case.memory })?;
-        let best = Shrunk {
-            case,
-            other: None,
-            failure: Failure::Violates(invariant),
-            fails_under_its_own: true,
-            may_fail: BTreeSet::new(),
-            origins,
-            replays: 0,
-            is_stopped: false,
-        };
+        let (failure, may_fail) = (Failure::Violates(invariant), BTreeSet::new());
+        let best = Shrunk { case, other: None, failure, fails_under_its_own: true, may_fail, origins, replays: 0, is_stopped: false };
         Ok(Self { best, audited: Some(audited), replays: 0, watch })
     }
 
@@ -202,10 +193,9 @@ impl<'a, 'w> Search<'a, 'w> {
     fn resized(&self, of: u64, new: Bytes) -> Shrunk {
         let mut candidate = self.best.clone();
         for event in &mut candidate.case.events {
-            if let TraceEvent::Allocate { id, size, .. } = event
-                && *id == of
-            {
-                *size = new;
+            match event {
+                TraceEvent::Allocate { id, size, .. } if *id == of => *size = new,
+                _ => {}
             }
         }
         candidate

@@ -23,7 +23,7 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
-pub use self::start::{EarlierSegments, UnmappedPools};
+pub use self::start::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 pub use self::watch::{DriverCall, Step};
 use crate::execute::PrepareError;
 use crate::snapshot::{Block, PoolId, Segment, StackId};

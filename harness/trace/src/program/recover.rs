@@ -36,7 +36,10 @@ impl RecordedProgram {
     /// memory also shows which requests failed at first.
     pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, ProgramError> {
         let events = snapshot.events_of(device);
-        check_device(snapshot, device)?;
+        let known = snapshot.devices();
+        if !known.contains(&device) {
+            return Err(ProgramError::NoSuchDevice { device, known });
+        }
         let conf = snapshot.settings.as_ref().map_or("", |settings| &settings.conf);
         let config = Config::parse(conf).map_err(|source| ProgramError::Settings { conf: conf.to_owned(), source })?;
         let follow = |memory| {
@@ -54,11 +57,6 @@ impl RecordedProgram {
         again.program.notes.push(Note::MemoryInferred { at_least, at_most });
         Ok(again.program)
     }
-}
-
-fn check_device(snapshot: &Snapshot, device: u32) -> Result<(), ProgramError> {
-    let known = snapshot.devices();
-    if known.contains(&device) { Ok(()) } else { Err(ProgramError::NoSuchDevice { device, known }) }
 }
 
 struct PrivatePools {
@@ -157,15 +155,19 @@ impl<'a> Recovery<'a> {
         }
         let ids = program.add_start();
         let shadow = ShadowAllocator::new(&program, &program.start_for_allocator(), program.device_memory(), pending.streams)?;
-        let mut recovery = Self {
+        let of_alloc = |(index, event): (usize, &Event)| {
+            let is_alloc = event.action == Action::Alloc;
+            Some((private.at(event.address, index).filter(|_| is_alloc)?, index))
+        };
+        Ok(Self {
             events,
             program,
             shadow: Some(shadow),
             pending,
             ids,
-            private,
             mapped_next,
-            last_use: BTreeMap::new(),
+            last_use: events.iter().enumerate().filter_map(of_alloc).collect(),
+            private,
             open: None,
             memory_is_known: known.is_some(),
             last_request: events.iter().rposition(|event| matches!(event.action, Action::Alloc | Action::Oom)).unwrap_or_default(),
@@ -173,9 +175,7 @@ impl<'a> Recovery<'a> {
             most_reserved: held,
             refused_at: None,
             taken_for_empty_cache: 0,
-        };
-        recovery.last_use = recovery.last_uses();
-        Ok(recovery)
+        })
     }
 
     fn follow(&mut self) -> Result<(), ProgramError> {
@@ -248,11 +248,15 @@ impl<'a> Recovery<'a> {
     /// Explains driver frees and completed frees that no request follows.
     fn explain_without_request(&mut self, group: Group) -> Result<(), ProgramError> {
         let frees = self.release_pools(&group.frees)?;
-        if !frees.is_empty() {
-            self.empty_cache(&frees)?;
+        if let Some(&first) = frees.first() {
+            self.leave_pool(first);
+            self.add(TraceEvent::EmptyCache, first);
+            let recorded = self.driver_calls(&frees);
+            self.compare(|shadow| shadow.empty_cache(&recorded))?;
         }
         for (&stream, &event) in &group.completed {
-            self.synchronize(stream, event)?;
+            self.add_synchronize(stream, event);
+            self.compare(|shadow| shadow.synchronize(stream).map(|()| true))?;
         }
         if !group.takes.is_empty() {
             // The recording lacks the request that took this memory.
@@ -324,14 +328,13 @@ impl<'a> Recovery<'a> {
 
     /// The possible explanations of a request, most likely first.
     fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
-        let both = if completed { &[true, false][..] } else { &[true] };
         let ways: &[(bool, bool)] = match (frees, asked_driver) {
             // Returning memory to the driver can be sufficient: the request then uses a free block.
             (true, _) if self.memory_is_known => &[(false, false), (true, false)],
             (true, _) => &[(false, false), (true, false), (false, true)],
             (false, _) => &[(false, false)],
         };
-        let seen = if asked_driver || frees { both } else { &both[..1] };
+        let seen = if completed && (asked_driver || frees) { &[true, false][..] } else { &[true] };
         let plans =
             |&(empty_cache, refused): &(bool, bool)| seen.iter().map(move |&seen_before| Plan { seen_before, empty_cache, refused });
         ways.iter().flat_map(plans).collect()
@@ -366,14 +369,11 @@ impl<'a> Recovery<'a> {
                 shadow.refuse(plan.refused.then_some(size_taken));
                 Ok(allocate(shadow, &Recorded { driver, address, mapped_next })? && emptied)
             };
-            match follow(shadow) {
-                Ok(true) => return Ok(plan),
-                Ok(false) => {}
-                Err(source) => return Err(ProgramError::Replay { operation: self.program.operations.len() + 1, source }),
+            let operation = self.program.operations.len() + 1;
+            if follow(shadow).map_err(|source| ProgramError::Replay { operation, source })? {
+                return Ok(plan);
             }
-            if let (Some(shadow), Some(checkpoint)) = (&mut self.shadow, checkpoint) {
-                shadow.go_back(checkpoint);
-            }
+            checkpoint.into_iter().for_each(|checkpoint| shadow.go_back(checkpoint));
         }
         self.shadow = None;
         Ok(likely)
@@ -393,13 +393,6 @@ impl<'a> Recovery<'a> {
         if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
             self.taken_for_empty_cache += 1;
         }
-    }
-
-    fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
-        self.leave_pool(frees[0]);
-        self.add(TraceEvent::EmptyCache, frees[0]);
-        let recorded = self.driver_calls(frees);
-        self.compare(|shadow| shadow.empty_cache(&recorded))
     }
 
     /// Records released private pools. Returns the events that free other memory.
@@ -424,11 +417,6 @@ impl<'a> Recovery<'a> {
             self.compare(|shadow| Ok(shadow.release_pool(pool, &recorded)))?;
         }
         Ok(others)
-    }
-
-    fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), ProgramError> {
-        self.add_synchronize(stream, event);
-        self.compare(|shadow| shadow.synchronize(stream).map(|()| true))
     }
 
     fn add_synchronize(&mut self, stream: StreamId, event: usize) {
@@ -474,11 +462,6 @@ impl<'a> Recovery<'a> {
             Action::Alloc => self.private.at(event.address, index),
             _ => self.private.told.get(&index).copied(),
         }
-    }
-
-    fn last_uses(&self) -> BTreeMap<PrivatePoolId, usize> {
-        let uses = self.events.iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
-        uses.filter_map(|(index, _)| Some((self.pool_of(index)?, index))).collect()
     }
 
     fn driver_calls(&self, events: &[usize]) -> Vec<DriverCall> {
@@ -532,10 +515,8 @@ fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segmen
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
     let at_end: Bytes = snapshot.segments_of(device).map(|segment| segment.size).sum();
-    let since =
-        |moved: fn(Action) -> bool| events[last..].iter().filter(|event| moved(event.action)).map(|event| event.size).sum::<Bytes>();
-    let (given_back, taken) = (since(Action::releases), since(Action::reserves));
-    let held = (at_end + given_back).saturating_sub(taken);
+    let since = |moved: fn(Action) -> bool| events[last..].iter().filter(move |event| moved(event.action)).map(|event| event.size);
+    let held = (at_end + since(Action::releases).sum()).saturating_sub(since(Action::reserves).sum());
     Some(held + Bytes(events[last].address))
 }
 

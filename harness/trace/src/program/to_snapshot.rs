@@ -139,9 +139,7 @@ impl<'a> EventWriter<'a> {
 
     /// Adds events of frees that have completed.
     fn complete(&mut self, allocator: &dyn Allocator) {
-        let waits = |block: &Range| is_pending(allocator, block.address);
-        let (pending, mut complete): (Vec<Range>, Vec<Range>) = std::mem::take(&mut self.pending).into_iter().partition(waits);
-        self.pending = pending;
+        let mut complete: Vec<Range> = self.pending.extract_if(.., |block| !is_pending(allocator, block.address)).collect();
         // PyTorch's order depends on hashes of streams, so the recorded order is used.
         complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, block));
         for block in complete {

@@ -128,13 +128,11 @@ impl Replay {
 
     fn print_summary(&self, stats: &MemoryStats) -> Result<(), CliError> {
         match self.memory_summary {
-            false => Ok(()),
-            true if self.stats_are_printed() => {
-                terminal::message(stats.summary().trim_end());
-                Ok(())
-            }
-            true => terminal::print(&stats.summary()),
+            true if self.stats_are_printed() => terminal::message(stats.summary().trim_end()),
+            true => terminal::print(&stats.summary())?,
+            false => {}
         }
+        Ok(())
     }
 
     fn stats_are_printed(&self) -> bool {
@@ -277,15 +275,12 @@ impl Counts {
     fn add(&mut self, path: &Path, verified: Result<Comparison, RecordingError>) -> String {
         let path = path.display();
         match verified {
-            Ok(Comparison { operations, difference: None }) => {
-                self.equal += 1;
+            Ok(Comparison { operations, difference }) => {
                 self.operations += operations;
-                format!("equal    {path}  {}\n", count(operations, "operation"))
-            }
-            Ok(Comparison { operations, difference: Some(difference) }) => {
-                self.different += 1;
-                self.operations += operations;
-                format!("differs  {path}\n{difference}")
+                let counted = if difference.is_some() { &mut self.different } else { &mut self.equal };
+                *counted += 1;
+                let equal = || format!("equal    {path}  {}\n", count(operations, "operation"));
+                difference.map_or_else(equal, |difference| format!("differs  {path}\n{difference}"))
             }
             Err(error) => {
                 self.unusable += 1;

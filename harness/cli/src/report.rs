@@ -261,16 +261,15 @@ impl Render {
 
 /// Renders one run. For a killed run of scenarios, the report contains the finished steps.
 fn render(path: &Path) -> Result<(), CliError> {
-    let (folder, report) = if scenario_runs::is_of_run(path) {
-        let folder = folder_of(path);
+    let folder = folder_of(path);
+    let report = if scenario_runs::is_of_run(path) {
         scenario_runs::render_again(folder)?;
-        (folder, scenario_runs::REPORT)
+        scenario_runs::REPORT
     } else {
-        let folder = folder_of(path);
         let run = store::read(&folder.join(store::RECORD))?;
         let others = root_of(folder).map(|root| store::load(&root)).transpose()?.unwrap_or_default();
         store::render_again(folder, &run, &others.whole, RENDERER)?;
-        (folder, store::REPORT)
+        store::REPORT
     };
     terminal::print(&format!("report: {}\n", folder.join(report).display()))
 }

@@ -236,15 +236,10 @@ impl Run {
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
         let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
         self.check_settings(&scenarios)?;
-        if !self.tags.is_empty() {
-            scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
-            if scenarios.is_empty() {
-                return Err(CliError::input(
-                    format!("no scenario has the tag {}", self.tags.join(" or ")),
-                    "`harness list --format json` shows the tags of each scenario",
-                )
-                .into());
-            }
+        scenarios.retain(|scenario| self.tags.is_empty() || scenario.tags.iter().any(|tag| self.tags.contains(tag)));
+        if scenarios.is_empty() && !self.tags.is_empty() {
+            let message = format!("no scenario has the tag {}", self.tags.join(" or "));
+            return Err(CliError::input(message, "`harness list --format json` shows the tags of each scenario").into());
         }
         scenarios.retain(|scenario| !scenario.tags.iter().any(|tag| self.without_tags.contains(tag)));
         if scenarios.is_empty() {
@@ -478,15 +473,7 @@ impl Run {
             (None, Some(folder)) => store::save_into(folder, records).map(|()| folder.clone())?,
             (None, None) => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
         };
-        let place = format!("report: {}", folder.join(store::REPORT).display());
-        match self.format {
-            _ if self.quiet => Ok(()),
-            Format::Text => terminal::print(&format!("{place}\n")),
-            Format::Json => {
-                terminal::message(place);
-                Ok(())
-            }
-        }
+        if self.quiet { Ok(()) } else { self.print_extra(&format!("report: {}", folder.join(store::REPORT).display())) }
     }
 }
 

@@ -2,7 +2,7 @@
 //! segment, then a new segment after releasing cached memory:
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDACachingAllocator.cpp> (`DeviceCachingAllocator::malloc`).
 
-use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_record::Pieces;
@@ -101,13 +101,9 @@ pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &Devi
 }
 
 fn lane(request: &Refused) -> String {
-    let size = match request.pool {
-        PoolKind::Small => "small",
-        PoolKind::Large => "large",
-    };
     let PoolId(first, second) = request.private_pool;
     let private = if request.private_pool.is_default() { String::new() } else { format!(" of private pool ({first}, {second})") };
-    format!("the {size} pool{private} on {}", stream(request.stream))
+    format!("the {} pool{private} on {}", request.pool.name(), stream(request.stream))
 }
 
 pub(crate) fn stream(handle: u64) -> String {

@@ -13,7 +13,7 @@ use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config,
 use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
-use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
+use harness_allocator::stats::{MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::units::Bytes;
 use harness_base::packed;
 use serde::Deserialize;
@@ -208,19 +208,11 @@ fn replay_on<T: Target>(
 }
 
 fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Value {
-    let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, state_code(block.state)])).collect();
+    let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, block.state as u8])).collect();
     let pool = segment.private_pool.map_or(-1, i64::from);
     let large = u8::from(segment.pool == PoolKind::Large);
     let stream = segment.stream.map(|stream| streams.in_trace(stream).0);
     json!([stream, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
-}
-
-fn state_code(state: BlockState) -> u8 {
-    match state {
-        BlockState::Inactive => 0,
-        BlockState::PendingFree => 1,
-        BlockState::Allocated => 2,
-    }
 }
 
 /// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments.

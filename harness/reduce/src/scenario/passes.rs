@@ -121,9 +121,10 @@ impl Search<'_> {
                 let mut candidate = self.best.clone();
                 candidate.visit(&mut |_, node| replace_word(node, name, value));
                 let rest: Map = parameters.iter().filter(|(other, _)| other != name).cloned().collect();
-                candidate.set("matrix", Node::Map(rest.clone()));
                 if rest.is_empty() {
-                    candidate.remove("matrix");
+                    candidate.remove("matrix")
+                } else {
+                    candidate.set("matrix", Node::Map(rest))
                 }
                 self.accept(candidate)?;
             }
@@ -136,16 +137,17 @@ impl Search<'_> {
         let Some(Node::List(streams)) = self.best.value("streams").cloned() else { return Flow::Continue(()) };
         for stream in &streams {
             let mut candidate = self.best.clone();
-            candidate.remove("streams");
             let rest: Vec<Node> = streams.iter().filter(|other| *other != stream).cloned().collect();
-            candidate.visit(&mut |_, node| {
-                if node == stream {
+            if rest.is_empty() {
+                candidate.remove("streams")
+            } else {
+                candidate.set("streams", Node::List(rest))
+            }
+            candidate.visit(&mut |key, node| {
+                if node == stream && key != "streams" {
                     *node = Node::Scalar("default".to_owned());
                 }
             });
-            if !rest.is_empty() {
-                candidate.set("streams", Node::List(rest));
-            }
             self.accept(candidate)?;
         }
         Flow::Continue(())

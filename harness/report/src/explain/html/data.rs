@@ -124,17 +124,10 @@ fn wait(wait: &Wait) -> Option<Value> {
 fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
     let name = match pool {
         None => "segments released later".to_owned(),
-        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
-        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
+        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind.name()),
+        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind.name()),
     };
     json!({ "name": name, "page": config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) })
-}
-
-const fn kind_name(kind: PoolKind) -> &'static str {
-    match kind {
-        PoolKind::Small => "small",
-        PoolKind::Large => "large",
-    }
 }
 
 /// The fields of [`BlockLife`] as columns.

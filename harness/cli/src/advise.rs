@@ -108,7 +108,6 @@ impl InProgram {
     }
 }
 
-/// The results of the replays.
 struct Results<'a> {
     program: &'a Recovered,
     memory: Option<Bytes>,

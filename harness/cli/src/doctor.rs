@@ -163,27 +163,16 @@ impl Findings {
     /// Opens the devices of `probe` if `open`. Calls `waits_for` before each step.
     fn new(probe: &Probe, open: bool, waits_for: impl Fn(&str)) -> Self {
         let mut missing = Vec::new();
-        let found = match &probe.driver {
-            Ok(driver) => driver.devices.as_slice(),
-            Err(error) => {
-                missing.push(error.to_string());
-                &[]
-            }
-        };
+        let driver = probe.driver.as_ref().inspect_err(|error| missing.push(error.to_string())).ok();
+        let found = driver.map_or(&[][..], |driver| &driver.devices);
         if let Err(why) = &probe.nvml {
             missing.push(format!("NVML: {why}; without it, memory in use comes from the driver, and other processes are unknown"));
         }
         let devices: Vec<Finding> = found.iter().map(|device| Finding::new(device, open, &waits_for, &mut missing)).collect();
-        let cuda = probe.driver.as_ref().ok().map(|driver| driver.cuda.clone());
+        let cuda = driver.map(|driver| driver.cuda.clone());
         let conclusion = conclusion(probe, &devices);
-        Self {
-            harness: env!("CARGO_PKG_VERSION").to_owned(),
-            cuda,
-            kernel_driver: probe.nvml.as_ref().ok().cloned(),
-            devices,
-            missing,
-            conclusion,
-        }
+        let (harness, kernel_driver) = (env!("CARGO_PKG_VERSION").to_owned(), probe.nvml.as_ref().ok().cloned());
+        Self { harness, cuda, kernel_driver, devices, missing, conclusion }
     }
 
     fn without(why: String) -> Self {

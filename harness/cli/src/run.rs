@@ -419,7 +419,10 @@ impl Run {
             terminal::message(format_args!("part {shard} contains none of these scenarios"));
         }
         self.explain_added(scenarios, &selection.added);
-        explain_idle(scenarios, selection);
+        // Each setting without effect is named once.
+        let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
+        let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
+        idle.iter().for_each(terminal::message);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
                 terminal::message(format_args!("skipping {}: it lists only {}", scenario.path.display(), names(&scenario.allocators)));
@@ -475,13 +478,6 @@ impl Run {
         };
         if self.quiet { Ok(()) } else { self.print_extra(&format!("report: {}", folder.join(store::REPORT).display())) }
     }
-}
-
-/// Names each setting without effect once.
-fn explain_idle(scenarios: &[Scenario], selection: &Selection) {
-    let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
-    let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
-    idle.iter().for_each(terminal::message);
 }
 
 /// The configurations that are identical to this one: an earlier option, or configurations of scenarios.

@@ -59,7 +59,7 @@ impl<'a> WhatIf<'a> {
         let mut text = String::new();
         for scenario in self.with_pytorchs() {
             bar.set_message(printable(&format!("settings for {}", scenario.name)).into_owned());
-            let configs = SETTINGS.iter().filter_map(|conf| Config::parse(conf).ok().map(|config| (*conf, AllocatorSpec::caching(config))));
+            let configs = SETTINGS.iter().filter_map(|conf| Some((*conf, AllocatorSpec::caching(Config::parse(conf).ok()?))));
             let configs: Vec<(&str, AllocatorSpec)> = configs.collect();
             let outcomes = in_parallel(&configs, |(_, arm)| {
                 let outcome = self.outcome(scenario, arm, self.plan.memory.unwrap_or(scenario.needs.memory));

@@ -180,7 +180,10 @@ impl<'a> History<'a> {
             allocated[index] = current;
             match event.action {
                 Action::Alloc => current = current.saturating_sub(sizes.allocated_by(index).unwrap_or(event.size)),
-                Action::FreeRequested => current += self.size_of_freed(&sizes, index),
+                Action::FreeRequested => {
+                    let known = sizes.known(self.freed(index).allocated, event.address);
+                    current += known.unwrap_or_else(|| self.rounded(event.size));
+                }
                 _ => {}
             }
         }
@@ -199,11 +202,6 @@ impl<'a> History<'a> {
         (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
         let before = rewind.live.iter().map(|(&address, live)| (address, rewind.size_of(live).get())).collect();
         Sizes { before, ..rewind.sizes }
-    }
-
-    fn size_of_freed(&self, sizes: &Sizes, free: usize) -> Bytes {
-        let event = &self.events[free];
-        sizes.known(self.freed(free).allocated, event.address).unwrap_or_else(|| self.rounded(event.size))
     }
 
     fn rounded(&self, requested: Bytes) -> Bytes {

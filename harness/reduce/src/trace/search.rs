@@ -10,7 +10,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
 use super::audited::Audited;
-use super::failure::{Early, Failure, run};
+use super::failure::{Early, Failure, Refused, run};
 use super::{Case, Goal, ShrinkError, Shrunk};
 use crate::delta::{self, Flow, SETTINGS};
 use crate::scenario::Engine;
@@ -50,7 +50,11 @@ impl<'a, 'w> Search<'a, 'w> {
         let Some((last, before)) = refused.split_last() else { return Err(ShrinkError::Fits { memory: case.memory }) };
         case.events.truncate(last.operation + 1);
         origins.truncate(last.operation + 1);
-        let may_fail = before.iter().filter_map(|refused| id_of(case.events[refused.operation])).collect();
+        let id_of = |refused: &Refused| match case.events[refused.operation] {
+            TraceEvent::Allocate { id, .. } => Some(id),
+            _ => None,
+        };
+        let may_fail = before.iter().filter_map(id_of).collect();
         let best = Shrunk { case, other, failure: last.failure, fails_under_its_own, may_fail, origins, replays: 0, is_stopped: false };
         Ok(Self { best, audited: None, replays: 0, watch })
     }
@@ -284,13 +288,6 @@ fn settled(case: Case) -> (Case, Vec<usize>) {
     let kept = case.events.into_iter().enumerate().filter(|(_, event)| does_something(event));
     let (origins, events) = kept.unzip();
     (Case { events, ..case }, origins)
-}
-
-const fn id_of(event: TraceEvent) -> Option<u64> {
-    match event {
-        TraceEvent::Allocate { id, .. } => Some(id),
-        _ => None,
-    }
 }
 
 /// A lower bound of the memory that the trace needs, from its peak of live bytes; and the live bytes at its end.

@@ -49,7 +49,10 @@ impl RecordedProgram {
             Ok::<_, ProgramError>(recovery)
         };
         let recovery = follow(memory)?;
-        let Some((at_least, at_most)) = recovery.memory_between() else { return Ok(recovery.program) };
+        // Requests that failed at first bound the program's memory.
+        let at_least = recovery.most_reserved;
+        let at_most = recovery.refused_at.map(|refused| refused.saturating_sub(GRANULARITY)).filter(|&at_most| at_least <= at_most);
+        let Some(at_most) = at_most else { return Ok(recovery.program) };
         let mut again = follow(Some(at_most))?;
         if again.shadow.is_none() {
             return Ok(recovery.program);
@@ -281,7 +284,13 @@ impl<'a> Recovery<'a> {
         let pool = self.pool_of(index);
         let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
         let plan = self.choose(&plans, &group, &frees, index, |shadow, recorded| shadow.allocate(id, request, pool, recorded))?;
-        self.note_plan(plan, &group);
+        if plan.refused {
+            let wanted = self.shadow.as_ref().and_then(|shadow| shadow.device.refused);
+            self.refused_at = self.refused_at.into_iter().chain(wanted).min();
+        }
+        if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
+            self.taken_for_empty_cache += 1;
+        }
         let synchronized =
             |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
         if plan.seen_before {
@@ -302,28 +311,23 @@ impl<'a> Recovery<'a> {
         self.add(TraceEvent::Allocate { id, size: event.size, stream }, index);
         if served {
             self.ids.insert(event.address, id);
+        } else if index < self.last_request {
+            // The program continued without the block, so a replay frees it if the request succeeds.
+            self.add(TraceEvent::Free { id }, index);
         } else {
-            self.refused(index, id);
+            let (operation, device_free) = (self.program.operations.len() - 1, Bytes(event.address));
+            self.program.ended = Ended::Oom { operation, event: index as u32, requested: event.size, device_free };
         }
         if !plan.seen_before {
             // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the
             // latest.
             synchronized(self);
         }
-        self.note_reservations();
-        Ok(())
-    }
-
-    /// Records a failed request. The program continued without the block, so a replay frees it if the request succeeds.
-    fn refused(&mut self, index: usize, id: u64) {
-        let event = self.events[index];
-        let operation = self.program.operations.len() - 1;
-        if index < self.last_request {
-            self.add(TraceEvent::Free { id }, index);
-        } else {
-            let (requested, device_free) = (event.size, Bytes(event.address));
-            self.program.ended = Ended::Oom { operation, event: index as u32, requested, device_free };
+        if let Some(shadow) = &self.shadow {
+            let known = self.program.reservations.len();
+            self.program.reservations.extend(shadow.device.reserved.iter().skip(known).map(|start| start.0));
         }
+        Ok(())
     }
 
     /// The possible explanations of a request, most likely first.
@@ -377,22 +381,6 @@ impl<'a> Recovery<'a> {
         }
         self.shadow = None;
         Ok(likely)
-    }
-
-    /// Bounds of the program's memory, from requests that failed at first.
-    fn memory_between(&self) -> Option<(Bytes, Bytes)> {
-        let at_most = self.refused_at?.saturating_sub(GRANULARITY);
-        (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
-    }
-
-    fn note_plan(&mut self, plan: Plan, group: &Group) {
-        if plan.refused {
-            let wanted = self.shadow.as_ref().and_then(ShadowAllocator::refused);
-            self.refused_at = self.refused_at.into_iter().chain(wanted).min();
-        }
-        if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
-            self.taken_for_empty_cache += 1;
-        }
     }
 
     /// Records released private pools. Returns the events that free other memory.
@@ -466,13 +454,6 @@ impl<'a> Recovery<'a> {
 
     fn driver_calls(&self, events: &[usize]) -> Vec<DriverCall> {
         events.iter().filter_map(|&index| DriverCall::of(&self.events[index])).collect()
-    }
-
-    fn note_reservations(&mut self) {
-        if let Some(shadow) = &self.shadow {
-            let known = self.program.reservations.len();
-            self.program.reservations.extend(shadow.reserved().iter().skip(known).map(|start| start.0));
-        }
     }
 
     fn finish(&mut self) {

@@ -84,7 +84,9 @@ pub(super) fn find(
     for (index, event) in events.iter().enumerate() {
         match event.action {
             Action::SegmentMap => {
-                search.map(index, event, StreamPool::of_map(event, pool_of(index, event)), request_behind(events, index, config));
+                let request = events[index..].iter().find(|event| matches!(event.action, Action::Alloc | Action::Oom));
+                let rounded = request.and_then(|request| config.round(request.size.0));
+                search.map(index, event, StreamPool::of_map(event, pool_of(index, event)), rounded);
             }
             Action::SegmentUnmap => search.unmap(index, event),
             _ => {}
@@ -110,12 +112,6 @@ pub(super) fn mapped_next(events: &[Event], config: &Config, pool_of: impl Fn(us
         }
     }
     found
-}
-
-/// The rounded size of the request that follows a mapping.
-fn request_behind(events: &[Event], index: usize, config: &Config) -> Option<u64> {
-    let request = events[index..].iter().find(|event| matches!(event.action, Action::Alloc | Action::Oom))?;
-    config.round(request.size.0)
 }
 
 impl Search<'_> {

@@ -32,7 +32,9 @@ pub(super) struct Start {
 impl Start {
     pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, ProgramError> {
         let (mut live, pending) = live_before(snapshot.segments_of(device), events, config);
-        let mut segments = segments_before(snapshot, device, events, config);
+        let (mut earlier, pools) = (EarlierSegments::new(device, snapshot.segments_of(device)), UnmappedPools::find(events, config));
+        events.iter().rev().for_each(|event| earlier.undo(event, &pools, || snapshot.pool_of(event).unwrap_or_default()));
+        let mut segments: Vec<Segment> = earlier.by_address.into_values().collect();
         let mut gaps = Gaps::default();
         for segment in &segments {
             if segment.pool == PoolKind::Large && !segment.expandable {
@@ -97,16 +99,6 @@ fn live_before<'s>(last: impl Iterator<Item = &'s Segment>, events: &[Event], co
         }
     }
     (before, was_pending)
-}
-
-/// Finds the segments before the recording, without blocks.
-fn segments_before(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Vec<Segment> {
-    let mut earlier = EarlierSegments::new(device, snapshot.segments_of(device));
-    let pools = UnmappedPools::find(events, config);
-    for event in events.iter().rev() {
-        earlier.undo(event, &pools, || snapshot.pool_of(event).unwrap_or_default());
-    }
-    earlier.by_address.into_values().collect()
 }
 
 /// Finds the pools of unmapped ranges of expandable segments, which a recording does not contain.

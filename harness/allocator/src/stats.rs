@@ -61,6 +61,13 @@ impl PoolKind {
     pub const fn of_block(size: Bytes) -> Self {
         if size.0 <= Self::LARGEST_SMALL.0 { Self::Small } else { Self::Large }
     }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Large => "large",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,18 +10,17 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_explain::advise::{Advice, is_complete};
 use harness_explain::fidelity::Fidelity;
-use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED};
+use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, NotTried, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_report::advice;
-use harness_trace::program::RecordedProgram;
-use harness_trace::snapshot::Snapshot;
+use harness_trace::program::{ProgramError, RecordedProgram};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::import::Program;
-use super::jobs::{self, Recovered};
+use super::jobs::{self, Recovered, RecordingOptions};
 use super::{Format, device, snapshots, terminal};
 use verify::Verified;
 
@@ -48,6 +47,8 @@ pub(super) struct Advise {
     /// The device memory that the program may use, as in `24GiB`.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    recording: RecordingOptions,
     /// Also try these settings, in the format of PYTORCH_ALLOC_CONF; may be repeated.
     #[arg(long = "alloc-conf", value_name = "CONF")]
     conf: Vec<String>,
@@ -76,6 +77,8 @@ pub(super) struct Advise {
 struct Document<'a> {
     faithful: bool,
     complete: bool,
+    /// The index of the device in the recording.
+    device: u32,
     /// Absent with `--only`, and for traces and RMM logs, which have no recording to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
     fidelity: Option<&'a Fidelity>,
@@ -85,6 +88,8 @@ struct Document<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<Vec<String>>,
     configurations: Vec<EndingRecord>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    not_tried: &'a [NotTried],
     /// The results of `--verify`.
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<&'a Verified>,
@@ -103,26 +108,41 @@ impl InProgram {
     }
 }
 
+struct Results<'a> {
+    program: &'a Recovered,
+    memory: Option<Bytes>,
+    endings: Vec<Ending>,
+    not_tried: Vec<NotTried>,
+    in_program: InProgram,
+}
+
+impl Results<'_> {
+    fn advice(&self) -> Option<Advice<'_>> {
+        Advice::new(&self.program.job, &self.endings, self.memory.unwrap_or(UNLIMITED))
+    }
+}
+
 impl Advise {
     pub(super) fn run(self) -> Result<Exit, Failures> {
-        let given = self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf(&error, conf)));
-        let given = given.collect::<Result<Vec<_>, _>>()?;
-        let of_job = |error| jobs::of_job(&self.snapshot, &error);
-        let (snapshot, job, fidelity) = self.read()?;
-        let prepared = job.prepare().map_err(of_job)?;
-        if let Some(fidelity) = fidelity.as_ref().filter(|fidelity| !fidelity.faithful && !self.force) {
-            return self.refuse(fidelity, &job);
+        let program = self.read()?;
+        let job = &program.job;
+        let configuration = |conf: &String| Configuration::of_settings(job.config.torch, conf).map_err(|error| CliError::conf(&error, conf));
+        let given = self.conf.iter().map(configuration).collect::<Result<Vec<_>, _>>()?;
+        let prepared = job.prepare().map_err(|error| self.of_job(&error))?;
+        if let Some(fidelity) = program.fidelity.as_ref().filter(|fidelity| !fidelity.faithful && !self.force) {
+            return self.refuse(fidelity, &program);
         }
         let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
         let bar = terminal::progress(true, "{bar:30} {pos}/{len} settings", Some(configurations.len() as u64));
         let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));
-        let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
-        let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
+        let (endings, not_tried) = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(|error| self.of_job(&error))?;
+        let in_program = if self.only { InProgram::default() } else { self.in_program(&program, &endings, memory, &bar)? };
         bar.finish_and_clear();
-        let verified = self.verify(&grid, &endings, memory)?;
-        self.print(&grid, &endings, memory, fidelity.as_ref(), &in_program, verified.as_ref())?;
-        self.explain(&in_program, &snapshot, memory)?;
+        let results = Results { program: &program, memory, endings, not_tried, in_program };
+        let verified = self.verify(&results)?;
+        self.print(&results, verified.as_ref())?;
+        self.explain(&results)?;
         Ok(match verified {
             Some(verified) => verified.exit(),
             None if self.verification.verify => Exit::Failed,
@@ -130,48 +150,47 @@ impl Advise {
         })
     }
 
-    /// Reads the program, and compares its replay with the recording. Traces and RMM logs have no recording.
-    fn read(&self) -> Result<(Snapshot, RecordedProgram, Option<Fidelity>), CliError> {
+    fn read(&self) -> Result<Recovered, CliError> {
         let Some(requests) = jobs::requests(&self.snapshot, self.memory) else {
-            let Recovered { snapshot, job, fidelity } = jobs::read(&self.snapshot, self.memory)?;
-            return Ok((snapshot, job, Some(fidelity)));
+            return jobs::read(&self.snapshot, self.memory, &self.recording);
         };
-        let (job, snapshot) = requests?.0.program_with_places().map_err(|error| jobs::of_job(&self.snapshot, &error))?;
-        Ok((snapshot, job, None))
+        let (job, snapshot) = requests?.0.program_with_places().map_err(|error| self.of_job(&error))?;
+        Ok(Recovered { about_device: None, snapshot, job, fidelity: None })
+    }
+
+    fn of_job(&self, error: &ProgramError) -> CliError {
+        jobs::of_job(&self.snapshot, error)
     }
 
     fn in_program(
         &self,
-        snapshot: &Snapshot,
+        Recovered { job, snapshot, .. }: &Recovered,
         endings: &[Ending],
-        job: &RecordedProgram,
         memory: Option<Bytes>,
         bar: &ProgressBar,
     ) -> Result<InProgram, CliError> {
-        let of_job = |error| jobs::of_job(&self.snapshot, &error);
         let Some((own, least)) = endings.first().and_then(|own| Some((own, own.least?.enough))) else { return Ok(InProgram::default()) };
         let changes = program_advice::changes(job, snapshot);
         bar.inc_length(changes.len() as u64);
-        let changes = program_advice::program_advice(changes, &own.configuration, least, &|| bar.inc(1)).map_err(of_job)?;
+        let changes = program_advice::program_advice(changes, &own.configuration, least, &|| bar.inc(1));
+        let changes = changes.map_err(|error| self.of_job(&error))?;
         let limit = match memory.filter(|&memory| own.fits() && least < memory) {
-            Some(memory) => program_advice::fraction_advice(job, &own.configuration, least, memory).map_err(of_job)?,
+            Some(memory) => program_advice::fraction_advice(job, &own.configuration, least, memory).map_err(|error| self.of_job(&error))?,
             None => None,
         };
         Ok(InProgram { changes, limit })
     }
 
     /// With `--verify`, runs the program with the recommended settings.
-    fn verify(&self, grid: &Grid<'_>, endings: &[Ending], memory: Option<Bytes>) -> Result<Option<Verified>, CliError> {
+    fn verify(&self, results: &Results<'_>) -> Result<Option<Verified>, CliError> {
         if !self.verification.verify {
             return Ok(None);
         }
-        let memory = memory.ok_or_else(|| {
+        let memory = results.memory.ok_or_else(|| {
             let message = "the device's memory is unknown, because the recording does not end with an out-of-memory error";
             CliError::input(message, "give `--memory`")
         })?;
-        let advice = Advice::new(grid.program(), endings, memory);
-        let recommended = advice.as_ref().and_then(|advice| advice.recommended());
-        let Some(ending) = endings.iter().find(|ending| Some(ending.configuration.name.as_str()) == recommended) else {
+        let Some(ending) = results.advice().and_then(|advice| advice.recommended()) else {
             terminal::message("nothing to verify: no settings are recommended");
             return Ok(None);
         };
@@ -179,7 +198,7 @@ impl Advise {
     }
 
     /// Writes the replay of a recommended change.
-    fn explain(&self, in_program: &InProgram, snapshot: &Snapshot, memory: Option<Bytes>) -> Result<(), CliError> {
+    fn explain(&self, Results { program, memory, in_program, .. }: &Results<'_>) -> Result<(), CliError> {
         let (Some(number), Some(out)) = (self.explain_advice, &self.out) else { return Ok(()) };
         let Some(change) = in_program.changes.get(number as usize - 1) else {
             let message =
@@ -187,19 +206,20 @@ impl Advise {
             return Err(CliError::input(message, "give a number from the list that `harness advise` prints"));
         };
         if out.extension().is_some_and(|ending| ending == "pickle") {
-            let changed = change.program.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+            let changed = change.program.to_snapshot(&program.snapshot).map_err(|error| self.of_job(&error))?;
             return snapshots::write(out, &changed, "free disk space, make the file writable, or choose another file with `--out`");
         }
         let about = format!("The allocations and frees of a PyTorch program after a recommended change: {}.", change.sentence);
-        Program::of_job(about, &change.program, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
+        Program::of_job(about, &change.program, &program.snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
     }
 
     /// Gives no advice, because the replay differs from the recording.
-    fn refuse(&self, fidelity: &Fidelity, job: &RecordedProgram) -> Result<Exit, Failures> {
+    fn refuse(&self, fidelity: &Fidelity, Recovered { about_device, job, .. }: &Recovered) -> Result<Exit, Failures> {
         if self.format == Format::Json {
-            let complete = is_complete(job);
-            terminal::print_json(&Document { complete, fidelity: Some(fidelity), ..Document::default() })?;
+            let (complete, device) = (is_complete(job), job.device);
+            terminal::print_json(&Document { complete, device, fidelity: Some(fidelity), ..Document::default() })?;
         }
+        about_device.iter().for_each(terminal::message);
         print_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::message(format_args!(
@@ -209,34 +229,31 @@ impl Advise {
         Ok(Exit::Failed)
     }
 
-    fn print(
-        &self,
-        grid: &Grid<'_>,
-        endings: &[Ending],
-        memory: Option<Bytes>,
-        fidelity: Option<&Fidelity>,
-        in_program: &InProgram,
-        verified: Option<&Verified>,
-    ) -> Result<(), CliError> {
-        let advice = if self.only { None } else { Advice::new(grid.program(), endings, memory.unwrap_or(UNLIMITED)) };
+    fn print(&self, results: &Results<'_>, verified: Option<&Verified>) -> Result<(), CliError> {
+        let Results { program: Recovered { about_device, job, fidelity, .. }, memory, endings, not_tried, in_program } = results;
+        let (fidelity, complete) = (fidelity.as_ref(), is_complete(job));
+        let advice = if self.only { None } else { results.advice() };
         match self.format {
             Format::Json => terminal::print_json(&Document {
                 faithful: fidelity.is_none_or(|fidelity| fidelity.faithful),
-                complete: is_complete(grid.program()),
+                complete,
+                device: job.device,
                 fidelity: fidelity.filter(|_| !self.only),
-                recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
+                recommended: advice.and_then(|advice| advice.recommended()).map(|ending| ending.configuration.name.clone()),
                 program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),
+                not_tried,
                 verified,
             }),
             Format::Text => {
+                print_notes(job);
+                let about_device = about_device.iter().map(|about| format!("{about}\n\n")).collect::<String>();
                 let text = match advice {
-                    Some(advice) => advice::render(&advice, endings, memory, fidelity, &in_program.sentences()),
-                    None => advice::endings(endings, fidelity, is_complete(grid.program())),
+                    Some(advice) => advice::render(&advice, (endings, not_tried), *memory, fidelity, &in_program.sentences()),
+                    None => advice::endings((endings, not_tried), fidelity, complete),
                 };
-                print_notes(grid.program());
                 let verified = verified.map(|verified| format!("\n{}", verified.sentences())).unwrap_or_default();
-                terminal::print(&(text + &verified))
+                terminal::print(&(about_device + &text + &verified))
             }
         }
     }

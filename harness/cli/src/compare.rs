@@ -15,7 +15,7 @@ use harness_trace::snapshot::Snapshot;
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::terminal;
-use super::{Format, snapshots};
+use super::{Format, jobs, snapshots};
 
 const EXAMPLES: &str = "Examples:
   harness compare before.pickle after.pickle
@@ -86,12 +86,7 @@ impl Compare {
 
     fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
         let invalid = |message: String, help: &str| CliError::input(format!("{}: {message}", path.display()), help);
-        let devices = snapshot.devices();
-        if !devices.contains(&self.device) {
-            let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
-            let message = format!("the snapshot does not contain device {}", self.device);
-            return Err(invalid(message, &format!("choose another `--device`: the snapshot contains {}", known.join(", "))));
-        }
+        jobs::check_device(path, "device", self.device, &snapshot.devices())?;
         let has_events = snapshot.traces.get(self.device as usize).is_some_and(|events| !events.is_empty());
         let at = if self.at == MomentName::Peak && has_events { At::Peak } else { At::End };
         let explain = |at| {

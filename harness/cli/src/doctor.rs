@@ -59,7 +59,16 @@ impl Doctor {
         let findings = asked.unwrap_or_else(|error| Err(format!("the driver was not called: this program cannot start itself: {error}")));
         let findings = findings.unwrap_or_else(Findings::without);
         self.format.print(&findings, || findings.text())?;
-        Ok(if self.require_gpu && !findings.has_gpu() { Exit::Device } else { Exit::Passed })
+        let has_gpu = findings.devices.iter().any(|device| device.opens != Some(false));
+        Ok(if self.require_gpu && !has_gpu { Exit::Device } else { Exit::Passed })
+    }
+
+    fn look(&self) {
+        let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
+        waits_for("the CUDA driver and NVML to list the GPUs");
+        let probe = machine::probe();
+        let findings = Findings::new(&probe, !self.no_open, waits_for);
+        Message::Found(findings).send();
     }
 }
 
@@ -75,16 +84,6 @@ impl Message {
     fn send(&self) {
         let mut out = io::stdout().lock();
         let _ = serde_json::to_string(self).map(|line| writeln!(out, "{line}").and_then(|()| out.flush()));
-    }
-}
-
-impl Doctor {
-    fn look(&self) {
-        let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
-        waits_for("the CUDA driver and NVML to list the GPUs");
-        let probe = machine::probe();
-        let findings = Findings::new(&probe, !self.no_open, waits_for);
-        Message::Found(findings).send();
     }
 }
 
@@ -164,27 +163,16 @@ impl Findings {
     /// Opens the devices of `probe` if `open`. Calls `waits_for` before each step.
     fn new(probe: &Probe, open: bool, waits_for: impl Fn(&str)) -> Self {
         let mut missing = Vec::new();
-        let found = match &probe.driver {
-            Ok(driver) => driver.devices.as_slice(),
-            Err(error) => {
-                missing.push(error.to_string());
-                &[]
-            }
-        };
+        let driver = probe.driver.as_ref().inspect_err(|error| missing.push(error.to_string())).ok();
+        let found = driver.map_or(&[][..], |driver| &driver.devices);
         if let Err(why) = &probe.nvml {
             missing.push(format!("NVML: {why}; without it, memory in use comes from the driver, and other processes are unknown"));
         }
         let devices: Vec<Finding> = found.iter().map(|device| Finding::new(device, open, &waits_for, &mut missing)).collect();
-        let cuda = probe.driver.as_ref().ok().map(|driver| driver.cuda.clone());
+        let cuda = driver.map(|driver| driver.cuda.clone());
         let conclusion = conclusion(probe, &devices);
-        Self {
-            harness: env!("CARGO_PKG_VERSION").to_owned(),
-            cuda,
-            kernel_driver: probe.nvml.as_ref().ok().cloned(),
-            devices,
-            missing,
-            conclusion,
-        }
+        let (harness, kernel_driver) = (env!("CARGO_PKG_VERSION").to_owned(), probe.nvml.as_ref().ok().cloned());
+        Self { harness, cuda, kernel_driver, devices, missing, conclusion }
     }
 
     fn without(why: String) -> Self {
@@ -194,10 +182,6 @@ impl Findings {
             conclusion: "scenarios run only with `--device sim`, which does not call the driver".to_owned(),
             ..Self::default()
         }
-    }
-
-    fn has_gpu(&self) -> bool {
-        self.devices.iter().any(|device| device.opens != Some(false))
     }
 
     fn text(&self) -> String {

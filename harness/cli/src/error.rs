@@ -146,14 +146,8 @@ impl Failures {
 
     /// Separates the results from the errors, which may be empty here.
     pub(crate) fn split<T, E: Into<CliError>>(results: impl IntoIterator<Item = Result<T, E>>) -> (Vec<T>, Vec<CliError>) {
-        let (mut done, mut failures) = (Vec::new(), Vec::new());
-        for result in results {
-            match result {
-                Ok(result) => done.push(result),
-                Err(error) => failures.push(error.into()),
-            }
-        }
-        (done, failures)
+        let (done, failures): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+        (done.into_iter().flatten().collect(), failures.into_iter().filter_map(Result::err).map(E::into).collect())
     }
 }
 

@@ -282,13 +282,11 @@ impl Exec {
             terminal::message(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
-            Some(first) if first.ended_out_of_memory => explain(path, memory),
-            Some(_) => Ok(()),
-            None => {
-                terminal::message("no snapshot: no process with torch was using the GPU at its end");
-                Ok(())
-            }
+            Some(first) if first.ended_out_of_memory => explain(path, memory)?,
+            Some(_) => {}
+            None => terminal::message("no snapshot: no process with torch was using the GPU at its end"),
         }
+        Ok(())
     }
 }
 

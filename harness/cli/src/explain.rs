@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use harness_allocator::allocator::caching::TorchVersion;
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ExplainError, Explanation, Options};
 use harness_explain::ranks::{self, Difference, Rank};
@@ -15,8 +16,7 @@ use harness_trace::snapshot::Snapshot;
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::shrink::UNWRITTEN;
-use super::terminal;
-use super::{device, jobs, snapshots};
+use super::{device, jobs, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle
@@ -43,6 +43,13 @@ pub(super) struct Explain {
     /// The device's memory, as in `80GiB` [default: the reserved memory plus the free memory at a refused request].
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    /// Explain only the device with this index [default: all devices, with details of the one that ran out of memory, else of the one with the most
+    /// reserved memory].
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+    /// The version of PyTorch that wrote the snapshots [default: the newest one that agrees with each].
+    #[arg(long, value_name = "VERSION", value_parser = device::torch_version)]
+    torch: Option<TorchVersion>,
     /// The moment: `oom` (the last refused request), `peak` (of allocated memory), `end`, or the index of an event, from 0 [default: the out-of-memory
     /// error if no allocation follows it, else the end].
     #[arg(long, value_name = "MOMENT", value_parser = moment)]
@@ -89,7 +96,9 @@ impl Explain {
         let made = snapshots::each(&files, |path| self.explain(path, &self.read(path)?));
         let (explained, failures) = Failures::split(made);
         let explained: Vec<Explained> = explained.into_iter().flatten().collect();
-        let Some(first) = explained.iter().find(|one| one.explanation.request.is_some()).or(explained.first()) else {
+        let reserved = |one: &&Explained| one.explanation.accounts.reserved;
+        let most = || explained.iter().rev().max_by_key(reserved);
+        let Some(first) = explained.iter().find(|one| one.explanation.request.is_some()).or_else(most) else {
             return Err(Failures(failures));
         };
         self.write(&explained, first)?;
@@ -104,7 +113,7 @@ impl Explain {
                 let (requests, memory) = requests?;
                 requests.record(memory).map_err(|error| jobs::of_job(path, &error))
             }
-            None => snapshots::read(path),
+            None => Ok(Snapshot { given_torch: self.torch, ..snapshots::read(path)? }),
         }
     }
 
@@ -115,6 +124,7 @@ impl Explain {
             let message = format!("{}: the snapshot has neither segments nor events", path.display());
             return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees its memory"));
         }
+        self.device.map_or(Ok(()), |device| jobs::check_device(path, "device", device, &devices))?;
         let name = |device: u32| {
             let file = path.display().to_string();
             if devices.len() > 1 { format!("{file} (device {device})") } else { file }
@@ -125,7 +135,7 @@ impl Explain {
             let shown = (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation));
             Ok(Explained { name, explanation, shown })
         };
-        devices.iter().map(explain).collect()
+        devices.iter().filter(|&&device| self.device.is_none_or(|given| given == device)).map(explain).collect()
     }
 
     fn write(&self, explained: &[Explained], first: &Explained) -> Result<(), CliError> {

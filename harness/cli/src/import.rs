@@ -3,18 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::Bytes;
 use harness_base::packed;
+use harness_explain::grid::UNLIMITED;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
 use harness_scenario::Scenario;
-use harness_trace::program::RecordedProgram;
+use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::jobs::{self, Recovered};
+use super::jobs::{self, Recovered, RecordingOptions};
 use super::kind::{self, Kind};
 use super::shrink::UNWRITTEN;
 use super::{device, simulated, terminal};
@@ -36,6 +38,8 @@ pub(super) struct Import {
     /// The device's memory [default: the memory in the recording, else the memory that the program reserves].
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    recording: RecordingOptions,
     /// The scenario file to write. The trace goes into the same folder.
     #[arg(long, value_name = "FILE.yaml")]
     out: PathBuf,
@@ -47,7 +51,7 @@ impl Import {
             let message = format!("{}: the name of a scenario file must end in .yaml", self.out.display());
             return Err(CliError::input(message, "name it as in `--out scenarios/our_training.yaml`").into());
         }
-        Program::read(&self.snapshot, self.memory)?.write(&self.out, &self.snapshot)?;
+        Program::read(&self.snapshot, self.memory, &self.recording)?.write(&self.out, &self.snapshot)?;
         Ok(Exit::Passed)
     }
 }
@@ -73,34 +77,34 @@ fn figure(record: &RunRecord, report: &str) -> u64 {
 /// The trace of a program, with its settings and its memory.
 pub(crate) struct Program {
     about: String,
-    conf: String,
+    config: Config,
     memory: Bytes,
     trace: String,
 }
 
 impl Program {
-    fn read(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
-        let Recovered { snapshot, job, .. } = jobs::read(path, memory)?;
+    fn read(path: &Path, memory: Option<Bytes>, recording: &RecordingOptions) -> Result<Self, CliError> {
+        let Recovered { about_device, snapshot, job, .. } = jobs::read(path, memory, recording)?;
+        about_device.iter().for_each(terminal::message);
         let memory = match memory.or(job.memory) {
             Some(memory) => memory,
             None => reserved(path, &job)?,
         };
         let mut about = format!("The allocations and frees of a PyTorch program, as recorded in {}.", file_name(path));
-        for note in &job.notes {
-            about += &format!("\n\nNote: {note}.");
-        }
+        about.extend(about_device.is_some().then(|| format!(" Of several devices, it contains device {}.", job.device)));
+        about.extend(job.notes.iter().map(|note| format!("\n\nNote: {note}.")));
         Ok(Self::of_job(about, &job, &snapshot, memory))
     }
 
     /// Uses a program that a command has changed.
     pub(crate) fn of_job(about: String, job: &RecordedProgram, snapshot: &Snapshot, memory: Bytes) -> Self {
         let trace = plain(job, PendingFrees::Late).text(job, snapshot);
-        Self { about, conf: job.config.to_string(), memory, trace }
+        Self { about, config: job.config.clone(), memory, trace }
     }
 
     fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
         let (_, trace, memory) = jobs::trace(path, memory)?;
-        Ok(Self { about: format!("The allocation trace {}.", file_name(path)), conf: String::new(), memory, trace })
+        Ok(Self { about: format!("The allocation trace {}.", file_name(path)), config: Config::default(), memory, trace })
     }
 
     /// Replays the trace on the simulated device, then writes the trace and a scenario that expects the same results.
@@ -127,7 +131,11 @@ impl Program {
 
     fn scenario(&self, trace: &str, ending: &str, expectations: &str) -> String {
         let about: String = self.about.lines().map(|line| format!("{}\n", format!("  {line}").trim_end())).collect();
-        let allocator = if self.conf.is_empty() { "caching".to_owned() } else { format!("{{ caching: {{ conf: \"{}\" }} }}", self.conf) };
+        let Config { torch, .. } = self.config;
+        let torch = (torch != TorchVersion::default()).then(|| format!("torch: \"{torch}\""));
+        let conf = Some(self.config.to_string()).filter(|conf| !conf.is_empty()).map(|conf| format!("conf: \"{conf}\""));
+        let fields: Vec<String> = torch.into_iter().chain(conf).collect();
+        let allocator = if fields.is_empty() { "caching".to_owned() } else { format!("{{ caching: {{ {} }} }}", fields.join(", ")) };
         format!(
             "about: |\n{about}needs: {{ memory: {} }}\nallocator: {allocator}\nsteps:\n  - replay: {{ id: program, trace: {trace}, expect: {ending} }}\n{expectations}",
             exact_size(self.memory)
@@ -137,10 +145,8 @@ impl Program {
 
 /// The memory that a program reserves on a device without a limit.
 fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
-    use harness_explain::grid::{Configuration, Grid, UNLIMITED};
-    let own = Configuration { name: String::new(), allocator: harness_allocator::allocator::AllocatorSpec::caching(job.config.clone()) };
-    let prepared = job.prepare().map_err(|error| jobs::of_job(path, &error))?;
-    let replayed = Grid::new(&prepared, UNLIMITED).replay(&own, UNLIMITED).map_err(|error| jobs::of_job(path, &error))?;
+    let setup = Setup { memory: UNLIMITED, placement: Placement::Rising, ..job.recorded_setup() };
+    let replayed = job.prepare().and_then(|prepared| prepared.replay(&setup)).map_err(|error| jobs::of_job(path, &error))?;
     Ok(Bytes(replayed.stats.reserved_bytes.all.peak.next_multiple_of(2 << 20)))
 }
 
@@ -151,7 +157,7 @@ fn file_name(path: &Path) -> String {
 /// Turns a snapshot or a trace into a scenario with one step, in which every request must succeed; `None` for other files.
 pub(crate) fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
     let program = match kind::of(path)? {
-        Kind::Pickle => Program::read(path, memory),
+        Kind::Pickle => Program::read(path, memory, &RecordingOptions::default()),
         Kind::Trace => Program::of_trace(path, memory),
         Kind::Recording | Kind::RmmLog => return None,
     };

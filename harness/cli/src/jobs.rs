@@ -2,36 +2,86 @@
 
 use std::path::Path;
 
+use clap::Args;
+use harness_allocator::allocator::caching::TorchVersion;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_explain::requests::Requests;
+use harness_explain::state::main_device;
 use harness_scenario::Trace;
 use harness_trace::program::{ProgramError, RecordedProgram};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::CliError;
+use super::device;
 use super::kind::{self, Kind};
 use super::snapshots;
 
-/// A recorded program, its snapshot, and the comparison of its replay with the recording.
-pub(crate) struct Recovered {
-    pub(crate) snapshot: Snapshot,
-    pub(crate) job: RecordedProgram,
-    pub(crate) fidelity: Fidelity,
+// A doc comment here would replace the descriptions of the commands.
+#[derive(Args, Default)]
+pub(crate) struct RecordingOptions {
+    /// The index of the device, for a recording of several devices [default: the one that ran out of memory, else the one with the most reserved
+    /// memory].
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+    /// The version of PyTorch whose allocator is replayed [default: for a snapshot, the newest one that agrees with it; else the newest].
+    #[arg(long, value_name = "VERSION", value_parser = device::torch_version)]
+    pub(crate) torch: Option<TorchVersion>,
 }
 
-/// Reads a snapshot and recovers the program on the first device that has events. `memory` counts as the memory of the recorded device if a
-/// replay with it equals the recording.
-pub(crate) fn read(path: &Path, memory: Option<Bytes>) -> Result<Recovered, CliError> {
-    let snapshot = snapshots::read(path)?;
-    let device = (0_u32..).zip(&snapshot.traces).find(|(_, events)| !events.is_empty()).map(|(device, _)| device);
-    let Some(device) = device else {
+impl RecordingOptions {
+    /// Returns the chosen device, and if `known` has several, a sentence about the choice.
+    fn choose(&self, path: &Path, snapshot: &Snapshot, known: &[u32]) -> Result<Option<(u32, Option<String>)>, CliError> {
+        if let Some(device) = self.device {
+            check_device(path, "events of device", device, known)?;
+        }
+        let has_several = known.len() > 1;
+        Ok(match self.device {
+            Some(device) => Some((device, has_several.then(|| format!("This is about device {device}.")))),
+            None => main_device(snapshot, known).map(|(device, has_failed)| {
+                let why = if has_failed { "ran out of memory" } else { "has the most reserved memory" };
+                let others = format!("This is about device {device}, which {why}. `--device` chooses one of {}.", listed(known));
+                (device, has_several.then_some(others))
+            }),
+        })
+    }
+}
+
+/// Rejects a device about which a snapshot contains nothing.
+pub(crate) fn check_device(path: &Path, what: &str, device: u32, known: &[u32]) -> Result<(), CliError> {
+    if known.contains(&device) {
+        return Ok(());
+    }
+    let message = format!("{}: the snapshot does not contain {what} {device}", path.display());
+    Err(CliError::input(message, format!("choose another `--device`: the snapshot contains {}", listed(known))))
+}
+
+fn listed(devices: &[u32]) -> String {
+    devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A recorded program with its snapshot.
+pub(crate) struct Recovered {
+    /// A sentence about the device, if the recording has several.
+    pub(crate) about_device: Option<String>,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) job: RecordedProgram,
+    /// The comparison of its replay with the recording. `None` for traces and RMM logs, which contain only requests.
+    pub(crate) fidelity: Option<Fidelity>,
+}
+
+/// Reads a snapshot and recovers the program of a device that has events. `memory` counts as the memory of the recorded device if a replay
+/// with it equals the recording.
+pub(crate) fn read(path: &Path, memory: Option<Bytes>, options: &RecordingOptions) -> Result<Recovered, CliError> {
+    let snapshot = Snapshot { given_torch: options.torch, ..snapshots::read(path)? };
+    let known: Vec<u32> = snapshot.devices().into_iter().filter(|&device| !snapshot.events_of(device).is_empty()).collect();
+    let Some((device, about_device)) = options.choose(path, &snapshot, &known)? else {
         let message = format!("{}: the snapshot has segments, but no events to replay", path.display());
         let help = "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` needs only segments";
         return Err(CliError::input(message, help));
     };
     let (job, fidelity) = fidelity::recover(&snapshot, device, memory).map_err(|error| of_job(path, &error))?;
-    Ok(Recovered { snapshot, job, fidelity })
+    Ok(Recovered { about_device, snapshot, job, fidelity: Some(fidelity) })
 }
 
 /// Reads a trace and its text. The format does not contain the device's memory, so `memory` is required.
@@ -69,7 +119,7 @@ pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Req
 /// The error for a program that cannot be recovered or replayed.
 pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
-        ProgramError::TooLittleMemory { .. } => "give more `--memory`",
+        ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. } => "give more `--memory`",
         ProgramError::Settings { .. } => "this version of the harness follows PyTorch 2.11; correct the settings in a new recording",
         _ => "record the program again; if that does not help, report this with the snapshot",
     };

@@ -1,6 +1,7 @@
 //! The list of failed runs for `harness run --last-failed`: a small file next to the numbered reports.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use harness_report::store;
 use serde::{Deserialize, Serialize};
 
 use super::error::CliError;
+use super::terminal;
 
 const VERSION: u32 = 2;
 
@@ -33,17 +35,16 @@ impl LastFailed {
     /// Reads the list, which is empty if there is no file.
     pub(crate) fn read() -> Result<Self, CliError> {
         let path = path();
+        let invalid = |why: &dyn Display| CliError::input(format!("{}: {why}", path.display()), HELP);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => return Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
-            Ok(text) => text,
+            read => read.map_err(|error| invalid(&error))?,
         };
-        match serde_json::from_str(&text) {
-            Ok(Self { version: VERSION, failed }) => Ok(Self { version: VERSION, failed }),
+        match serde_json::from_str(&text).map_err(|error| invalid(&error))? {
+            known @ Self { version: VERSION, .. } => Ok(known),
             // Version 1 identified scenarios by name alone, which is ambiguous.
-            Ok(Self { version: 1, .. }) => Ok(Self::default()),
-            Ok(Self { version, .. }) => Err(CliError::input(format!("{}: version {version} is unknown", path.display()), HELP)),
-            Err(error) => Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
+            Self { version: 1, .. } => Ok(Self::default()),
+            Self { version, .. } => Err(invalid(&format_args!("version {version} is unknown"))),
         }
     }
 
@@ -72,9 +73,7 @@ impl LastFailed {
             return Ok(());
         }
         fs::create_dir_all(store::DEFAULT_ROOT).map_err(&failed)?;
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|error| CliError::internal(error.to_string(), "this is a bug in the harness: report it"))?;
-        files::write(&path, &(text + "\n")).map_err(failed)
+        files::write(&path, terminal::json(self)?).map_err(failed)
     }
 }
 

@@ -122,7 +122,7 @@ fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
 fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBuf)>, CliError> {
     let shown = quoted(&out.to_string_lossy());
     let files: Vec<(PlannedRun, PathBuf)> = match <[PlannedRun; 1]>::try_from(runs) {
-        Ok([run]) if out.is_dir() || ends_in_separator(out) => {
+        Ok([run]) if out.is_dir() || out.to_string_lossy().ends_with(std::path::is_separator) => {
             let message = format!("--snapshot {shown} is a folder, but one run writes one file");
             return Err(CliError::input(message, format!("name a file, as in `--snapshot {}`", out.join(file_name(&run)).display())));
         }
@@ -139,10 +139,6 @@ fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBu
     };
     files.first().map_or(Ok(()), |(_, file)| files::check_place(file).map_err(CliError::unwritten(out, UNWRITTEN)))?;
     Ok(files)
-}
-
-fn ends_in_separator(path: &Path) -> bool {
-    path.to_string_lossy().ends_with(std::path::is_separator)
 }
 
 /// The file name of a run: `oom_retry-caching.pickle`, or `oom_retry-caching-2.pickle` for the second repetition.

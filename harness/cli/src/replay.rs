@@ -19,7 +19,7 @@ use harness_base::{files, packed};
 use harness_trace::execute::PrepareError;
 use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
 use harness_trace::replay_bench::{self, BenchResult};
-use harness_trace::trace::{self, TraceEvent};
+use harness_trace::trace::{self, TraceError, TraceEvent};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -139,13 +139,11 @@ impl Replay {
 
     fn print_summary(&self, stats: &MemoryStats) -> Result<(), CliError> {
         match self.memory_summary {
-            false => Ok(()),
-            true if self.stats_are_printed() => {
-                terminal::message(stats.summary().trim_end());
-                Ok(())
-            }
-            true => terminal::print(&stats.summary()),
+            true if self.stats_are_printed() => terminal::message(stats.summary().trim_end()),
+            true => terminal::print(&stats.summary())?,
+            false => {}
         }
+        Ok(())
     }
 
     fn stats_are_printed(&self) -> bool {
@@ -185,8 +183,7 @@ device calls in the timed passes: {device_calls}
 struct Trace<'a> {
     path: &'a Path,
     events: Vec<TraceEvent>,
-    /// The line of each event, counted from 1.
-    lines: Vec<usize>,
+    text: String,
 }
 
 impl<'a> Trace<'a> {
@@ -204,22 +201,15 @@ impl<'a> Trace<'a> {
             };
             CliError::input(format!("{}: {why}", path.display()), "name an allocation trace; `harness replay --help` describes the format")
         })?;
-        let mut trace = Self { path, events: Vec::new(), lines: Vec::new() };
-        for (index, line) in text.lines().enumerate() {
-            let line_number = index + 1;
-            let events = trace::parse_lines([line]).map_err(|error| {
-                let message =
-                    format!("{}:{line_number}: `{}` is not an operation of an allocation trace", path.display(), shortened(&error.text));
-                CliError::input(message, error.expected)
-            })?;
-            trace.lines.extend(events.iter().map(|_| line_number));
-            trace.events.extend(events);
-        }
-        if trace.events.is_empty() {
+        let events = trace::parse(&text).map_err(|TraceError { line, text, expected }| {
+            let message = format!("{}:{line}: `{}` is not an operation of an allocation trace", path.display(), shortened(&text));
+            CliError::input(message, expected)
+        })?;
+        if events.is_empty() {
             let message = format!("{}: the trace has no operations", path.display());
             return Err(CliError::input(message, "name a trace with operations; `harness replay --help` describes the format"));
         }
-        Ok(trace)
+        Ok(Self { path, events, text })
     }
 
     /// The outer error concerns the output, the inner one the trace.
@@ -236,10 +226,9 @@ impl<'a> Trace<'a> {
     }
 
     fn locate(&self, error: &ReplayError) -> CliError {
-        let place = match self.lines.get(error.operation().wrapping_sub(1)) {
-            Some(line) => format!("{}:{line}", self.path.display()),
-            None => self.path.display().to_string(),
-        };
+        let is_operation = |(_, line): &(usize, &str)| trace::parse_lines([*line]).is_ok_and(|events| !events.is_empty());
+        let line = (1..).zip(self.text.lines()).filter(is_operation).nth(error.operation().wrapping_sub(1));
+        let place = format!("{}{}", self.path.display(), line.map(|(line, _)| format!(":{line}")).unwrap_or_default());
         match error {
             ReplayError::Device { source: source @ DeviceError::Unavailable { .. }, .. } => {
                 CliError::input(source.to_string(), "give other settings with `--alloc-conf`")
@@ -297,15 +286,12 @@ impl Counts {
     fn add(&mut self, path: &Path, verified: Result<Comparison, RecordingError>) -> String {
         let path = path.display();
         match verified {
-            Ok(Comparison { operations, difference: None }) => {
-                self.equal += 1;
+            Ok(Comparison { operations, difference }) => {
                 self.operations += operations;
-                format!("equal    {path}  {}\n", count(operations, "operation"))
-            }
-            Ok(Comparison { operations, difference: Some(difference) }) => {
-                self.different += 1;
-                self.operations += operations;
-                format!("differs  {path}\n{difference}")
+                let counted = if difference.is_some() { &mut self.different } else { &mut self.equal };
+                *counted += 1;
+                let equal = || format!("equal    {path}  {}\n", count(operations, "operation"));
+                difference.map_or_else(equal, |difference| format!("differs  {path}\n{difference}"))
             }
             Err(error) => {
                 self.unusable += 1;

@@ -84,7 +84,11 @@ struct Compare {
 impl Compare {
     fn run(self) -> Result<Exit, Failures> {
         if scenario_runs::is_of_run(&self.base) && scenario_runs::is_of_run(&self.new) {
-            return compare_runs(&self.base, &self.new, self.format);
+            let (base, new) = Failures::both(scenario_runs::read(&self.base), scenario_runs::read(&self.new))?;
+            let compared = runs::compare(&base, &new);
+            self.format.print(&compared, || compared.text.clone())?;
+            // A configuration fails that passed before.
+            return Ok(if compared.is_worse { Exit::Failed } else { Exit::Passed });
         }
         let (base, mut new) = Failures::both(store::read(&self.base), store::read(&self.new))?;
         // The user names the base, so the accepted build of the new run does not count.
@@ -99,14 +103,6 @@ impl Compare {
         self.format.print(&Document { counts: &counts, most_important, comparison }, || bench::comparison(&new))?;
         Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
-}
-
-/// Compares two runs of scenarios; the exit code is 1 if a configuration fails that passed before.
-fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failures> {
-    let (base, new) = Failures::both(scenario_runs::read(base), scenario_runs::read(new))?;
-    let compared = runs::compare(&base, &new);
-    format.print(&compared, || compared.text.clone())?;
-    Ok(if compared.is_worse { Exit::Failed } else { Exit::Passed })
 }
 
 /// The document of `--format json`.
@@ -261,16 +257,15 @@ impl Render {
 
 /// Renders one run. For a killed run of scenarios, the report contains the finished steps.
 fn render(path: &Path) -> Result<(), CliError> {
-    let (folder, report) = if scenario_runs::is_of_run(path) {
-        let folder = folder_of(path);
+    let folder = folder_of(path);
+    let report = if scenario_runs::is_of_run(path) {
         scenario_runs::render_again(folder)?;
-        (folder, scenario_runs::REPORT)
+        scenario_runs::REPORT
     } else {
-        let folder = folder_of(path);
         let run = store::read(&folder.join(store::RECORD))?;
         let others = root_of(folder).map(|root| store::load(&root)).transpose()?.unwrap_or_default();
         store::render_again(folder, &run, &others.whole, RENDERER)?;
-        (folder, store::REPORT)
+        store::REPORT
     };
     terminal::print(&format!("report: {}\n", folder.join(report).display()))
 }

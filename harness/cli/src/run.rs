@@ -236,15 +236,10 @@ impl Run {
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
         let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
         self.check_settings(&scenarios)?;
-        if !self.tags.is_empty() {
-            scenarios.retain(|scenario| scenario.tags.iter().any(|tag| self.tags.contains(tag)));
-            if scenarios.is_empty() {
-                return Err(CliError::input(
-                    format!("no scenario has the tag {}", self.tags.join(" or ")),
-                    "`harness list --format json` shows the tags of each scenario",
-                )
-                .into());
-            }
+        scenarios.retain(|scenario| self.tags.is_empty() || scenario.tags.iter().any(|tag| self.tags.contains(tag)));
+        if scenarios.is_empty() && !self.tags.is_empty() {
+            let message = format!("no scenario has the tag {}", self.tags.join(" or "));
+            return Err(CliError::input(message, "`harness list --format json` shows the tags of each scenario").into());
         }
         scenarios.retain(|scenario| !scenario.tags.iter().any(|tag| self.without_tags.contains(tag)));
         if scenarios.is_empty() {
@@ -424,7 +419,10 @@ impl Run {
             terminal::message(format_args!("part {shard} contains none of these scenarios"));
         }
         self.explain_added(scenarios, &selection.added);
-        explain_idle(scenarios, selection);
+        // Each setting without effect is named once.
+        let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
+        let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
+        idle.iter().for_each(terminal::message);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
                 terminal::message(format_args!("skipping {}: it lists only {}", scenario.path.display(), names(&scenario.allocators)));
@@ -477,23 +475,8 @@ impl Run {
             (None, Some(folder)) => store::save_into(folder, records).map(|()| folder.clone())?,
             (None, None) => store::save_new(Path::new(store::DEFAULT_ROOT), records)?,
         };
-        let place = format!("report: {}", folder.join(store::REPORT).display());
-        match self.format {
-            _ if self.quiet => Ok(()),
-            Format::Text => terminal::print(&format!("{place}\n")),
-            Format::Json => {
-                terminal::message(place);
-                Ok(())
-            }
-        }
+        if self.quiet { Ok(()) } else { self.print_extra(&format!("report: {}", folder.join(store::REPORT).display())) }
     }
-}
-
-/// Names each setting without effect once.
-fn explain_idle(scenarios: &[Scenario], selection: &Selection) {
-    let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
-    let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
-    idle.iter().for_each(terminal::message);
 }
 
 /// The configurations that are identical to this one: an earlier option, or configurations of scenarios.
@@ -623,7 +606,7 @@ fn spec_error(name: &str, error: SpecError) -> CliError {
         SpecError::Library(error) => {
             CliError::input(error.to_string(), "as in `--allocator 'library(path:./my_alloc.so,alloc:my_malloc,free:my_free)'`")
         }
-        error @ (SpecError::Unknown { .. } | SpecError::Unclosed | SpecError::NoSettings(_)) => {
+        error @ (SpecError::Unknown { .. } | SpecError::Unclosed | SpecError::NoSettings(_) | SpecError::Torch(_)) => {
             CliError::input(error.to_string(), "as in `--allocator 'caching(max_split_size_mb:512)'`")
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_explain::plain::{PendingFrees, plain};
@@ -21,7 +21,7 @@ use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::jobs::{self, Recovered};
+use super::jobs::{self, Recovered, RecordingOptions};
 use super::kind::{self, Kind};
 use super::{device, interrupt, simulated, terminal};
 
@@ -65,6 +65,8 @@ pub(super) struct Shrink {
     /// The device's memory, for a trace or for a snapshot that does not contain it.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
+    #[command(flatten)]
+    recording: RecordingOptions,
     /// The settings for a trace or a snapshot, in the format of PYTORCH_ALLOC_CONF [default: the recorded settings]. With `--preserve conf-differs`,
     /// also the settings to compare with.
     #[arg(long = "alloc-conf", value_name = "CONF")]
@@ -129,7 +131,7 @@ impl Shrink {
 
     /// The failure to preserve: a refused request, or if `None`, a violated invariant. Sets the settings of `case`.
     fn goal_of_program(&self, case: &mut Case) -> Result<Option<Goal>, CliError> {
-        let configs = self.conf.iter().map(|conf| Config::parse(conf).map_err(|error| CliError::conf(&error, conf)));
+        let configs = self.conf.iter().map(|conf| Config::parse_for(case.config.torch, conf).map_err(|error| CliError::conf(&error, conf)));
         let configs = configs.collect::<Result<Vec<_>, _>>()?;
         if let [config] | [config, _] = configs.as_slice()
             && (configs.len() == 2 || self.goal != Some(Keep::ConfDiffers))
@@ -152,7 +154,8 @@ impl Shrink {
     }
 
     fn of_snapshot(&self) -> Result<Given, CliError> {
-        let Recovered { snapshot, job, .. } = jobs::read(&self.file, self.memory)?;
+        let Recovered { about_device, snapshot, job, .. } = jobs::read(&self.file, self.memory, &self.recording)?;
+        about_device.iter().for_each(terminal::message);
         let memory = jobs::required(self.memory.or(job.memory), &self.file, "the recording")?;
         let (plain, names) = (plain(&job, PendingFrees::AsRecorded), Sites::new(&snapshot, job.device));
         let sites = (0..plain.events.len()).map(|event| plain.site(event, &job, &names).map(str::to_owned)).collect();
@@ -162,7 +165,7 @@ impl Shrink {
     fn of_trace(&self) -> Result<Given, CliError> {
         let (trace, _, memory) = jobs::trace(&self.file, self.memory)?;
         let sites = (0..trace.events.len()).map(|operation| trace.site(operation).map(str::to_owned)).collect();
-        Ok(Given { case: Case { events: trace.events, config: Config::default(), memory }, sites })
+        Ok(Given { case: Case { events: trace.events, config: Config { torch: self.recording.torch.unwrap_or_default(), ..Config::default() }, memory }, sites })
     }
 
     /// Runs `act` with a progress display. Stops it after the time limit or at Ctrl-C.
@@ -299,29 +302,29 @@ const fn stopped(is_stopped: bool) -> &'static str {
 }
 
 fn of_scenario(error: ReduceError) -> CliError {
-    let help = match &error {
-        ReduceError::Invalid(_) | ReduceError::Device(_) | ReduceError::NotConfirmed { .. } => String::new(),
-        ReduceError::Passes { .. } => {
-            "`harness run` shows the result of each configuration; a failure that needs a real GPU cannot be reduced".to_owned()
-        }
-        ReduceError::NoSuchArm { arm, arms, .. } => choices(arm, "configurations", arms.iter().map(String::as_str)),
-        ReduceError::NotRun { .. } => "only scenarios for the simulated device can be reduced".to_owned(),
-        ReduceError::TimeLimit { .. } => "give the step a longer `timeout`".to_owned(),
-    };
+    let message = error.to_string();
     match error {
         ReduceError::Invalid(error) => error.into(),
         ReduceError::Device(error) => error.into(),
-        ReduceError::NotConfirmed { .. } => {
-            CliError::internal(error.to_string(), "this is a bug in the harness: report it with the scenario")
+        ReduceError::NotConfirmed { .. } => CliError::internal(message, "this is a bug in the harness: report it with the scenario"),
+        ReduceError::Passes { .. } => {
+            let help = "`harness run` shows the result of each configuration; a failure that needs a real GPU cannot be reduced";
+            CliError::input(message, help)
         }
-        error => CliError::input(error.to_string(), help),
+        ReduceError::NoSuchArm { arm, arms, .. } => {
+            CliError::input(message, choices(&arm, "configurations", arms.iter().map(String::as_str)))
+        }
+        ReduceError::NotRun { .. } => CliError::input(message, "only scenarios for the simulated device can be reduced"),
+        ReduceError::TimeLimit { .. } => CliError::input(message, "give the step a longer `timeout`"),
     }
 }
 
 /// The reduced trace. Its first line contains the options for `harness replay`.
 fn trace(shrunk: &Shrunk, sites: &dyn Fn(usize) -> Option<String>) -> String {
     let conf = shrunk.case.config.to_string();
-    let mut text = format!("# --memory {} --alloc-conf '{conf}'\n", exact_size(shrunk.case.memory));
+    let torch = shrunk.case.config.torch;
+    let version = if torch == TorchVersion::default() { String::new() } else { format!(" --torch {torch}") };
+    let mut text = format!("# --memory {} --alloc-conf '{conf}'{version}\n", exact_size(shrunk.case.memory));
     for (event, &origin) in shrunk.case.events.iter().zip(&shrunk.origins) {
         let site = sites(origin).map(|site| format!(" # {site}")).unwrap_or_default();
         text += &format!("{event}{site}\n");

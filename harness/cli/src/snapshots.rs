@@ -1,16 +1,15 @@
 //! Memory snapshots that the user names, directly or by their folder. All cores read them, one file per core.
 
 use std::convert::Infallible;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use harness_base::parallel::in_parallel;
 use harness_trace::snapshot::{Snapshot, SnapshotError};
-use indicatif::ProgressBar;
 
 use super::error::CliError;
-use super::inputs;
 use super::kind::{self, Kind};
+use super::{inputs, terminal};
 
 /// File name endings of the snapshots in a folder.
 const ENDINGS: [&str; 4] = [".pickle", ".pkl", ".pickle.gz", ".pkl.gz"];
@@ -59,8 +58,7 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, CliError> {
 
 /// Calls `make` for each file on all cores. Returns the results in the order of the files.
 pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path) -> Result<T, CliError> + Sync) -> Vec<Result<T, CliError>> {
-    let is_watched = files.len() > 1 && io::stderr().is_terminal();
-    let bar = if is_watched { ProgressBar::new(files.len() as u64) } else { ProgressBar::hidden() };
+    let bar = terminal::progress(files.len() > 1, "{wide_bar} {pos}/{len}", Some(files.len() as u64));
     let Ok(made) = in_parallel(files, |path| {
         let made = make(path);
         bar.inc(1);

@@ -136,19 +136,15 @@ impl Squeeze {
         // The channel closes when the program has ended.
         while stopped.recv_timeout(Duration::from_nanos(self.every.0)) == Err(RecvTimeoutError::Timeout) {
             match device.memory() {
-                Ok(now) => {
-                    memory = now;
-                    add(&mut measured, began.elapsed(), memory);
-                }
+                Ok(now) => memory = now,
                 Err(error) => {
                     measured.lost = Some(error.to_string());
-                    break;
+                    return Ok(measured);
                 }
             }
+            add(&mut measured, began.elapsed(), memory);
         }
-        if measured.lost.is_none() {
-            add(&mut measured, began.elapsed(), device.memory().unwrap_or(memory));
-        }
+        add(&mut measured, began.elapsed(), device.memory().unwrap_or(memory));
         Ok(measured)
     }
 

@@ -46,7 +46,6 @@ pub(crate) fn choose_colour(choice: ColorChoice) {
     COLOUR_ERR.store(colour(io::stderr().is_terminal()), Ordering::Relaxed);
 }
 
-/// The style of results.
 pub(crate) fn style() -> Style {
     if COLOUR_OUT.load(Ordering::Relaxed) { Style::Colour } else { Style::Plain }
 }
@@ -185,7 +184,6 @@ pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> P
     bar
 }
 
-/// The document as JSON.
 pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError> {
     let internal = |error: serde_json::Error| CliError::internal(error.to_string(), "report this with the command");
     Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")

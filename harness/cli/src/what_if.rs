@@ -14,7 +14,7 @@ use harness_devices::DeviceSource;
 use harness_explain::grid::SETTINGS;
 use harness_explain::least::least_memory;
 use harness_record::Verdict;
-use harness_run::session::{Plan, Selection, has_pytorchs};
+use harness_run::session::{Plan, has_pytorchs};
 use harness_scenario::{MAX_MEMORY, Scenario};
 use indicatif::ProgressBar;
 
@@ -59,7 +59,7 @@ impl<'a> WhatIf<'a> {
         let mut text = String::new();
         for scenario in self.with_pytorchs() {
             bar.set_message(printable(&format!("settings for {}", scenario.name)).into_owned());
-            let configs = SETTINGS.iter().filter_map(|conf| Config::parse(conf).ok().map(|config| (*conf, AllocatorSpec::caching(config))));
+            let configs = SETTINGS.iter().filter_map(|conf| Some((*conf, AllocatorSpec::caching(Config::parse(conf).ok()?))));
             let configs: Vec<(&str, AllocatorSpec)> = configs.collect();
             let outcomes = in_parallel(&configs, |(_, arm)| {
                 let outcome = self.outcome(scenario, arm, self.plan.memory.unwrap_or(scenario.needs.memory));
@@ -113,16 +113,9 @@ impl<'a> WhatIf<'a> {
 
     /// Runs a scenario once with one allocator in that memory.
     fn outcome(&self, scenario: &Scenario, arm: &AllocatorSpec, memory: Bytes) -> Result<Outcome, CliError> {
-        let plan = Plan {
-            scenarios: vec![Scenario { allocators: vec![arm.clone()], ..scenario.clone() }],
-            selection: Selection::default(),
-            seed: self.plan.seed,
-            memory: Some(memory),
-            repetitions: 1,
-            audit: false,
-            fail_fast: true,
-            program: String::new(),
-        };
+        let scenarios = vec![Scenario { allocators: vec![arm.clone()], ..scenario.clone() }];
+        let seed = self.plan.seed;
+        let plan = Plan { scenarios, seed, memory: Some(memory), repetitions: 1, fail_fast: true, ..Plan::default() };
         let runs = plan.run(&self.source.clone().with_room_for(memory), &Arc::default())?.runs;
         let skipped = runs.iter().find_map(|run| match &run.verdict {
             Verdict::Skipped { reason, .. } => Some(Outcome::Skipped(reason.clone())),

@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use harness_trace::snapshot::{Action, Snapshot};
+use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use serde_json::Value;
 
 fn harness(arguments: &[&str], folder: &Path) -> Output {
@@ -205,12 +207,116 @@ fn advice_on_given_settings_has_the_documented_format() {
         harness(&["advise", path.to_str().unwrap(), "--alloc-conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
     let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
-    let expected = serde_json::json!({ "faithful": true, "complete": false, "configurations": [{
+    let expected = serde_json::json!({ "faithful": true, "complete": false, "device": 0, "configurations": [{
         "conf": "max_split_size_mb:128", "oom": false, "oom_event": null, "peak_reserved": document["configurations"][0]["peak_reserved"],
         "peak_allocated": 1_754_705_920, "num_alloc_retries": document["configurations"][0]["num_alloc_retries"], "num_ooms": 0,
         "device_allocs": document["configurations"][0]["device_allocs"]
     }] });
     assert_eq!(document, expected);
+}
+
+/// A recording of two devices. Device 1 has the events of `features`, which ends with an out-of-memory error; device 0 succeeds.
+fn two_devices(folder: &Path) {
+    let mut snapshot = Snapshot::read(&recorded("features")).unwrap();
+    snapshot.segments.iter_mut().for_each(|segment| segment.device = 1);
+    let block = |action| Event {
+        action,
+        address: 0x7f00_0000_0000,
+        size: Bytes::mib(20),
+        stream: 0,
+        time_us: None,
+        stack: StackId::EMPTY,
+        extra: ExtraId::NONE,
+    };
+    let first = [Action::SegmentAlloc, Action::Alloc, Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree].map(block);
+    snapshot.traces.insert(0, first.into());
+    let mut bytes = Vec::new();
+    snapshot.write(&mut bytes).unwrap();
+    std::fs::write(folder.join("two.pickle"), bytes).unwrap();
+}
+
+#[test]
+fn of_several_devices_the_one_that_ran_out_of_memory_is_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    two_devices(folder.path());
+    let run = |arguments: &[&str]| harness(&[&[arguments[0], "two.pickle"], &arguments[1..]].concat(), folder.path());
+    let about = "This is about device 1, which ran out of memory. `--device` chooses one of 0, 1.";
+    let only = ["--only", "--alloc-conf", "max_split_size_mb:128"];
+    let advised = run(&[&["advise"][..], &only].concat());
+    assert!(advised.status.success(), "{}", text(&advised.stderr));
+    let advised = text(&advised.stdout);
+    assert!(advised.starts_with(&format!("{about}\n\n")) && advised.contains("recording ends at the OOM"), "{advised}");
+    let first = run(&[&["advise", "--device", "0"][..], &only].concat());
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    let first = text(&first.stdout);
+    assert!(first.starts_with("This is about device 0.\n\n") && first.contains("1 of 1 allocations"), "{first}");
+    let first = text(&run(&["advise", "--device", "0"]).stdout);
+    assert!(first.contains("\n\nIt needs 20 MiB without a change, and no setting saves much.\n"), "{first}");
+    let json: Value = serde_json::from_slice(&run(&[&["advise", "--format", "json"][..], &only].concat()).stdout).unwrap();
+    assert_eq!((&json["device"], &json["complete"]), (&Value::from(1), &Value::from(false)));
+    for command in [&["shrink", "--out", "small.yaml"][..], &["import", "--out", "whole.yaml"]] {
+        let done = run(command);
+        assert!(done.status.success() && text(&done.stderr).starts_with(about), "{command:?}: {}", text(&done.stderr));
+    }
+    let whole = std::fs::read_to_string(folder.path().join("whole.yaml")).unwrap();
+    assert!(whole.contains("Of several devices, it contains device 1."), "{whole}");
+    let explained = text(&run(&["explain"]).stdout);
+    assert!(explained.contains("\ntwo.pickle (device 1): out of memory"), "{explained}");
+    let explained = text(&run(&["explain", "--device", "0"]).stdout);
+    assert!(explained.starts_with("two.pickle (device 0): ") && !explained.contains("device 1"), "{explained}");
+    for (command, what) in [("advise", "events of device 2"), ("shrink", "events of device 2"), ("explain", "device 2")] {
+        let refused = run(&[command, "--device", "2"]);
+        let message = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{message}");
+        assert!(message.contains(&format!("the snapshot does not contain {what}")) && message.contains("contains 0, 1"), "{message}");
+    }
+}
+
+#[test]
+fn of_several_devices_that_did_not_fail_the_one_with_the_most_memory_is_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut snapshot = Snapshot::read(&recorded("streams")).unwrap();
+    snapshot.segments.iter_mut().for_each(|segment| segment.device = 3);
+    let of_first = snapshot.traces[0].clone();
+    snapshot.traces = vec![of_first.iter().filter(|event| event.action == Action::Snapshot).copied().collect(), vec![], vec![], of_first];
+    let small = Segment { device: 0, size: Bytes::mib(2), blocks: Vec::new(), ..snapshot.segments[0].clone() };
+    let blocks = Block::free(small.address, small.address + small.size.0).into_iter().collect();
+    snapshot.segments.push(Segment { blocks, ..small });
+    let mut bytes = Vec::new();
+    snapshot.write(&mut bytes).unwrap();
+    std::fs::write(folder.path().join("four.pickle"), bytes).unwrap();
+    let explained = text(&harness(&["explain", "four.pickle"], folder.path()).stdout);
+    assert!(explained.contains("\nfour.pickle (device 3): "), "{explained}");
+    let advised = harness(&["advise", "four.pickle", "--only", "--alloc-conf", ""], folder.path());
+    let shown = text(&advised.stdout);
+    assert!(advised.status.success(), "{}", text(&advised.stderr));
+    assert!(!shown.contains("about device 0"), "{shown}");
+}
+
+/// 44 blocks of 1.5 MiB are live in the only segment, and the device has no more memory. The driver needs 2 MiB for each.
+#[test]
+fn settings_that_cannot_be_tried_are_listed_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut snapshot = Snapshot { traces: vec![Vec::new()], ..Snapshot::default() };
+    let (address, size, stream, stack, extra) = (0x7f00_0000_0000, Bytes::mib(66), 0, StackId::EMPTY, ExtraId::NONE);
+    let block = |number: u64| {
+        let (size, state) = (Bytes::kib(1536), BlockState::Allocated);
+        Block { address: address + number * size.0, size, requested: size, state, stack, extra }
+    };
+    let blocks = (0..44).map(block).collect();
+    let (pool, private_pool, expandable) = (PoolKind::Large, PoolId::DEFAULT, false);
+    snapshot.segments.push(Segment { device: 0, address, size, stream, pool, private_pool, expandable, stack, blocks, extra });
+    snapshot.traces[0].push(Event { action: Action::Oom, address: 0, size: Bytes::mib(2), stream, time_us: None, stack, extra });
+    let mut bytes = Vec::new();
+    snapshot.write(&mut bytes).unwrap();
+    std::fs::write(folder.path().join("late.pickle"), bytes).unwrap();
+    let advised = harness(&["advise", "late.pickle"], folder.path());
+    let shown = text(&advised.stdout);
+    assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
+    let reason = "not tried: direct: the blocks that were live before the recording do not fit in 66 MiB with this allocator";
+    assert!(shown.contains(reason) && shown.contains("\nmax_split_size_mb:128 "), "{shown}");
+    let json: Value = serde_json::from_slice(&harness(&["advise", "late.pickle", "--format", "json"], folder.path()).stdout).unwrap();
+    assert_eq!(json["not_tried"][3]["conf"], "direct", "{json:#}");
 }
 
 #[test]
@@ -259,6 +365,9 @@ fn a_real_program_becomes_a_scenario_that_passes() {
     assert!(folder.path().join("scenarios/stats.trace.gz").exists());
     let run = harness(&["run", "scenarios", "--device", "sim", "--no-report"], folder.path());
     assert_eq!(run.status.code(), Some(0), "{}", text(&run.stdout));
+    let large = harness(&["import", path.to_str().unwrap(), "--memory", "192GiB", "--out", "scenarios/large.yaml"], folder.path());
+    assert_eq!(large.status.code(), Some(0), "{}", text(&large.stderr));
+    assert!(text(&large.stderr).contains("every request succeeds"), "{}", text(&large.stderr));
     let refused = harness(&["run", path.to_str().unwrap(), "--device", "sim", "--no-report"], folder.path());
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stdout));
 }

@@ -47,14 +47,16 @@ impl<'e> Advice<'e> {
             let limit = least(own).0 - least(own).0 / 100 * WORTH_PERCENT;
             fitting.filter(|best| least(best).0 <= limit).map_or(Verdict::Fine, Verdict::Saves)
         } else {
-            fitting.map_or_else(|| nothing(endings, pytorchs(), memory), Verdict::Fits)
+            let closest = pytorchs().filter(|ending| least(ending) > memory).min_by_key(|ending| (least(ending), simplicity(ending)));
+            fitting.map_or(Verdict::Nothing { needed: own.peak_allocated, closest }, Verdict::Fits)
         };
         Some(Self { own, is_complete, verdict })
     }
 
-    pub fn recommended(&self) -> Option<&'e str> {
+    /// The result with the recommended settings.
+    pub fn recommended(&self) -> Option<&'e Ending> {
         match self.verdict {
-            Verdict::Fits(best) | Verdict::Saves(best) => Some(&best.configuration.name),
+            Verdict::Fits(best) | Verdict::Saves(best) => Some(best),
             Verdict::Fine | Verdict::Nothing { .. } => None,
         }
     }
@@ -63,12 +65,6 @@ impl<'e> Advice<'e> {
 /// Returns true if the recording appears to reach the end of its program.
 pub const fn is_complete(program: &RecordedProgram) -> bool {
     matches!(program.ended, Ended::Well)
-}
-
-fn nothing<'e>(endings: &[Ending], pytorchs: impl Iterator<Item = &'e Ending>, memory: Bytes) -> Verdict<'e> {
-    let needed = endings.first().map_or(Bytes::ZERO, |own| own.peak_allocated);
-    let closest = pytorchs.filter(|ending| least(ending) > memory).min_by_key(|ending| (least(ending), simplicity(ending)));
-    Verdict::Nothing { needed, closest }
 }
 
 /// The results that need the least memory, then the fewest settings, then the cheapest driver calls.

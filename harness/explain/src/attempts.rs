@@ -2,11 +2,11 @@
 //! segment, then a new segment after releasing cached memory:
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDACachingAllocator.cpp> (`DeviceCachingAllocator::malloc`).
 
-use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_record::Pieces;
-use harness_trace::snapshot::{Action, Block, PoolId, Segment};
+use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment};
 use serde::Serialize;
 
 use crate::pins;
@@ -101,13 +101,9 @@ pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &Devi
 }
 
 fn lane(request: &Refused) -> String {
-    let size = match request.pool {
-        PoolKind::Small => "small",
-        PoolKind::Large => "large",
-    };
     let PoolId(first, second) = request.private_pool;
     let private = if request.private_pool.is_default() { String::new() } else { format!(" of private pool ({first}, {second})") };
-    format!("the {size} pool{private} on {}", stream(request.stream))
+    format!("the {} pool{private} on {}", request.pool.name(), stream(request.stream))
 }
 
 pub(crate) fn stream(handle: u64) -> String {
@@ -115,10 +111,8 @@ pub(crate) fn stream(handle: u64) -> String {
 }
 
 fn in_state(view: &View<'_>, request: &Refused, state: BlockState) -> Pieces {
-    let mut pieces = Pieces::default();
-    let blocks = own_segments(view, request).flat_map(|segment| &segment.blocks).filter(|block| block.state == state);
-    blocks.for_each(|block| pieces.add(block.size));
-    pieces
+    let blocks = own_segments(view, request).flat_map(|segment| &segment.blocks);
+    blocks.filter(|block| block.state == state).map(|block| block.size).collect()
 }
 
 fn free_block(view: &View<'_>, request: &Refused) -> String {
@@ -168,18 +162,9 @@ fn new_segment(view: &View<'_>, request: &Refused, missing: &Missing, totals: To
 
 /// The memory returned to the driver directly before the OOM.
 fn given_back(view: &View<'_>) -> Pieces {
-    let mut pieces = Pieces::default();
-    let Some((oom, _)) = view.oom() else { return pieces };
-    let before = view.history.events()[..oom].iter().rev();
-    let is_part = |action: Action| {
-        matches!(action, Action::SegmentFree | Action::SegmentUnmap | Action::SegmentMap | Action::FreeCompleted | Action::FreeRequested)
-    };
-    for event in before.take_while(|event| is_part(event.action)) {
-        if event.action.releases() {
-            pieces.add(event.size);
-        }
-    }
-    pieces
+    let before = view.oom().map_or(&[][..], |(oom, _)| &view.history.events()[..oom]).iter().rev();
+    let is_part = |event: &&Event| !matches!(event.action, Action::Alloc | Action::SegmentAlloc | Action::Snapshot | Action::Oom);
+    before.take_while(is_part).filter(|event| event.action.releases()).map(|event| event.size).collect()
 }
 
 fn retry(view: &View<'_>, request: &Refused) -> String {

@@ -67,6 +67,10 @@ impl Explanation {
         self.causes.iter().find(|of| of.cause == cause).map_or(Bytes::ZERO, |of| of.bytes)
     }
 
+    pub(crate) fn largest_site(&self, cause: ByteCause) -> Option<&SiteBytes> {
+        self.causes.iter().find(|of| of.cause == cause)?.sites.first()
+    }
+
     /// Reserved but unallocated memory, as in PyTorch's message.
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.accounts.reserved.saturating_sub(self.accounts.allocated)

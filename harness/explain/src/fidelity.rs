@@ -2,7 +2,7 @@
 //! address. Every segment must be reserved and released at its recorded moment with its recorded size. The final segments and
 //! blocks must match the snapshot. Predictions for other settings rely on this check.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::ControlFlow;
 
@@ -89,10 +89,10 @@ pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Resul
 
 struct Check<'a> {
     program: &'a RecordedProgram,
-    taken: Vec<(u32, DriverCall)>,
-    given_back: Vec<(u32, DriverCall)>,
-    takes: usize,
-    gifts: usize,
+    /// Recorded driver calls that the replay has not made.
+    taken: VecDeque<(u32, DriverCall)>,
+    given_back: VecDeque<(u32, DriverCall)>,
+    segments: u64,
     at_recorded_address: u64,
     segments_as_recorded: u64,
     first: Option<Divergence>,
@@ -101,8 +101,9 @@ struct Check<'a> {
 impl<'a> Check<'a> {
     fn new(program: &'a RecordedProgram, events: &[Event]) -> Self {
         let calls = events.iter().zip(0..).filter_map(|(event, index)| Some((index, DriverCall::of(event)?)));
-        let (taken, given_back) = calls.partition(|(_, call)| call.action.reserves());
-        Self { program, taken, given_back, takes: 0, gifts: 0, at_recorded_address: 0, segments_as_recorded: 0, first: None }
+        let (taken, given_back): (VecDeque<_>, _) = calls.partition(|(_, call)| call.action.reserves());
+        let segments = taken.len() as u64;
+        Self { program, taken, given_back, segments, at_recorded_address: 0, segments_as_recorded: 0, first: None }
     }
 
     fn step(&mut self, step: &Step<'_>) {
@@ -120,18 +121,15 @@ impl<'a> Check<'a> {
             let side = |address| format!("{size} allocated {}", at(address)).replace("allocated refused", "refused");
             self.diverge(Some(event), side(recorded), side(replayed));
         }
-        let missed = self.taken.get(self.takes).filter(|&&(taken, _)| taken < event).copied();
-        if let Some((taken, call)) = missed {
+        if let Some(&(taken, call)) = self.taken.front().filter(|&&(taken, _)| taken < event) {
             self.diverge(Some(taken), describe(call), "no driver call".to_owned());
         }
     }
 
     fn driver_call(&mut self, event: u32, call: DriverCall) {
         let takes = call.action.reserves();
-        let (list, next) = if takes { (&self.taken, &mut self.takes) } else { (&self.given_back, &mut self.gifts) };
-        let recorded = list.get(*next).copied();
-        *next += 1;
-        match recorded {
+        let recorded = if takes { &mut self.taken } else { &mut self.given_back };
+        match recorded.pop_front() {
             // A group of several events can release memory together.
             Some((at, same)) if same == call && (at < event || !takes) => self.segments_as_recorded += u64::from(takes),
             Some((at, other)) => self.diverge(Some(at.min(event)), describe(other), describe(call)),
@@ -140,7 +138,7 @@ impl<'a> Check<'a> {
     }
 
     fn compare_end(&mut self, snapshot: &Snapshot, last: &[SegmentInfo]) {
-        if let Some(&(event, call)) = self.given_back.get(self.gifts) {
+        if let Some(&(event, call)) = self.given_back.front() {
             self.diverge(Some(event), describe(call), "nothing given back".to_owned());
         }
         let mut recorded: Vec<&Segment> = snapshot.segments_of(self.program.device).collect();
@@ -161,15 +159,9 @@ impl<'a> Check<'a> {
     fn finish(self) -> Fidelity {
         let start = self.program.live_at_start() as usize;
         let allocations = self.program.allocations[start..].iter().filter(|allocation| allocation.address.is_some()).count() as u64;
-        let segments = self.taken.len() as u64;
-        Fidelity {
-            allocations,
-            at_recorded_address: self.at_recorded_address,
-            segments,
-            segments_as_recorded: self.segments_as_recorded,
-            faithful: self.first.is_none() && self.at_recorded_address == allocations && self.segments_as_recorded == segments,
-            first_divergence: self.first,
-        }
+        let Self { segments, at_recorded_address, segments_as_recorded, first: first_divergence, .. } = self;
+        let faithful = first_divergence.is_none() && at_recorded_address == allocations && segments_as_recorded == segments;
+        Fidelity { allocations, at_recorded_address, segments, segments_as_recorded, faithful, first_divergence }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Replays a program with many settings and allocators: [`Grid`].
 
+use std::convert::Infallible;
+
 use harness_allocator::allocator::caching::{ConfError, Config, TorchVersion};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::GRANULARITY;
@@ -89,6 +91,14 @@ pub struct Ending {
     pub peak_allocated: Bytes,
 }
 
+/// A configuration without a result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NotTried {
+    /// The settings, or the name of another allocator.
+    pub conf: String,
+    pub why: String,
+}
+
 /// The JSON form of a result for `harness advise --format json`. In bytes, counts and modeled nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EndingRecord {
@@ -169,20 +179,43 @@ impl<'a> Grid<'a> {
 
     /// Replays the program with each configuration on all cores. Calls `progress` after each. Results keep the order of the
     /// configurations. `with_least` also searches the least sufficient memory, which takes about ten more replays each.
+    ///
+    /// Some states before a recording cannot be reached with other settings or do not fit with another allocator. Such
+    /// configurations are returned as not tried. Fails if none can be tried.
     pub fn run(
         &self,
         configurations: &[Configuration],
         with_least: bool,
         progress: &(dyn Fn() + Sync),
-    ) -> Result<Vec<Ending>, ProgramError> {
-        in_parallel(configurations, |configuration| {
-            let replayed = self.replay(configuration, self.memory)?;
-            let least = if with_least { Some(self.least(configuration)?) } else { None };
+    ) -> Result<(Vec<Ending>, Vec<NotTried>), ProgramError> {
+        let Ok(tried) = in_parallel(configurations, |configuration| {
+            let ending = self.ending(configuration, with_least);
             progress();
-            let here = Bytes(replayed.stats.allocated_bytes.all.peak);
-            let (least, peak_allocated) = least.map_or((None, here), |(least, peak)| (Some(least), peak));
-            Ok(Ending { configuration: configuration.clone(), replayed, least, peak_allocated })
-        })
+            Ok::<_, Infallible>(ending)
+        });
+        let (mut endings, mut not_tried, mut first) = (Vec::new(), Vec::new(), None);
+        for (Configuration { name, .. }, ending) in configurations.iter().zip(tried) {
+            match ending {
+                Ok(ending) => endings.push(ending),
+                Err(error) => {
+                    not_tried.push(NotTried { conf: name.clone(), why: error.to_string() });
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        match first {
+            Some(error) if endings.is_empty() => Err(error),
+            _ => Ok((endings, not_tried)),
+        }
+    }
+
+    fn ending(&self, configuration: &Configuration, with_least: bool) -> Result<Ending, ProgramError> {
+        let replayed = self.replay(configuration, self.memory)?;
+        let (least, peak_allocated) = match with_least.then(|| self.least(configuration)).transpose()? {
+            Some((least, peak)) => (Some(least), peak),
+            None => (None, Bytes(replayed.stats.allocated_bytes.all.peak)),
+        };
+        Ok(Ending { configuration: configuration.clone(), replayed, least, peak_allocated })
     }
 
     pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, ProgramError> {
@@ -202,7 +235,7 @@ impl<'a> Grid<'a> {
         let step = Bytes((high.0 / 200).next_multiple_of(GRANULARITY.0));
         let least = least_memory(low, high, step, |memory| match self.replay(configuration, memory) {
             Ok(replayed) => Ok(replayed.oom.is_none()),
-            Err(ProgramError::TooLittleMemory { .. }) => Ok(false),
+            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Ok(false),
             Err(error) => Err(error),
         })?;
         Ok((least, Bytes(unlimited.allocated_bytes.all.peak)))

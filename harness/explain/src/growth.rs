@@ -7,7 +7,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Action, Event};
 use serde::Serialize;
 
-use crate::sites::SiteId;
+use crate::sites::{Site, SiteId};
 use crate::view::View;
 
 const MOST_STRETCHES: usize = 8;
@@ -37,15 +37,11 @@ pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     }
     let lowest = lowest_points(&curve, stretches);
     let held = held_at(view, events, &lowest);
-    let ids = (0_u32..).map(SiteId);
-    let mut growing: Vec<Growth> = ids
-        .take(view.sites.all().len())
-        .filter_map(|id| {
-            let held: Vec<Bytes> = held.iter().map(|sites| Bytes(sites[id.0 as usize])).collect();
-            let grown = grown(&held)?;
-            Some(Growth { site: view.sites.get(id).name.clone(), id, grown, held })
-        })
-        .collect();
+    let growth = |(site, id): (&Site, u32)| {
+        let held: Vec<Bytes> = held.iter().map(|sites| Bytes(sites[id as usize])).collect();
+        Some(Growth { site: site.name.clone(), id: SiteId(id), grown: grown(&held)?, held })
+    };
+    let mut growing: Vec<Growth> = view.sites.all().iter().zip(0..).filter_map(growth).collect();
     growing.sort_by(|a, b| b.grown.cmp(&a.grown).then_with(|| a.site.cmp(&b.site)));
     growing.truncate(LISTED);
     growing

@@ -38,28 +38,17 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
         let rest = cached + waiting;
         return format!("Nearly all memory is in use: {allocated}, and {rest} are cached but of no use to the request, {failed}.");
     }
-    let stuck = [
-        ByteCause::PendingFree,
-        ByteCause::OtherStream,
-        ByteCause::OtherPool,
-        ByteCause::PrivatePool,
-        ByteCause::InactiveSplit,
-        ByteCause::WholeSegments,
-    ];
-    let cause = stuck.into_iter().max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments);
+    let stuck = ByteCause::ALL.into_iter().map(|(cause, ..)| cause);
+    let stuck = stuck.filter(|cause| (ByteCause::PendingFree..=ByteCause::WholeSegments).contains(cause));
+    let cause = stuck.max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments);
     let bytes = explanation.bytes(cause);
     match cause {
         ByteCause::PendingFree => format!("{bytes} were freed but wait for other streams{}, {failed}.", most_by(explanation, cause)),
         ByteCause::OtherStream => {
-            format!(
-                "{bytes} are cached for other streams than {}{}, {failed}.",
-                attempts::stream(request.stream),
-                pinned_by(explanation, cause)
-            )
+            let (own, by) = (attempts::stream(request.stream), pinned_by(explanation, cause));
+            format!("{bytes} are cached for other streams than {own}{by}, {failed}.")
         }
-        ByteCause::OtherPool => {
-            format!("{bytes} are cached for blocks of the other size{}, {failed}.", pinned_by(explanation, cause))
-        }
+        ByteCause::OtherPool => format!("{bytes} are cached for blocks of the other size{}, {failed}.", pinned_by(explanation, cause)),
         ByteCause::PrivatePool => format!("{bytes} are cached in private pools that serve other requests, {failed}."),
         ByteCause::InactiveSplit => format!("{bytes} are reserved but pinned{}, {failed}.", pinned(explanation)),
         _ => format!("{bytes} are free in whole segments, {failed}."),
@@ -74,15 +63,11 @@ fn of_state(explanation: &Explanation) -> String {
         MomentKind::Event => "At this moment",
     };
     let unused = explanation.bytes(ByteCause::InactiveSplit);
-    let pinned = if unused > Bytes::ZERO && unused.get() >= accounts.reserved.get() / NEARLY_FULL {
-        format!("; {unused} are reserved but pinned{}", pinned(explanation))
-    } else {
-        String::new()
-    };
-    let of = if explanation.device_total_is == TotalKnown::ReservedOnly {
-        String::new()
-    } else {
-        format!(" on a device of {}", explanation.device_total)
+    let is_much = unused > Bytes::ZERO && unused.get() >= accounts.reserved.get() / NEARLY_FULL;
+    let pinned = if is_much { format!("; {unused} are reserved but pinned{}", pinned(explanation)) } else { String::new() };
+    let of = match explanation.device_total_is {
+        TotalKnown::ReservedOnly => String::new(),
+        _ => format!(" on a device of {}", explanation.device_total),
     };
     format!(
         "{when} {} are reserved{of}, and {} are allocated{}{pinned}.",
@@ -94,16 +79,14 @@ fn of_state(explanation: &Explanation) -> String {
 
 /// For example `, most of it (2 GiB) at model.py:41`.
 fn most_by(explanation: &Explanation, cause: ByteCause) -> String {
-    let largest = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first().map(|site| (of.bytes, site)));
-    let Some((bytes, site)) = largest else { return String::new() };
-    let most = if 2 * site.bytes.get() > bytes.get() { "most of it" } else { "the most" };
+    let Some(site) = explanation.largest_site(cause) else { return String::new() };
+    let most = if 2 * site.bytes.get() > explanation.bytes(cause).get() { "most of it" } else { "the most" };
     format!(", {}", explanation.sites[&site.id].with_verb(&format!("{most} ({})", site.bytes)))
 }
 
 /// For example `, the most (2 GiB) in segments pinned by blocks allocated at model.py:41`.
 fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
-    let of = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first());
-    of.map_or_else(String::new, |site| {
+    explanation.largest_site(cause).map_or_else(String::new, |site| {
         format!(", the most ({}) in segments pinned by blocks {}", site.bytes, explanation.sites[&site.id].with_verb("allocated"))
     })
 }

@@ -41,21 +41,16 @@ pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
     // Blocks on a synthetic stream, and the subset that was freed meanwhile.
     let mut waiting: BTreeMap<u64, StreamId> = BTreeMap::new();
     let mut freed: BTreeMap<StreamId, Vec<u64>> = BTreeMap::new();
+    let is_late = |stream| pending == PendingFrees::Late && program.is_synthetic(stream);
     for (operation, &event) in program.operations.iter().enumerate() {
-        let is_late = pending == PendingFrees::Late;
         match event {
-            TraceEvent::RecordStream { id, stream } if is_late && program.is_synthetic(stream) => {
-                waiting.insert(id, stream);
-            }
-            TraceEvent::Free { id } if waiting.contains_key(&id) => {
-                if let Some(stream) = waiting.remove(&id) {
-                    freed.entry(stream).or_default().push(id);
-                }
-            }
-            TraceEvent::SynchronizeStream(stream) if is_late && program.is_synthetic(stream) => {
-                for id in freed.remove(&stream).unwrap_or_default() {
-                    add(TraceEvent::Free { id }, Some(operation));
-                }
+            TraceEvent::RecordStream { id, stream } if is_late(stream) => _ = waiting.insert(id, stream),
+            TraceEvent::Free { id } => match waiting.remove(&id) {
+                Some(stream) => freed.entry(stream).or_default().push(id),
+                None => add(event, Some(operation)),
+            },
+            TraceEvent::SynchronizeStream(stream) if is_late(stream) => {
+                freed.remove(&stream).into_iter().flatten().for_each(|id| add(TraceEvent::Free { id }, Some(operation)));
             }
             event => add(event, Some(operation)),
         }
@@ -76,12 +71,8 @@ impl Plain {
         let sites = Sites::new(snapshot, program.device);
         let mut text = String::new();
         for (index, event) in self.events.iter().enumerate() {
-            text += &event.to_string();
-            if let Some(site) = self.site(index, program, &sites) {
-                text += " # ";
-                text += site;
-            }
-            text.push('\n');
+            let site = self.site(index, program, &sites).map(|site| format!(" # {site}")).unwrap_or_default();
+            text += &format!("{event}{site}\n");
         }
         text
     }

@@ -108,12 +108,10 @@ pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
             let what = format!("allocating the {} that {name} keeps first, in order of falling size,", count(kept.len(), "block"));
             changes.push(change(what, before_all(program, &kept)));
         }
-        if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
-            changes.push(change(format!("freeing each block of {name} before it allocates the next one"), earlier));
-        }
-        if let Some((emptied, times)) = emptied_before(program, ids) {
-            changes.push(Change { what: format!("torch.cuda.empty_cache() before {name}"), times_emptied: times, program: emptied });
-        }
+        let what = format!("freeing each block of {name} before it allocates the next one");
+        changes.extend(by_site.freed_before_the_next(program, ids).map(|earlier| change(what, earlier)));
+        let what = format!("torch.cuda.empty_cache() before {name}");
+        changes.extend(emptied_before(program, ids).map(|(program, times_emptied)| Change { what, times_emptied, program }));
     }
     changes
 }
@@ -174,18 +172,12 @@ impl BySite {
     /// Frees each block before the next one of its site is allocated. `None` if more than two are live at a time, because the
     /// program needs them, or if two never are.
     fn freed_before_the_next(&self, program: &RecordedProgram, ids: &[u64]) -> Option<RecordedProgram> {
-        let mut moved: BTreeMap<usize, u64> = BTreeMap::new();
-        for three in ids.windows(3) {
-            if self.freed.get(&three[0]).is_none_or(|&freed| freed > self.made[&three[2]]) {
-                return None;
-            }
+        if ids.windows(3).any(|three| self.freed.get(&three[0]).is_none_or(|&freed| freed > self.made[&three[2]])) {
+            return None;
         }
-        for pair in ids.windows(2) {
-            let next = self.made[&pair[1]];
-            if self.freed.get(&pair[0]).is_some_and(|&freed| freed > next) {
-                moved.insert(next, pair[0]);
-            }
-        }
+        let overlaps = ids.windows(2).map(|pair| (self.made[&pair[1]], pair[0]));
+        let is_live = |(next, id): &(usize, u64)| self.freed.get(id).is_some_and(|freed| freed > next);
+        let moved: BTreeMap<usize, u64> = overlaps.filter(is_live).collect();
         if moved.is_empty() {
             return None;
         }

@@ -28,13 +28,11 @@ impl Requests {
     /// Converts a trace. The site of each operation is its line, counted from 1, or its comment.
     pub fn of_trace<'t>(name: &str, operations: impl IntoIterator<Item = (TraceEvent, u32, Option<&'t str>)>) -> Self {
         let notes = vec!["A trace contains only requests. A replay on the simulated device assigned the addresses.".to_owned()];
-        let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
-        for (event, line, comment) in operations {
-            let of_line = || frame(name, line, event.to_string());
-            requests.places.push(comment.and_then(place_of).unwrap_or_else(of_line));
-            requests.events.push(event);
-        }
-        requests
+        let place = |(event, line, comment): (TraceEvent, u32, Option<&str>)| {
+            (event, comment.and_then(place_of).unwrap_or_else(|| frame(name, line, event.to_string())))
+        };
+        let (events, places) = operations.into_iter().map(place).unzip();
+        Self { events, places, refused: BTreeSet::new(), notes }
     }
 
     /// Converts an RMM log that was read as a [`Snapshot`].

@@ -4,18 +4,16 @@
 //! Events contain the requested size of a block, not its actual size. The actual size depends on the rounding settings and on the
 //! memory after the block: a remainder that is too small is not split off.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_trace::program::{EarlierSegments, UnmappedPools};
+use harness_trace::program::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
-
-/// The largest remainder that is not split off a large block, as in [`Config`].
-const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum At {
@@ -124,19 +122,17 @@ impl<'a> History<'a> {
         self.freed[event]
     }
 
-    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example of cuDNN.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
-        let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
-        let is_fatal = |oom: &usize| !self.events[*oom..].iter().any(|event| event.action == Action::Alloc);
+        let last_oom = || self.events.iter().rposition(|event| event.action == Action::Oom);
         let (at, event) = match at {
-            At::Automatic => match last_oom.filter(is_fatal) {
+            At::Automatic => match fatal_oom(self.events) {
                 Some(oom) => (MomentKind::Oom, Some(oom)),
                 None => (MomentKind::End, events.checked_sub(1)),
             },
             At::End => (MomentKind::End, events.checked_sub(1)),
             At::Oom | At::Peak | At::Event(_) if events == 0 => return Err(MomentError::NoEvents { device }),
-            At::Oom => (MomentKind::Oom, Some(last_oom.ok_or(MomentError::NoOom { device })?)),
+            At::Oom => (MomentKind::Oom, Some(last_oom().ok_or(MomentError::NoOom { device })?)),
             At::Peak => (MomentKind::Peak, self.peak()),
             At::Event(event) if event >= events => return Err(MomentError::NoSuchEvent { event, device, events }),
             At::Event(event) => {
@@ -155,8 +151,7 @@ impl<'a> History<'a> {
         if later.iter().all(|event| matches!(event.action, Action::Snapshot | Action::Oom)) {
             return State { segments: self.last.iter().map(|&segment| segment.clone()).collect(), origins: self.origins.clone() };
         }
-        let sizes = self.sizes();
-        let mut rewind = Rewind::new(self, sizes);
+        let mut rewind = Rewind::new(self, self.sizes());
         (kept..self.events.len()).rev().for_each(|event| rewind.undo(event));
         rewind.state()
     }
@@ -184,8 +179,11 @@ impl<'a> History<'a> {
         for (index, event) in self.events.iter().enumerate().rev() {
             allocated[index] = current;
             match event.action {
-                Action::Alloc => current = current.saturating_sub(sizes.of(index, event)),
-                Action::FreeRequested => current += self.size_of_freed(&sizes, index),
+                Action::Alloc => current = current.saturating_sub(sizes.allocated_by(index).unwrap_or(event.size)),
+                Action::FreeRequested => {
+                    let known = sizes.known(self.freed(index).allocated, event.address);
+                    current += known.unwrap_or_else(|| self.rounded(event.size));
+                }
                 _ => {}
             }
         }
@@ -202,20 +200,27 @@ impl<'a> History<'a> {
     pub fn sizes(&self) -> Sizes {
         let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
         (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
-        rewind.sizes_at_start()
-    }
-
-    fn size_of_freed(&self, sizes: &Sizes, free: usize) -> Bytes {
-        let event = &self.events[free];
-        match self.freed(free).allocated {
-            Some(alloc) => sizes.of(alloc as usize, event),
-            None => sizes.before.get(&event.address).copied().map_or_else(|| self.rounded(event.size), Bytes),
-        }
+        let before = rewind.live.iter().map(|(&address, live)| (address, rewind.size_of(live).get())).collect();
+        Sizes { before, ..rewind.sizes }
     }
 
     fn rounded(&self, requested: Bytes) -> Bytes {
         self.config.round(requested.get()).map_or(requested, Bytes)
     }
+}
+
+/// The OOM that ended the program: no allocation follows it. Programs catch many OOMs, for example of cuDNN.
+fn fatal_oom(events: &[Event]) -> Option<usize> {
+    events.iter().rposition(|event| matches!(event.action, Action::Oom | Action::Alloc)).filter(|&last| events[last].action == Action::Oom)
+}
+
+/// One of several devices: one that ran out of memory at its end, else the one with the most reserved memory. Also returns whether it ran
+/// out of memory.
+pub fn main_device(snapshot: &Snapshot, devices: &[u32]) -> Option<(u32, bool)> {
+    let has_failed = |device| fatal_oom(snapshot.events_of(device)).is_some();
+    let reserved = |device| snapshot.segments_of(device).map(|segment| segment.size).sum::<Bytes>();
+    let main = devices.iter().copied().max_by_key(|&device| (has_failed(device), reserved(device), Reverse(device)))?;
+    Some((main, has_failed(main)))
 }
 
 /// The events of each freed block, and of the blocks that remain.
@@ -256,11 +261,9 @@ impl Sizes {
         self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
 
-    fn of(&self, alloc: usize, event: &Event) -> Bytes {
-        match self.of_event[alloc] {
-            0 => event.size,
-            size => Bytes(size),
-        }
+    /// The size of a block, by the event that allocated it, or else by its address before the first event.
+    fn known(&self, allocated: Option<u32>, address: u64) -> Option<Bytes> {
+        allocated.map_or_else(|| self.before(address), |event| self.allocated_by(event as usize))
     }
 }
 
@@ -293,16 +296,15 @@ impl<'h, 'a> Rewind<'h, 'a> {
     fn undo(&mut self, index: usize) {
         let event = &self.history.events[index];
         match event.action {
-            Action::Alloc => self.undo_alloc(index, event),
+            Action::Alloc => {
+                if let Some(live) = self.live.remove(&event.address) {
+                    self.sizes.of_event[index] = self.size_of(&live).get();
+                }
+            }
             Action::FreeCompleted => self.bring_back(index, event, BlockState::PendingFree),
             Action::FreeRequested => self.bring_back(index, event, BlockState::Allocated),
             _ => self.earlier.undo(event, &self.history.unmapped_pools, PoolId::default),
         }
-    }
-
-    fn undo_alloc(&mut self, index: usize, event: &Event) {
-        let Some(live) = self.live.remove(&event.address) else { return };
-        self.sizes.of_event[index] = self.size_of(&live).get();
     }
 
     fn size_of(&self, Live { block, is_exact, .. }: &Live) -> Bytes {
@@ -320,17 +322,13 @@ impl<'h, 'a> Rewind<'h, 'a> {
         let next = self.live.range(address + 1..segment_end).next().map_or(segment_end, |(&next, _)| next);
         let rest = next.saturating_sub(end);
         let is_oversize = self.history.config.max_split_size.is_some_and(|max| size >= max);
-        if rest <= LARGEST_UNSPLIT_REMAINDER || is_oversize { Bytes(rest) } else { Bytes::ZERO }
+        if rest <= LARGEST_REMAINDER || is_oversize { Bytes(rest) } else { Bytes::ZERO }
     }
 
     fn bring_back(&mut self, index: usize, event: &Event, state: BlockState) {
         let history = self.history;
         let Origin { allocated, freed } = history.freed(index);
-        let known = match allocated {
-            Some(alloc) => Some(self.sizes.of_event[alloc as usize]),
-            None => self.sizes.before.get(&event.address).copied(),
-        };
-        let known = known.filter(|&size| size > 0).map(Bytes);
+        let known = self.sizes.known(allocated, event.address);
         let freed = freed.filter(|_| state == BlockState::PendingFree);
         let stack = allocated.map_or(StackId::EMPTY, |alloc| history.events[alloc as usize].stack);
         let live = self.live.entry(event.address).or_insert_with(|| {
@@ -342,24 +340,12 @@ impl<'h, 'a> Rewind<'h, 'a> {
         live.origin.freed = freed;
     }
 
-    fn sizes_at_start(mut self) -> Sizes {
-        self.sizes.before = self.live.iter().map(|(&address, live)| (address, self.size_of(live).get())).collect();
-        self.sizes
-    }
-
     fn state(self) -> State {
         let Self { earlier: EarlierSegments { by_address: mut segments, .. }, live, .. } = self;
         let origins = live.iter().map(|(&address, block)| (address, block.origin)).collect();
         for segment in segments.values_mut() {
-            let end = segment.address + segment.size.get();
-            let mut at = segment.address;
-            for (&address, Live { block, .. }) in live.range(segment.address..end) {
-                segment.blocks.extend(Block::free(at, address.min(end)));
-                let size = block.size.get().min(end - address);
-                segment.blocks.push(Block { size: Bytes(size), extra: ExtraId::NONE, ..*block });
-                at = address + size;
-            }
-            segment.blocks.extend(Block::free(at, end));
+            let inside = live.range(segment.address..segment.address + segment.size.get());
+            segment.fill(inside.map(|(_, live)| Block { extra: ExtraId::NONE, ..live.block }));
         }
         State { segments: segments.into_values().collect(), origins }
     }

@@ -83,11 +83,9 @@ pub(crate) struct DeviceSize {
 
 /// Why a request cannot use free memory of a segment under PyTorch's rules, if it cannot.
 pub(crate) fn pool_mismatch(segment: &Segment, request: &Refused) -> Option<ByteCause> {
-    if segment.private_pool != request.private_pool {
-        return Some(ByteCause::PrivatePool);
+    match segment {
+        _ if segment.private_pool != request.private_pool => Some(ByteCause::PrivatePool),
+        _ if segment.pool != request.pool => Some(ByteCause::OtherPool),
+        _ => (segment.stream != request.stream).then_some(ByteCause::OtherStream),
     }
-    if segment.pool != request.pool {
-        return Some(ByteCause::OtherPool);
-    }
-    (segment.stream != request.stream).then_some(ByteCause::OtherStream)
 }

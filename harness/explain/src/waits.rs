@@ -47,9 +47,9 @@ pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
         let site = || view.sites.of_block(origin.allocated, event.stack);
         is_long.then(|| wait(view, site(), event.address, event.size, origin, Some(index)))
     });
-    let mut over: Vec<Wait> = waited.collect();
-    over.sort_by_key(|wait| (Reverse(weight(wait)), wait.freed_at));
-    waits.extend(over);
+    let begun = waits.len();
+    waits.extend(waited);
+    waits[begun..].sort_by_key(|wait| (Reverse(weight(wait)), wait.freed_at));
     waits.truncate(LISTED);
     waits
 }

@@ -448,6 +448,14 @@ impl Pieces {
     }
 }
 
+impl FromIterator<Bytes> for Pieces {
+    fn from_iter<T: IntoIterator<Item = Bytes>>(sizes: T) -> Self {
+        let mut pieces = Self::default();
+        sizes.into_iter().for_each(|size| pieces.add(size));
+        pieces
+    }
+}
+
 /// The outcome of a step. Running out of memory is a result, not an error of the harness.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

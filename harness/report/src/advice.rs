@@ -6,7 +6,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
-use harness_explain::grid::Ending;
+use harness_explain::grid::{Ending, NotTried};
 
 use super::text;
 use super::words::Grid;
@@ -15,7 +15,7 @@ use super::words::Grid;
 /// of the program itself.
 pub fn render(
     advice: &Advice<'_>,
-    endings: &[Ending],
+    (endings, not_tried): (&[Ending], &[NotTried]),
     memory: Option<Bytes>,
     fidelity: Option<&Fidelity>,
     in_program: &[String],
@@ -28,18 +28,18 @@ pub fn render(
             let _ = writeln!(text, "  {}. {sentence}.", number + 1);
         }
     }
-    text += &table(endings);
+    text += &table(endings, not_tried);
     text += "\nDriver times come from a cost model. The search for the least memory assumes that more memory never hurts; `?` marks configurations that contradict this.\n";
     text
 }
 
 /// One line per configuration, without advice.
-pub fn endings(endings: &[Ending], fidelity: Option<&Fidelity>, is_complete: bool) -> String {
-    backing(fidelity, is_complete) + &table(endings)
+pub fn endings((endings, not_tried): (&[Ending], &[NotTried]), fidelity: Option<&Fidelity>, is_complete: bool) -> String {
+    backing(fidelity, is_complete) + &table(endings, not_tried)
 }
 
 pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
-    let device = memory.map_or_else(|| "any device".to_owned(), |memory| memory.to_string());
+    let device = memory.map_or_else(|| "a device of unknown size".to_owned(), |memory| memory.to_string());
     let past = if advice.is_complete { "" } else { " past the point where the recording ends" };
     match &advice.verdict {
         Verdict::Fits(best) if best.configuration.name.is_empty() => {
@@ -57,6 +57,7 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
             best.configuration.name,
             price(advice.own, best)
         ),
+        Verdict::Fine if memory.is_none() => format!("It needs {} without a change, and no setting saves much.", least(advice.own)),
         Verdict::Fine => format!("It fits in {device} without a change, and no setting saves much: it needs {}.", least(advice.own)),
         Verdict::Nothing { needed, closest } => {
             let lacking = memory.map_or(Bytes::ZERO, |memory| needed.saturating_sub(memory));
@@ -102,7 +103,8 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     text
 }
 
-fn table(endings: &[Ending]) -> String {
+/// The results, and the reasons for those that are missing.
+fn table(endings: &[Ending], not_tried: &[NotTried]) -> String {
     let heads = ["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"];
     let cells = |ending: &Ending| {
         let replayed = &ending.replayed;
@@ -118,7 +120,11 @@ fn table(endings: &[Ending]) -> String {
             ending.least.map_or_else(String::new, |least| format!("{}{}", least.enough, if least.is_monotonic { "" } else { " ?" })),
         ]
     };
-    format!("\n{}", text::table(&Grid::new("llr", heads, endings.iter().map(cells)), None, text::Style::Plain))
+    let mut text = format!("\n{}", text::table(&Grid::new("llr", heads, endings.iter().map(cells)), None, text::Style::Plain));
+    for NotTried { conf, why } in not_tried {
+        let _ = writeln!(text, "not tried: {conf}: {why}");
+    }
+    text
 }
 
 fn named(ending: &Ending) -> String {

@@ -13,7 +13,7 @@ use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config,
 use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
-use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
+use harness_allocator::stats::{MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::units::Bytes;
 use harness_base::packed;
 use serde::Deserialize;
@@ -211,19 +211,11 @@ fn replay_on<T: Target>(
 }
 
 fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Value {
-    let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, state_code(block.state)])).collect();
+    let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, block.state as u8])).collect();
     let pool = segment.private_pool.map_or(-1, i64::from);
     let large = u8::from(segment.pool == PoolKind::Large);
     let stream = segment.stream.map(|stream| streams.in_trace(stream).0);
     json!([stream, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
-}
-
-fn state_code(state: BlockState) -> u8 {
-    match state {
-        BlockState::Inactive => 0,
-        BlockState::PendingFree => 1,
-        BlockState::Allocated => 2,
-    }
 }
 
 /// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments.
@@ -441,7 +433,7 @@ fn compare_snapshots(recorded: &serde_json::Value, replayed: &serde_json::Value)
         return None;
     }
     let text = |segments: &serde_json::Value, index: usize| segments.get(index).map(ToString::to_string).unwrap_or_default();
-    let segments = [recorded, replayed].map(|value| value.as_array().map_or(0, Vec::len)).into_iter().max().unwrap_or_default();
-    let segment = (0..segments).find(|&index| recorded.get(index) != replayed.get(index)).unwrap_or_default();
+    let same = |index: &usize| recorded.get(index).is_some() && recorded.get(index) == replayed.get(index);
+    let segment = (0..).take_while(same).count();
     Some(Difference::Snapshot { segment, recorded: text(recorded, segment), replayed: text(replayed, segment) })
 }

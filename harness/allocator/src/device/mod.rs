@@ -141,7 +141,7 @@ pub struct Fingerprint {
     pub cost_model: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemory {
     /// As [`DeviceInfo::total`].
     pub total: Bytes,

@@ -12,7 +12,7 @@ use harness_allocator::units::Nanos;
 use harness_base::words::count;
 use harness_exec::launch::Launch;
 use harness_exec::process;
-use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
+use harness_exec::trials::faults::{self, Expectation, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
 use harness_exec::trials::runner::Runner;
@@ -161,7 +161,9 @@ impl Options {
             let report = faults::every_fault(&program, plan)?;
             bar.finish_and_clear();
             self.show(&report, Trials::Faults(&report, self.expect))?;
-            Ok(of_faults(&report, self.expect))
+            let meets = |case: &faults::Case| self.expect.is_none_or(|expectation| case.meets(expectation));
+            let is_fine = |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
+            Ok(if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed })
         } else if alloc_confs.len() > 1 {
             let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search))?;
             bar.finish_and_clear();
@@ -205,11 +207,4 @@ impl Options {
         }
         self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
     }
-}
-
-/// Exit code 1 if a run does not meet the expectation, or did not reach its injected failure.
-fn of_faults(report: &FaultReport, expectation: Option<Expectation>) -> Exit {
-    let is_fine =
-        |case: &faults::Case| case.outcome != faults::Outcome::NotReached && expectation.is_none_or(|expectation| case.meets(expectation));
-    if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed }
 }

@@ -12,13 +12,11 @@ steps:
 fn plan(scenario: &str, memory: Option<Bytes>, seed: Option<u64>) -> Plan {
     Plan {
         scenarios: vec![Scenario::parse(scenario, Path::new("test.yaml")).expect("a valid scenario")],
-        selection: Selection::default(),
         seed,
         memory,
         repetitions: 1,
         audit: true,
-        fail_fast: false,
-        program: String::new(),
+        ..Plan::default()
     }
 }
 

@@ -141,24 +141,13 @@ impl View<'_> {
         streams.sort_unstable();
         streams.dedup();
         let stream_name = |handle: u64| if handle == 0 { "default".to_owned() } else { format!("{handle:#x}") };
-        let closed = self.state.segments.iter().filter(|segment| !is_own(segment));
-        let mut other_private_pools = Pieces::default();
-        closed.flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive).for_each(|block| {
-            other_private_pools.add(block.size);
-        });
+        let closed = self.state.segments.iter().filter(|segment| !is_own(segment)).flat_map(|segment| &segment.blocks);
+        let free_in_others = closed.filter(|block| block.state == BlockState::Inactive).map(|block| block.size);
         let missing = attempts::missing(self, request);
         let inactive_split =
             self.state.segments.iter().flat_map(|segment| pins::pieces(segment, self.config)).map(|piece| piece.pinned).sum();
         let total = size.total;
-        let device = DeviceMemory {
-            total,
-            free,
-            used: total.saturating_sub(free),
-            process: None,
-            context_overhead: Bytes::ZERO,
-            pressure: Bytes::ZERO,
-            processes: Bytes::ZERO,
-        };
+        let device = DeviceMemory { total, free, used: total.saturating_sub(free), ..DeviceMemory::default() };
         FailedRequest {
             requested: request.requested,
             stream: number(&streams, request.stream),
@@ -180,7 +169,7 @@ impl View<'_> {
             },
             inactive_split,
             lanes: Some(lanes(self.state.segments.iter().filter(is_own), &streams)),
-            other_private_pools,
+            other_private_pools: free_in_others.collect(),
             streams: (0_u32..).zip(&streams).map(|(number, &handle)| (number, stream_name(handle))).collect(),
             pinned: Vec::new(),
             pinned_unlisted: UnlistedSegments::default(),
@@ -223,12 +212,8 @@ fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &[u64]) -> Ve
     let mut lanes: BTreeMap<(PoolKind, u32), Lane> = BTreeMap::new();
     for segment in segments {
         let stream = number(streams, segment.stream);
-        let lane = lanes.entry((segment.pool, stream)).or_insert_with(|| Lane {
-            pool: Some(segment.pool),
-            stream,
-            free: Pieces::default(),
-            waiting: Pieces::default(),
-        });
+        let (pool, free, waiting) = (Some(segment.pool), Pieces::default(), Pieces::default());
+        let lane = lanes.entry((segment.pool, stream)).or_insert(Lane { pool, stream, free, waiting });
         for block in &segment.blocks {
             match block.state {
                 BlockState::Inactive => lane.free.add(block.size),

@@ -8,7 +8,7 @@ use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
 use harness_record::{Collector, Event, RunRecord};
 use harness_run::control::Control;
-use harness_run::session::{Plan, Selection, Sinks};
+use harness_run::session::{Plan, Sinks};
 use harness_scenario::Scenario;
 
 /// Runs a scenario with each of its allocators. Must be deterministic.
@@ -20,26 +20,19 @@ pub trait Engine {
     fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError>;
 }
 
-/// Runs on the simulated device, like `harness run --device sim`.
+/// Runs on a simulated device that has enough memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Simulated;
 
 impl Engine for Simulated {
     fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError> {
-        let plan = Plan {
-            scenarios: vec![scenario.clone()],
-            selection: Selection::default(),
-            seed: None,
-            memory: None,
-            repetitions: 1,
-            audit: true,
-            fail_fast: false,
-            program: "harness".to_owned(),
-        };
+        let (scenarios, program) = (vec![scenario.clone()], "harness".to_owned());
+        let plan = Plan { scenarios, repetitions: 1, audit: true, program, ..Plan::default() };
+        let source = DeviceSource::simulated().with_room_for(scenario.needs.memory);
         let interrupt = Arc::new(AtomicBool::new(false));
         let mut collector = Collector::default();
         let control = Arc::new(Control::new(Arc::clone(&interrupt)));
-        plan.observe(&DeviceSource::simulated(), &control, &Sinks::default(), &mut |event| {
+        plan.observe(&source, &control, &Sinks::default(), &mut |event| {
             if let Event::StepEnded(step) = &event
                 && on_step(step.number).is_break()
             {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use harness_record::{Accounts, CauseKind, Invariant, Outcome, Rule, RunRecord, Verdict, Violation, causes};
+use harness_record::{Accounts, CauseKind, FailedRequest, Invariant, Outcome, Rule, RunRecord, Verdict, Violation, causes};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -79,8 +79,10 @@ impl Failure {
                 // A request that failed as expected, but for another cause, keeps that failure.
                 match step {
                     Some(_) if !first.expected.starts_with(OTHER_CAUSE) => {
-                        let is_pinned =
-                            cause == Some(CauseKind::Fragmented) && shortage.is_some_and(|shortage| most_is_cached(&shortage.accounts));
+                        let most_is_cached = |FailedRequest { accounts: Accounts { reserved, active, device, .. }, .. }: &FailedRequest| {
+                            reserved.saturating_sub(*active) > device.free
+                        };
+                        let is_pinned = cause == Some(CauseKind::Fragmented) && shortage.is_some_and(most_is_cached);
                         Self::Oom { cause, is_pinned }
                     }
                     _ => Self::Step { expected: without_figures(&first.expected), cause },
@@ -117,11 +119,6 @@ impl fmt::Display for Failure {
 
 /// The start of a message about a request that failed for an unexpected cause.
 const OTHER_CAUSE: &str = "the cause `";
-
-/// Returns true if more memory is free in the allocator than on the device.
-fn most_is_cached(accounts: &Accounts) -> bool {
-    accounts.reserved.saturating_sub(accounts.active) > accounts.device.free
-}
 
 /// Returns true if the expectation is a formula of the scenario rather than a sentence about a step.
 fn is_formula(expected: &str) -> bool {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use harness_scenario::Scenario;
 
-use super::document::{Document, Map, Node, StepNode};
+use super::document::{Document, Map, Node, StepNode, value};
 use super::search::Search;
 use super::values::words;
 use crate::delta::{self, Flow};
@@ -121,9 +121,10 @@ impl Search<'_> {
                 let mut candidate = self.best.clone();
                 candidate.visit(&mut |_, node| replace_word(node, name, value));
                 let rest: Map = parameters.iter().filter(|(other, _)| other != name).cloned().collect();
-                candidate.set("matrix", Node::Map(rest.clone()));
                 if rest.is_empty() {
-                    candidate.remove("matrix");
+                    candidate.remove("matrix")
+                } else {
+                    candidate.set("matrix", Node::Map(rest))
                 }
                 self.accept(candidate)?;
             }
@@ -136,16 +137,17 @@ impl Search<'_> {
         let Some(Node::List(streams)) = self.best.value("streams").cloned() else { return Flow::Continue(()) };
         for stream in &streams {
             let mut candidate = self.best.clone();
-            candidate.remove("streams");
             let rest: Vec<Node> = streams.iter().filter(|other| *other != stream).cloned().collect();
-            candidate.visit(&mut |_, node| {
-                if node == stream {
+            if rest.is_empty() {
+                candidate.remove("streams")
+            } else {
+                candidate.set("streams", Node::List(rest))
+            }
+            candidate.visit(&mut |key, node| {
+                if node == stream && key != "streams" {
                     *node = Node::Scalar("default".to_owned());
                 }
             });
-            if !rest.is_empty() {
-                candidate.set("streams", Node::List(rest));
-            }
             self.accept(candidate)?;
         }
         Flow::Continue(())
@@ -164,13 +166,10 @@ impl Search<'_> {
 fn of_arm(node: &Node, arm: &str, arms: &[String]) -> Node {
     let Node::Map(map) = node else { return node.clone() };
     let has_only = |known: &dyn Fn(&str) -> bool| !map.is_empty() && map.iter().all(|(key, _)| known(key));
-    let of = |key: &str| map.iter().find(|(name, _)| name == key).map(|(_, node)| node);
-    let chosen = if has_only(&|key| ["simulated", "gpu"].contains(&key)) {
-        of("simulated")
-    } else if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) {
-        of(arm).or_else(|| of("others"))
-    } else {
-        None
+    let chosen = match () {
+        () if has_only(&|key| ["simulated", "gpu"].contains(&key)) => value(map, "simulated"),
+        () if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) => value(map, arm).or_else(|| value(map, "others")),
+        () => None,
     };
     chosen.map_or_else(|| node.clone(), |chosen| of_arm(chosen, arm, arms))
 }

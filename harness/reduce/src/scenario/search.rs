@@ -113,11 +113,7 @@ pub(super) fn steps_of(record: &RunRecord) -> u32 {
 
 /// The device memory that a scenario requests, if it is an amount and not a formula.
 pub(super) fn memory(document: &Document) -> Option<Bytes> {
-    match document.value("needs") {
-        Some(Node::Map(needs)) => match value(needs, "memory") {
-            Some(Node::Scalar(text)) => Bytes::parse(text).ok(),
-            _ => None,
-        },
-        _ => None,
-    }
+    let Some(Node::Map(needs)) = document.value("needs") else { return None };
+    let Some(Node::Scalar(text)) = value(needs, "memory") else { return None };
+    Bytes::parse(text).ok()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_language::text::exact_size;
-use harness_record::{Invariant, Rule, Verdict};
+use harness_record::{Invariant, Rule, Verdict, Violation};
 use harness_scenario::steps::Action;
 use harness_scenario::{Scenario, Trace};
 
@@ -45,10 +45,7 @@ impl<'a> Audited<'a> {
         }
         let records = self.engine.run(&scenario, &mut |_| ControlFlow::Continue(())).ok()?;
         records.iter().find_map(|record| match &record.verdict {
-            Verdict::Failed { first, .. } => match first.rule {
-                Rule::Invariant(invariant) => Some(invariant),
-                _ => None,
-            },
+            Verdict::Failed { first: Violation { rule: Rule::Invariant(invariant), .. }, .. } => Some(*invariant),
             _ => None,
         })
     }

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use harness_allocator::allocator::MemoryFraction;
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
 use harness_record::Invariant;
-use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped, Target};
+use harness_trace::execute::{ByHandle, Executor, Kind, Outcome, Stopped, Target};
 use harness_trace::trace::TraceEvent;
 
 use super::Case;
@@ -62,47 +61,32 @@ pub(super) enum Early {
 
 /// Replays a trace with these settings and returns the failed requests. `may_fail` decides by operation and id.
 pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) -> bool) -> Result<Vec<Refused>, Early> {
-    let Case { events, memory, .. } = case;
-    let memory = *memory;
+    let Case { ref events, memory, .. } = *case;
     let mut device = SimDevice::new(SimConfig::replay(memory));
     let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
     let config = Config { quirks: Quirks::AsTorch, ..config.clone() };
-    let mut watch = Refusals { events, fraction: config.memory_fraction, memory, refused: Vec::new(), may_fail };
+    let (mut fraction, mut refused) = (config.memory_fraction, Vec::new());
+    let mut watch = |operation: usize, _: Kind, outcome: Outcome, target: &mut ByHandle<'_, CachingAllocator>| {
+        match events[operation] {
+            TraceEvent::SetFraction(set) => fraction = set,
+            TraceEvent::Allocate { id, size, .. } if outcome == Outcome::OutOfMemory => {
+                refused.push(Refused { operation, failure: failure(target, size, memory, fraction.limit(memory)) });
+                return if may_fail(operation, id) { Ok(()) } else { Err(RefusedToo) };
+            }
+            _ => {}
+        }
+        Ok(())
+    };
     let mut allocator = CachingAllocator::new(config);
     match executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut watch) {
-        Ok(_) => Ok(watch.refused),
+        Ok(_) => Ok(refused),
         Err(Stopped::Device { operation, source }) => Err(Early::Trace(format!("operation {operation}: {source}"))),
         Err(Stopped::Observer(RefusedToo)) => Err(Early::Refused),
     }
 }
 
-struct Refusals<'a> {
-    events: &'a [TraceEvent],
-    fraction: MemoryFraction,
-    memory: Bytes,
-    refused: Vec<Refused>,
-    may_fail: &'a dyn Fn(usize, u64) -> bool,
-}
-
 /// A request that must succeed failed.
 struct RefusedToo;
-
-impl<T: Target> Observer<T> for Refusals<'_> {
-    type Error = RefusedToo;
-
-    fn after(&mut self, operation: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), RefusedToo> {
-        match self.events[operation] {
-            TraceEvent::SetFraction(fraction) => self.fraction = fraction,
-            TraceEvent::Allocate { id, size, .. } if outcome == Outcome::OutOfMemory => {
-                let failure = failure(target, size, self.memory, self.fraction.limit(self.memory));
-                self.refused.push(Refused { operation, failure });
-                return if (self.may_fail)(operation, id) { Ok(()) } else { Err(RefusedToo) };
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
 
 fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Option<Bytes>) -> Failure {
     let stats = target.stats();
@@ -115,13 +99,8 @@ fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Opt
     let waiting = active.saturating_sub(allocated);
     match requested {
         _ if requested <= room => Failure::Rounding,
-        _ if requested <= room + cached => {
-            if cached >= room {
-                Failure::Fragmented
-            } else {
-                Failure::DeviceShort
-            }
-        }
+        _ if requested <= room + cached && cached >= room => Failure::Fragmented,
+        _ if requested <= room + cached => Failure::DeviceShort,
         _ if requested <= room + cached + waiting => Failure::PendingFree,
         _ if requested <= free + cached => Failure::Fraction,
         _ if requested <= memory => Failure::TooLarge,

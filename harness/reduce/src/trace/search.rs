@@ -10,7 +10,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
 use super::audited::Audited;
-use super::failure::{Early, Failure, run};
+use super::failure::{Early, Failure, Refused, run};
 use super::{Case, Goal, ShrinkError, Shrunk};
 use crate::delta::{self, Flow, SETTINGS};
 use crate::scenario::Engine;
@@ -33,25 +33,28 @@ impl<'a, 'w> Search<'a, 'w> {
     pub(super) fn of_oom(case: Case, goal: &Goal, watch: &'a mut Watch<'w>) -> Result<Self, ShrinkError> {
         let (mut case, mut origins) = settled(case);
         let replay = |config: &Config| match run(&case, config, &|_, _| true) {
-            Ok(refused) => Ok(refused),
             Err(Early::Trace(why)) => Err(ShrinkError::Trace(why)),
-            Err(Early::Refused) => Ok(Vec::new()),
+            refused => Ok(refused.unwrap_or_default()),
         };
         let own = replay(&case.config)?;
         let (refused, fails_under_its_own, other) = match goal {
             Goal::Oom => (own, true, None),
-            Goal::ConfDiffers(other) => match (own, replay(other)?) {
-                (own, others) if own.is_empty() == others.is_empty() => {
-                    return Err(ShrinkError::EndsAlike { both_fail: !own.is_empty() });
+            Goal::ConfDiffers(other) => {
+                let (others, fails) = (replay(other)?, !own.is_empty());
+                if fails != others.is_empty() {
+                    return Err(ShrinkError::EndsAlike { both_fail: fails });
                 }
-                (own, others) if own.is_empty() => (others, false, Some(other.clone())),
-                (own, _) => (own, true, Some(other.clone())),
-            },
+                (if fails { own } else { others }, fails, Some(other.clone()))
+            }
         };
         let Some((last, before)) = refused.split_last() else { return Err(ShrinkError::Fits { memory: case.memory }) };
         case.events.truncate(last.operation + 1);
         origins.truncate(last.operation + 1);
-        let may_fail = before.iter().filter_map(|refused| id_of(case.events[refused.operation])).collect();
+        let id_of = |refused: &Refused| match case.events[refused.operation] {
+            TraceEvent::Allocate { id, .. } => Some(id),
+            _ => None,
+        };
+        let may_fail = before.iter().filter_map(id_of).collect();
         let best = Shrunk { case, other, failure: last.failure, fails_under_its_own, may_fail, origins, replays: 0, is_stopped: false };
         Ok(Self { best, audited: None, replays: 0, watch })
     }
@@ -61,16 +64,8 @@ impl<'a, 'w> Search<'a, 'w> {
         let (case, origins) = settled(case);
         let audited = Audited::new(&case, engine)?;
         let invariant = audited.violated(&case).ok_or(ShrinkError::Holds { memory: case.memory })?;
-        let best = Shrunk {
-            case,
-            other: None,
-            failure: Failure::Violates(invariant),
-            fails_under_its_own: true,
-            may_fail: BTreeSet::new(),
-            origins,
-            replays: 0,
-            is_stopped: false,
-        };
+        let (failure, may_fail) = (Failure::Violates(invariant), BTreeSet::new());
+        let best = Shrunk { case, other: None, failure, fails_under_its_own: true, may_fail, origins, replays: 0, is_stopped: false };
         Ok(Self { best, audited: Some(audited), replays: 0, watch })
     }
 
@@ -202,10 +197,9 @@ impl<'a, 'w> Search<'a, 'w> {
     fn resized(&self, of: u64, new: Bytes) -> Shrunk {
         let mut candidate = self.best.clone();
         for event in &mut candidate.case.events {
-            if let TraceEvent::Allocate { id, size, .. } = event
-                && *id == of
-            {
-                *size = new;
+            match event {
+                TraceEvent::Allocate { id, size, .. } if *id == of => *size = new,
+                _ => {}
             }
         }
         candidate
@@ -294,13 +288,6 @@ fn settled(case: Case) -> (Case, Vec<usize>) {
     let kept = case.events.into_iter().enumerate().filter(|(_, event)| does_something(event));
     let (origins, events) = kept.unzip();
     (Case { events, ..case }, origins)
-}
-
-const fn id_of(event: TraceEvent) -> Option<u64> {
-    match event {
-        TraceEvent::Allocate { id, .. } => Some(id),
-        _ => None,
-    }
 }
 
 /// A lower bound of the memory that the trace needs, from its peak of live bytes; and the live bytes at its end.

@@ -37,7 +37,7 @@ pub use self::scenario_process::serve_process;
 pub use self::supervise::{End, supervise};
 
 /// The runs of a session and their options.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub scenarios: Vec<Scenario>,
     pub selection: Selection,

@@ -146,6 +146,16 @@ pub trait Observer<T: Target> {
     }
 }
 
+/// A function that receives each finished operation.
+impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> Observer<T> for F {
+    type Error = E;
+
+    #[inline(always)]
+    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), E> {
+        self(index, kind, outcome, target)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Unobserved;
 

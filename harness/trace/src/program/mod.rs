@@ -23,7 +23,7 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
-pub use self::start::{EarlierSegments, UnmappedPools};
+pub use self::start::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 pub use self::watch::{DriverCall, Step};
 use crate::execute::PrepareError;
 use crate::snapshot::{Block, PoolId, Segment, StackId};
@@ -130,7 +130,8 @@ pub enum Note {
     #[error("event {event} allocates at {address:#x}, where a block is live, so the recording lacks events")]
     Overlap { event: u32, address: u64 },
     #[error(
-        "the cache was emptied {times} times before the allocator reserved more memory. The device's memory is unknown, so these count as calls of empty_cache"
+        "the cache was emptied {} before the allocator reserved more memory. The device's memory is unknown, so this counts as empty_cache",
+        count(*times, "time")
     )]
     TakenForEmptyCache { times: usize },
     #[error(
@@ -156,6 +157,8 @@ pub enum ProgramError {
     Inconsistent { address: u64, why: &'static str },
     #[error("the device memory of {memory} is less than the {held} that the program had reserved before the recording")]
     TooLittleMemory { memory: Bytes, held: Bytes },
+    #[error("the blocks that were live before the recording do not fit in {memory} with this allocator")]
+    DoNotFit { memory: Bytes },
     /// The snapshot describes a state that the allocator cannot reach.
     #[error("the state before the recording: {0}")]
     Start(#[from] RestoreError),

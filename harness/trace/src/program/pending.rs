@@ -67,6 +67,15 @@ impl PendingFrees {
     }
 }
 
+impl Batch {
+    fn add(&mut self, address: u64, request: Option<usize>) {
+        match request {
+            Some(request) => self.requests.push(request),
+            None => self.before.push(address),
+        }
+    }
+}
+
 fn batches(events: &[Event], before: &HashSet<u64>) -> Vec<Batch> {
     let mut waiting: HashMap<u64, Option<usize>> = before.iter().map(|&address| (address, None)).collect();
     let (mut batches, mut batch) = (Vec::new(), Batch::default());
@@ -83,10 +92,7 @@ fn batches(events: &[Event], before: &HashSet<u64>) -> Vec<Batch> {
             Action::FreeCompleted => {
                 if let Some(request) = waiting.remove(&event.address) {
                     batch.completions.push(index);
-                    match request {
-                        Some(request) => batch.requests.push(request),
-                        None => batch.before.push(event.address),
-                    }
+                    batch.add(event.address, request);
                 }
             }
             Action::Alloc | Action::Oom | Action::Snapshot => finish(&mut batches, &mut batch),
@@ -94,12 +100,7 @@ fn batches(events: &[Event], before: &HashSet<u64>) -> Vec<Batch> {
         }
     }
     finish(&mut batches, &mut batch);
-    for (address, request) in waiting {
-        match request {
-            Some(request) => batch.requests.push(request),
-            None => batch.before.push(address),
-        }
-    }
+    waiting.into_iter().for_each(|(address, request)| batch.add(address, request));
     finish(&mut batches, &mut batch);
     batches
 }

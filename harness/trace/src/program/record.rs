@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{Placement, Prepared, ProgramError, RecordedProgram, Setup};
+use super::{Placement, Prepared, ProgramError, Setup};
 use crate::execute::{ByHandle, Outcome};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
@@ -26,14 +26,10 @@ impl Prepared<'_> {
             recorder.set_place(place(operation + 1));
             ControlFlow::Continue(())
         })?;
-        name_streams(&mut snapshot, self.program());
+        // Stream numbers become the program's handles.
+        let handle = |number: &mut u64| *number = self.program().streams.get(*number as usize).copied().unwrap_or(*number);
+        snapshot.traces.iter_mut().flatten().for_each(|event| handle(&mut event.stream));
+        snapshot.segments.iter_mut().for_each(|segment| handle(&mut segment.stream));
         Ok(snapshot)
     }
-}
-
-/// Replaces stream numbers by the program's handles.
-fn name_streams(snapshot: &mut Snapshot, program: &RecordedProgram) {
-    let handle = |number: &mut u64| *number = program.streams.get(*number as usize).copied().unwrap_or(*number);
-    snapshot.traces.iter_mut().flatten().for_each(|event| handle(&mut event.stream));
-    snapshot.segments.iter_mut().for_each(|segment| handle(&mut segment.stream));
 }

@@ -36,7 +36,10 @@ impl RecordedProgram {
     /// memory also shows which requests failed at first.
     pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, ProgramError> {
         let events = snapshot.events_of(device);
-        check_device(snapshot, device)?;
+        let known = snapshot.devices();
+        if !known.contains(&device) {
+            return Err(ProgramError::NoSuchDevice { device, known });
+        }
         let config = snapshot.config().map_err(|source| {
             let conf = snapshot.settings.as_ref().map_or(String::new(), |settings| settings.conf.clone());
             ProgramError::Settings { conf, source }
@@ -48,7 +51,10 @@ impl RecordedProgram {
             Ok::<_, ProgramError>(recovery)
         };
         let recovery = follow(memory)?;
-        let Some((at_least, at_most)) = recovery.memory_between() else { return Ok(recovery.program) };
+        // Requests that failed at first bound the program's memory.
+        let at_least = recovery.most_reserved;
+        let at_most = recovery.refused_at.map(|refused| refused.saturating_sub(GRANULARITY)).filter(|&at_most| at_least <= at_most);
+        let Some(at_most) = at_most else { return Ok(recovery.program) };
         let mut again = follow(Some(at_most))?;
         if again.shadow.is_none() {
             return Ok(recovery.program);
@@ -56,11 +62,6 @@ impl RecordedProgram {
         again.program.notes.push(Note::MemoryInferred { at_least, at_most });
         Ok(again.program)
     }
-}
-
-fn check_device(snapshot: &Snapshot, device: u32) -> Result<(), ProgramError> {
-    let known = snapshot.devices();
-    if known.contains(&device) { Ok(()) } else { Err(ProgramError::NoSuchDevice { device, known }) }
 }
 
 struct PrivatePools {
@@ -159,15 +160,19 @@ impl<'a> Recovery<'a> {
         }
         let ids = program.add_start();
         let shadow = ShadowAllocator::new(&program, &program.start_for_allocator(), program.device_memory(), pending.streams)?;
-        let mut recovery = Self {
+        let of_alloc = |(index, event): (usize, &Event)| {
+            let is_alloc = event.action == Action::Alloc;
+            Some((private.at(event.address, index).filter(|_| is_alloc)?, index))
+        };
+        Ok(Self {
             events,
             program,
             shadow: Some(shadow),
             pending,
             ids,
-            private,
             mapped_next,
-            last_use: BTreeMap::new(),
+            last_use: events.iter().enumerate().filter_map(of_alloc).collect(),
+            private,
             open: None,
             memory_is_known: known.is_some(),
             last_request: events.iter().rposition(|event| matches!(event.action, Action::Alloc | Action::Oom)).unwrap_or_default(),
@@ -175,9 +180,7 @@ impl<'a> Recovery<'a> {
             most_reserved: held,
             refused_at: None,
             taken_for_empty_cache: 0,
-        };
-        recovery.last_use = recovery.last_uses();
-        Ok(recovery)
+        })
     }
 
     fn follow(&mut self) -> Result<(), ProgramError> {
@@ -250,11 +253,15 @@ impl<'a> Recovery<'a> {
     /// Explains driver frees and completed frees that no request follows.
     fn explain_without_request(&mut self, group: Group) -> Result<(), ProgramError> {
         let frees = self.release_pools(&group.frees)?;
-        if !frees.is_empty() {
-            self.empty_cache(&frees)?;
+        if let Some(&first) = frees.first() {
+            self.leave_pool(first);
+            self.add(TraceEvent::EmptyCache, first);
+            let recorded = self.driver_calls(&frees);
+            self.compare(|shadow| shadow.empty_cache(&recorded))?;
         }
         for (&stream, &event) in &group.completed {
-            self.synchronize(stream, event)?;
+            self.add_synchronize(stream, event);
+            self.compare(|shadow| shadow.synchronize(stream).map(|()| true))?;
         }
         if !group.takes.is_empty() {
             // The recording lacks the request that took this memory.
@@ -279,7 +286,13 @@ impl<'a> Recovery<'a> {
         let pool = self.pool_of(index);
         let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
         let plan = self.choose(&plans, &group, &frees, index, |shadow, recorded| shadow.allocate(id, request, pool, recorded))?;
-        self.note_plan(plan, &group);
+        if plan.refused {
+            let wanted = self.shadow.as_ref().and_then(|shadow| shadow.device.refused);
+            self.refused_at = self.refused_at.into_iter().chain(wanted).min();
+        }
+        if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
+            self.taken_for_empty_cache += 1;
+        }
         let synchronized =
             |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
         if plan.seen_before {
@@ -300,40 +313,34 @@ impl<'a> Recovery<'a> {
         self.add(TraceEvent::Allocate { id, size: event.size, stream }, index);
         if served {
             self.ids.insert(event.address, id);
+        } else if index < self.last_request {
+            // The program continued without the block, so a replay frees it if the request succeeds.
+            self.add(TraceEvent::Free { id }, index);
         } else {
-            self.refused(index, id);
+            let (operation, device_free) = (self.program.operations.len() - 1, Bytes(event.address));
+            self.program.ended = Ended::Oom { operation, event: index as u32, requested: event.size, device_free };
         }
         if !plan.seen_before {
             // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the
             // latest.
             synchronized(self);
         }
-        self.note_reservations();
-        Ok(())
-    }
-
-    /// Records a failed request. The program continued without the block, so a replay frees it if the request succeeds.
-    fn refused(&mut self, index: usize, id: u64) {
-        let event = self.events[index];
-        let operation = self.program.operations.len() - 1;
-        if index < self.last_request {
-            self.add(TraceEvent::Free { id }, index);
-        } else {
-            let (requested, device_free) = (event.size, Bytes(event.address));
-            self.program.ended = Ended::Oom { operation, event: index as u32, requested, device_free };
+        if let Some(shadow) = &self.shadow {
+            let known = self.program.reservations.len();
+            self.program.reservations.extend(shadow.device.reserved.iter().skip(known).map(|start| start.0));
         }
+        Ok(())
     }
 
     /// The possible explanations of a request, most likely first.
     fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
-        let both = if completed { &[true, false][..] } else { &[true] };
         let ways: &[(bool, bool)] = match (frees, asked_driver) {
             // Returning memory to the driver can be sufficient: the request then uses a free block.
             (true, _) if self.memory_is_known => &[(false, false), (true, false)],
             (true, _) => &[(false, false), (true, false), (false, true)],
             (false, _) => &[(false, false)],
         };
-        let seen = if asked_driver || frees { both } else { &both[..1] };
+        let seen = if completed && (asked_driver || frees) { &[true, false][..] } else { &[true] };
         let plans =
             |&(empty_cache, refused): &(bool, bool)| seen.iter().map(move |&seen_before| Plan { seen_before, empty_cache, refused });
         ways.iter().flat_map(plans).collect()
@@ -368,40 +375,14 @@ impl<'a> Recovery<'a> {
                 shadow.refuse(plan.refused.then_some(size_taken));
                 Ok(allocate(shadow, &Recorded { driver, address, mapped_next })? && emptied)
             };
-            match follow(shadow) {
-                Ok(true) => return Ok(plan),
-                Ok(false) => {}
-                Err(source) => return Err(ProgramError::Replay { operation: self.program.operations.len() + 1, source }),
+            let operation = self.program.operations.len() + 1;
+            if follow(shadow).map_err(|source| ProgramError::Replay { operation, source })? {
+                return Ok(plan);
             }
-            if let (Some(shadow), Some(checkpoint)) = (&mut self.shadow, checkpoint) {
-                shadow.go_back(checkpoint);
-            }
+            checkpoint.into_iter().for_each(|checkpoint| shadow.go_back(checkpoint));
         }
         self.shadow = None;
         Ok(likely)
-    }
-
-    /// Bounds of the program's memory, from requests that failed at first.
-    fn memory_between(&self) -> Option<(Bytes, Bytes)> {
-        let at_most = self.refused_at?.saturating_sub(GRANULARITY);
-        (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
-    }
-
-    fn note_plan(&mut self, plan: Plan, group: &Group) {
-        if plan.refused {
-            let wanted = self.shadow.as_ref().and_then(ShadowAllocator::refused);
-            self.refused_at = self.refused_at.into_iter().chain(wanted).min();
-        }
-        if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
-            self.taken_for_empty_cache += 1;
-        }
-    }
-
-    fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
-        self.leave_pool(frees[0]);
-        self.add(TraceEvent::EmptyCache, frees[0]);
-        let recorded = self.driver_calls(frees);
-        self.compare(|shadow| shadow.empty_cache(&recorded))
     }
 
     /// Records released private pools. Returns the events that free other memory.
@@ -426,11 +407,6 @@ impl<'a> Recovery<'a> {
             self.compare(|shadow| Ok(shadow.release_pool(pool, &recorded)))?;
         }
         Ok(others)
-    }
-
-    fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), ProgramError> {
-        self.add_synchronize(stream, event);
-        self.compare(|shadow| shadow.synchronize(stream).map(|()| true))
     }
 
     fn add_synchronize(&mut self, stream: StreamId, event: usize) {
@@ -478,20 +454,8 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    fn last_uses(&self) -> BTreeMap<PrivatePoolId, usize> {
-        let uses = self.events.iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
-        uses.filter_map(|(index, _)| Some((self.pool_of(index)?, index))).collect()
-    }
-
     fn driver_calls(&self, events: &[usize]) -> Vec<DriverCall> {
         events.iter().filter_map(|&index| DriverCall::of(&self.events[index])).collect()
-    }
-
-    fn note_reservations(&mut self) {
-        if let Some(shadow) = &self.shadow {
-            let known = self.program.reservations.len();
-            self.program.reservations.extend(shadow.reserved().iter().skip(known).map(|start| start.0));
-        }
     }
 
     fn finish(&mut self) {
@@ -534,10 +498,8 @@ fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segmen
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
     let at_end: Bytes = snapshot.segments_of(device).map(|segment| segment.size).sum();
-    let since =
-        |moved: fn(Action) -> bool| events[last..].iter().filter(|event| moved(event.action)).map(|event| event.size).sum::<Bytes>();
-    let (given_back, taken) = (since(Action::releases), since(Action::reserves));
-    let held = (at_end + given_back).saturating_sub(taken);
+    let since = |moved: fn(Action) -> bool| events[last..].iter().filter(move |event| moved(event.action)).map(|event| event.size);
+    let held = (at_end + since(Action::releases).sum()).saturating_sub(since(Action::reserves).sum());
     Some(held + Bytes(events[last].address))
 }
 

@@ -12,7 +12,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::watch::{Logged, Step, Watched};
 use super::{Ended, ProgramError, RecordedProgram};
-use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped, Target};
+use crate::execute::{ByHandle, Executor, Kind, Outcome, Stopped, Target};
 use crate::snapshot::{Segment, StackId};
 use crate::trace::TraceEvent;
 
@@ -71,11 +71,11 @@ impl RecordedProgram {
 
     /// Prepares the program. Fails if it has more streams than a replay supports.
     pub fn prepare(&self) -> Result<Prepared<'_>, ProgramError> {
-        let made_up = self.operations.iter().filter_map(|operation| match *operation {
-            TraceEvent::RecordStream { stream, .. } => Some(stream.0),
-            _ => None,
+        let made_up = self.operations.iter().map(|operation| match *operation {
+            TraceEvent::RecordStream { stream, .. } => stream.0 + 1,
+            _ => 0,
         });
-        let streams = made_up.max().map_or(0, |last| last + 1).max(self.streams.len() as u32);
+        let streams = made_up.max().unwrap_or_default().max(self.streams.len() as u32);
         let streams: Vec<StreamId> = (0..streams).map(StreamId).collect();
         // All simulated devices number streams the same way.
         let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
@@ -174,7 +174,7 @@ impl Prepared<'_> {
         let live = live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
             Ok(allocation) => Ok(allocation),
             Err(AllocatorError::Device(source)) => Err(ProgramError::Replay { operation: 0, source }),
-            Err(_) => Err(ProgramError::TooLittleMemory { memory: setup.memory, held: self.program.reserved_at_start() }),
+            Err(_) => Err(ProgramError::DoNotFit { memory: setup.memory }),
         });
         let live = live.collect::<Result<_, _>>()?;
         Ok((allocator, live))
@@ -184,18 +184,44 @@ impl Prepared<'_> {
         &self,
         target: &mut T,
         live: Vec<Allocation>,
-        each: impl FnMut(usize, Outcome, &mut T) -> ControlFlow<()>,
+        mut each: impl FnMut(usize, Outcome, &mut T) -> ControlFlow<()>,
     ) -> Result<Replayed, ProgramError> {
         let (calls, start) = target.with_device(|device| (device.calls(), device.now()));
         let mut executor = target.with_device(|device| self.executor.for_device(device))?;
         executor.start_with(live);
-        let mut follow =
-            Follow { program: self.program, each, calls: calls.memory_calls(), oom: None, survived_ooms: 0, peak_unused: Bytes::ZERO };
+        let (mut oom, mut survived_ooms, mut peak_unused) = (None, 0, Bytes::ZERO);
+        let mut calls_before = calls.memory_calls();
+        let mut follow = |index: usize, kind: Kind, outcome: Outcome, target: &mut T| {
+            if kind == Kind::Allocate {
+                let calls = target.with_device(|device| device.calls().memory_calls());
+                if calls != calls_before {
+                    calls_before = calls;
+                    let stats = target.stats();
+                    let unused = stats.reserved_bytes.all.current.saturating_sub(stats.allocated_bytes.all.current);
+                    peak_unused = peak_unused.max(Bytes(unused));
+                }
+            }
+            let flow = each(index, outcome, target);
+            let mut goes_on = flow.is_continue();
+            if outcome == Outcome::OutOfMemory
+                && let TraceEvent::Allocate { id, .. } = self.program.operations[index]
+            {
+                let allocation = self.program.allocations[id as usize];
+                let ends = matches!(self.program.ended, Ended::Oom { operation, .. } if operation == index);
+                if allocation.refused && !ends {
+                    survived_ooms += 1;
+                } else {
+                    oom = Some(Refused { operation: index, event: self.program.origin[index], requested: allocation.requested });
+                }
+                // The recording shows how the program continued after a failed request.
+                goes_on &= allocation.refused;
+            }
+            if goes_on { Ok(()) } else { Err(Stop) }
+        };
         match executor.run(target, &mut follow) {
             Ok(_) | Err(Stopped::Observer(Stop)) => {}
             Err(Stopped::Device { operation, source }) => return Err(ProgramError::Replay { operation, source }),
         }
-        let Follow { oom, survived_ooms, peak_unused, .. } = follow;
         let stats = target.stats();
         let (calls, driver_time) = target.with_device(|device| (device.calls().since(&calls), device.now().saturating_sub(start)));
         Ok(Replayed { oom, survived_ooms, stats, calls, driver_time, peak_unused })
@@ -219,51 +245,4 @@ pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservation
     Ok(())
 }
 
-/// Observes a run: the failed request, and unused memory at driver calls.
-struct Follow<'a, F> {
-    program: &'a RecordedProgram,
-    each: F,
-    /// The number of driver calls up to the last operation.
-    calls: u64,
-    oom: Option<Refused>,
-    survived_ooms: u64,
-    peak_unused: Bytes,
-}
-
 struct Stop;
-
-impl<T: Target, F: FnMut(usize, Outcome, &mut T) -> ControlFlow<()>> Observer<T> for Follow<'_, F> {
-    type Error = Stop;
-
-    #[inline]
-    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), Stop> {
-        if kind == Kind::Allocate {
-            let calls = target.with_device(|device| device.calls().memory_calls());
-            if calls != self.calls {
-                self.calls = calls;
-                let stats = target.stats();
-                let unused = stats.reserved_bytes.all.current.saturating_sub(stats.allocated_bytes.all.current);
-                self.peak_unused = self.peak_unused.max(Bytes(unused));
-            }
-        }
-        let flow = (self.each)(index, outcome, target);
-        let goes_on = outcome != Outcome::OutOfMemory || self.goes_on_after(index);
-        if flow.is_break() || !goes_on { Err(Stop) } else { Ok(()) }
-    }
-}
-
-impl<F> Follow<'_, F> {
-    /// Records a failed request. Returns whether the recording shows how the program continued.
-    #[cold]
-    fn goes_on_after(&mut self, index: usize) -> bool {
-        let TraceEvent::Allocate { id, .. } = self.program.operations[index] else { return true };
-        let allocation = self.program.allocations[id as usize];
-        let ends = matches!(self.program.ended, Ended::Oom { operation, .. } if operation == index);
-        if allocation.refused && !ends {
-            self.survived_ooms += 1;
-        } else {
-            self.oom = Some(Refused { operation: index, event: self.program.origin[index], requested: allocation.requested });
-        }
-        allocation.refused
-    }
-}

@@ -22,6 +22,14 @@ struct StreamPool {
     pool: PoolId,
 }
 
+impl StreamPool {
+    /// The pool of mapped memory. The small pool maps single pages.
+    fn of_map(event: &Event, pool: PoolId) -> Self {
+        let kind = if event.size == GRANULARITY { PoolKind::Small } else { PoolKind::Large };
+        Self { stream: event.stream, kind, pool }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     /// Reservations before the recording, in address order.
@@ -76,8 +84,9 @@ pub(super) fn find(
     for (index, event) in events.iter().enumerate() {
         match event.action {
             Action::SegmentMap => {
-                let pool = StreamPool { stream: event.stream, kind: kind_of_map(event.size), pool: pool_of(index, event) };
-                search.map(index, event, pool, request_behind(events, index, config));
+                let request = events[index..].iter().find(|event| matches!(event.action, Action::Alloc | Action::Oom));
+                let rounded = request.and_then(|request| config.round(request.size.0));
+                search.map(index, event, StreamPool::of_map(event, pool_of(index, event)), rounded);
             }
             Action::SegmentUnmap => search.unmap(index, event),
             _ => {}
@@ -87,20 +96,13 @@ pub(super) fn find(
     search.finish()
 }
 
-/// The pool kind of mapped memory. The small pool maps single pages.
-fn kind_of_map(size: Bytes) -> PoolKind {
-    if size == GRANULARITY { PoolKind::Small } else { PoolKind::Large }
-}
-
 /// For each failed request, the address of the next mapping for its pool.
 pub(super) fn mapped_next(events: &[Event], config: &Config, pool_of: impl Fn(usize, &Event) -> PoolId) -> HashMap<usize, DevicePtr> {
     let mut next: BTreeMap<StreamPool, u64> = BTreeMap::new();
     let mut found = HashMap::new();
     for (index, event) in events.iter().enumerate().rev() {
         match event.action {
-            Action::SegmentMap => {
-                next.insert(StreamPool { stream: event.stream, kind: kind_of_map(event.size), pool: pool_of(index, event) }, event.address);
-            }
+            Action::SegmentMap => _ = next.insert(StreamPool::of_map(event, pool_of(index, event)), event.address),
             Action::Oom => {
                 let kind = config.round(event.size.0).map_or(PoolKind::Large, |size| PoolKind::of_block(Bytes(size)));
                 let pool = StreamPool { stream: event.stream, kind, pool: pool_of(index, event) };
@@ -110,12 +112,6 @@ pub(super) fn mapped_next(events: &[Event], config: &Config, pool_of: impl Fn(us
         }
     }
     found
-}
-
-/// The rounded size of the request that follows a mapping.
-fn request_behind(events: &[Event], index: usize, config: &Config) -> Option<u64> {
-    let request = events[index..].iter().find(|event| matches!(event.action, Action::Alloc | Action::Oom))?;
-    config.round(request.size.0)
 }
 
 impl Search<'_> {

@@ -18,7 +18,7 @@ use crate::snapshot::Action;
 
 /// PyTorch's allocator in the state that the recording has reached.
 pub(super) struct ShadowAllocator {
-    device: Logged<SimDevice>,
+    pub(super) device: Logged<SimDevice>,
     allocator: CachingAllocator,
     live: HashMap<u64, Allocation>,
     pool: Option<PrivatePoolId>,
@@ -70,11 +70,6 @@ impl ShadowAllocator {
             let free = device.free_memory().unwrap_or_default();
             let _ = device.set_external_memory(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
         }
-    }
-
-    /// The memory that would be reserved if the first failed driver call since [`Self::refuse`] had succeeded.
-    pub(super) const fn refused(&self) -> Option<Bytes> {
-        self.device.refused
     }
 
     /// Allocates at the recorded addresses. Returns whether the result matches the recording.
@@ -146,10 +141,5 @@ impl ShadowAllocator {
         let starts = |action: Action| recorded.driver.iter().filter(move |call| call.action == action).map(|call| call.range.start);
         device.place_reservations(starts(Action::SegmentMap).next().or(recorded.mapped_next));
         device.place_allocations(starts(Action::SegmentAlloc));
-    }
-
-    /// The start addresses of all reservations so far.
-    pub(super) fn reserved(&self) -> &[DevicePtr] {
-        &self.device.reserved
     }
 }

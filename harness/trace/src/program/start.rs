@@ -18,7 +18,7 @@ use super::ProgramError;
 use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 
 /// The largest remainder that stays with a large block.
-const LARGEST_REMAINDER: u64 = 1 << 20;
+pub const LARGEST_REMAINDER: u64 = 1 << 20;
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
 #[derive(Debug, Default)]
@@ -29,17 +29,12 @@ pub(super) struct Start {
     pub(super) pending: HashSet<u64>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Before {
-    size: u64,
-    requested: Bytes,
-    stack: StackId,
-}
-
 impl Start {
     pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, ProgramError> {
         let (mut live, pending) = live_before(snapshot.segments_of(device), events, config);
-        let mut segments = segments_before(snapshot, device, events, config);
+        let (mut earlier, pools) = (EarlierSegments::new(device, snapshot.segments_of(device)), UnmappedPools::find(events, config));
+        events.iter().rev().for_each(|event| earlier.undo(event, &pools, || snapshot.pool_of(event).unwrap_or_default()));
+        let mut segments: Vec<Segment> = earlier.by_address.into_values().collect();
         let mut gaps = Gaps::default();
         for segment in &segments {
             if segment.pool == PoolKind::Large && !segment.expandable {
@@ -48,19 +43,30 @@ impl Start {
         }
         gaps.settle(events, &mut live);
         for segment in &mut segments {
-            segment.blocks = blocks(segment, &live)?;
+            let (address, mut at) = (segment.address, segment.address);
+            let inside = live.range(address..address + segment.size.0).map(|(_, block)| *block);
+            for block in inside.clone() {
+                if block.address < at || block.size > Bytes(address + segment.size.0 - block.address) {
+                    return Err(ProgramError::Inconsistent { address, why: "blocks that were live before the recording overlap" });
+                }
+                at = block.address + block.size.0;
+            }
+            segment.fill(inside);
         }
         Ok(Self { segments, pending })
     }
 }
 
 /// Finds the blocks that were live before the recording, and those of them that were already freed.
-fn live_before<'s>(last: impl Iterator<Item = &'s Segment>, events: &[Event], config: &Config) -> (BTreeMap<u64, Before>, HashSet<u64>) {
+fn live_before<'s>(last: impl Iterator<Item = &'s Segment>, events: &[Event], config: &Config) -> (BTreeMap<u64, Block>, HashSet<u64>) {
     let mut before = BTreeMap::new();
     let mut was_pending = HashSet::new();
     let (mut recorded, mut pending) = (HashSet::new(), HashSet::new());
-    let freed =
-        |event: &Event| Before { size: config.round(event.size.0).unwrap_or(event.size.0), requested: event.size, stack: StackId::EMPTY };
+    let (state, extra) = (BlockState::Allocated, ExtraId::NONE);
+    let freed = |&Event { address, size: requested, .. }: &Event| {
+        let size = config.round(requested.0).map_or(requested, Bytes);
+        Block { address, size, requested, state, stack: StackId::EMPTY, extra }
+    };
     for event in events {
         match event.action {
             Action::Alloc => {
@@ -86,23 +92,13 @@ fn live_before<'s>(last: impl Iterator<Item = &'s Segment>, events: &[Event], co
             BlockState::PendingFree => pending.contains(&block.address),
         };
         if !known {
-            before.insert(block.address, Before { size: block.size.0, requested: block.requested, stack: block.stack });
+            before.insert(block.address, Block { state, extra, ..*block });
             if block.state == BlockState::PendingFree {
                 was_pending.insert(block.address);
             }
         }
     }
     (before, was_pending)
-}
-
-/// Finds the segments before the recording, without blocks.
-fn segments_before(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Vec<Segment> {
-    let mut earlier = EarlierSegments::new(device, snapshot.segments_of(device));
-    let pools = UnmappedPools::find(events, config);
-    for event in events.iter().rev() {
-        earlier.undo(event, &pools, || snapshot.pool_of(event).unwrap_or_default());
-    }
-    earlier.by_address.into_values().collect()
 }
 
 /// Finds the pools of unmapped ranges of expandable segments, which a recording does not contain.
@@ -214,13 +210,13 @@ struct Gaps {
 }
 
 impl Gaps {
-    fn look_at(&mut self, segment: &Segment, live: &BTreeMap<u64, Before>, config: &Config) {
+    fn look_at(&mut self, segment: &Segment, live: &BTreeMap<u64, Block>, config: &Config) {
         let end = segment.address + segment.size.0;
         let mut blocks = live.range(segment.address..end).peekable();
         while let Some((&address, block)) = blocks.next() {
-            let gap = address + block.size;
+            let gap = address + block.size.0;
             let gap_end = blocks.peek().map_or(end, |&(&next, _)| next);
-            let uncut = config.max_split_size.is_some_and(|max| block.size >= max.0);
+            let uncut = config.max_split_size.is_some_and(|max| block.size >= max);
             if gap >= gap_end {
             } else if uncut || gap_end - gap <= LARGEST_REMAINDER {
                 self.settled.push((address, gap_end - address));
@@ -232,7 +228,7 @@ impl Gaps {
     }
 
     /// Resolves each gap by the first allocation in it while the block before it is live.
-    fn settle(mut self, events: &[Event], live: &mut BTreeMap<u64, Before>) {
+    fn settle(mut self, events: &[Event], live: &mut BTreeMap<u64, Block>) {
         for event in events {
             if self.open.is_empty() {
                 break;
@@ -256,27 +252,8 @@ impl Gaps {
         }
         for (block, size) in self.settled {
             if let Some(before) = live.get_mut(&block) {
-                before.size = size;
+                before.size = Bytes(size);
             }
         }
     }
-}
-
-/// Builds the blocks of a segment: the live ones and the free memory between them.
-fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>, ProgramError> {
-    let end = segment.address + segment.size.0;
-    let mut blocks = Vec::new();
-    let mut at = segment.address;
-    for (&address, before) in live.range(segment.address..end) {
-        if address < at || before.size > end - address {
-            return Err(ProgramError::Inconsistent { address: segment.address, why: "blocks that were live before the recording overlap" });
-        }
-        blocks.extend(Block::free(at, address));
-        let Before { size, requested, stack } = *before;
-        let (size, state, extra) = (Bytes(size), BlockState::Allocated, ExtraId::default());
-        blocks.push(Block { address, size, requested, state, stack, extra });
-        at = address + size.0;
-    }
-    blocks.extend(Block::free(at, end));
-    Ok(blocks)
 }

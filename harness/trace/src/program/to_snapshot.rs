@@ -56,10 +56,10 @@ struct EventWriter<'a> {
     before: HashSet<u64>,
     /// Frees that wait for other streams, oldest first.
     pending: Vec<Range>,
-    segments: BTreeMap<u64, u64>,
-    /// By address: the stack of the last allocation of a block or segment there.
+    /// By address: the stream and the stack of the last segment there.
+    segments: BTreeMap<u64, (u64, StackId)>,
+    /// By address: the stack of the last block there.
     blocks_by: HashMap<u64, StackId>,
-    segments_by: HashMap<u64, StackId>,
 }
 
 impl<'a> EventWriter<'a> {
@@ -79,12 +79,10 @@ impl<'a> EventWriter<'a> {
             pending: Vec::new(),
             segments: BTreeMap::new(),
             blocks_by: HashMap::new(),
-            segments_by: HashMap::new(),
         };
         let mut id = 0;
         for segment in &program.start {
-            told.segments.insert(segment.address, segment.stream);
-            told.segments_by.insert(segment.address, segment.stack);
+            told.segments.insert(segment.address, (segment.stream, segment.stack));
             for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
                 told.live.insert(id, Range { address: block.address, size: block.requested, stream: segment.stream });
                 told.blocks_by.insert(block.address, block.stack);
@@ -139,9 +137,7 @@ impl<'a> EventWriter<'a> {
 
     /// Adds events of frees that have completed.
     fn complete(&mut self, allocator: &dyn Allocator) {
-        let waits = |block: &Range| is_pending(allocator, block.address);
-        let (pending, mut complete): (Vec<Range>, Vec<Range>) = std::mem::take(&mut self.pending).into_iter().partition(waits);
-        self.pending = pending;
+        let mut complete: Vec<Range> = self.pending.extract_if(.., |block| !is_pending(allocator, block.address)).collect();
         // PyTorch's order depends on hashes of streams, so the recorded order is used.
         complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, block));
         for block in complete {
@@ -155,17 +151,15 @@ impl<'a> EventWriter<'a> {
 
     fn driver(&mut self, call: DriverCall, allocator: &dyn Allocator) {
         let DriverCall { action, range: MemoryRange { start: DevicePtr(address), len: size } } = call;
-        let of_allocator = || allocator.segment_at(DevicePtr(address)).and_then(|segment| segment.stream);
         let handle = |stream: StreamId| self.program.streams.get(stream.0 as usize).copied();
         let stream = match action.reserves() {
-            true => of_allocator().and_then(handle),
-            false => self.segments.range(..=address).next_back().map(|(_, &stream)| stream),
+            true => allocator.segment_at(DevicePtr(address)).and_then(|segment| handle(segment.stream?)),
+            false => self.segments.range(..=address).next_back().map(|(_, &(stream, _))| stream),
         };
         let stream = stream.unwrap_or_default();
         let stack = self.add(action, Range { address, size, stream }, None);
         if action.reserves() {
-            self.segments.insert(address, stream);
-            self.segments_by.insert(address, stack);
+            self.segments.insert(address, (stream, stack));
         }
     }
 
@@ -187,9 +181,9 @@ impl<'a> EventWriter<'a> {
             self.of_device().flat_map(|segment| &segment.blocks).map(|block| (block.address, block)).collect();
         let mut segments: Vec<Segment> = last.iter().map(|segment| self.program.for_snapshot(segment, &self.blocks_by)).collect();
         for segment in &mut segments {
-            let same = there.get(&segment.address).filter(|known| known.size == segment.size);
-            segment.stack = same.map(|known| known.stack).or(self.segments_by.get(&segment.address).copied()).unwrap_or_default();
-            segment.extra = same.map(|known| known.extra).unwrap_or_default();
+            let made_by = self.segments.get(&segment.address).map(|&(_, stack)| (stack, ExtraId::NONE));
+            let same = there.get(&segment.address).filter(|known| known.size == segment.size).map(|known| (known.stack, known.extra));
+            (segment.stack, segment.extra) = same.or(made_by).unwrap_or_default();
             for block in &mut segment.blocks {
                 let same = blocks.get(&block.address).filter(|known| (known.size, known.state) == (block.size, block.state));
                 if let Some(known) = same {

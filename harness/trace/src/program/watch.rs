@@ -74,6 +74,11 @@ impl<D: Device> Logged<D> {
         }
         answer
     }
+
+    fn mapper(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
+        let (what, why) = ("mapped memory".to_owned(), "the device maps none".to_owned());
+        self.inner.mapped().ok_or(DeviceError::Unavailable { what, why })
+    }
 }
 
 impl<D: Device> DeviceWrapper for Logged<D> {
@@ -131,13 +136,6 @@ impl<D: Device> MappedDevice for Logged<D> {
         self.mapper()?.unmap(range)?;
         self.note(Action::SegmentUnmap, range);
         Ok(())
-    }
-}
-
-impl<D: Device> Logged<D> {
-    fn mapper(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
-        let (what, why) = ("mapped memory".to_owned(), "the device maps none".to_owned());
-        self.inner.mapped().ok_or(DeviceError::Unavailable { what, why })
     }
 }
 

@@ -168,6 +168,18 @@ impl Segment {
         }
     }
 
+    /// Sets the blocks: these, in address order, cut at the end of the segment, and the free memory between them.
+    pub fn fill(&mut self, live: impl Iterator<Item = Block>) {
+        let (mut at, end) = (self.address, self.address + self.size.0);
+        for block in live {
+            let size = block.size.min(Bytes(end - block.address));
+            self.blocks.extend(Block::free(at, block.address));
+            self.blocks.push(Block { size, ..block });
+            at = block.address + size.0;
+        }
+        self.blocks.extend(Block::free(at, end));
+    }
+
     /// The sizes and the requested sizes of the blocks in these states. The sums saturate.
     pub fn bytes_in(&self, states: &[BlockState]) -> (Bytes, Bytes) {
         let blocks = self.blocks.iter().filter(|block| states.contains(&block.state));

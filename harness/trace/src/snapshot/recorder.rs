@@ -104,6 +104,10 @@ impl<A: Allocator> Recorded<A> {
         self.recorder.log().settle(&self.allocator);
         answer
     }
+
+    fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
+        self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
+    }
 }
 
 impl<A: Allocator> AllocatorWrapper for Recorded<A> {
@@ -126,8 +130,8 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
                 log.allocated(Live { address: allocation.ptr().0, size: allocation.requested(), stream: allocation.stream() })
             }
             Err(error) if error.is_out_of_memory() => {
-                let free = free_memory(error, device);
-                log.refused(Live { address: free.0, size: request.size, stream: request.stream });
+                let (free, extra) = (free_memory(error, device), log.extra_of_request());
+                log.add(Action::Oom, Live { address: free.0, size: request.size, stream: request.stream }, extra);
             }
             Err(_) => {}
         }
@@ -182,19 +186,10 @@ impl<A: Allocator> PrivatePools for Recorded<A> {
     }
 }
 
-impl<A: Allocator> Recorded<A> {
-    fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
-        self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
-    }
-}
-
 /// The device's free memory when a request failed.
 fn free_memory(error: &AllocatorError, device: &mut dyn Device) -> Bytes {
     match error {
-        AllocatorError::OutOfMemory(failed) => match failed.cause {
-            OomCause::Device { free } => free,
-            OomCause::Fraction { .. } => device.free_memory().unwrap_or(Bytes::ZERO),
-        },
+        AllocatorError::OutOfMemory(failed) if let OomCause::Device { free } = failed.cause => free,
         _ => device.free_memory().unwrap_or(Bytes::ZERO),
     }
 }
@@ -261,11 +256,6 @@ impl Log {
         self.add(Action::Alloc, block, extra);
     }
 
-    fn refused(&mut self, request: Live) {
-        let extra = self.extra_of_request();
-        self.add(Action::Oom, request, extra);
-    }
-
     /// Records a step of a free, with the metadata of the allocation.
     fn freed(&mut self, action: Action, block: Live) {
         let Owner { extra, .. } = self.blocks.get(&block.address).copied().unwrap_or_default();
@@ -295,12 +285,8 @@ impl Log {
 
     /// Records completed frees, then memory returned to the driver, then new memory from it.
     fn settle(&mut self, allocator: &dyn Allocator) {
-        let (pending, complete) =
-            std::mem::take(&mut self.pending).into_iter().partition::<Vec<_>, _>(|block| is_pending(allocator, block.address));
-        self.pending = pending;
-        for block in complete {
-            self.freed(Action::FreeCompleted, block);
-        }
+        let complete: Vec<Live> = self.pending.extract_if(.., |block| !is_pending(allocator, block.address)).collect();
+        complete.into_iter().for_each(|block| self.freed(Action::FreeCompleted, block));
         let counted = counted(allocator);
         if counted == self.counted {
             return;

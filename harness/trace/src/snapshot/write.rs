@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use harness_allocator::stats::{BlockState, PoolKind};
+use harness_allocator::stats::BlockState;
 
 use super::pickle::opcode;
 use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId, Value};
@@ -57,10 +57,6 @@ impl<'a> Pickle<'a> {
         let (allocated, _) = segment.bytes_in(&[BlockState::Allocated]);
         let (active, requested) = segment.bytes_in(&ACTIVE);
         let PoolId(first, second) = segment.private_pool;
-        let pool = match segment.pool {
-            PoolKind::Small => "small",
-            PoolKind::Large => "large",
-        };
         self.dict(|pickle| {
             pickle.number("device", segment.device.into());
             pickle.number("address", segment.address);
@@ -69,7 +65,7 @@ impl<'a> Pickle<'a> {
             pickle.number("active_size", active.0);
             pickle.number("requested_size", requested.0);
             pickle.number("stream", segment.stream);
-            pickle.word("segment_type", pool);
+            pickle.word("segment_type", segment.pool.name());
             pickle.text("segment_pool_id");
             pickle.int(first.cast_signed().into());
             pickle.int(second.cast_signed().into());

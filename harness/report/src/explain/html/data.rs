@@ -112,11 +112,10 @@ fn wait(wait: &Wait) -> Option<Value> {
 
 /// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a time.
 fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
-    let size = |kind| if kind == PoolKind::Small { "small" } else { "large" };
     let name = match pool {
         None => "segments released later".to_owned(),
-        Some((kind, PoolId::DEFAULT)) => format!("{} pool", size(kind)),
-        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", size(kind)),
+        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind.name()),
+        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind.name()),
     };
     json!({ "name": name, "page": config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) })
 }

@@ -178,9 +178,10 @@ fn copies_and_separate_runs_give_equal_results_and_missing_reports_are_replaced_
 }
 
 #[test]
-fn a_choice_survives_display_and_parse_and_others_are_refused() {
-    for chosen in [Chosen::Each, Chosen::Different(Which::All), Chosen::Different(Which::Sample(3))] {
-        assert_eq!(chosen.to_string().parse(), Ok(chosen));
+fn choices_are_parsed_and_others_are_refused() {
+    let sample = Chosen::Different(Which::Sample(3));
+    for (text, chosen) in [("each", Chosen::Each), ("all", Chosen::Different(Which::All)), ("sample:3", sample)] {
+        assert_eq!(text.parse(), Ok(chosen));
     }
     assert_eq!(
         "every".parse::<Chosen>().unwrap_err().to_string(),

@@ -43,7 +43,7 @@ use crate::context::kind_of;
 use crate::faults::Faults;
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::rig::CheckedFrom;
-use crate::run::{FaultedRun, Run, RunRequest};
+use crate::run::{Run, RunRequest, RunResult};
 
 /// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`]. With more
 /// calls it counts as endless.
@@ -205,7 +205,7 @@ struct Outcome {
 /// How a run with a failure ended.
 enum RunEnd {
     /// It completed or recorded a violation.
-    Run(Box<FaultedRun>),
+    Run(Box<RunResult>),
     NotBegun(DeviceError),
     /// The device does not suit the scenario, for this reason.
     Skipped(String),

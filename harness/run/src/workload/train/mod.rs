@@ -50,7 +50,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Bet
         Err(error) => Some(error),
     };
     let leaks = watch.map(|watch| watch.judge(ctx)).transpose()?;
-    counts.host = training.host.usage;
+    counts.host = training.memory.host.usage;
     training.free(ctx)?;
     let mut result = conclude(ctx, step, train, counts, recovery, failed);
     leaks.into_iter().for_each(|leaks| result.append(leaks));
@@ -91,7 +91,7 @@ fn iterate(
                 }
                 if matches!(train.model, Trained::Model(_)) {
                     // A program that reads its loss waits for it.
-                    ctx.rig.synchronize_stream(training.stream)?;
+                    ctx.rig.synchronize_stream(training.memory.stream)?;
                 }
                 counts.time = ctx.rig.now().saturating_sub(began);
                 watch.iter_mut().for_each(|watch| watch.iteration_ended(ctx));

@@ -160,19 +160,11 @@ pub(super) fn judge(
 ) {
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
     let expected = train.expect.of(&ctx.arm, ctx.device);
-    match failed {
-        None => {
-            result.outcome = Outcome::Fits { retries: retries as u32 };
-            if retries > 0 {
-                result.notes.push(format!("{}: {became}", count(retries, "retry")));
-            }
-            result.fits(step, expected, "training to run out of memory", completed);
-        }
-        Some((error, failed_request)) => {
-            let seen = format!("{completed}, then {error}");
-            result.runs_out(step, expected, seen.clone(), ("training to finish", seen), failed_request);
-        }
+    if failed.is_none() {
+        result.outcome = Outcome::Fits { retries: retries as u32 };
+        result.notes.extend((retries > 0).then(|| format!("{}: {became}", count(retries, "retry"))));
     }
+    result.ends(step, expected, ["training to run out of memory", "training to finish"], completed, failed);
 }
 
 /// Describes the effect of retries on the batch.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use harness_allocator::allocator::AllocatorError;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::{Cause, CauseKind, FailedRequest, Outcome, Recovery, Table, causes};
 use harness_scenario::{Expected, Position, ReportKey, Step};
@@ -73,6 +74,20 @@ impl StepResult {
             Expected::Oom(None) | Expected::Any => {}
         }
         self.failed_request = failed_request;
+    }
+
+    /// Judges the end of a training or of an inference: `did` describes how far it came, `wanted` an OOM and a success.
+    pub(crate) fn ends(
+        &mut self,
+        step: &Step,
+        expected: Expected,
+        wanted: [&str; 2],
+        did: String,
+        failed: Option<(AllocatorError, Option<FailedRequest>)>,
+    ) {
+        let Some((error, failed_request)) = failed else { return self.fits(step, expected, wanted[0], did) };
+        let seen = format!("{did}, then {error}");
+        self.runs_out(step, expected, seen.clone(), (wanted[1], seen), failed_request);
     }
 }
 

@@ -9,7 +9,7 @@ use super::visit::{Fault, Reading, Visit, for_shell};
 use crate::provider::MemoryLimit;
 use harness_base::shell::quoted;
 use harness_record::Verdict;
-use harness_run::run::{Run, RunRequest, TimedRun};
+use harness_run::run::{Run, RunRequest, RunResult};
 use harness_run::session::has_pytorchs;
 use harness_scenario::Scenario;
 
@@ -33,7 +33,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     };
     let device = visit.provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
     let timed = Run::new(&request, device).with_allocator(visit.provider.allocator(arm)).timed()?;
-    match &timed.verdict {
+    match &timed.record.verdict {
         Verdict::Passed => Ok(readings(visit.provider.clock(), &timed, arm.not_timed())),
         Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => {
             Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce)))
@@ -44,7 +44,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
 }
 
 /// `not_timed` states why measured times would not be the allocator's own.
-fn readings(clock: Clock, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
+fn readings(clock: Clock, run: &RunResult, not_timed: Option<&str>) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
     let not_timed = not_timed.filter(|_| clock == Clock::Measured);
     let time = |time| {
@@ -52,7 +52,7 @@ fn readings(clock: Clock, run: &TimedRun, not_timed: Option<&str>) -> Vec<Readin
         Reading { samples, ..Reading::time(clock, 1, Vec::new()) }
     };
     // Zero lost time is recorded too, so the first retry is a difference.
-    let lost = Reading { part: Some("lost to retry".into()), ..time(run.timings.lost_to_retry) };
-    let peak = Reading::peak(run.stats.reserved_bytes.all.peak, run.unused_at_peak.0);
-    [time(run.timings.scenario), lost].into_iter().chain(peak).collect()
+    let lost = Reading { part: Some("lost to retry".into()), ..time(run.record.timings.lost_to_retry) };
+    let peak = Reading::peak(run.record.stats.reserved_bytes.all.peak, run.unused_at_peak.0);
+    [time(run.record.timings.scenario), lost].into_iter().chain(peak).collect()
 }

@@ -31,7 +31,7 @@ use harness_record::Rule;
 use harness_scenario::{ProcessName, Readings, Scenario, Step};
 
 use self::shared::{Shared, unavailable};
-use self::wire::{Answer, Done, Failed, Order, Reply, Start};
+use self::wire::{Answer, Done, Order, Reply, Start};
 use crate::control::DEFAULT_TIME_LIMIT;
 use crate::faults::Faults;
 use crate::rig::{Finding, Rig, Stop};
@@ -359,7 +359,7 @@ impl Processes {
             Heard::Reply(Reply::Violated(findings)) => {
                 Err(Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()))
             }
-            Heard::Reply(Reply::Failed(Failed { rule, expected, seen, fault })) => {
+            Heard::Reply(Reply::Failed { rule, expected, seen, fault }) => {
                 let (expected, fault) = (in_process(name, &expected), fault.map(|fault| (name.clone(), fault)));
                 Err(Stop::Process { rule, expected, seen, fault })
             }

@@ -79,19 +79,15 @@ pub(crate) enum Reply {
     /// The process cannot continue because of violated invariants.
     Violated(Vec<Finding>),
     /// The process cannot continue because of a failure.
-    Failed(Failed),
+    Failed {
+        rule: Rule,
+        expected: String,
+        seen: String,
+        /// The index of the injected fault that caused it, if any.
+        fault: Option<usize>,
+    },
     /// Everything was released.
     Closed,
-}
-
-/// A failure in a process.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Failed {
-    pub(crate) rule: Rule,
-    pub(crate) expected: String,
-    pub(crate) seen: String,
-    /// The index of the injected fault that caused it, if any.
-    pub(crate) fault: Option<usize>,
 }
 
 /// The result of a step and the process's readings. The time in them is 0, because clocks of processes are not comparable.

@@ -15,11 +15,14 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 
 use self::applied::Applied;
-use crate::between::Between;
+use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::{Finding, MemoryState, Stop};
 use harness_record::{Attempt, Invariant, Trained};
 use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
+
+/// The longest wait, which equals the longest duration that a scenario may contain.
+const LONGEST_WAIT: Nanos = Nanos(3_600 * 1_000_000_000);
 
 /// The result of one request or iteration, including recovery.
 #[derive(Debug)]
@@ -63,6 +66,7 @@ pub(crate) struct Recovery<'p> {
 
 /// The attempts at one request or iteration, until one succeeds or the policies give up.
 pub(crate) struct Attempts {
+    kind: AttemptKind,
     /// The plan of the next attempt.
     pub(crate) plan: Plan,
     /// Attempts after the first.
@@ -72,28 +76,28 @@ pub(crate) struct Attempts {
     same_again: Option<Finding>,
     /// Attempts abandoned because another rank failed.
     agreed: u64,
+    start: AttemptStart,
 }
 
 impl Attempts {
-    pub(crate) fn new(plan: Plan) -> Self {
-        Self { plan, retries: 0, turn: Turn::default(), same_again: None, agreed: 0 }
+    pub(crate) fn new(kind: AttemptKind, plan: Plan) -> Self {
+        Self { kind, plan, retries: 0, turn: Turn::default(), same_again: None, agreed: 0, start: AttemptStart::default() }
+    }
+
+    /// Moves the start of the current attempt so that only `own` of the time until now counts.
+    pub(crate) fn took(&mut self, ctx: &mut RunContext, own: Nanos) {
+        self.start.began = ctx.rig.now().saturating_sub(own);
     }
 }
 
 /// The state at the start of an attempt.
-pub(crate) struct AttemptStart {
+#[derive(Default)]
+struct AttemptStart {
     memory: Option<MemoryState>,
     began: Nanos,
     /// The lost time that was already counted.
     counted: Nanos,
     allocated: Bytes,
-}
-
-impl AttemptStart {
-    /// Moves the start so that only `own` of the time until now counts.
-    pub(crate) fn took(&mut self, ctx: &mut RunContext, own: Nanos) {
-        self.began = ctx.rig.now().saturating_sub(own);
-    }
 }
 
 /// The policy that acts next after a failure.
@@ -128,17 +132,17 @@ impl<'p> Recovery<'p> {
         between: &mut Between<'_>,
         mut attempt: impl FnMut(&mut RunContext, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
     ) -> Result<Recovered<T>, Stop> {
-        let mut attempts = Attempts::new(plan);
+        let mut attempts = Attempts::new(kind, plan);
         loop {
-            let begun = self.begin(ctx, kind)?;
+            self.begin(ctx, &mut attempts)?;
             let error = match attempt(ctx, &attempts.plan)? {
                 Ok(value) => {
-                    let next = self.succeeded(ctx, kind, &attempts, &begun)?;
+                    let next = self.succeeded(ctx, &attempts)?;
                     return Ok(Recovered { answer: Ok(value), plan: attempts.plan, next, retries: attempts.retries });
                 }
                 Err(error) => error,
             };
-            if !self.failed(ctx, kind, &mut attempts, begun, &error, between)? {
+            if !self.failed(ctx, &mut attempts, &error, between)? {
                 let Attempts { plan, retries, .. } = attempts;
                 return Ok(Recovered { answer: Err(error), next: plan.clone(), plan, retries });
             }
@@ -149,59 +153,60 @@ impl<'p> Recovery<'p> {
         self.chain.is_some() && !ctx.rig.is_timed()
     }
 
-    pub(crate) fn begin(&self, ctx: &mut RunContext, kind: AttemptKind) -> Result<AttemptStart, Stop> {
-        let looks = self.checks_progress(ctx) && matches!(kind, AttemptKind::Iteration);
-        Ok(AttemptStart {
+    /// Begins the next attempt.
+    pub(crate) fn begin(&self, ctx: &mut RunContext, attempts: &mut Attempts) -> Result<(), Stop> {
+        let looks = self.checks_progress(ctx) && matches!(attempts.kind, AttemptKind::Iteration);
+        attempts.start = AttemptStart {
             memory: if looks { Some(ctx.rig.memory_state()?) } else { None },
             began: ctx.rig.now(),
             counted: ctx.rig.lost_to_retry(),
             allocated: Bytes(ctx.rig.stats().allocated_bytes.all.current),
-        })
+        };
+        Ok(())
     }
 
     /// Handles a failed attempt: the next policy prepares another one. Returns whether there is another one.
     pub(crate) fn failed(
         &mut self,
         ctx: &mut RunContext,
-        kind: AttemptKind,
         attempts: &mut Attempts,
-        begun: AttemptStart,
         error: &AllocatorError,
         between: &mut Between<'_>,
     ) -> Result<bool, Stop> {
+        let AttemptStart { memory, began, counted, allocated } = std::mem::take(&mut attempts.start);
         self.record.attempts += 1;
-        let plan = attempts.plan.clone();
-        self.known.failed(plan.batch);
-        if let AttemptKind::Request(_) = kind {
-            self.check_left_behind(ctx, begun.allocated);
+        self.known.failed(attempts.plan.batch);
+        if let AttemptKind::Request(_) = attempts.kind {
+            self.check_left_behind(ctx, allocated);
         }
         if let Some(finding) = attempts.same_again.take() {
             self.record.without_progress += 1;
             ctx.rig.note(finding);
         }
-        let met = match begun.memory {
+        let met = match memory {
             Some(before) => Some(before),
             None if self.checks_progress(ctx) => Some(ctx.rig.memory_state()?),
             None => None,
         };
         let others = others_may_change_memory(ctx, between);
-        let next = self.prepare(ctx, &mut attempts.turn, &plan, between)?;
-        let spent = ctx.rig.now().saturating_sub(begun.began);
+        let next = self.prepare(ctx, attempts, between)?;
+        let spent = ctx.rig.now().saturating_sub(began);
         self.lost += spent;
         let then = next.as_ref().map(|(policy, applied)| applied.then.clone().unwrap_or_else(|| policy.to_string()));
-        self.list(kind, &plan, Some(error.to_string()), then, ctx.rig.is_timed().then_some(spent));
-        let Some((policy, Applied { plan: next, .. })) = next else {
+        self.list(ctx, attempts, Some(error.to_string()), then, spent);
+        let Some((policy, applied)) = next else {
             self.verify_live(ctx)?;
             return Ok(false);
         };
         // Requests that the allocator itself retried are already counted.
-        let of_these = ctx.rig.lost_to_retry().saturating_sub(begun.counted);
+        let of_these = ctx.rig.lost_to_retry().saturating_sub(counted);
         ctx.rig.add_lost_time(spent.saturating_sub(of_these));
         let waited_for_others = policy == PolicyKind::Wait && others;
-        if let Some(met) = met.filter(|_| !waited_for_others && !next.asks_for_less_than(&plan)) {
-            attempts.same_again = same_memory(ctx, &met, kind, &next)?;
+        let before = applied.plan.map(|next| std::mem::replace(&mut attempts.plan, next));
+        let asks_for_less = before.is_some_and(|before| attempts.plan.asks_for_less_than(&before));
+        if let Some(met) = met.filter(|_| !waited_for_others && !asks_for_less) {
+            attempts.same_again = same_memory(ctx, &met, attempts)?;
         }
-        attempts.plan = next;
         attempts.retries += 1;
         self.record.retries += 1;
         self.check_bound(ctx, attempts.retries);
@@ -213,16 +218,10 @@ impl<'p> Recovery<'p> {
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
-    pub(crate) fn succeeded(
-        &mut self,
-        ctx: &mut RunContext,
-        kind: AttemptKind,
-        attempts: &Attempts,
-        begun: &AttemptStart,
-    ) -> Result<Plan, Stop> {
+    pub(crate) fn succeeded(&mut self, ctx: &mut RunContext, attempts: &Attempts) -> Result<Plan, Stop> {
         self.record.attempts += 1;
         let Attempts { plan, retries, agreed, .. } = attempts;
-        if let AttemptKind::Iteration = kind {
+        if let AttemptKind::Iteration = attempts.kind {
             let trained = self.trained.get_or_insert_default();
             (trained.final_batch, trained.effective_batch) = (plan.samples_at_once(), plan.batch);
             trained.samples += plan.batch;
@@ -230,8 +229,8 @@ impl<'p> Recovery<'p> {
         }
         let next = if self.bisects() { self.known.worked(plan) } else { plan.clone() };
         if retries + agreed > 0 {
-            let time = ctx.rig.is_timed().then(|| ctx.rig.now().saturating_sub(begun.began));
-            self.list(kind, plan, None, None, time);
+            let time = ctx.rig.now().saturating_sub(attempts.start.began);
+            self.list(ctx, attempts, None, None, time);
             self.verify_live(ctx)?;
         }
         Ok(next)
@@ -239,13 +238,12 @@ impl<'p> Recovery<'p> {
 
     /// Handles an iteration that was abandoned because another rank ran out of memory. If training continues, all ranks
     /// use the agreed plan.
-    pub(crate) fn given_up(&mut self, ctx: &mut RunContext, attempts: &mut Attempts, begun: &AttemptStart, goes_on: bool) {
+    pub(crate) fn given_up(&mut self, ctx: &mut RunContext, attempts: &mut Attempts, goes_on: bool) {
         self.record.attempts += 1;
-        let spent = ctx.rig.now().saturating_sub(begun.began);
+        let spent = ctx.rig.now().saturating_sub(attempts.start.began);
         self.lost += spent;
         let then = goes_on.then(|| "the plan that all ranks agreed on".to_owned());
-        let time = ctx.rig.is_timed().then_some(spent);
-        self.list(AttemptKind::Iteration, &attempts.plan, Some("another rank ran out of memory".to_owned()), then, time);
+        self.list(ctx, attempts, Some("another rank ran out of memory".to_owned()), then, spent);
         if goes_on {
             attempts.agreed += 1;
             self.record.retries += 1;
@@ -285,17 +283,17 @@ impl<'p> Recovery<'p> {
     fn prepare(
         &mut self,
         ctx: &mut RunContext,
-        turn: &mut Turn,
-        plan: &Plan,
+        attempts: &mut Attempts,
         between: &mut Between<'_>,
     ) -> Result<Option<(PolicyKind, Applied)>, Stop> {
         let Some(chain) = self.chain else { return Ok(None) };
-        let is_alone = chain.policies().len() == 1;
+        let Attempts { turn, plan, .. } = attempts;
         while let Some(policy) = chain.policies().get(turn.policy) {
+            let regardless = chain.policies().len() == 1 && retries_regardless(policy);
             if turn.used < policy.retries() {
-                let applied = self.apply(ctx, policy, plan, between, turn.used, is_alone)?;
+                let applied = self.apply(ctx, policy, plan, between, turn.used, regardless)?;
                 self.record.given_back += applied.given_back;
-                if applied.did_something || (is_alone && retries_regardless(policy)) {
+                if applied.did_something || regardless {
                     turn.used += 1;
                     return Ok(Some((policy.kind(), applied)));
                 }
@@ -305,6 +303,7 @@ impl<'p> Recovery<'p> {
         Ok(None)
     }
 
+    /// Applies a policy, which was applied `used` times before.
     fn apply(
         &self,
         ctx: &mut RunContext,
@@ -312,35 +311,46 @@ impl<'p> Recovery<'p> {
         plan: &Plan,
         between: &mut Between<'_>,
         used: u32,
-        is_alone: bool,
+        regardless: bool,
     ) -> Result<Applied, Stop> {
-        let or_nothing = |next: Option<Plan>| next.map_or_else(|| Applied::nothing(plan), Applied::changed);
+        let with_plan = |next: Option<Plan>| Applied { did_something: next.is_some(), plan: next, ..Applied::default() };
         Ok(match policy {
-            Policy::GiveUp => Applied::nothing(plan),
-            Policy::EmptyCache { .. } => applied::empty_cache(ctx, plan)?,
-            Policy::Free { buffers } => applied::free(ctx, plan, buffers)?,
-            Policy::Synchronize { .. } => applied::synchronize(ctx, plan)?,
+            Policy::GiveUp => Applied::default(),
+            Policy::EmptyCache { .. } => {
+                let given_back = ctx.rig.empty_cache()?;
+                Applied { did_something: given_back > Bytes::ZERO, given_back, ..Applied::default() }
+            }
+            Policy::Free { buffers } => applied::free(ctx, buffers)?,
+            // Blocks that wait for events can be reused after it. The effect is unknown until the allocator polls its events, so it always counts
+            // as progress.
+            Policy::Synchronize { .. } => {
+                ctx.rig.synchronize()?;
+                Applied { did_something: true, ..Applied::default() }
+            }
             Policy::Batch { rule, floor, empty_cache, .. } => {
                 let next = batch::next(*rule, plan, *floor, &self.known);
-                let given_back = match (&next, empty_cache) {
-                    (Some(_), true) => ctx.rig.empty_cache()?,
-                    (None, true) if is_alone && retries_regardless(policy) => ctx.rig.empty_cache()?,
-                    _ => Bytes::ZERO,
-                };
-                Applied { given_back, ..or_nothing(next) }
+                let empties = *empty_cache && (next.is_some() || regardless);
+                let given_back = if empties { ctx.rig.empty_cache()? } else { Bytes::ZERO };
+                Applied { given_back, ..with_plan(next) }
             }
-            Policy::SplitAndAccumulate { floor } => or_nothing(plans::split_and_accumulate(plan, *floor)),
-            Policy::CheckpointMore { most } => or_nothing(plans::checkpoint_more(plan, *most)),
-            Policy::HalfPrecision => or_nothing(plans::half_precision(plan)),
-            Policy::SpillToHost { part, memory } => or_nothing(plans::spill_to_host(plan, *part, memory)),
-            Policy::Evict { buffers } => applied::evict(ctx, plan, buffers)?,
-            Policy::Wait { first, factor, .. } => applied::wait(ctx, plan, between, (*first, *factor, used))?,
+            Policy::SplitAndAccumulate { floor } => with_plan(plans::split_and_accumulate(plan, *floor)),
+            Policy::CheckpointMore { most } => with_plan(plans::checkpoint_more(plan, *most)),
+            Policy::HalfPrecision => with_plan(plans::half_precision(plan)),
+            Policy::SpillToHost { part, memory } => with_plan(plans::spill_to_host(plan, *part, memory)),
+            Policy::Evict { buffers } => applied::evict(ctx, buffers)?.map_or_else(Applied::default, Applied::saying),
+            Policy::Wait { first, factor, .. } => {
+                let duration = Nanos(first.0.saturating_mul(u64::from(*factor).saturating_pow(used))).min(LONGEST_WAIT);
+                ctx.rig.sleep(duration)?;
+                pause(between, ctx)?;
+                Applied::saying(format!("wait {duration}"))
+            }
         })
     }
 
-    fn list(&mut self, kind: AttemptKind, plan: &Plan, failed: Option<String>, then: Option<String>, time: Option<Nanos>) {
+    fn list(&mut self, ctx: &RunContext, attempts: &Attempts, failed: Option<String>, then: Option<String>, time: Nanos) {
         if self.chain.is_some() {
-            self.record.list(Attempt { asked: kind.describe(plan), failed, then, time });
+            let asked = attempts.kind.describe(&attempts.plan);
+            self.record.list(Attempt { asked, failed, then, time: ctx.rig.is_timed().then_some(time) });
         }
     }
 
@@ -382,10 +392,10 @@ fn others_may_change_memory(ctx: &RunContext, between: &Between<'_>) -> bool {
 }
 
 /// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.
-fn same_memory(ctx: &mut RunContext, met: &MemoryState, kind: AttemptKind, plan: &Plan) -> Result<Option<Finding>, Stop> {
+fn same_memory(ctx: &mut RunContext, met: &MemoryState, attempts: &Attempts) -> Result<Option<Finding>, Stop> {
     let now = ctx.rig.memory_state()?;
     let expected = "the retry to succeed, to ask for less, or to find memory changed since the failed attempt";
-    let (asked, free) = (kind.describe(plan), now.device_free);
+    let (asked, free) = (attempts.kind.describe(&attempts.plan), now.device_free);
     let seen =
         format!("it asked for {asked} again and failed again: the allocator's blocks and the {free} free on the device were the same");
     Ok((now == *met).then(|| Finding::new(Invariant::RetryMakesProgress, expected, seen)))

@@ -39,8 +39,7 @@ impl Rig {
             Ok(allocation) => {
                 self.timed_allocate(duration);
                 if !self.is_timed() && !allocation.is_null() {
-                    self.names.allocated(allocation.ptr());
-                    self.sites.iter_mut().for_each(|sites| sites.allocated(allocation.ptr(), allocation.size()));
+                    self.names.allocated(allocation.ptr(), allocation.size());
                 }
                 self.check(|audit, allocator, device| audit.allocated(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
@@ -94,7 +93,6 @@ impl Rig {
             self.times.free.push(duration);
         } else {
             self.names.freed(address);
-            self.sites.iter_mut().for_each(|sites| sites.freed(address));
         }
         self.check(|audit, allocator, device| audit.freed(allocator, device, address))
     }

@@ -10,7 +10,7 @@
 //! * `host`: host memory and copies;
 //! * `streams`: streams, events and queued work;
 //! * `audit`: checks after each operation; `checking`: selects the operations to check if calls fail;
-//! * `sites`: bytes per allocation site;
+//! * `names`: the owners of memory, and the bytes per allocation site;
 //! * `accounts`, `curve` and `failed_request`: figures for records; `times`: measurements of a timed run;
 //! * `recording`: records the main program's allocator as a PyTorch memory snapshot;
 //! * `closing`: the end of a run.
@@ -28,7 +28,6 @@ mod names;
 mod private_pools;
 mod program;
 mod recording;
-mod sites;
 mod streams;
 mod times;
 
@@ -52,12 +51,11 @@ use self::checking::Checking;
 use self::curve::Curve;
 pub use self::host::HostBuffer;
 use self::names::Names;
+pub use self::names::Site;
 pub(crate) use self::names::{held_back, release_unit};
 pub use self::private_pools::PoolRefused;
 use self::program::Program;
 pub use self::program::ProgramId;
-pub use self::sites::Site;
-use self::sites::Sites;
 use self::streams::Queued;
 use self::times::Times;
 use crate::control::{Call, Control};
@@ -144,7 +142,6 @@ pub struct PausedStep {
     began: Nanos,
     /// The owner of its allocations.
     owner: Option<Arc<names::Owner>>,
-    site: Option<Site>,
     /// Its call stack in the recording.
     place: Option<StackId>,
 }
@@ -180,8 +177,6 @@ pub struct Rig {
     host: BTreeSet<HostId>,
     findings: Vec<Finding>,
     names: Names,
-    /// Tracked only if a step needs them.
-    sites: Option<Sites>,
     curve: Curve,
     /// The device's memory when the scenario began. Memory of its streams counts as context overhead.
     start: DeviceMemory,
@@ -225,7 +220,6 @@ impl Rig {
             host: BTreeSet::new(),
             findings: Vec::new(),
             names: Names::default(),
-            sites: None,
             curve: Curve::default(),
             start: memory,
             last_memory: memory,
@@ -291,19 +285,15 @@ impl Rig {
     /// Pauses a step to run others between its operations.
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
-        let place = self.recorder.as_ref().map(Recorder::place);
-        let site = self.sites.as_ref().and_then(|sites| sites.current.clone());
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner.clone(), site, place }
+        let (owner, place) = (self.names.owner.clone(), self.place());
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner, place }
     }
 
-    pub fn resume_step(&mut self, PausedStep { number, program, began, owner, site, place }: PausedStep) {
+    pub fn resume_step(&mut self, PausedStep { number, program, began, owner, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
         self.go_back_in_recording(owner.as_deref(), place);
         self.names.owner = owner;
-        if let Some(sites) = &mut self.sites {
-            sites.current = site;
-        }
         self.step = number;
         self.enter(program);
         self.device.set_call_site(CallSite(number));

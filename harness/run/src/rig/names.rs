@@ -1,4 +1,6 @@
-//! Names for reports: of streams, and of the buffers that pin segments.
+//! Names for reports: of streams, of the buffers that pin segments, and of the sites that hold memory.
+//!
+//! The bytes of sites are tracked only if a step needs them ([`Rig::watch_sites`]). A timed run names nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,11 +18,48 @@ const MOST_HOLDERS: usize = 10;
 /// The page size of expandable segments for small blocks: `kSmallBuffer` in PyTorch's allocator.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
-/// The owner of memory: a buffer, or all buffers of a workload, and the line of its step.
-#[derive(Debug)]
+/// A site of a scenario: a step's line with its buffer's name and, in a workload, the purpose of the memory. Numbered buffers
+/// of a step share a site.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Site {
+    line: u32,
+    /// The name of the buffer, without a number, or of the workload.
+    name: String,
+    /// The purpose of the memory, or empty.
+    purpose: &'static str,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.purpose {
+            "" => write!(f, "{} (line {})", self.name, self.line),
+            purpose => write!(f, "{purpose} of {} (line {})", self.name, self.line),
+        }
+    }
+}
+
+/// The owner of memory: a buffer, or all buffers of a workload.
+#[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) name: String,
-    line: u32,
+    site: Site,
+}
+
+/// The bytes of each site.
+#[derive(Debug, Default)]
+struct Sites {
+    numbers: BTreeMap<Site, usize>,
+    /// Allocated bytes, by site number.
+    bytes: Vec<u64>,
+}
+
+/// A live block.
+#[derive(Debug)]
+struct Owned {
+    owner: Arc<Owner>,
+    size: Bytes,
+    /// The number of its site, if sites are tracked.
+    site: Option<usize>,
 }
 
 /// The owners of live memory. Empty in a timed run.
@@ -29,7 +68,8 @@ pub(super) struct Names {
     pub(super) streams: BTreeMap<u32, String>,
     /// The owner of the next allocations.
     pub(super) owner: Option<Arc<Owner>>,
-    live: BTreeMap<DevicePtr, Arc<Owner>>,
+    live: BTreeMap<DevicePtr, Owned>,
+    sites: Option<Sites>,
 }
 
 impl Rig {
@@ -46,21 +86,54 @@ impl Rig {
         if !self.is_timed() {
             let name = name.to_string();
             self.label_in_recording(&name);
-            self.sites.iter_mut().for_each(|sites| sites.begin(&name, line));
-            self.names.owner = Some(Arc::new(Owner { name, line }));
+            let site = Site { line, name: name.split('[').next().unwrap_or_default().to_owned(), purpose: "" };
+            self.names.owner = Some(Arc::new(Owner { name, site }));
         }
+    }
+
+    /// Sets the purpose of the step's next allocations.
+    pub fn name_purpose(&mut self, purpose: &'static str) {
+        if let Names { owner: Some(owner), sites: Some(_), .. } = &mut self.names {
+            Arc::make_mut(owner).site.purpose = purpose;
+        }
+    }
+
+    /// Tracks the bytes of each site from now on, except in timed runs.
+    pub fn watch_sites(&mut self) {
+        self.names.sites = (!self.is_timed()).then(Sites::default);
+    }
+
+    /// The allocated bytes of all sites by number; `None` if sites are not tracked. Later sites have higher numbers.
+    pub fn site_bytes(&self) -> Option<&[u64]> {
+        self.names.sites.as_ref().map(|sites| sites.bytes.as_slice())
+    }
+
+    /// The sites by number.
+    pub fn sites(&self) -> Vec<&Site> {
+        let mut all: Vec<(&Site, &usize)> = self.names.sites.iter().flat_map(|sites| &sites.numbers).collect();
+        all.sort_by_key(|(_, number)| **number);
+        all.into_iter().map(|(site, _)| site).collect()
     }
 }
 
 impl Names {
-    pub(super) fn allocated(&mut self, address: DevicePtr) {
-        if let Some(owner) = &self.owner {
-            self.live.insert(address, Arc::clone(owner));
-        }
+    pub(super) fn allocated(&mut self, address: DevicePtr, size: Bytes) {
+        let Some(owner) = self.owner.clone() else { return };
+        let site = self.sites.as_mut().map(|sites| {
+            let number = *sites.numbers.entry(owner.site.clone()).or_insert(sites.bytes.len());
+            sites.bytes.resize(sites.bytes.len().max(number + 1), 0);
+            sites.bytes[number] += size.0;
+            number
+        });
+        self.live.insert(address, Owned { owner, size, site });
     }
 
     pub(super) fn freed(&mut self, address: DevicePtr) {
-        self.live.remove(&address);
+        if let Some(Owned { size, site: Some(number), .. }) = self.live.remove(&address)
+            && let Some(sites) = &mut self.sites
+        {
+            sites.bytes[number] -= size.0;
+        }
     }
 
     /// The segments whose live blocks pin free memory, those with the most free memory first, and the sum of the
@@ -83,21 +156,19 @@ impl Names {
         let mut holders: Vec<Holder> = Vec::new();
         let mut unnamed = 0;
         for block in live {
-            let Some(owner) = self.live.get(&block.address) else {
+            let Some(Owned { owner, .. }) = self.live.get(&block.address) else {
                 unnamed += 1;
                 continue;
             };
-            match holders.iter().position(|holder| holder.line == owner.line && holder.name == owner.name) {
-                Some(known) => {
-                    (holders[known].blocks, holders[known].bytes) = (holders[known].blocks + 1, holders[known].bytes + block.size)
-                }
-                None if holders.len() == MOST_HOLDERS => unnamed += 1,
-                None => holders.push(Holder { name: owner.name.clone(), line: owner.line, blocks: 1, bytes: block.size }),
+            let (name, line, is_full) = (&owner.name, owner.site.line, holders.len() == MOST_HOLDERS);
+            match holders.iter_mut().find(|holder| holder.line == line && holder.name == *name) {
+                Some(known) => (known.blocks, known.bytes) = (known.blocks + 1, known.bytes + block.size),
+                None if is_full => unnamed += 1,
+                None => holders.push(Holder { name: name.clone(), line, blocks: 1, bytes: block.size }),
             }
         }
-        let pool = segment.stream.map(|_| segment.pool);
         Some(PinnedSegment {
-            pool,
+            pool: segment.stream.map(|_| segment.pool),
             stream: segment.stream.map(|stream| stream.0),
             size: segment.size,
             free,

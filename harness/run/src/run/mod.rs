@@ -68,12 +68,19 @@ pub struct Observer<'a> {
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
+/// A run that has ended.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FaultedRun {
-    /// The record of the main process.
+pub struct RunResult {
+    /// The record of the main process. The record of a timed run lists no steps, and its verdict judges no expectation about the device's memory.
     pub record: RunRecord,
+    /// The duration of each step and the times it reports, by step number, in a timed run. As many steps as a record keeps.
+    pub times: BTreeMap<u32, StepTimes>,
     /// OOMs of all processes.
     pub ooms: u64,
+    /// Reserved but unallocated bytes at the first peak of reserved memory, in a timed run.
+    pub unused_at_peak: Bytes,
+    /// The figures for comparisons between allocators.
+    pub figures: Figures,
 }
 
 /// A run to execute: [`Run::checked`], [`Run::timed`], [`Run::traced`] or [`Run::faulted`].
@@ -111,31 +118,25 @@ impl<'a, 'o> Run<'a, 'o> {
 
     /// Runs with all checks. The record has no times.
     pub fn checked(self) -> Result<RunRecord, DeviceError> {
-        self.checked_with_figures().map(|(record, _)| record)
+        self.checked_with_figures().map(|done| done.record)
     }
 
     /// Like [`Run::checked`], with the figures for comparisons between allocators.
-    pub fn checked_with_figures(self) -> Result<(RunRecord, Figures), DeviceError> {
-        let setup = Setup { faults: self.planned_faults(), ..Setup::default() };
+    pub fn checked_with_figures(self) -> Result<RunResult, DeviceError> {
         let checks = self.request.checks();
-        self.execute(checks, setup).map(|done| (done.record, done.figures))
+        self.execute(checks, Setup::default())
     }
 
     /// Runs with these faults instead of the scenario's own, and with all checks from `checked_from` on. The run must release everything, however it
     /// ends. The record counts its steps without keeping them.
-    pub fn faulted(self, faults: Faults, checked_from: CheckedFrom) -> Result<FaultedRun, DeviceError> {
-        let setup = Setup { faults: Some(faults), checked_from, tracer: None, counts_steps: true };
+    pub fn faulted(self, faults: Faults, checked_from: CheckedFrom) -> Result<RunResult, DeviceError> {
         let checks = self.request.checks();
-        let Executed { record, ooms_of_processes, .. } = self.execute(checks, setup)?;
-        Ok(FaultedRun { ooms: record.stats.num_ooms + ooms_of_processes, record })
+        self.execute(checks, Setup { faults: Some(faults), checked_from, tracer: None, counts_steps: true })
     }
 
     /// Measures times without any checks. From the first step to the last, the device receives only the scenario's own calls.
-    pub fn timed(self) -> Result<TimedRun, DeviceError> {
-        let setup = Setup { faults: self.planned_faults(), ..Setup::default() };
-        let Executed { record, times, unused_at_peak, figures, .. } = self.execute(Checks::Timing, setup)?;
-        let RunRecord { verdict, timings, stats, .. } = record;
-        Ok(TimedRun { verdict, timings, steps: times.into_iter().collect(), stats, unused_at_peak, figures })
+    pub fn timed(self) -> Result<RunResult, DeviceError> {
+        self.execute(Checks::Timing, Setup::default())
     }
 
     /// Records a timeline, whatever the verdict. Recording takes time, so the times differ from [`Run::timed`].
@@ -152,19 +153,15 @@ impl<'a, 'o> Run<'a, 'o> {
             left_out: 0,
         });
         self.device = Box::new(TracedDevice::new(self.device, tracer.clone())?);
-        let setup = Setup { faults: self.planned_faults(), tracer: Some(tracer.clone()), ..Setup::default() };
-        self.execute(Checks::Timing, setup)?;
+        self.execute(Checks::Timing, Setup { tracer: Some(tracer.clone()), ..Setup::default() })?;
         Ok(tracer.timeline())
     }
 
-    fn planned_faults(&self) -> Option<Faults> {
-        Faults::planned(self.request.scenario, self.request.seed)
-    }
-
     /// Runs all steps, releases everything, and judges the run.
-    fn execute(self, checks: Checks, setup: Setup) -> Result<Executed, DeviceError> {
+    fn execute(self, checks: Checks, setup: Setup) -> Result<RunResult, DeviceError> {
         let Self { request, device, allocator, mut observer, group } = self;
         let Setup { faults, checked_from, tracer, counts_steps } = setup;
+        let faults = faults.or_else(|| Faults::planned(request.scenario, request.seed));
         let allocator = allocator.unwrap_or_else(|| request.allocator.build());
         let mut record = request.record(device.info().clone(), observer.only_observed, Verdict::Interrupted);
         (record.audited, record.cost_figures) = (Some(request.audit), device.cost_figures());
@@ -219,7 +216,7 @@ impl<'a, 'o> Run<'a, 'o> {
         let (figures, unused_at_peak) = (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
         (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
         (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
-        let ooms_of_processes = ctx.processes.ooms;
+        let ooms = record.stats.num_ooms + ctx.processes.ooms;
         runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
         if let Some(receive) = &mut runner.observer.record
             && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
@@ -228,9 +225,9 @@ impl<'a, 'o> Run<'a, 'o> {
         }
         runner.finish(ctx, completed);
         record.verdict = runner.verdict();
-        let (times, _) = runner.times.into_parts();
+        let times = runner.times.into_parts().0.into_iter().collect();
         (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
-        Ok(Executed { record, times, ooms_of_processes, unused_at_peak, figures })
+        Ok(RunResult { record, times, ooms, unused_at_peak, figures })
     }
 }
 
@@ -273,26 +270,12 @@ impl RunRequest<'_> {
 /// The parts of a run that depend on its kind.
 #[derive(Default)]
 struct Setup {
+    /// Replaces the scenario's faults.
     faults: Option<Faults>,
     checked_from: CheckedFrom,
     tracer: Option<Tracer>,
     /// Steps are counted, not recorded.
     counts_steps: bool,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct TimedRun {
-    /// The verdict. Expectations about the device's memory are not judged.
-    pub verdict: Verdict,
-    pub timings: Timings,
-    /// The duration of each step and the times it reports, by step number. As many steps as a record keeps.
-    pub steps: BTreeMap<u32, StepTimes>,
-    /// The allocator's counters after the last step.
-    pub stats: MemoryStats,
-    /// Reserved but unallocated bytes at the first peak of reserved memory.
-    pub unused_at_peak: Bytes,
-    /// Times for comparisons between allocators.
-    pub figures: Figures,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -304,13 +287,13 @@ pub struct StepTimes {
     pub recovery: Option<Recovery>,
 }
 
-impl TimedRun {
-    /// Adds the times to the record of a checked run. Failed expectations of the timed run fail the record.
-    pub fn add_to(self, record: &mut RunRecord) {
-        record.timings = self.timings;
+impl RunResult {
+    /// Adds the times of a timed run to the record of a checked run. Failed expectations of the timed run fail the record.
+    pub fn add_times_to(self, record: &mut RunRecord) {
+        record.timings = self.record.timings;
         record.timed = true;
         for step in &mut record.steps {
-            if let Some(times) = self.steps.get(&step.number) {
+            if let Some(times) = self.times.get(&step.number) {
                 step.duration = Some(times.duration);
                 let is_time = |name: &str| ReportKey::from_name(name).is_some_and(ReportKey::is_timed);
                 step.reports.extend(times.reports.clone().into_iter().filter(|(name, _)| is_time(name)));
@@ -320,7 +303,7 @@ impl TimedRun {
             }
         }
         let in_timed_run = |violation: Violation| Violation { seen: format!("{}, in the timed run", violation.seen), ..violation };
-        match self.verdict {
+        match self.record.verdict {
             Verdict::Passed | Verdict::Skipped { .. } => {}
             Verdict::Failed { first, rest } => {
                 record.verdict = Verdict::Failed { first: in_timed_run(first), rest: rest.into_iter().map(in_timed_run).collect() };
@@ -328,14 +311,6 @@ impl TimedRun {
             verdict @ (Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted) => record.verdict = verdict,
         }
     }
-}
-
-struct Executed {
-    record: RunRecord,
-    times: Vec<(u32, StepTimes)>,
-    ooms_of_processes: u64,
-    unused_at_peak: Bytes,
-    figures: Figures,
 }
 
 /// The allocator settings as a PyTorch snapshot stores them.

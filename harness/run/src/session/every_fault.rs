@@ -42,7 +42,7 @@ use crate::context::kind_of;
 use crate::faults::Faults;
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::rig::CheckedFrom;
-use crate::run::{FaultedRun, Run, RunRequest};
+use crate::run::{Run, RunRequest, RunResult};
 
 /// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`]. With more
 /// calls it counts as endless.
@@ -176,12 +176,6 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// The results for one call.
-struct CallResult {
-    cases: Vec<FaultedCase>,
-    ended_at_once: bool,
-}
-
 /// The result of one run.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
@@ -195,7 +189,7 @@ struct Outcome {
 /// How a run with a failure ended.
 enum RunEnd {
     /// It completed or recorded a violation.
-    Run(Box<FaultedRun>),
+    Run(Box<RunResult>),
     NotBegun(DeviceError),
     /// The device does not suit the scenario, for this reason.
     Skipped(String),
@@ -225,17 +219,18 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
     }
     let mut runs = FaultedRuns::default();
     for (baseline, ends) in baselines.iter().zip(tried) {
-        runs.left_out += ends.values().filter(|end| end.is_none()).count();
+        runs.left_out += ends.values().filter(|runs| runs.is_empty()).count();
         runs.arms.push(engine.summary(baseline, ends));
     }
     Ok(runs)
 }
 
-/// The results of one allocator's calls, by the index of the call; `None` for calls skipped by an interrupt.
-type Results = BTreeMap<usize, Option<CallResult>>;
+/// The results of one allocator's calls, by the index of the call: one run, or a second one in which the next call of its kind
+/// fails too. Calls skipped by an interrupt have no run.
+type Results = BTreeMap<usize, Vec<Outcome>>;
 
 fn ended_at_once(results: &Results, place: usize) -> bool {
-    results.get(&place).and_then(Option::as_ref).is_some_and(|result| result.ended_at_once)
+    results.get(&place).and_then(|runs| runs.first()).is_some_and(|first| first.ended_at_once)
 }
 
 impl<'a> Engine<'a> {
@@ -312,7 +307,7 @@ impl<'a> Engine<'a> {
         let orders: Vec<Order> = attempts.chunk_by(|one, other| one.0 == other.0).flat_map(|of_arm| self.orders(of_arm)).collect();
         let results = each::<_, _, DeviceError>(self.jobs, &orders, &|| (), |order| Ok(servers.ask(order, self.stop, self.progress)))?;
         for (order, results) in orders.iter().zip(results) {
-            tried[order.arm].extend(results.into_iter().map(|(place, result)| (place, Some(result))));
+            tried[order.arm].extend(results);
         }
         attempts.retain(|(arm, attempt)| !tried[*arm].contains_key(&attempt.failing.point.place));
         let results = each(self.jobs, &attempts, self.progress, |(_, attempt)| self.try_call(*attempt))?;
@@ -351,24 +346,21 @@ impl<'a> Engine<'a> {
                 Chosen::Each | Chosen::Different(Which::All) => Which::All.described(calls),
                 Chosen::Different(which) => which.described(different),
             },
-            cases: ends.into_values().flatten().flat_map(|tried| tried.cases).collect(),
+            cases: ends.into_values().flatten().map(|run| run.case).collect(),
             not_tried: baseline.ran.as_ref().err().cloned(),
         }
     }
 
-    /// Fails one call, and if the allocator still got memory, also the next call of its kind. `None` after an
+    /// Fails one call, and if the allocator still got memory, also the next call of its kind. Runs nothing after an
     /// interrupt.
-    fn try_call(&self, attempt: Attempt<'_>) -> Result<Option<CallResult>, DeviceError> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Ok(None);
+    fn try_call(&self, attempt: Attempt<'_>) -> Result<Vec<Outcome>, DeviceError> {
+        let mut runs: Vec<Outcome> = Vec::new();
+        while runs.last().map_or_else(|| !self.stop.load(Ordering::Relaxed), |last| last.wants_one_more) {
+            let count = runs.len() as u64 + 1;
+            let attempt = Attempt { failing: Failing { count, ..attempt.failing }, ..attempt };
+            runs.push(self.attempt(attempt, attempt.checked_from(), StartedBy::Exec)?);
         }
-        let Outcome { case, ended_at_once, wants_one_more } = self.attempt(attempt, attempt.checked_from(), StartedBy::Exec)?;
-        let mut cases = vec![case];
-        if wants_one_more {
-            let both = Attempt { failing: Failing { count: 2, ..attempt.failing }, ..attempt };
-            cases.push(self.attempt(both, both.checked_from(), StartedBy::Exec)?.case);
-        }
-        Ok(Some(CallResult { cases, ended_at_once }))
+        Ok(runs)
     }
 
     /// Fails calls in a separate run with checks from `checked_from`.

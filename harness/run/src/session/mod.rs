@@ -24,7 +24,7 @@ use self::comparisons::Comparisons;
 use crate::context::{Figures, kind_of};
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::processes::{ProcessGroup, StartedBy};
-use crate::run::{Observer, Run, RunRequest};
+use crate::run::{Observer, Run, RunRequest, RunResult};
 use crate::workload::exec;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
@@ -247,7 +247,7 @@ impl Plan {
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
         let group = ProcessGroup::of(scenario, arm.allocator, (request.seed, self.audit), source, StartedBy::Exec)?;
-        let (mut record, mut figures) = match open(source, scenario, arm.allocator, group.as_ref())? {
+        let RunResult { mut record, mut figures, .. } = match open(source, scenario, arm.allocator, group.as_ref())? {
             Ok(device) => {
                 match Run::new(&request, device)
                     .observed(arm.observer(control, Some(emit), record))
@@ -289,7 +289,7 @@ impl Plan {
         {
             let timed = run.timed()?;
             figures.extend(timed.figures.clone());
-            timed.add_to(&mut record);
+            timed.add_times_to(&mut record);
         }
         if let Some(timelines) = sinks.timelines.as_ref().filter(|_| has_times)
             && let Some(run) = again()?

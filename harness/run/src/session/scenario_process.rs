@@ -22,7 +22,7 @@ use harness_scenario::{Readings, Scenario, Step};
 use crate::context::RunContext;
 use crate::processes::Inherited;
 use crate::processes::shared::{Shared, unavailable};
-use crate::processes::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
+use crate::processes::wire::{self, Answer, Do, Done, Order, Reply, Start};
 use crate::rig::{Checks, Rig, RigOptions, Stop};
 use crate::run::{execute, of_device};
 use crate::step_result::StepResult;
@@ -153,12 +153,12 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
         Stop::Device(error) => {
             let (rule, expected) = of_device(&error);
             let fault = faults.and_then(|faults| faults.cause_of(&error));
-            Reply::Failed(Failed { rule, expected: expected.to_owned(), seen: error.to_string(), fault })
+            Reply::Failed { rule, expected: expected.to_owned(), seen: error.to_string(), fault }
         }
-        Stop::Process { rule, expected, seen, .. } => Reply::Failed(Failed { rule, expected, seen, fault: None }),
+        Stop::Process { rule, expected, seen, .. } => Reply::Failed { rule, expected, seen, fault: None },
         Stop::Interrupted => {
             let (expected, seen) = ("it to go on".to_owned(), "it was interrupted".to_owned());
-            Reply::Failed(Failed { rule: Rule::DeviceFailure, expected, seen, fault: None })
+            Reply::Failed { rule: Rule::DeviceFailure, expected, seen, fault: None }
         }
     }
 }

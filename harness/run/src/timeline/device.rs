@@ -116,14 +116,6 @@ impl TracedDevice {
     }
 }
 
-/// The device's mapping or pool view, which the caller has checked to exist.
-fn view<T>(view: Option<T>) -> Result<T, DeviceError> {
-    view.ok_or_else(|| DeviceError::Unavailable {
-        what: "the device".to_owned(),
-        why: "it does not support this kind of memory".to_owned(),
-    })
-}
-
 impl DeviceWrapper for TracedDevice {
     type Inner = dyn TestDevice;
 
@@ -208,48 +200,48 @@ impl TestDeviceWrapper for TracedDevice {
 
 impl MappedDevice for TracedDevice {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.call("reserve", Some(size), |device| view(device.mapped())?.reserve(size))
+        self.call("reserve", Some(size), |device| device.required_mapped()?.reserve(size))
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.call("unreserve", None, |device| view(device.mapped())?.unreserve(start))
+        self.call("unreserve", None, |device| device.required_mapped()?.unreserve(start))
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        self.call("map", Some(range.len), |device| view(device.mapped())?.map(range, page))
+        self.call("map", Some(range.len), |device| device.required_mapped()?.map(range, page))
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        self.call("unmap", Some(range.len), |device| view(device.mapped())?.unmap(range))
+        self.call("unmap", Some(range.len), |device| device.required_mapped()?.unmap(range))
     }
 }
 
 impl PooledDevice for TracedDevice {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
-        view(self.inner_mut().pooled())?.create_pool(release_threshold)
+        self.inner_mut().required_pooled()?.create_pool(release_threshold)
     }
 
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
-        self.call("destroy_pool", None, |device| view(device.pooled())?.destroy_pool(pool))
+        self.call("destroy_pool", None, |device| device.required_pooled()?.destroy_pool(pool))
     }
 
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
-        self.call("malloc_async", Some(size), |device| view(device.pooled())?.malloc_async(pool, size, stream))
+        self.call("malloc_async", Some(size), |device| device.required_pooled()?.malloc_async(pool, size, stream))
     }
 
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
-        self.call("free_async", None, |device| view(device.pooled())?.free_async(ptr, stream))
+        self.call("free_async", None, |device| device.required_pooled()?.free_async(ptr, stream))
     }
 
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
-        self.call("trim_pool", None, |device| view(device.pooled())?.trim_pool(pool, keep))
+        self.call("trim_pool", None, |device| device.required_pooled()?.trim_pool(pool, keep))
     }
 
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
-        view(self.inner_mut().pooled())?.pool_reserved(pool)
+        self.inner_mut().required_pooled()?.pool_reserved(pool)
     }
 
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
-        view(self.inner_mut().pooled())?.pool_memory(pool)
+        self.inner_mut().required_pooled()?.pool_memory(pool)
     }
 }

@@ -16,7 +16,7 @@ use crate::context::requests::{Requests, Running, Sequence};
 use crate::recovery::{AttemptKind, Recovery};
 use crate::rig::{Buffer, Stop};
 use crate::step_result::StepResult;
-use crate::workload::memory::{Failed, answer, free_all, make};
+use crate::workload::memory::{Failed, answer, answered, free_all, make};
 use harness_record::FailedRequest;
 use harness_scenario::steps::infer::{Cache, Infer};
 use harness_scenario::{Chain, Plan, ReportKey, Step};
@@ -147,21 +147,12 @@ impl Serving<'_> {
         let recovered =
             self.recovery.run(ctx, AttemptKind::Request(size), Plan::of_batch(1), &mut None, |ctx, _| ctx.rig.allocate(request));
         self.requests = std::mem::take(&mut ctx.requests);
-        for sequence in self.requests.evicted.drain(..) {
-            self.counts.evicted += 1;
-            self.counts.recomputed += sequence.words;
-            self.waiting.push_front(sequence);
-        }
-        match recovered?.answer {
-            Ok(mut buffer) => {
-                ctx.rig.fill(&mut buffer, self.stream)?;
-                Ok(buffer)
-            }
-            Err(error) => {
-                let failed_request = ctx.rig.failed_request(request, &error)?;
-                Err(Failed::OutOfMemory(error, failed_request.map(Box::new)))
-            }
-        }
+        self.counts.evicted += self.requests.evicted.len() as u64;
+        self.counts.recomputed += self.requests.evicted.iter().map(|sequence| sequence.words).sum::<u64>();
+        self.requests.evicted.drain(..).for_each(|sequence| self.waiting.push_front(sequence));
+        let mut buffer = answered(ctx, request, recovered?.answer)?;
+        ctx.rig.fill(&mut buffer, self.stream)?;
+        Ok(buffer)
     }
 
     /// Makes room for one more token. If memory runs out midway, the buffers made so far are kept.
@@ -234,13 +225,7 @@ fn conclude(ctx: &RunContext, step: &Step, infer: &Infer, counts: Counts, failed
         (ReportKey::Ooms, counts.ooms),
     ]);
     let served = format!("{} of {} served", counts.served, count(infer.requests, "request"));
-    let expected = infer.expect.of(&ctx.arm, ctx.device);
-    match failed {
-        None => result.fits(step, expected, "serving to run out of memory", served),
-        Some(error) => {
-            let seen = format!("{served}, then {error}");
-            result.runs_out(step, expected, seen.clone(), ("every request to be served", seen), counts.failed_request);
-        }
-    }
+    let wanted = ["serving to run out of memory", "every request to be served"];
+    result.ends(step, infer.expect.of(&ctx.arm, ctx.device), wanted, served, failed.map(|error| (error, counts.failed_request)));
     result
 }

@@ -50,7 +50,13 @@ pub(super) fn make(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Resul
 /// Like [`make`], without filling.
 pub(super) fn take(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
     let request = Request { size, stream };
-    match ctx.rig.allocate(request)? {
+    let answer = ctx.rig.allocate(request)?;
+    answered(ctx, request, answer)
+}
+
+/// Returns the buffer of a served request. After an OOM, collects the facts.
+pub(super) fn answered(ctx: &mut RunContext, request: Request, answer: Result<Buffer, AllocatorError>) -> Result<Buffer, Failed> {
+    match answer {
         Ok(buffer) => Ok(buffer),
         Err(error) => {
             let failed_request = ctx.rig.failed_request(request, &error)?;

@@ -21,67 +21,45 @@ use harness_scenario::{ReportKey, StepName};
 const MOST_ROWS: usize = 16;
 
 /// A segment with its live and free memory.
-#[derive(Debug)]
 struct Pinned {
-    address: DevicePtr,
-    size: Bytes,
-    pool: PoolKind,
-    /// The stream that it serves; `None` for several.
-    stream: Option<u32>,
+    segment: SegmentInfo,
+    /// The live blocks of the storm, and the live blocks outside of it.
     blocks: u64,
-    /// Live blocks outside of the storm.
     others: u64,
+    /// The live bytes of the storm.
     bytes: Bytes,
     /// Free bytes that cannot be released to the driver.
     free: Bytes,
-    /// The largest free block.
-    largest_free: Bytes,
 }
 
 impl Pinned {
-    fn of(segment: &SegmentInfo, blocks: &BTreeSet<DevicePtr>, page: Bytes) -> Self {
+    fn new(segment: SegmentInfo, blocks: &BTreeSet<DevicePtr>, page: Bytes) -> Self {
         let live = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive);
-        let (ours, others): (Vec<_>, Vec<_>) = live.partition(|block| blocks.contains(&block.address));
-        let free = || segment.blocks.iter().filter(|block| block.state == BlockState::Inactive);
-        Self {
-            address: segment.address,
-            size: segment.size,
-            pool: segment.pool,
-            stream: segment.stream.map(|stream| stream.0),
-            blocks: ours.len() as u64,
-            others: others.len() as u64,
-            bytes: ours.iter().map(|block: &&BlockInfo| block.size).sum(),
-            free: held_back(segment, page),
-            largest_free: free().map(|block| block.size).max().unwrap_or_default(),
-        }
+        let (ours, others): (Vec<&BlockInfo>, Vec<_>) = live.partition(|block| blocks.contains(&block.address));
+        let bytes = ours.iter().map(|block| block.size).sum();
+        Self { blocks: ours.len() as u64, others: others.len() as u64, bytes, free: held_back(&segment, page), segment }
     }
+}
 
-    /// Returns whether a block of the storm prevents its release to the driver.
-    const fn is_pinned(&self) -> bool {
-        self.blocks > 0
-    }
-
-    /// Returns whether nothing in it is live, so `empty_cache` releases it.
-    const fn is_free(&self) -> bool {
-        self.blocks + self.others == 0
-    }
+/// A fixed-point ratio of live bytes to size.
+fn ratio(live: Bytes, size: Bytes) -> u128 {
+    (u128::from(live.0) << 64) / u128::from(size.0.max(1))
 }
 
 /// All segments, in ascending order of the ratio of live bytes to size.
 fn segments(ctx: &mut RunContext, storm: &StepName) -> Vec<Pinned> {
     let blocks: BTreeSet<DevicePtr> = ctx.storm(storm).addresses().collect();
     let page = ctx.rig.reserve_unit();
-    let mut segments: Vec<Pinned> = ctx.rig.snapshot().iter().map(|segment| Pinned::of(segment, &blocks, page)).collect();
-    // A fixed-point ratio of bytes to size.
-    segments.sort_by_key(|segment| (u128::from(segment.bytes.0) << 64) / u128::from(segment.size.0.max(1)));
+    let mut segments: Vec<Pinned> = ctx.rig.snapshot().into_iter().map(|segment| Pinned::new(segment, &blocks, page)).collect();
+    segments.sort_by_key(|pinned| ratio(pinned.bytes, pinned.segment.size));
     segments
 }
 
 /// Lists the segments that the storm pins, with totals.
 pub(crate) fn list(ctx: &mut RunContext, storm: &StepName) -> Result<StepResult, Stop> {
     let segments = segments(ctx, storm);
-    let pinned: Vec<_> = segments.iter().filter(|segment| segment.is_pinned()).collect();
-    let whole = segments.iter().filter(|segment| segment.is_free()).count();
+    let pinned: Vec<_> = segments.iter().filter(|segment| segment.blocks > 0).collect();
+    let whole = segments.iter().filter(|segment| segment.blocks + segment.others == 0).count();
     let pinning_bytes: Bytes = pinned.iter().map(|segment| segment.bytes).sum();
     let free: Bytes = pinned.iter().map(|segment| segment.free).sum();
     let mut result = StepResult::default();
@@ -105,21 +83,15 @@ fn table(pinned: &[&Pinned]) -> Table {
     let more = pinned.len().saturating_sub(MOST_ROWS);
     let rest = if more > 0 { format!("; {more} more are not shown") } else { String::new() };
     let columns = ["segment", "size", "pool", "stream", "pinning blocks", "pinning bytes", "free", "largest free block"];
-    let row = |segment: &&Pinned| {
-        let pool = match segment.pool {
-            PoolKind::Small => "small",
-            PoolKind::Large => "large",
-        };
-        vec![
-            segment.address.to_string(),
-            segment.size.to_string(),
-            pool.to_owned(),
-            segment.stream.map_or_else(|| "several".to_owned(), |stream| stream.to_string()),
-            segment.blocks.to_string(),
-            segment.bytes.to_string(),
-            segment.free.to_string(),
-            segment.largest_free.to_string(),
-        ]
+    let row = |Pinned { segment, blocks, bytes, free, .. }: &&Pinned| {
+        let pool = if segment.pool == PoolKind::Small { "small" } else { "large" };
+        let stream = segment.stream.map_or_else(|| "several".to_owned(), |stream| stream.0.to_string());
+        let largest = segment.blocks.iter().filter(|block| block.state == BlockState::Inactive).map(|block| block.size).max();
+        let sizes = [bytes, free, &largest.unwrap_or_default()].map(Bytes::to_string);
+        [segment.address.to_string(), segment.size.to_string(), pool.to_owned(), stream, blocks.to_string()]
+            .into_iter()
+            .chain(sizes)
+            .collect()
     };
     Table {
         title: format!("Pinned segments, the emptiest first{rest}"),
@@ -129,7 +101,7 @@ fn table(pinned: &[&Pinned]) -> Table {
 }
 
 /// The unit of release to the driver: a segment, or a page of an expandable one.
-#[derive(Debug)]
+#[derive(Clone, Default)]
 struct Part {
     size: Bytes,
     /// Blocks of the storm in it; some may extend into its neighbors.
@@ -141,7 +113,7 @@ struct Part {
 }
 
 /// All memory as parts, and the parts of each block of the storm.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Layout {
     parts: Vec<Part>,
     /// The size and the parts of each block.
@@ -151,26 +123,19 @@ struct Layout {
 impl Layout {
     fn add(&mut self, segment: &SegmentInfo, page: Bytes, storm: &BTreeSet<DevicePtr>) {
         let (unit, first) = (release_unit(segment, page).0.max(1), self.parts.len());
-        self.parts.extend((0..segment.size.0).step_by(usize::try_from(unit).unwrap_or(usize::MAX)).map(|start| Part {
-            size: Bytes(unit.min(segment.size.0 - start)),
-            blocks: BTreeSet::new(),
-            bytes: Bytes::ZERO,
-            others: false,
-        }));
+        let starts = (0..segment.size.0).step_by(usize::try_from(unit).unwrap_or(usize::MAX));
+        self.parts.extend(starts.map(|start| Part { size: Bytes(unit.min(segment.size.0 - start)), ..Part::default() }));
         for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive && block.size > Bytes::ZERO) {
             let start = block.address.0 - segment.address.0;
             let end = start + block.size.0;
             let index = |at: u64| first + usize::try_from(at / unit).unwrap_or(usize::MAX);
             let range = index(start)..=index(end - 1);
             let ours = storm.contains(&block.address);
-            for (part, begin) in
-                self.parts[range.clone()].iter_mut().zip((start / unit * unit..).step_by(usize::try_from(unit).unwrap_or(usize::MAX)))
-            {
+            for (part, index) in self.parts[range.clone()].iter_mut().zip(start / unit..) {
+                part.others |= !ours;
                 if ours {
                     part.blocks.insert(block.address);
-                    part.bytes += Bytes(end.min(begin + unit) - start.max(begin));
-                } else {
-                    part.others = true;
+                    part.bytes += Bytes(end.min((index + 1) * unit) - start.max(index * unit));
                 }
             }
             if ours {
@@ -182,8 +147,7 @@ impl Layout {
     /// The indexes of the parts that only the storm pins, in ascending order of the ratio of live bytes to size.
     fn cheapest(&self) -> Vec<usize> {
         let pinned = self.parts.iter().enumerate().filter(|(_, part)| !part.others && !part.blocks.is_empty());
-        let mut pinned: Vec<(u128, usize)> =
-            pinned.map(|(index, part)| ((u128::from(part.bytes.0) << 64) / u128::from(part.size.0.max(1)), index)).collect();
+        let mut pinned: Vec<(u128, usize)> = pinned.map(|(index, part)| (ratio(part.bytes, part.size), index)).collect();
         pinned.sort_unstable();
         pinned.into_iter().map(|(_, index)| index).collect()
     }

@@ -6,20 +6,20 @@ use std::sync::Arc;
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Verdict;
-use harness_run::run::{Run, RunRequest, TimedRun};
+use harness_run::run::{Run, RunRequest, RunResult};
 use harness_scenario::Scenario;
 
 use crate::program::request;
 use crate::staged::{Asked, Stage, Staged};
 
-fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos) -> (TimedRun, Arc<Asked>) {
+fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos) -> (RunResult, Arc<Asked>) {
     let text = format!("about: A test.\nneeds: {{ memory: {memory} }}\nstreams: [side]\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (device, asked) = Staged::new(scenario.needs.memory, Stage { nvml_takes, ..Stage::default() });
     let (allocator, reproduce, interrupt) = (&allocator.into(), String::new(), Arc::default());
     let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
     let run = Run::new(&request, Box::new(device)).timed().unwrap();
-    assert_eq!(run.verdict, Verdict::Passed);
+    assert_eq!(run.record.verdict, Verdict::Passed);
     (run, asked)
 }
 
@@ -39,7 +39,7 @@ fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
     let mut times = Vec::new();
     for millis in [0, 1, 3] {
         let (run, _) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::millis(millis));
-        times.push(run.timings.scenario);
+        times.push(run.record.timings.scenario);
     }
     assert!(times[0] >= Nanos::millis(40) && times[0] < Nanos::millis(60), "{times:?}");
     assert_eq!(times, [times[0]; 3]);
@@ -61,10 +61,10 @@ fn a_free_that_waits_for_fills_takes_as_long_as_they_do() {
         AllocatorKind::Direct,
         Nanos::ZERO,
     );
-    let fills = filled.0.timings.scenario;
+    let fills = filled.0.record.timings.scenario;
     assert!(fills > Nanos::millis(10), "{fills}");
-    let first_free = run.timings.free.kept[0];
-    assert!(first_free > Nanos::millis(10) && run.timings.scenario > fills, "{first_free} of {}", run.timings.scenario);
+    let first_free = run.record.timings.free.kept[0];
+    assert!(first_free > Nanos::millis(10) && run.record.timings.scenario > fills, "{first_free} of {}", run.record.timings.scenario);
     assert_eq!(asked.counts()[2], 0, "nothing is read that the scenario does not read");
 }
 
@@ -87,12 +87,12 @@ fn a_timed_run_asks_the_device_nothing_between_its_first_step_and_its_last() {
 expect_violation: retry_makes_progress
 invariants: [ device.used > 0B ]";
     let (run, asked) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::ZERO);
-    assert!(run.timings.allocate.count > 100 && run.timings.scenario > Nanos::ZERO);
+    assert!(run.record.timings.allocate.count > 100 && run.record.timings.scenario > Nanos::ZERO);
     // The rig queries memory when it takes the device, when the scenario begins, and for the measure `start`, all
     // before the first step. A refused request also queries free memory, for the allocator's own error.
     let [memory, free_memory, verified] = asked.counts();
     assert_eq!(memory, 3);
-    assert!(free_memory <= run.stats.num_ooms, "{free_memory} questions for {} refusals", run.stats.num_ooms);
+    assert!(free_memory <= run.record.stats.num_ooms, "{free_memory} questions for {} refusals", run.record.stats.num_ooms);
     assert!(verified <= 4, "{verified}: the training alone reads its parameters and its layers' output");
 }
 
@@ -107,8 +107,8 @@ fn the_times_of_steps_go_to_the_record_of_the_checked_run() {
     assert!(record.steps.iter().all(|step| step.duration.is_none() && !step.reports.contains_key("time")), "a checked run has no times");
     assert_eq!(record.timings, harness_record::Timings::default());
     let timed = Run::new(&request, device()).timed().unwrap();
-    let whole = timed.timings.scenario;
-    timed.add_to(&mut record);
+    let whole = timed.record.timings.scenario;
+    timed.add_times_to(&mut record);
     let durations: Vec<Nanos> = record.steps.iter().map(|step| step.duration.expect("each step was timed")).collect();
     assert!(durations[1] + durations[2] >= Nanos::millis(5), "{durations:?}");
     assert_eq!(record.steps[0].reports["time"], durations[0].0);

@@ -203,11 +203,11 @@ impl Structure {
                 upcoming = handed_out.next();
                 Some(here)
             });
-            let sound = sums_where_sound(&segment, 0..segment.blocks.len(), here);
+            let read = BlocksRead::new(&segment, 0..segment.blocks.len(), here);
             let reaches_in = before.filter(|(address, size)| address.offset(*size) > start);
             before = Some((start, segment.size));
             let overlap = reaches_in.map(|(address, size)| overlap(&segment, address, size));
-            let sums = self.sums_of(&segment, sound, overlap, live, findings);
+            let sums = self.sums_of(&segment, read, overlap, findings);
             let of_this = KnownSegment { sums, read: segment };
             self.add(&of_this);
             self.segments.push(of_this);
@@ -222,8 +222,8 @@ impl Structure {
         let sums = known.and_then(|known| self.changed(known, &segment, touched, live));
         let sums = sums.unwrap_or_else(|| {
             let here = live.range(segment.address..segment.address.offset(segment.size));
-            let sound = sums_where_sound(&segment, 0..segment.blocks.len(), here);
-            self.sums_of(&segment, sound, self.overlapping(&segment), live, findings)
+            let read = BlocksRead::new(&segment, 0..segment.blocks.len(), here);
+            self.sums_of(&segment, read, self.overlapping(&segment), findings)
         });
         let known = KnownSegment { sums, read: segment };
         self.add(&known);
@@ -246,9 +246,9 @@ impl Structure {
         let (gone, new) = (&before[front..before.len() - back], front..now.len() - back);
         let start = now[front].address;
         let end = now.get(new.end).map_or_else(|| segment.address.offset(segment.size), |block| block.address);
-        let sums = sums_where_sound(segment, new, live.range(start..end.max(start)))?;
+        let read = BlocksRead::new(segment, new, live.range(start..end.max(start)));
         let rest = known.sums.combine(Sums::of_blocks(&known.read, gone), |sum, part| sum - part);
-        Some(rest.combine(sums, |sum, part| sum + part))
+        read.is_sound().then(|| rest.combine(read.sums, |sum, part| sum + part))
     }
 
     fn add(&mut self, known: &KnownSegment) {
@@ -264,24 +264,10 @@ impl Structure {
         }
     }
 
-    /// The sums of a segment, from the sums of its blocks if those are correct. Otherwise reports every error.
-    fn sums_of(
-        &self,
-        segment: &SegmentInfo,
-        sound: Option<Sums>,
-        overlap: Option<Finding>,
-        live: &Live,
-        findings: &mut Vec<Finding>,
-    ) -> Sums {
-        if sound.is_none() {
-            check_tiling(segment, findings);
-        }
-        findings.extend(overlap);
-        if sound.is_none() {
-            check_owners(segment, live.range(segment.address..segment.address.offset(segment.size)), findings);
-        }
-        let of_blocks = sound.unwrap_or_else(|| Sums::of_blocks(segment, &segment.blocks));
-        Sums::of_segment(segment, self.granularity).combine(of_blocks, |of_segment, of_blocks| of_segment + of_blocks)
+    /// The sums of a segment whose blocks were read. Reports every error.
+    fn sums_of(&self, segment: &SegmentInfo, read: BlocksRead, overlap: Option<Finding>, findings: &mut Vec<Finding>) -> Sums {
+        findings.extend(read.misplaced.into_iter().chain(overlap).chain(read.unowned));
+        Sums::of_segment(segment, self.granularity).combine(read.sums, |of_segment, of_blocks| of_segment + of_blocks)
     }
 
     /// A segment that overlaps this one.
@@ -337,97 +323,90 @@ fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
     Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {size} at {other}"))
 }
 
-/// The sums over some blocks of a segment, if the blocks tile it, are merged where necessary, and match the live
-/// allocations. `handed_out` contains the live allocations between the first and the last of these blocks. `None` if
-/// anything is wrong; [`check_tiling`] and [`check_owners`] report it.
-fn sums_where_sound<'a>(
-    segment: &SegmentInfo,
-    which: Range<usize>,
-    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
-) -> Option<Sums> {
-    let split = is_split(segment);
-    let free = |block: &BlockInfo| (block.state == BlockState::Inactive).then_some(block.stream);
-    let in_front = which.start.checked_sub(1).and_then(|index| segment.blocks.get(index));
-    let mut next = in_front.map_or(segment.address, |block| block.address.offset(block.size));
-    let mut free_before = in_front.and_then(free);
-    let mut sums = Sums::default();
-    for block in segment.blocks.get(which.clone())? {
-        let free_here = free(block);
-        let is_foreign = segment.stream.is_some_and(|stream| stream != block.stream);
-        if block.address != next || block.size == Bytes::ZERO || is_foreign || (free_here.is_some() && free_here == free_before) {
-            return None;
+/// What was read in some blocks of a segment.
+struct BlocksRead {
+    sums: Sums,
+    /// Blocks that do not tile the segment, belong to another stream, or are not merged.
+    misplaced: Vec<Finding>,
+    /// A block or a live allocation without its counterpart.
+    unowned: Option<Finding>,
+}
+
+impl BlocksRead {
+    /// Reads some blocks of a segment and checks them. `handed_out` contains the live allocations between the first and
+    /// the last of them.
+    fn new<'a>(
+        segment: &SegmentInfo,
+        which: Range<usize>,
+        mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
+    ) -> Self {
+        let split = is_split(segment);
+        let after = |before: Option<&BlockInfo>| before.map_or(segment.address, |before| before.address.offset(before.size));
+        let tiling = |expected: String, seen: String| Finding::new(Invariant::BlocksTileSegments, expected, seen);
+        let (mut misplaced, mut foreign, mut unmerged, mut unowned) = (None, None, None, None);
+        let mut sums = Sums::default();
+        let mut before = which.start.checked_sub(1).and_then(|index| segment.blocks.get(index));
+        // The block after the last one is checked for its address and for merging only.
+        for (index, block) in segment.blocks.iter().enumerate().take(which.end + 1).skip(which.start) {
+            let next = after(before);
+            if misplaced.is_none() && (block.address != next || block.size == Bytes::ZERO) {
+                let expected = format!("a block at {next} in the segment at {}", segment.address);
+                misplaced = Some(tiling(expected, format!("{} at {}", block.size, block.address)));
+            }
+            // Free blocks of different streams must stay apart until an event orders the streams.
+            let free = |block: &BlockInfo| block.state == BlockState::Inactive;
+            if let Some(before) = before.filter(|before| unmerged.is_none() && free(before) && free(block) && before.stream == block.stream)
+            {
+                let expected = format!("the free block at {} merged with its neighbour", before.address);
+                let seen = format!("{} and {} side by side", before.size, block.size);
+                unmerged = Some(Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen));
+            }
+            if index == which.end {
+                break;
+            }
+            if let Some(stream) = segment.stream.filter(|stream| foreign.is_none() && *stream != block.stream) {
+                let expected = format!("blocks of stream {} in the segment at {}", stream.0, segment.address);
+                foreign = Some(tiling(expected, format!("{} of stream {} at {}", block.size, block.stream.0, block.address)));
+            }
+            if block.state == BlockState::Allocated && unowned.is_none() {
+                unowned = not_handed_out(block, handed_out.next());
+            }
+            sums.add_block(block, split);
+            before = Some(block);
         }
-        if block.state == BlockState::Allocated && !is_handed_out(block, handed_out.next()?) {
-            return None;
-        }
-        sums.add_block(block, split);
-        next = block.address.offset(block.size);
-        free_before = free_here;
+        let next = after(before);
+        let incomplete = (which.end >= segment.blocks.len() && next != segment.address.offset(segment.size)).then(|| {
+            let expected = format!("blocks of {} in the segment at {}", segment.size, segment.address);
+            tiling(expected, format!("they end at {next}"))
+        });
+        let unowned = unowned.or_else(|| {
+            let (address, owner) = handed_out.next()?;
+            let expected = format!("{} at {address} to have its own allocated block", owner.requested);
+            Some(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"))
+        });
+        let misplaced = misplaced.map_or_else(|| [incomplete, foreign, unmerged].into_iter().flatten().collect(), |first| vec![first]);
+        Self { sums, misplaced, unowned }
     }
-    let ends_well = match segment.blocks.get(which.end) {
-        Some(behind) => behind.address == next && (free_before.is_none() || free(behind) != free_before),
-        None => segment.address.offset(segment.size) == next,
+
+    const fn is_sound(&self) -> bool {
+        self.misplaced.is_empty() && self.unowned.is_none()
+    }
+}
+
+/// Compares an allocated block with the live allocation that should be in it.
+fn not_handed_out(block: &BlockInfo, owner: Option<(&DevicePtr, &LiveAllocation)>) -> Option<Finding> {
+    let is_of = |(&address, owner): (&DevicePtr, &LiveAllocation)| {
+        let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
+        same && owner.requested <= owner.size && owner.stream == block.stream
     };
-    (ends_well && handed_out.next().is_none()).then_some(sums)
-}
-
-fn is_handed_out(block: &BlockInfo, (&address, owner): (&DevicePtr, &LiveAllocation)) -> bool {
-    let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
-    same && owner.requested <= owner.size && owner.stream == block.stream
-}
-
-/// Checks that the allocated blocks of a segment equal the live allocations in it.
-fn check_owners<'a>(
-    segment: &SegmentInfo,
-    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
-    findings: &mut Vec<Finding>,
-) {
-    for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
-        let owner = handed_out.next();
-        if !owner.is_some_and(|owner| is_handed_out(block, owner)) {
-            let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
-            let expected = format!("the allocated block at {} ({what}) to match a live allocation", block.address);
-            let seen = owner.map_or_else(
-                || "no allocation was returned there".to_owned(),
-                |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
-            );
-            findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen));
-            return;
-        }
+    if owner.is_some_and(is_of) {
+        return None;
     }
-    if let Some((address, owner)) = handed_out.next() {
-        let expected = format!("{} at {address} to have its own allocated block", owner.requested);
-        findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"));
-    }
-}
-
-fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
-    let mut next = segment.address;
-    for block in &segment.blocks {
-        if block.address != next || block.size == Bytes::ZERO {
-            let expected = format!("a block at {next} in the segment at {}", segment.address);
-            let seen = format!("{} at {}", block.size, block.address);
-            findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
-            return;
-        }
-        next = next.offset(block.size);
-    }
-    if next != segment.address.offset(segment.size) {
-        let expected = format!("blocks of {} in the segment at {}", segment.size, segment.address);
-        findings.push(Finding::new(Invariant::BlocksTileSegments, expected, format!("they end at {next}")));
-    }
-    let foreign = |block: &&BlockInfo| segment.stream.is_some_and(|stream| stream != block.stream);
-    if let (Some(stream), Some(block)) = (segment.stream, segment.blocks.iter().find(foreign)) {
-        let expected = format!("blocks of stream {} in the segment at {}", stream.0, segment.address);
-        let seen = format!("{} of stream {} at {}", block.size, block.stream.0, block.address);
-        findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
-    }
-    // Free blocks of different streams must stay apart until an event orders the streams.
-    let free = |block: &BlockInfo| block.state == BlockState::Inactive;
-    let mergeable = |pair: &&[BlockInfo]| free(&pair[0]) && free(&pair[1]) && pair[0].stream == pair[1].stream;
-    if let Some(pair) = segment.blocks.windows(2).find(mergeable) {
-        let expected = format!("the free block at {} merged with its neighbour", pair[0].address);
-        let seen = format!("{} and {} side by side", pair[0].size, pair[1].size);
-        findings.push(Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen));
-    }
+    let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
+    let expected = format!("the allocated block at {} ({what}) to match a live allocation", block.address);
+    let seen = owner.map_or_else(
+        || "no allocation was returned there".to_owned(),
+        |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
+    );
+    Some(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen))
 }

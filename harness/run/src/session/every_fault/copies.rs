@@ -5,8 +5,7 @@
 //! these reports its result as a line of JSON. A call without a report, because a copy crashed or a fork failed, is
 //! tested in this process later.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,10 +16,10 @@ use harness_exec::forked::{Forked, ForkedChild, fork, leave};
 use harness_exec::large_pages::use_for_code;
 use serde::{Deserialize, Serialize};
 
-use super::{ArmRun, Attempt, CallResult, Engine, Outcome, RunSetup};
+use super::{ArmRun, Attempt, Engine, Outcome, Results, RunSetup};
 use crate::branches::{Branches, Point};
 use crate::faults::Faults;
-use crate::processes::StartedBy;
+use crate::processes::{StartedBy, wire};
 use crate::rig::CheckedFrom;
 use crate::session::scenario_process::serve_in_copy;
 
@@ -66,14 +65,16 @@ impl Servers {
     }
 
     /// Executes an order and returns the results by index. Calls `progress` after each call.
-    pub(super) fn ask(&self, order: &Order, stop: &AtomicBool, progress: &(dyn Fn() + Sync)) -> BTreeMap<usize, CallResult> {
+    pub(super) fn ask(&self, order: &Order, stop: &AtomicBool, progress: &(dyn Fn() + Sync)) -> Results {
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut told = BTreeMap::new();
+        let mut told = Results::new();
         let Some(mut server) = take().filter(|_| !stop.load(Ordering::Relaxed)) else { return told };
         // A server that failed or was interrupted is killed.
         if server.ask(order, stop, &mut told, progress).is_some() {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(server);
         }
+        // The second run of a call may be missing.
+        told.retain(|_, runs| runs.last().is_some_and(|last| !last.wants_one_more));
         told
     }
 }
@@ -92,33 +93,17 @@ impl Server {
     }
 
     /// `None` if the order did not complete.
-    fn ask(
-        &mut self,
-        order: &Order,
-        stop: &AtomicBool,
-        told: &mut BTreeMap<usize, CallResult>,
-        progress: &(dyn Fn() + Sync),
-    ) -> Option<()> {
-        send(self.socket.get_mut(), order)?;
-        // The first run of a call whose second run is still missing.
-        let mut first: Option<(usize, CallResult)> = None;
+    fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut Results, progress: &(dyn Fn() + Sync)) -> Option<()> {
+        wire::send(self.socket.get_mut(), order).ok()?;
         let mut line = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             line.clear();
             self.socket.read_until(b'\n', &mut line).ok()?;
-            let Some((place, outcome)) = serde_json::from_slice::<Answer>(&line).ok()? else { return Some(()) };
-            let Outcome { case, ended_at_once, wants_one_more } = outcome;
-            let mut tried = match first.take() {
-                Some((of, tried)) if of == place => tried,
-                _ => CallResult { cases: Vec::new(), ended_at_once },
-            };
-            tried.cases.push(case);
-            if wants_one_more {
-                first = Some((place, tried));
-            } else {
-                told.insert(place, tried);
+            let Some((place, outcome)) = wire::read::<Answer>(&line).ok()? else { return Some(()) };
+            if !outcome.wants_one_more {
                 progress();
             }
+            told.entry(place).or_default().push(outcome);
         }
         None
     }
@@ -147,18 +132,11 @@ impl Servers {
     }
 }
 
-/// Writes a line; `None` if the reader is gone.
-fn send(to: &mut UnixStream, message: &impl Serialize) -> Option<()> {
-    let mut line = serde_json::to_vec(message).ok()?;
-    line.push(b'\n');
-    to.write_all(&line).ok()
-}
-
 /// The main loop of a server.
 fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! {
     let Ok(orders) = socket.try_clone().map(BufReader::new) else { leave(1) };
     for line in orders.split(b'\n') {
-        let order = line.ok().and_then(|line| serde_json::from_slice::<Order>(&line).ok());
+        let order = line.and_then(|line| wire::read::<Order>(&line)).ok();
         let Some((order, arm)) = order.and_then(|order| arms.get(order.arm).map(|arm| (order, arm))) else { break };
         match fork() {
             Ok(Forked::Copy) => try_points(engine, arm, order, &mut socket),
@@ -166,7 +144,7 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
             Ok(Forked::Original(copied)) => drop(copied.wait()),
             Err(_) => {}
         }
-        if send(&mut socket, &Answer::None).is_none() {
+        if wire::send(&mut socket, &Answer::None).is_err() {
             break;
         }
     }
@@ -198,8 +176,8 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
         })
     };
     let Some((_, Outcome { wants_one_more, .. })) = outcome else { leave(1) };
-    match send(socket, &outcome) {
-        Some(()) => Branches::end(wants_one_more),
-        None => leave(1),
+    match wire::send(socket, &outcome) {
+        Ok(()) => Branches::end(wants_one_more),
+        Err(_) => leave(1),
     }
 }

@@ -113,13 +113,14 @@ fn forbidden_results_are_defects() {
     let plan = plan(SCENARIO);
     let arm = plan.arms().next().unwrap();
     let record = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
-    let without = FaultedRun { ooms: record.stats.num_ooms, record };
+    let without =
+        RunResult { ooms: record.stats.num_ooms, record, times: BTreeMap::new(), unused_at_peak: Bytes::ZERO, figures: BTreeMap::new() };
     let judged = |seen: &RunEnd| judge((None, DeviceCall::Free), arm.scenario, without.ooms, seen);
     let violated = |rule: Rule, seen: &str| {
         let first = Violation { step: 1, at: None, rule, expected: "this".to_owned(), seen: seen.to_owned() };
         let verdict = Verdict::Failed { first, rest: Vec::new() };
         let record = RunRecord { verdict, ..without.record.clone() };
-        judged(&RunEnd::Run(Box::new(FaultedRun { record, ..without.clone() })))
+        judged(&RunEnd::Run(Box::new(RunResult { record, ..without.clone() })))
     };
     let is_defect = |end: &FaultedEnd| matches!(end, FaultedEnd::Defect { .. });
     for invariant in [Invariant::NothingLeaks, Invariant::ContentsAreIntact, Invariant::CountersEqualStructure] {
@@ -139,18 +140,19 @@ fn the_error_of_a_process_names_it_and_its_ooms_count() {
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap();
     let plan = plan(SCENARIO);
     let record = plan.run_arm(&plan.arms().next().unwrap(), &DeviceSource::simulated(), &Arc::default()).unwrap();
-    let without = FaultedRun { ooms: record.stats.num_ooms, record };
+    let without =
+        RunResult { ooms: record.stats.num_ooms, record, times: BTreeMap::new(), unused_at_peak: Bytes::ZERO, figures: BTreeMap::new() };
     let call = (Some(&scenario.processes[0].name), DeviceCall::Free);
     let failed = |expected: &str| {
         let (expected, seen) = (expected.to_owned(), "cudaFree failed".to_owned());
         let first = Violation { step: 1, at: None, rule: Rule::DeviceFailure, expected, seen };
         let record = RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..without.record.clone() };
-        judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(FaultedRun { record, ..without.clone() })))
+        judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(RunResult { record, ..without.clone() })))
     };
     let error = "in the process `worker`: cudaFree failed".to_owned();
     assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultedEnd::NamedError { error });
     assert!(matches!(failed("the driver call to succeed"), FaultedEnd::Defect { .. }));
-    let more = FaultedRun { ooms: without.ooms + 1, ..without.clone() };
+    let more = RunResult { ooms: without.ooms + 1, ..without.clone() };
     assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(more))), FaultedEnd::Recovered);
     assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(without.clone()))), FaultedEnd::Healed);
 }

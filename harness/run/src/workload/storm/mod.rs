@@ -6,6 +6,7 @@ mod threads;
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
+use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
@@ -30,20 +31,28 @@ struct Counts {
     failed_request: Option<FailedRequest>,
 }
 
+/// The reports about a failed request.
+const ABOUT_FAILURE: [ReportKey; 6] = [
+    ReportKey::FailedRequest,
+    ReportKey::FailedOperation,
+    ReportKey::ReservedAtFailure,
+    ReportKey::AllocatedAtFailure,
+    ReportKey::LargestFreeAtFailure,
+    ReportKey::DeviceFreeAtFailure,
+];
+
 /// The reported request: the first that failed, or the one that ended the storm.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Failure {
-    operation: u64,
-    requested: Bytes,
-    reserved: Bytes,
-    allocated: Bytes,
-    largest_free: Bytes,
-    device_free: Bytes,
+    /// The values of [`ABOUT_FAILURE`].
+    figures: [u64; 6],
+    is_fragmentation: bool,
     text: String,
 }
 
 impl Failure {
-    fn new(operation: u64, requested: Bytes, reserved: Bytes, allocated: Bytes, error: &AllocatorError) -> Self {
+    fn new(operation: u64, requested: Bytes, stats: &MemoryStats, error: &AllocatorError) -> Self {
+        let (reserved, allocated) = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
         let (largest_free, device_free) = match error {
             AllocatorError::OutOfMemory(oom) => {
                 let device_free = if let OomCause::Device { free } = oom.cause { free } else { Bytes::ZERO };
@@ -51,17 +60,11 @@ impl Failure {
             }
             AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (Bytes::ZERO, Bytes::ZERO),
         };
-        Self { operation, requested, reserved, allocated, largest_free, device_free, text: error.to_string() }
+        let figures = [requested.0, operation, reserved, allocated, largest_free.0, device_free.0];
+        // Enough memory was reserved but free, so only fragmentation made the request fail.
+        let is_fragmentation = reserved.saturating_sub(allocated) >= requested.0;
+        Self { figures, is_fragmentation, text: format!("operation {operation}: {error}") }
     }
-
-    fn is_fragmentation(&self) -> bool {
-        is_fragmentation(self.reserved, self.allocated, self.requested)
-    }
-}
-
-/// Returns whether enough memory was reserved but free, so only fragmentation made the request fail.
-fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool {
-    reserved.saturating_sub(allocated) >= requested
 }
 
 /// Runs a storm and calls `between` after each operation. Each operation takes time logarithmic in live blocks, plus
@@ -117,11 +120,10 @@ fn refused(
     counts: &mut Counts,
 ) -> Result<ControlFlow<()>, Stop> {
     counts.ooms += 1;
-    let stats = ctx.rig.stats();
-    let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
-    let ends = storm.until == Some(Until::Fragmented) && is_fragmentation(reserved, allocated, request.size);
+    let failure = Failure::new(counts.operations, request.size, &ctx.rig.stats(), error);
+    let ends = storm.until == Some(Until::Fragmented) && failure.is_fragmentation;
     if ends || counts.failure.is_none() {
-        counts.failure = Some(Failure::new(counts.operations, request.size, reserved, allocated, error));
+        counts.failure = Some(failure);
         counts.failed_request = ctx.rig.failed_request(request, error)?;
     }
     Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -140,32 +142,18 @@ fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) ->
         (ReportKey::LiveBytes, live_bytes),
         (ReportKey::PeakLiveBytes, counts.peak_live),
     ]);
-    let figure = |of: fn(&Failure) -> u64| counts.failure.as_ref().map_or(0, of);
-    result.reports.extend([
-        (ReportKey::FailedRequest, figure(|failure| failure.requested.0)),
-        (ReportKey::FailedOperation, figure(|failure| failure.operation)),
-        (ReportKey::ReservedAtFailure, figure(|failure| failure.reserved.0)),
-        (ReportKey::AllocatedAtFailure, figure(|failure| failure.allocated.0)),
-        (ReportKey::LargestFreeAtFailure, figure(|failure| failure.largest_free.0)),
-        (ReportKey::DeviceFreeAtFailure, figure(|failure| failure.device_free.0)),
-    ]);
-    let fragmented = counts.failure.as_ref().is_some_and(Failure::is_fragmentation);
-    if let Some(failure) = counts.failure {
+    if counts.failure.is_some() {
         result.outcome = Outcome::OutOfMemory;
         result.failed_request = counts.failed_request;
-        result.notes.push(format!("operation {}: {}", failure.operation, failure.text));
     }
-    match storm.until {
-        Some(Until::Fragmented) if !fragmented => {
-            let seen = format!(
-                "{} with {}, none because of fragmentation",
-                count(counts.operations, "operation"),
-                count(counts.ooms, "failed request")
-            );
-            let expected = "a request that fails although reserved − allocated is at least its size";
-            result.unmet.push(Unmet::at(step, expected, seen));
-        }
-        Some(Until::Fragmented) | None => {}
+    result.notes.extend(counts.failure.iter().map(|failure| failure.text.clone()));
+    let Failure { figures, is_fragmentation, .. } = counts.failure.unwrap_or_default();
+    result.reports.extend(ABOUT_FAILURE.into_iter().zip(figures));
+    if storm.until == Some(Until::Fragmented) && !is_fragmentation {
+        let (operations, failed) = (count(counts.operations, "operation"), count(counts.ooms, "failed request"));
+        let seen = format!("{operations} with {failed}, none because of fragmentation");
+        let expected = "a request that fails although reserved − allocated is at least its size";
+        result.unmet.push(Unmet::at(step, expected, seen));
     }
     result
 }

@@ -50,7 +50,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Bet
         Err(error) => Some(error),
     };
     let leaks = watch.map(|watch| watch.judge(ctx)).transpose()?;
-    counts.host = training.host.usage;
+    counts.host = training.memory.host.usage;
     training.free(ctx)?;
     let mut result = conclude(ctx, step, train, counts, recovery, failed);
     leaks.into_iter().for_each(|leaks| result.append(leaks));
@@ -91,7 +91,7 @@ fn iterate(
                 }
                 if matches!(train.model, Trained::Model(_)) {
                     // A program that reads its loss waits for it.
-                    ctx.rig.synchronize_stream(training.stream)?;
+                    ctx.rig.synchronize_stream(training.memory.stream)?;
                 }
                 counts.time = ctx.rig.now().saturating_sub(began);
                 watch.iter_mut().for_each(|watch| watch.iteration_ended(ctx));
@@ -160,19 +160,11 @@ pub(super) fn judge(
 ) {
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
     let expected = train.expect.of(&ctx.arm, ctx.device);
-    match failed {
-        None => {
-            result.outcome = Outcome::Fits { retries: retries as u32 };
-            if retries > 0 {
-                result.notes.push(format!("{}: {became}", count(retries, "retry")));
-            }
-            result.fits(step, expected, "training to run out of memory", completed);
-        }
-        Some((error, failed_request)) => {
-            let seen = format!("{completed}, then {error}");
-            result.runs_out(step, expected, seen.clone(), ("training to finish", seen), failed_request);
-        }
+    if failed.is_none() {
+        result.outcome = Outcome::Fits { retries: retries as u32 };
+        result.notes.extend((retries > 0).then(|| format!("{}: {became}", count(retries, "retry"))));
     }
+    result.ends(step, expected, ["training to run out of memory", "training to finish"], completed, failed);
 }
 
 /// Describes the effect of retries on the batch.

@@ -45,10 +45,20 @@ impl HostStore {
         self.spare.entry((buffer.memory().clone(), buffer.size())).or_default().push(buffer);
     }
 
-    /// Queues a copy to the host.
-    pub(super) fn copy_down(&mut self, ctx: &mut RunContext, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
+    /// Queues a copy to host memory, which it appends to `into`.
+    pub(super) fn save(
+        &mut self,
+        ctx: &mut RunContext,
+        from: &Buffer,
+        memory: &HostMemory,
+        stream: StreamId,
+        into: &mut Vec<HostBuffer>,
+    ) -> Result<(), Failed> {
+        let mut host = self.take(ctx, from.range().len, memory)?;
         self.usage.copied += from.range().len;
-        ctx.rig.copy_to_host(from, to, stream)
+        let copied = ctx.rig.copy_to_host(from, &mut host, stream);
+        into.push(host);
+        Ok(copied?)
     }
 
     /// Queues a copy to the device.
@@ -68,7 +78,7 @@ impl HostStore {
 
     /// Frees everything except memory that was taken and not put back.
     pub(super) fn free(mut self, ctx: &mut RunContext) -> Result<(), Stop> {
-        std::mem::take(&mut self.retained).into_iter().for_each(|buffer| self.put_back(buffer));
+        self.give_up_retained(0);
         self.give_back_spare(ctx)
     }
 
@@ -82,40 +92,29 @@ impl HostStore {
 /// The saved tensors of a pass on the host, as with PyTorch's `save_on_cpu`: each is copied when an operation saves it,
 /// and the host waits for the copy.
 #[derive(Debug)]
-pub(super) struct SavedOnHost<'a> {
+pub(super) struct SavedOnHost {
     memory: HostMemory,
-    store: &'a mut HostStore,
-    /// Operations may save parameters as well as tensors.
-    parameters: &'a [Buffer],
     /// By the operation that saved them, or for the inputs of a checkpointed segment, by its first operation.
     saved: BTreeMap<usize, Vec<HostBuffer>>,
 }
 
-impl<'a> SavedOnHost<'a> {
-    pub(super) const fn new(memory: HostMemory, store: &'a mut HostStore, parameters: &'a [Buffer]) -> Self {
-        Self { memory, store, parameters, saved: BTreeMap::new() }
+impl SavedOnHost {
+    pub(super) const fn new(memory: HostMemory) -> Self {
+        Self { memory, saved: BTreeMap::new() }
     }
 
     /// Copies the saved tensors and parameters of an operation; there may be none.
     pub(super) fn save<'b>(
         &mut self,
         ctx: &mut RunContext,
+        store: &mut HostStore,
         operation: usize,
-        tensors: impl IntoIterator<Item = &'b Buffer>,
-        parameters: &[usize],
+        buffers: impl IntoIterator<Item = &'b Buffer>,
         stream: StreamId,
-    ) -> Result<(), Failed>
-    where
-        'a: 'b,
-    {
+    ) -> Result<(), Failed> {
         let saved = self.saved.entry(operation).or_default();
-        let all: &'a [Buffer] = self.parameters;
-        let parameters = parameters.iter().filter_map(|&parameter| all.get(parameter));
-        for buffer in tensors.into_iter().chain(parameters) {
-            let mut host = self.store.take(ctx, buffer.range().len, &self.memory)?;
-            let copied = self.store.copy_down(ctx, buffer, &mut host, stream);
-            saved.push(host);
-            copied?;
+        for buffer in buffers {
+            store.save(ctx, buffer, &self.memory, stream, saved)?;
             ctx.rig.synchronize_stream(stream)?;
         }
         Ok(())
@@ -126,6 +125,7 @@ impl<'a> SavedOnHost<'a> {
     pub(super) fn fetch(
         &mut self,
         ctx: &mut RunContext,
+        store: &mut HostStore,
         operation: usize,
         into: &mut Vec<Buffer>,
         keep: bool,
@@ -134,23 +134,23 @@ impl<'a> SavedOnHost<'a> {
         let Some(saved) = self.saved.get(&operation) else { return Ok(false) };
         for host in saved {
             let mut buffer = take(ctx, host.size(), stream)?;
-            let copied = self.store.copy_up(ctx, host, &mut buffer, stream);
+            let copied = store.copy_up(ctx, host, &mut buffer, stream);
             into.push(buffer);
             copied?;
         }
         if !keep {
-            self.saved.remove(&operation).into_iter().flatten().for_each(|host| self.store.put_back(host));
+            self.saved.remove(&operation).into_iter().flatten().for_each(|host| store.put_back(host));
         }
         Ok(true)
     }
 
     /// Ends the pass.
-    pub(super) fn end(self, retain: bool) {
+    pub(super) fn end(self, store: &mut HostStore, retain: bool) {
         let left = self.saved.into_values().flatten();
         if retain {
-            self.store.retained.extend(left);
+            store.retained.extend(left);
         } else {
-            left.for_each(|host| self.store.put_back(host));
+            left.for_each(|host| store.put_back(host));
         }
     }
 }

@@ -115,7 +115,7 @@ fn runs_on(scenario: &Scenario, record: &RunRecord) -> Result<[Verdict; 2], Devi
     let observer = |emit| Observer { control: Arc::new(Control::new(Arc::default())), only_observed: true, emit: Some(emit), record: None };
     let checked = Run::new(&request, device()?).observed(observer(&mut checked_events)).checked()?;
     let timed = Run::new(&request, device()?).observed(observer(&mut timed_events)).timed()?;
-    Ok([checked.verdict, timed.verdict])
+    Ok([checked.verdict, timed.record.verdict])
 }
 
 #[test]

@@ -15,25 +15,18 @@ mod outcome;
 mod rank;
 mod reducer;
 
-use std::rc::Rc;
-
 use harness_allocator::allocator::AllocatorError;
 
 use self::matcher::Matcher;
-use self::outcome::{Ended, Outcomes};
+use self::outcome::Outcomes;
 use self::rank::{Attempt, AttemptResult, End, Rank};
 use crate::between::{Between, pause};
 use crate::context::RunContext;
-use crate::recovery;
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::Ranks;
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Plan, Step};
-
-/// An attempt of a rank: the rank's number, the result, and the state at its start.
-type RankAttempt = (usize, AttemptResult, recovery::AttemptStart);
 
 /// The ranks of a running training.
 struct Group<'a> {
@@ -82,7 +75,7 @@ pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Rank
     let Group { ranks, matcher, outcomes, .. } = group;
     let ends = ranks.into_iter().map(|rank| rank.free(ctx)).collect::<Result<Vec<_>, _>>()?;
     ctx.rig.enter(home);
-    Ok(outcome::conclude(ctx, step, train, Ended { ends, matched: matcher.matched, outcomes, mismatch }))
+    Ok(outcome::conclude(ctx, step, train, ends, matcher.matched, &outcomes, mismatch))
 }
 
 impl<'a> Group<'a> {
@@ -131,10 +124,10 @@ impl<'a> Group<'a> {
     fn alone(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         let mut all = vec![None; self.ranks.len()];
         for number in self.active() {
-            while let Some((_, result, begun)) = self.attempt(ctx, &[number], length)?.pop() {
+            while let Some((_, result)) = self.attempt(ctx, &[number], length)?.pop() {
                 match result {
-                    AttemptResult::Succeeded => all[number] = Some(self.succeeded(ctx, number, begun)?),
-                    AttemptResult::Failed(error) if self.failed(ctx, number, begun, &error)? => continue,
+                    AttemptResult::Succeeded => all[number] = Some(self.succeeded(ctx, number)?),
+                    AttemptResult::Failed(error) if self.failed(ctx, number, &error)? => continue,
                     AttemptResult::Failed(_) | AttemptResult::GivenUp => {}
                 }
                 break;
@@ -147,19 +140,19 @@ impl<'a> Group<'a> {
     fn together(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         loop {
             let results = self.attempt(ctx, &self.active(), length)?;
-            if !results.iter().any(|(_, result, _)| matches!(result, AttemptResult::Succeeded)) {
+            if !results.iter().any(|(_, result)| matches!(result, AttemptResult::Succeeded)) {
                 if self.try_again(ctx, results)? {
                     continue;
                 }
                 return Ok(Vec::new());
             }
             let mut nexts = Vec::new();
-            for (number, result, begun) in results {
+            for (number, result) in results {
                 match result {
-                    AttemptResult::Succeeded => nexts.push(self.succeeded(ctx, number, begun)?),
+                    AttemptResult::Succeeded => nexts.push(self.succeeded(ctx, number)?),
                     // Too late: the others have finished the iteration or wait in one of its all-reduces.
                     AttemptResult::Failed(error) => {
-                        if self.failed(ctx, number, begun, &error)? {
+                        if self.failed(ctx, number, &error)? {
                             self.ranks[number].go_astray(&mut self.matcher);
                         }
                     }
@@ -172,22 +165,19 @@ impl<'a> Group<'a> {
     }
 
     /// Handles an agreed failure of some ranks. Returns whether there is another attempt.
-    fn try_again(&mut self, ctx: &mut RunContext, results: Vec<RankAttempt>) -> Result<bool, Stop> {
+    fn try_again(&mut self, ctx: &mut RunContext, results: Vec<(usize, AttemptResult)>) -> Result<bool, Stop> {
         let (mut plans, mut given_up, mut goes_on) = (Vec::new(), Vec::new(), true);
-        for (number, result, begun) in results {
+        for (number, result) in results {
             match result {
                 AttemptResult::Failed(error) => {
-                    goes_on &= self.failed(ctx, number, begun, &error)?;
+                    goes_on &= self.failed(ctx, number, &error)?;
                     plans.push(self.ranks[number].attempts.plan.clone());
                 }
-                AttemptResult::GivenUp | AttemptResult::Succeeded => given_up.push((number, begun)),
+                AttemptResult::GivenUp | AttemptResult::Succeeded => given_up.push(number),
             }
         }
         let agreed = smallest(plans).filter(|_| goes_on);
-        for (number, begun) in given_up {
-            let rank = &mut self.ranks[number];
-            rank.gave_up_attempt(ctx, begun, agreed.is_some());
-        }
+        given_up.into_iter().for_each(|number| self.ranks[number].gave_up_attempt(ctx, agreed.is_some()));
         for rank in self.ranks.iter_mut().filter(|rank| rank.is_active()) {
             match &agreed {
                 Some(plan) => rank.attempts.plan = plan.clone(),
@@ -197,36 +187,30 @@ impl<'a> Group<'a> {
         Ok(agreed.is_some())
     }
 
-    /// Runs one attempt on some ranks. If they agree on failures, a failure in the first part ends the attempt on all
-    /// of them.
-    fn attempt(&mut self, ctx: &mut RunContext, numbers: &[usize], length: u64) -> Result<Vec<RankAttempt>, Stop> {
+    /// Runs one attempt on some ranks, and returns the number and the result of each. If they agree on failures, a failure
+    /// in the first part ends the attempt on all of them.
+    fn attempt(&mut self, ctx: &mut RunContext, numbers: &[usize], length: u64) -> Result<Vec<(usize, AttemptResult)>, Stop> {
         let Self { ranks, matcher, agrees, outcomes, .. } = self;
         let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number)).collect();
-        let programs: Vec<Rc<Program>> = ranks.iter_mut().map(|rank| rank.last_program(length)).collect();
-        let mut tries: Vec<Attempt<'_>> = Vec::with_capacity(programs.len());
-        for (rank, program) in ranks.iter_mut().zip(&programs) {
-            tries.push(rank.within(ctx, |rank, ctx| rank.first_part(ctx, program, length, matcher))?);
-        }
+        let mut first = |rank: &mut &mut Rank<'_>| rank.within(ctx, |rank, ctx| rank.first_part(ctx, length, matcher));
+        let tries: Vec<Attempt> = ranks.iter_mut().map(&mut first).collect::<Result<_, _>>()?;
         let give_up = *agrees && tries.iter().any(|one| one.done.is_err());
         if *agrees {
             ranks.iter_mut().for_each(|rank| rank.agree(matcher));
             meet(&mut ranks, outcomes);
         }
-        let rest = ranks.into_iter().zip(tries);
-        let second = |(rank, one): (&mut Rank<'_>, Attempt<'_>)| {
-            let (result, begun) = rank.within(ctx, |rank, ctx| rank.second_part(ctx, one, give_up, matcher))?;
-            Ok((rank.number, result, begun))
+        let second = |(rank, one): (&mut Rank<'_>, Attempt)| {
+            Ok((rank.number, rank.within(ctx, |rank, ctx| rank.second_part(ctx, one, give_up, matcher))?))
         };
-        rest.map(second).collect()
+        ranks.into_iter().zip(tries).map(second).collect()
     }
 
-    fn succeeded(&mut self, ctx: &mut RunContext, number: usize, begun: recovery::AttemptStart) -> Result<Plan, Stop> {
-        self.ranks[number].within(ctx, |rank, ctx| rank.succeeded(ctx, begun))
+    fn succeeded(&mut self, ctx: &mut RunContext, number: usize) -> Result<Plan, Stop> {
+        self.ranks[number].within(ctx, Rank::succeeded)
     }
 
-    fn failed(&mut self, ctx: &mut RunContext, number: usize, begun: recovery::AttemptStart, error: &AllocatorError) -> Result<bool, Stop> {
-        let Self { ranks, matcher, .. } = self;
-        ranks[number].within(ctx, |rank, ctx| rank.failed(ctx, begun, error, matcher))
+    fn failed(&mut self, ctx: &mut RunContext, number: usize, error: &AllocatorError) -> Result<bool, Stop> {
+        self.ranks[number].within(ctx, |rank, ctx| rank.failed(ctx, error, &mut self.matcher))
     }
 }
 

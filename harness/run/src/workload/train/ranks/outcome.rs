@@ -53,18 +53,17 @@ impl Outcomes {
     }
 }
 
-pub(super) struct Ended {
-    pub(super) ends: Vec<RankTotals>,
-    /// The number of collectives that all ranks joined.
-    pub(super) matched: u64,
-    pub(super) outcomes: Outcomes,
-    pub(super) mismatch: Option<Mismatch>,
-}
-
 /// Builds the reports and stores the figures of each rank.
-pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: Ended) -> StepResult {
-    let Ended { mut ends, matched, outcomes, mismatch } = ended;
-    let mut result = StepResult { reports: reports(train, &ends, matched, &outcomes), tables: vec![table(&ends)], ..StepResult::default() };
+pub(super) fn conclude(
+    ctx: &mut RunContext,
+    step: &Step,
+    train: &Train,
+    mut ends: Vec<RankTotals>,
+    matched: u64,
+    outcomes: &Outcomes,
+    mismatch: Option<Mismatch>,
+) -> StepResult {
+    let mut result = StepResult { reports: reports(train, &ends, matched, outcomes), tables: vec![table(&ends)], ..StepResult::default() };
     let recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
     result.recovery = recovery.map(|record| Recovery { workload: Some(workload(train)), ..record });
     let failed = first_failure(&mut ends);
@@ -80,7 +79,7 @@ pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: 
         let became = batch_became(train, result.reports[&ReportKey::FinalBatch]);
         judge(ctx, step, train, (outcomes.iterations, retries, became), failed, &mut result);
     }
-    result.notes.extend(outcomes.first_unequal);
+    result.notes.extend(outcomes.first_unequal.clone());
     result
 }
 

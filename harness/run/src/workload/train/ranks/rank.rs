@@ -1,7 +1,6 @@
 //! One rank: its training in its own program, its policies, and its collectives.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction};
 use harness_allocator::stats::MemoryStats;
@@ -10,12 +9,11 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::matcher::{Collective, Matcher, Purpose};
 use super::reducer::{Call, Reducer};
 use crate::context::RunContext;
-use crate::recovery::{self, AttemptKind, Attempts, Recovery};
+use crate::recovery::{AttemptKind, Attempts, Recovery};
 use crate::rig::{Buffer, ProgramId, Stop};
 use crate::workload::memory::{Failed, free_all, make};
 use crate::workload::train::pass::Pass;
 use crate::workload::train::training::{self, Counts, Training};
-use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Plan, ReportKey};
@@ -61,12 +59,10 @@ pub(super) struct Rank<'a> {
     pub(super) totals: RankTotals,
 }
 
-/// A running attempt at an iteration.
-pub(super) struct Attempt<'p> {
-    program: &'p Program,
-    pass: Pass<'p>,
+/// A running attempt at an iteration, in the pass of its last micro-batch.
+pub(super) struct Attempt {
+    pass: Pass,
     iteration: training::Begun,
-    pub(super) recovery: recovery::AttemptStart,
     /// The result so far.
     pub(super) done: Result<(), Failed>,
 }
@@ -83,7 +79,7 @@ pub(super) enum AttemptResult {
 impl<'a> Rank<'a> {
     pub(super) fn new(number: usize, program: ProgramId, train: &'a Train, ranks: &Ranks, line: u32, ctx: &RunContext) -> Self {
         let training = Training::new(train, ctx.stream(&train.stream));
-        let reducer = Reducer::new(ranks, &training.sizes, &train.model.constants());
+        let reducer = Reducer::new(ranks, &training.memory.sizes, &train.model.constants());
         Self {
             number,
             program,
@@ -95,7 +91,7 @@ impl<'a> Rank<'a> {
             recovery: Recovery::new(train.on_oom.as_ref()),
             reducer,
             flag: None,
-            attempts: Attempts::new(train.plan.clone()),
+            attempts: Attempts::new(AttemptKind::Iteration, train.plan.clone()),
             iteration: 0,
             attempt: 0,
             is_astray: false,
@@ -121,7 +117,7 @@ impl<'a> Rank<'a> {
         let began = ctx.rig.now();
         let done = act(self, ctx)?;
         // Queued work counts as the rank's own time.
-        ctx.rig.synchronize_stream(self.training.stream)?;
+        ctx.rig.synchronize_stream(self.training.memory.stream)?;
         let spent = ctx.rig.now().saturating_sub(began);
         self.busy += spent;
         self.in_attempt += spent;
@@ -144,9 +140,9 @@ impl<'a> Rank<'a> {
     pub(super) fn build(&mut self, ctx: &mut RunContext, matcher: &mut Matcher) -> Result<(), Stop> {
         ctx.rig.set_memory_fraction(fraction(self.totals.limit, ctx.rig.info().total));
         let mut calls = Vec::new();
-        let built = self.training.build(ctx).and_then(|()| self.reducer.build(ctx, self.training.stream, &mut calls));
+        let built = self.training.build(ctx).and_then(|()| self.reducer.build(ctx, self.training.memory.stream, &mut calls));
         let built = built.and_then(|()| {
-            self.flag = if self.agrees { Some(make(ctx, FLAG, self.training.stream)?) } else { None };
+            self.flag = if self.agrees { Some(make(ctx, FLAG, self.training.memory.stream)?) } else { None };
             Ok(())
         });
         self.call(matcher, calls);
@@ -158,44 +154,31 @@ impl<'a> Rank<'a> {
 
     pub(super) fn begin_iteration(&mut self, number: u64, plan: Plan) {
         (self.iteration, self.attempt) = (number, 0);
-        self.attempts = Attempts::new(plan);
-    }
-
-    /// The operations of the last micro-batch.
-    pub(super) fn last_program(&mut self, length: u64) -> Rc<Program> {
-        let plan = self.attempts.plan.clone();
-        self.training.program(&plan, plan.micro_batches - 1, length)
+        self.attempts = Attempts::new(AttemptKind::Iteration, plan);
     }
 
     /// Runs an attempt up to the point where the ranks can agree: before any of its gradients is reduced.
-    pub(super) fn first_part<'p>(
-        &mut self,
-        ctx: &mut RunContext,
-        program: &'p Program,
-        length: u64,
-        matcher: &mut Matcher,
-    ) -> Result<Attempt<'p>, Stop> {
+    pub(super) fn first_part(&mut self, ctx: &mut RunContext, length: u64, matcher: &mut Matcher) -> Result<Attempt, Stop> {
         self.attempt += 1;
         self.in_attempt = Nanos::ZERO;
-        let recovery = self.recovery.begin(ctx, AttemptKind::Iteration)?;
+        self.recovery.begin(ctx, &mut self.attempts)?;
         self.call(matcher, self.reducer.opening());
-        let prepared = self.reducer.before_forward(ctx, self.training.stream);
+        let prepared = self.reducer.before_forward(ctx, self.training.memory.stream);
         let iteration = self.training.begin(ctx);
-        let pass = Pass::new(program, self.training.stream, self.training.train.retain_graph);
-        let mut one = Attempt { program, pass, iteration, recovery, done: Ok(()) };
-        one.done = prepared.and_then(|()| self.forward(ctx, &mut one, length));
-        Ok(one)
+        let plan = &self.attempts.plan;
+        let mut pass = self.training.new_pass(plan, plan.micro_batches - 1, length);
+        let done = prepared.and_then(|()| self.forward(ctx, &mut pass, length));
+        Ok(Attempt { pass, iteration, done })
     }
 
-    fn forward(&mut self, ctx: &mut RunContext, one: &mut Attempt<'_>, length: u64) -> Result<(), Failed> {
-        let plan = self.attempts.plan.clone();
-        for part in 0..plan.micro_batches - 1 {
-            self.training.pass(ctx, &plan, (part, length), &mut one.iteration)?;
+    fn forward(&mut self, ctx: &mut RunContext, last: &mut Pass, length: u64) -> Result<(), Failed> {
+        for part in 0..self.attempts.plan.micro_batches - 1 {
+            self.training.pass(ctx, &self.attempts.plan, part, length)?;
         }
-        one.iteration.arrived.clear();
-        self.training.forward(ctx, &plan, &mut one.pass)?;
+        self.training.memory.arrived.clear();
+        last.forward_pass(ctx, &mut self.training.memory)?;
         match self.reduce {
-            Reduce::AfterBackward => self.training.backward(ctx, &plan, &mut one.pass, &mut one.iteration),
+            Reduce::AfterBackward => last.backward_pass(ctx, &mut self.training.memory),
             Reduce::Ddp | Reduce::Hooks => Ok(()),
         }
     }
@@ -204,65 +187,53 @@ impl<'a> Rank<'a> {
     pub(super) fn second_part(
         &mut self,
         ctx: &mut RunContext,
-        one: Attempt<'_>,
+        one: Attempt,
         give_up: bool,
         matcher: &mut Matcher,
-    ) -> Result<(AttemptResult, recovery::AttemptStart), Stop> {
-        let Attempt { program, mut pass, mut iteration, recovery, done } = one;
+    ) -> Result<AttemptResult, Stop> {
+        let Attempt { mut pass, iteration, mut done } = one;
         let gives_up = give_up && done.is_ok();
         let goes_on = !give_up && done.is_ok();
-        let mut done = done;
         if goes_on {
-            let plan = self.attempts.plan.clone();
             if matches!(self.reduce, Reduce::Ddp | Reduce::Hooks) {
-                done = self.training.backward(ctx, &plan, &mut pass, &mut iteration);
+                done = pass.backward_pass(ctx, &mut self.training.memory);
             }
-            let mut calls = Vec::new();
-            self.reducer.in_backward(program, &iteration.arrived, done.is_ok(), &mut calls);
+            let calls = self.reducer.in_backward(&pass.program, &self.training.memory.arrived, done.is_ok());
             self.call(matcher, calls);
         }
-        let keep = self.training.train.retain_graph && goes_on && done.is_ok();
-        let left = pass.into_buffers(keep).collect();
-        self.training.end_pass(ctx, left, keep)?;
-        if goes_on && done.is_ok() {
+        let completed = goes_on && done.is_ok();
+        self.training.end_pass(ctx, pass, completed)?;
+        if completed {
             done = self.training.update(ctx);
         }
         let answer = self.totals.counts.answer(done)?;
         self.training.end(ctx, iteration, gives_up || answer.is_err(), &mut self.totals.counts)?;
-        let result = match answer {
+        Ok(match answer {
             Ok(()) if gives_up => AttemptResult::GivenUp,
             Ok(()) => AttemptResult::Succeeded,
             Err(error) => AttemptResult::Failed(error),
-        };
-        Ok((result, recovery))
+        })
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
-    pub(super) fn succeeded(&mut self, ctx: &mut RunContext, mut begun: recovery::AttemptStart) -> Result<Plan, Stop> {
-        begun.took(ctx, self.in_attempt);
+    pub(super) fn succeeded(&mut self, ctx: &mut RunContext) -> Result<Plan, Stop> {
+        self.attempts.took(ctx, self.in_attempt);
         self.totals.effective_batch = self.attempts.plan.batch;
         self.totals.counts.iterations += 1;
         self.totals.counts.samples += self.attempts.plan.batch;
-        self.recovery.succeeded(ctx, AttemptKind::Iteration, &self.attempts, &begun)
+        self.recovery.succeeded(ctx, &self.attempts)
     }
 
     /// Handles an attempt that was given up because of another rank.
-    pub(super) fn gave_up_attempt(&mut self, ctx: &mut RunContext, mut begun: recovery::AttemptStart, goes_on: bool) {
-        begun.took(ctx, self.in_attempt);
-        self.recovery.given_up(ctx, &mut self.attempts, &begun, goes_on);
+    pub(super) fn gave_up_attempt(&mut self, ctx: &mut RunContext, goes_on: bool) {
+        self.attempts.took(ctx, self.in_attempt);
+        self.recovery.given_up(ctx, &mut self.attempts, goes_on);
     }
 
     /// Handles a failed attempt. Returns whether there is another one.
-    pub(super) fn failed(
-        &mut self,
-        ctx: &mut RunContext,
-        mut begun: recovery::AttemptStart,
-        error: &AllocatorError,
-        matcher: &mut Matcher,
-    ) -> Result<bool, Stop> {
-        let mut between = None;
-        begun.took(ctx, self.in_attempt);
-        let again = self.recovery.failed(ctx, AttemptKind::Iteration, &mut self.attempts, begun, error, &mut between)?;
+    pub(super) fn failed(&mut self, ctx: &mut RunContext, error: &AllocatorError, matcher: &mut Matcher) -> Result<bool, Stop> {
+        self.attempts.took(ctx, self.in_attempt);
+        let again = self.recovery.failed(ctx, &mut self.attempts, error, &mut None)?;
         match (again, self.reducer.refuses()) {
             (false, _) => self.end(End::GaveUp(error.clone()), matcher),
             (true, true) => self.end(End::Refused(error.clone()), matcher),

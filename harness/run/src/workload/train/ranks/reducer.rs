@@ -106,10 +106,10 @@ impl Reducer {
     pub(super) fn before_forward(&mut self, ctx: &mut RunContext, stream: StreamId) -> Result<(), Failed> {
         if matches!(self.state, State::OrderKnown | State::OrderShared) {
             self.state = State::OrderShared;
-            free_all(ctx, self.memory.drain(..).collect::<Vec<_>>())?;
+            free_all(ctx, self.memory.drain(..))?;
             self.buckets = buckets(&self.order, &self.sizes, self.caps);
             if let Err(failed) = self.make_buckets(ctx, stream) {
-                free_all(ctx, self.memory.drain(..).collect::<Vec<_>>())?;
+                free_all(ctx, self.memory.drain(..))?;
                 return Err(failed);
             }
             self.state = State::Rebuilt;
@@ -118,34 +118,28 @@ impl Reducer {
     }
 
     /// The collectives during the last backward pass of an iteration, or after it, given the computed gradients.
-    pub(super) fn in_backward(&mut self, program: &Program, arrived: &[ParameterId], ended: bool, calls: &mut Vec<Call>) {
-        let ready = ready(program, self.sizes.len(), arrived);
+    pub(super) fn in_backward(&mut self, program: &Program, arrived: &[ParameterId], ended: bool) -> Vec<Call> {
+        let mut ready = ready(program, self.sizes.len(), arrived);
         match self.reduce {
-            Reduce::Hooks => calls.extend(ready.iter().map(|&parameter| self.gradient(parameter))),
-            Reduce::AfterBackward if ended => {
-                let mut all = ready;
-                all.sort_unstable();
-                calls.extend(all.iter().map(|&parameter| self.gradient(parameter)));
-            }
-            Reduce::AfterBackward => {}
-            Reduce::Ddp => self.fill_buckets(ready, ended, calls),
+            Reduce::Ddp => return self.fill_buckets(ready, ended),
+            Reduce::Hooks => {}
+            Reduce::AfterBackward if ended => ready.sort_unstable(),
+            Reduce::AfterBackward => ready.clear(),
         }
-    }
-
-    fn gradient(&self, parameter: ParameterId) -> Call {
-        (Purpose::Gradient(parameter), self.sizes[parameter])
+        ready.into_iter().map(|parameter| (Purpose::Gradient(parameter), self.sizes[parameter])).collect()
     }
 
     /// DDP reduces buckets in order, each when its gradients and all earlier buckets are complete.
-    fn fill_buckets(&mut self, ready: Vec<ParameterId>, ended: bool, calls: &mut Vec<Call>) {
+    fn fill_buckets(&mut self, ready: Vec<ParameterId>, ended: bool) -> Vec<Call> {
         let is_ready = |parameter: &ParameterId| ready.contains(parameter);
         let full = self.buckets.iter().enumerate().take_while(|(_, bucket)| ended || bucket.iter().all(is_ready));
-        calls.extend(full.zip(&self.memory).map(|((number, _), buffer)| (Purpose::Bucket(number), buffer.requested())));
+        let calls = full.zip(&self.memory).map(|((number, _), buffer)| (Purpose::Bucket(number), buffer.requested())).collect();
         match (ended, self.state) {
             (false, _) if !ready.is_empty() => self.state = State::Interrupted,
             (true, State::First) => (self.state, self.order) = (State::OrderKnown, ready),
             _ => {}
         }
+        calls
     }
 
     pub(super) fn free(self, ctx: &mut RunContext) -> Result<(), Stop> {

@@ -50,7 +50,7 @@ pub(crate) struct Keys {
     pub(super) steps: Option<Located<Vec<Located<StepWire>>>>,
     pub(super) until: Option<Located<String>>,
     pub(super) id: Option<NameText>,
-    pub(super) leak_check: Option<Located<LeakCheckWire>>,
+    pub(super) leak_check: Option<Box<Located<LeakCheckWire>>>,
     pub(super) timeout: Option<DurationText>,
     pub(super) meanwhile: Option<Located<Vec<Located<StepWire>>>>,
     /// The earlier name of the step that the file uses, and the name today.

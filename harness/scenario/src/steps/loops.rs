@@ -137,15 +137,15 @@ struct RepeatFields {
     /// A name for the step's figures.
     id: Option<NameText>,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    leak_check: Option<Located<LeakCheckWire>>,
+    leak_check: Option<Box<Located<LeakCheckWire>>>,
 }
 
 impl RepeatWire {
-    /// The keys of the step, if they are inside its own map.
-    pub(super) fn keys_inside(&self) -> Option<Keys> {
-        let ListOr::Map(RepeatFields { until, steps, id, leak_check, .. }) = &self.0.value else { return None };
-        let until = until.as_ref().map(|until| until.0.clone());
-        Some(Keys { steps: Some(steps.clone()), until, id: id.clone(), leak_check: leak_check.clone(), ..Keys::default() })
+    /// Takes the keys of the step out of its own map, if they are there.
+    pub(super) fn take_keys(&mut self) -> Option<Keys> {
+        let ListOr::Map(RepeatFields { until, steps, id, leak_check, .. }) = &mut self.0.value else { return None };
+        let steps = Some(Located { value: std::mem::take(&mut steps.value), at: steps.at });
+        Some(Keys { steps, until: until.take().map(|until| until.0), id: id.take(), leak_check: leak_check.take(), ..Keys::default() })
     }
 }
 
@@ -182,7 +182,7 @@ impl StepFields<Loop> for ForWire {
         let count = values.count();
         checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
             let steps = checker.repeated(at, count, until_oom, |checker| check_steps(steps, checker))?;
-            let leak_check = leaks::check(keys.leak_check.as_ref(), count, checker)?;
+            let leak_check = leaks::check(keys.leak_check.as_deref(), count, checker)?;
             Ok(Loop { rounds: Rounds::Over { variable, unit, values }, until_oom, leak_check, steps })
         })
     }
@@ -224,7 +224,7 @@ impl StepFields<Loop> for RepeatWire {
         };
         let inside = steps_inside(step, "repeat")?;
         let steps = checker.repeated(at, times, until_oom, |checker| check_steps(inside, checker))?;
-        let leak_check = leaks::check(keys.leak_check.as_ref(), times, checker)?;
+        let leak_check = leaks::check(keys.leak_check.as_deref(), times, checker)?;
         Ok(Loop { rounds: Rounds::Times(times), until_oom, leak_check, steps })
     }
 }

@@ -383,11 +383,11 @@ fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>],
         (None, [key, ..]) => Err(unknown(&key.value, key.at)),
         (None, []) => Err(Problem::new(Position::default(), "this list item is empty").help(FORM)),
     };
-    let fields = fields.and_then(|fields| {
+    let fields = fields.and_then(|mut fields| {
         let kind = fields.kind();
         let mut accepted = kind.beside();
-        if let Fields::Repeat(repeat) = &fields
-            && let Some(inside) = repeat.keys_inside()
+        if let Fields::Repeat(repeat) = &mut fields
+            && let Some(inside) = repeat.take_keys()
         {
             accepted = &[];
             keys = Keys { timeout: keys.timeout.take(), meanwhile: keys.meanwhile.take(), renamed: keys.renamed, ..inside };

@@ -185,7 +185,10 @@ impl Plan {
                 break;
             }
             let record = match &device {
-                Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
+                Some(device) if is_lost => {
+                    let reason = "the device could not be opened for an earlier run".to_owned();
+                    self.not_run(&arm, source, device.clone(), Verdict::Skipped { reason, kind: SkipKind::Insufficient })
+                }
                 _ => match (self.observe_arm(&arm, source, control, sinks, emit), &device) {
                     (Ok((mut record, figures)), _) => {
                         comparisons.add(arm.scenario, &mut record, figures);
@@ -273,9 +276,11 @@ impl Plan {
         };
         // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
+        // Other processes on a real device could change the decisions of recovery policies.
         if record.verdict == Verdict::Passed
             && is_alone
-            && can_be_repeated(scenario, &record)
+            && record.device.clock == Clock::Simulated
+            && repeated::has_recovered(&record)
             && let Some(run) = again()?
         {
             repeated::judge(&mut record, &run.checked()?);
@@ -340,12 +345,6 @@ impl Plan {
         let faults: String = arm.scenario.faults.iter().filter_map(fail).collect();
         format!("{program} run {path} --device {source} {others}--allocator {allocator} --seed {seed}{parameters}{memory}{audit}{faults}")
     }
-}
-
-/// Returns whether to repeat the run to check that recovery policies decide the same again. Other processes on a real device
-/// and external programs could change the decisions.
-fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
-    record.device.clock == Clock::Simulated && scenario.execs().is_empty() && repeated::has_recovered(record)
 }
 
 /// The device of an arm, or its description and the reason why the arm does not run on it.
@@ -445,9 +444,4 @@ fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
 /// The verdict of an arm whose device failed before its first step.
 fn device_failed(expected: &str, error: &DeviceError) -> Verdict {
     Violation::before_steps(Rule::DeviceFailure, expected, error.to_string()).into()
-}
-
-/// The verdict of the arms after a lost device.
-fn device_was_lost() -> Verdict {
-    Verdict::Skipped { reason: "the device could not be opened for an earlier run".to_owned(), kind: SkipKind::Insufficient }
 }

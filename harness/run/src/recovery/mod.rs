@@ -216,7 +216,12 @@ impl<'p> Recovery<'p> {
         }
         attempts.retries += 1;
         self.record.retries += 1;
-        self.check_bound(ctx, attempts.retries);
+        // The loop of attempts is bounded by design; this checks the bound independently.
+        let most = self.chain.map_or(1, Chain::most_attempts);
+        if attempts.retries >= most {
+            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
+            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", attempts.retries + 1)));
+        }
         Ok(true)
     }
 
@@ -257,15 +262,6 @@ impl<'p> Recovery<'p> {
     /// Records the bytes that failed iterations left allocated, without those that the workload keeps on purpose.
     pub(crate) fn left_behind(&mut self, bytes: Bytes) {
         self.record.retained = self.record.retained.max(bytes);
-    }
-
-    /// The loop of attempts is bounded by design; this checks the bound independently.
-    fn check_bound(&self, ctx: &mut RunContext, retries: u64) {
-        let most = self.chain.map_or(1, Chain::most_attempts);
-        if retries >= most {
-            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
-            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", retries + 1)));
-        }
     }
 
     /// Verifies the contents of the scenario's named buffers after failed attempts.

@@ -363,7 +363,11 @@ fn open(
     let skip = reason
         .map(|reason| (SkipKind::OnPurpose, reason.to_owned()))
         .or_else(|| not_applicable(&info, scenario, allocator).map(|reason| (SkipKind::NotApplicable, reason)))
-        .or_else(|| unusable_by(allocator, &mut *device))
+        // A library fails here only if it is optional and was not built.
+        .or_else(|| {
+            let kind = if allocator.as_library().is_some() { SkipKind::OnPurpose } else { SkipKind::Insufficient };
+            allocator.build().check_device(&mut *device).err().map(|error| (kind, error.to_string()))
+        })
         .or_else(|| insufficient(&mut *device, source, scenario).map(|reason| (SkipKind::Insufficient, reason)));
     if let Some((kind, reason)) = skip {
         return Ok(Err((info, kind, reason)));
@@ -394,12 +398,6 @@ fn not_applicable(device: &DeviceInfo, scenario: &Scenario, allocator: &Allocato
     }
     (scenario.uses_private_pools() && allocator.build().private_pools().is_none())
         .then(|| format!("the scenario uses private pools, which `{allocator}` does not support"))
-}
-
-/// Why the allocator cannot use the device. A library fails here only if it is optional and was not built.
-fn unusable_by(allocator: &AllocatorSpec, device: &mut dyn TestDevice) -> Option<(SkipKind, String)> {
-    let kind = if allocator.as_library().is_some() { SkipKind::OnPurpose } else { SkipKind::Insufficient };
-    allocator.build().check_device(device).err().map(|error| (kind, error.to_string()))
 }
 
 /// The first requirement of the scenario that the device or the machine does not meet.

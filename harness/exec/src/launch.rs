@@ -198,6 +198,11 @@ impl Prepared {
         self.watch.folder.path()
     }
 
+    /// Kills the started program if one of its processes lacks our library. [`Self::ended`] then fails.
+    pub fn look(&self, program: pid_t) {
+        self.watch.look(program);
+    }
+
     /// Records the end of the program. Fails if a process ran without our library.
     pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
         let ended = Ended { end, folder: self.watch.folder };

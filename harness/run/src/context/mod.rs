@@ -220,11 +220,6 @@ impl RunContext {
         self.buffers.remove(key)
     }
 
-    /// Removes all numbered buffers of a name.
-    pub(crate) fn take_elements(&mut self, name: &BufferName) -> Vec<Buffer> {
-        self.elements(name).into_iter().filter_map(|index| self.buffers.remove(&(name.clone(), Some(index)))).collect()
-    }
-
     /// The numbers of the live buffers of a name, in ascending order.
     pub(crate) fn elements(&self, name: &BufferName) -> Vec<i64> {
         let all = self.buffers.range((name.clone(), None)..).take_while(|((other, _), _)| other == name);

@@ -177,7 +177,13 @@ impl<'p> Recovery<'p> {
         self.record.attempts += 1;
         self.known.failed(attempts.plan.batch);
         if let AttemptKind::Request(_) = attempts.kind {
-            self.check_left_behind(ctx, allocated);
+            // A failed request leaves no bytes allocated.
+            let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
+            self.left_behind(after.saturating_sub(allocated));
+            if after != allocated {
+                let expected = format!("{} B allocated after a failed attempt, as before it", allocated.0);
+                ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{} B", after.0)));
+            }
         }
         if let Some(finding) = attempts.same_again.take() {
             self.record.without_progress += 1;
@@ -188,7 +194,8 @@ impl<'p> Recovery<'p> {
             None if self.checks_progress(ctx) => Some(ctx.rig.memory_state()?),
             None => None,
         };
-        let others = others_may_change_memory(ctx, between);
+        // While a policy waits, `meanwhile` steps may change memory, and on a real device other processes.
+        let others = between.is_some() || ctx.rig.info().clock == Clock::Measured;
         let next = self.prepare(ctx, attempts, between)?;
         let spent = ctx.rig.now().saturating_sub(began);
         self.lost += spent;
@@ -209,12 +216,13 @@ impl<'p> Recovery<'p> {
         }
         attempts.retries += 1;
         self.record.retries += 1;
-        self.check_bound(ctx, attempts.retries);
+        // The loop of attempts is bounded by design; this checks the bound independently.
+        let most = self.chain.map_or(1, Chain::most_attempts);
+        if attempts.retries >= most {
+            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
+            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", attempts.retries + 1)));
+        }
         Ok(true)
-    }
-
-    fn bisects(&self) -> bool {
-        self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch))
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
@@ -227,7 +235,8 @@ impl<'p> Recovery<'p> {
             trained.samples += plan.batch;
             trained.plan = plan.to_string();
         }
-        let next = if self.bisects() { self.known.worked(plan) } else { plan.clone() };
+        let bisects = self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch));
+        let next = if bisects { self.known.worked(plan) } else { plan.clone() };
         if retries + agreed > 0 {
             let time = ctx.rig.now().saturating_sub(attempts.start.began);
             self.list(ctx, attempts, None, None, time);
@@ -253,25 +262,6 @@ impl<'p> Recovery<'p> {
     /// Records the bytes that failed iterations left allocated, without those that the workload keeps on purpose.
     pub(crate) fn left_behind(&mut self, bytes: Bytes) {
         self.record.retained = self.record.retained.max(bytes);
-    }
-
-    /// Checks that a failed request leaves no bytes allocated.
-    fn check_left_behind(&mut self, ctx: &mut RunContext, before: Bytes) {
-        let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
-        self.left_behind(after.saturating_sub(before));
-        if after != before {
-            let expected = format!("{} B allocated after a failed attempt, as before it", before.0);
-            ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{} B", after.0)));
-        }
-    }
-
-    /// The loop of attempts is bounded by design; this checks the bound independently.
-    fn check_bound(&self, ctx: &mut RunContext, retries: u64) {
-        let most = self.chain.map_or(1, Chain::most_attempts);
-        if retries >= most {
-            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
-            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", retries + 1)));
-        }
     }
 
     /// Verifies the contents of the scenario's named buffers after failed attempts.
@@ -383,12 +373,6 @@ impl<'p> Recovery<'p> {
 /// like this. The record then shows that the retries make no progress.
 const fn retries_regardless(policy: &Policy) -> bool {
     matches!(policy, Policy::EmptyCache { .. } | Policy::Free { .. } | Policy::Batch { rule: BatchRule::Halve, .. })
-}
-
-/// Returns whether memory may change while a policy waits: through `meanwhile` steps, or on a real device through other
-/// processes.
-fn others_may_change_memory(ctx: &RunContext, between: &Between<'_>) -> bool {
-    between.is_some() || ctx.rig.info().clock == Clock::Measured
 }
 
 /// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.

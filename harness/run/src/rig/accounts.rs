@@ -37,7 +37,7 @@ impl Rig {
     pub fn memory(&mut self) -> Result<DeviceMemory, Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
-        Ok(self.with_streams(memory))
+        Ok(DeviceMemory { context_overhead: self.start.context_overhead, ..memory })
     }
 
     /// The device's free memory according to the driver alone.
@@ -98,11 +98,6 @@ impl Rig {
         self.last_memory = self.memory()?;
         self.last_calls = self.device.calls();
         Ok(())
-    }
-
-    /// Counts the memory of the scenario's streams as context overhead.
-    fn with_streams(&self, memory: DeviceMemory) -> DeviceMemory {
-        DeviceMemory { context_overhead: self.start.context_overhead, ..memory }
     }
 
     pub(super) fn plot(&mut self) {

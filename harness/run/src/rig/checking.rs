@@ -25,11 +25,6 @@ pub enum CheckedFrom {
 }
 
 impl CheckedFrom {
-    /// Returns whether some operations are not checked.
-    pub(super) const fn is_later(&self) -> bool {
-        !matches!(self, Self::Start)
-    }
-
     /// Returns whether checks start at this operation, which begins now.
     fn is_reached(&self, operation: u64) -> bool {
         match self {

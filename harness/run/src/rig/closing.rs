@@ -77,7 +77,7 @@ impl Rig {
         self.control.calls(Call::Pressure);
         self.device.set_external_memory(Bytes::ZERO)?;
         self.programs.iter_mut().try_for_each(|program| program.allocator.close(&mut *self.device))?;
-        self.free_all_host()?;
+        std::mem::take(&mut self.host).into_iter().try_for_each(|id| self.device.host_free(id))?;
         events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;
         streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))?;
         let leaks = self.device.leaks();

@@ -31,6 +31,9 @@ impl Rig {
         let open = self.program().open_pools.last().map(|pool| pool.0);
         let (segments, closed): (Vec<_>, Vec<_>) = self.snapshot().into_iter().partition(|segment| segment.private_pool == open);
         let segments = self.program().allocator.driver_pool().is_none().then_some(segments);
+        let mut other_private_pools = Pieces::default();
+        let free = closed.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive);
+        free.for_each(|block| other_private_pools.add(block.size));
         let lanes = segments.as_deref().map(lanes);
         let (pinned, pinned_unlisted) = self.names.pinned(&segments.unwrap_or_default(), self.reserve_unit());
         let streams = self.names.streams.clone();
@@ -51,20 +54,12 @@ impl Rig {
             accounts,
             inactive_split,
             lanes,
-            other_private_pools: free_in(&closed),
+            other_private_pools,
             streams,
             pinned,
             pinned_unlisted,
         }))
     }
-}
-
-/// The free memory in these segments, over all pools and streams.
-fn free_in(segments: &[SegmentInfo]) -> Pieces {
-    let mut free = Pieces::default();
-    let blocks = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive);
-    blocks.for_each(|block| free.add(block.size));
-    free
 }
 
 /// The free and pending memory in these segments, by pool and stream. A segment that serves several streams contains

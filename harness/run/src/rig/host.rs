@@ -76,9 +76,4 @@ impl Rig {
         to.content = from.content.map(|tag| (tag, stream));
         Ok(())
     }
-
-    /// Frees the host memory that a failed run still holds.
-    pub(super) fn free_all_host(&mut self) -> Result<(), Stop> {
-        std::mem::take(&mut self.host).into_iter().try_for_each(|id| Ok(self.device.host_free(id)?))
-    }
 }

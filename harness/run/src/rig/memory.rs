@@ -6,7 +6,7 @@ use harness_allocator::device::{StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::program::Program;
-use super::{Audit, Buffer, Rig, Stop};
+use super::{Audit, Buffer, ProgramId, Rig, Stop};
 use crate::control::Call;
 
 impl Rig {
@@ -19,7 +19,9 @@ impl Rig {
         let (program, device) = self.program_on_device();
         let answer = act(program, device);
         let duration = self.since(start);
-        self.trace_memory();
+        if let Some(tracer) = &self.tracer {
+            tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
+        }
         Ok((answer, duration))
     }
 

@@ -200,7 +200,7 @@ impl Rig {
             Some(recorder) => Box::new(recorder.around(allocator)),
             None => allocator,
         };
-        let later = Some(options.checked_from.clone()).filter(|from| from.is_later() && options.faults.is_some());
+        let later = Some(options.checked_from.clone()).filter(|from| !matches!(from, CheckedFrom::Start) && options.faults.is_some());
         let first = Program::new(allocator, &*device, memory, (options.checks, later.is_some()));
         Ok(Self {
             device,
@@ -276,12 +276,6 @@ impl Rig {
         }
     }
 
-    fn trace_memory(&mut self) {
-        if let Some(tracer) = &self.tracer {
-            tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
-        }
-    }
-
     /// Pauses a step to run others between its operations.
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
@@ -292,7 +286,10 @@ impl Rig {
     pub fn resume_step(&mut self, PausedStep { number, program, began, owner, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
-        self.go_back_in_recording(owner.as_deref(), place);
+        self.go_back_to(place);
+        if let Some(recorder) = &self.recorder {
+            recorder.set_label(owner.as_ref().map(|owner| owner.name.as_str()));
+        }
         self.names.owner = owner;
         self.step = number;
         self.enter(program);
@@ -362,15 +359,6 @@ impl Rig {
         self.device.ordinal()
     }
 
-    /// Passes a hash of all programs' state to the injector.
-    fn report_state_hash(&self) {
-        let Some(faults) = &self.faults else { return };
-        let mut hasher = Mixer::default();
-        self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
-        (self.entered, &self.host).hash(&mut hasher);
-        faults.set_state_hash(hasher.finish());
-    }
-
     /// Runs an audit check of the current program and adds a point to the curve. A timed run does neither.
     fn check(
         &mut self,
@@ -379,8 +367,11 @@ impl Rig {
         if self.is_timed() || self.running_programs > 0 {
             return Ok(());
         }
-        if self.logs_calls {
-            self.report_state_hash();
+        if let Some(faults) = self.faults.as_ref().filter(|_| self.logs_calls) {
+            let mut hasher = Mixer::default();
+            self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
+            (self.entered, &self.host).hash(&mut hasher);
+            faults.set_state_hash(hasher.finish());
         }
         let (Program { allocator, audit, .. }, device) = self.program_on_device();
         if let Some(audit) = audit {

@@ -85,7 +85,7 @@ impl Rig {
     pub fn name_buffers(&mut self, name: &dyn fmt::Display, line: u32) {
         if !self.is_timed() {
             let name = name.to_string();
-            self.label_in_recording(&name);
+            self.recorder.iter().for_each(|recorder| recorder.set_label(Some(&name)));
             let site = Site { line, name: name.split('[').next().unwrap_or_default().to_owned(), purpose: "" };
             self.names.owner = Some(Arc::new(Owner { name, site }));
         }

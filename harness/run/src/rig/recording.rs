@@ -2,7 +2,6 @@
 
 use harness_trace::snapshot::{ExtraId, Frame, Recorder, RunInfo, Snapshot, StackId};
 
-use super::names::Owner;
 use super::{ProgramId, Rig};
 
 impl Rig {
@@ -28,7 +27,7 @@ impl Rig {
     }
 
     /// Returns to a call stack from [`Rig::place`].
-    fn go_back_to(&mut self, place: Option<StackId>) {
+    pub(super) fn go_back_to(&self, place: Option<StackId>) {
         if let (Some(recorder), Some(place)) = (&self.recorder, place) {
             recorder.go_back_to(place);
         }
@@ -54,20 +53,6 @@ impl Rig {
     pub(super) fn record_time(&mut self) {
         if let Some(recorder) = &self.recorder {
             recorder.set_time(self.device.now().0 / 1_000);
-        }
-    }
-
-    pub(super) fn label_in_recording(&self, name: &str) {
-        if let Some(recorder) = &self.recorder {
-            recorder.set_label(Some(name));
-        }
-    }
-
-    /// Restores the label and the call stack of a resumed step.
-    pub(super) fn go_back_in_recording(&mut self, owner: Option<&Owner>, place: Option<StackId>) {
-        self.go_back_to(place);
-        if let Some(recorder) = &self.recorder {
-            recorder.set_label(owner.map(|owner| owner.name.as_str()));
         }
     }
 }

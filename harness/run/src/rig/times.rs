@@ -35,10 +35,6 @@ impl Reservoir {
             *slot = duration;
         }
     }
-
-    fn into_samples(self) -> Samples {
-        self.samples
-    }
 }
 
 /// The measurements of a timed run, over all programs. Unused in a checked run.
@@ -89,7 +85,7 @@ impl Rig {
 
     /// The durations; zero except in a timed run.
     pub fn take_timings(&mut self) -> Timings {
-        let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).into_samples();
+        let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).samples;
         if !self.is_timed() {
             return Timings::default();
         }

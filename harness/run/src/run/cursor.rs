@@ -47,13 +47,6 @@ struct Frame<'s> {
 }
 
 impl<'s> Frame<'s> {
-    /// Returns the loop the first time that it is called at the end of an iteration, if the loop has a leak check.
-    fn ends_watched_iteration(&mut self) -> Option<&'s Step> {
-        let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_reported)?;
-        self.is_reported = true;
-        Some(step)
-    }
-
     /// The loop that contains the steps, if any.
     fn as_loop(&self) -> Option<&'s Loop> {
         match &self.block?.action {
@@ -97,10 +90,11 @@ impl<'s> Cursor<'s> {
             self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_reported: false });
             return Some(Next::Enter(step));
         }
-        if let Some(step) = frame.ends_watched_iteration() {
+        let watched = frame.block.filter(|step| step.action.leak_check().is_some() && !frame.is_reported);
+        frame.is_reported = watched.is_some();
+        if let Some(step) = watched {
             return Some(Next::Iterated(step));
         }
-        frame.is_reported = false;
         frame.iterations += 1;
         if frame.iterations < frame.as_loop().map_or(1, |steps| steps.rounds.count()) {
             frame.next = 0;

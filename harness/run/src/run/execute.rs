@@ -262,18 +262,25 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
             for target in targets {
                 match target {
                     FreeTarget::Buffer { buffer, may_be_gone } => {
-                        let missing = free_one(ctx, step, buffer)?;
-                        result.unmet.extend(missing.filter(|_| !may_be_gone));
+                        let unmet = match ctx.key(buffer)? {
+                            Err(why) => Some(Unmet::at(step, "a whole number", why)),
+                            Ok(key) => match ctx.take(&key) {
+                                Some(buffer) => ctx.rig.free(buffer).map(|()| None)?,
+                                None => missing(ctx, step, &key).unmet.pop(),
+                            },
+                        };
+                        result.unmet.extend(unmet.filter(|_| !may_be_gone));
                     }
                     FreeTarget::Elements(name) => {
-                        for buffer in ctx.take_elements(name) {
-                            ctx.rig.free(buffer)?;
-                        }
+                        let elements = ctx.elements(name).into_iter().map(|index| (name.clone(), Some(index)));
+                        elements
+                            .filter_map(|key| ctx.take(&key))
+                            .collect::<Vec<_>>()
+                            .into_iter()
+                            .try_for_each(|buffer| ctx.rig.free(buffer))?;
                     }
                     FreeTarget::Storm(id) => {
-                        for buffer in std::mem::take(ctx.storm(id)).into_blocks() {
-                            ctx.rig.free(buffer)?;
-                        }
+                        std::mem::take(ctx.storm(id)).into_blocks().try_for_each(|buffer| ctx.rig.free(buffer))?;
                     }
                 }
             }
@@ -288,18 +295,6 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
     let freed_bytes = before.allocated_bytes.all.current - after.allocated_bytes.all.current;
     result.reports = BTreeMap::from([(ReportKey::FreedBlocks, freed_blocks), (ReportKey::FreedBytes, freed_bytes)]);
     Ok(result)
-}
-
-/// Frees a buffer. Returns the failed expectation if it does not exist.
-fn free_one(ctx: &mut RunContext, step: &Step, buffer: &BufferRef) -> Result<Option<Unmet>, Stop> {
-    let key = match ctx.key(buffer)? {
-        Ok(key) => key,
-        Err(why) => return Ok(Some(Unmet::at(step, "a whole number", why))),
-    };
-    match ctx.take(&key) {
-        Some(buffer) => ctx.rig.free(buffer).map(|()| None),
-        None => Ok(missing(ctx, step, &key).unmet.pop()),
-    }
 }
 
 fn synchronize(ctx: &mut RunContext, target: &Synchronize) -> Result<(), Stop> {

@@ -105,6 +105,18 @@ impl Runner<'_, '_> {
         }
     }
 
+    /// Judges the loops that a failed run left early, because their leaks may be the cause. Nothing is reported if the
+    /// device no longer responds.
+    pub(super) fn judge_open_loops(&mut self, ctx: &mut RunContext) {
+        if self.interrupted {
+            return;
+        }
+        for (_, watch) in std::mem::take(&mut self.watches) {
+            let unmet = watch.judge(ctx).map(|found| found.unmet).unwrap_or_default();
+            unmet.into_iter().for_each(|unmet| self.unmet(unmet, &mut Vec::new()));
+        }
+    }
+
     pub(super) fn check_invariants(&mut self, ctx: &mut RunContext, step: &Step, notes: &mut Vec<String>) {
         for invariant in &self.request.scenario.invariants {
             match execute::check(ctx, invariant) {
@@ -149,18 +161,6 @@ impl Runner<'_, '_> {
         let all = self.faults.iter().flat_map(Faults::all);
         all.flat_map(|(process, faults)| faults.take_injected().iter().map(|injected| words(process, injected)).collect::<Vec<_>>())
             .collect()
-    }
-
-    /// Returns whether to check that the main process released everything, although the run failed. That is so if the failure
-    /// was injected and the device still works.
-    pub(super) fn closing_is_judged(&self) -> bool {
-        self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken())
-    }
-
-    /// Returns whether the run ended with the error of a fault that should end it, and with no other violation.
-    fn ended_as_planned(&self) -> bool {
-        let planned = self.ended_by.and_then(|fault| self.request.scenario.faults.get(fault));
-        planned.is_some_and(|planned| planned.ends_run) && self.violations.len() == 1
     }
 
     /// Reports faults that failed no call, and faults that should have ended the run but did not. A timed run makes
@@ -224,7 +224,9 @@ impl Runner<'_, '_> {
         if let Some(contention) = self.contention.take().filter(|_| !self.violations.is_empty() && self.only_disturbable_violations()) {
             return Verdict::Contended { reason: contention };
         }
-        if self.ended_as_planned() {
+        // The run ended with the error of a fault that should end it, and with no other violation.
+        let planned = self.ended_by.and_then(|fault| self.request.scenario.faults.get(fault));
+        if planned.is_some_and(|planned| planned.ends_run) && self.violations.len() == 1 {
             self.violations.clear();
         }
         if self.violations.is_empty() {

@@ -2,7 +2,6 @@
 //! data in the record.
 //!
 //! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
-//! * `loops`: leak checks of loops;
 //! * `judge`: periodic full checks, failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
 //! * `frames`: names steps in a recording.
 
@@ -12,7 +11,6 @@ mod execute;
 mod frames;
 mod judge;
 mod kept;
-mod loops;
 mod runner;
 
 use std::collections::BTreeMap;

@@ -77,14 +77,10 @@ struct StepOver<'s> {
 /// True if a run or task continues.
 pub(super) type Flow = ControlFlow<()>;
 
-/// The name of a step on a timeline.
+/// Describes a step and its iteration.
 fn described(step: &Step, iteration: Option<&str>) -> String {
     let what = format!("{} {}", step.action.kind(), step.action);
     iteration.map_or_else(|| what.trim_end().to_owned(), |iteration| format!("{} ({iteration})", what.trim_end()))
-}
-
-fn phase_of(number: u32, step: &Step) -> Phase {
-    Phase::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
 }
 
 impl Runner<'_, '_> {
@@ -116,19 +112,18 @@ impl Runner<'_, '_> {
             match next {
                 Next::Do(step) => {
                     self.do_step(ctx, task, step)?;
-                    self.advance_meanwhile(ctx, &mut task.meanwhile)?;
+                    task.meanwhile.iter_mut().try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))?;
                     return ControlFlow::Continue(true);
                 }
                 Next::Enter(step) => self.enter_block(ctx, task, step)?,
-                Next::Iterated(step) => self.iteration_ended(ctx, step),
+                Next::Iterated(step) => {
+                    let watches = self.watches.iter_mut().filter(|(at, _)| *at == step.position);
+                    watches.for_each(|(_, watch)| watch.iteration_ended(ctx));
+                }
                 Next::Leave { step, iterations, ran_out } => self.leave_block(ctx, task, step, iterations, ran_out)?,
             }
         }
         ControlFlow::Continue(false)
-    }
-
-    fn advance_meanwhile(&mut self, ctx: &mut RunContext, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
-        tasks.iter_mut().try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))
     }
 
     /// Restores the context of a step after another task ran: loop variables, program, process and call stack.
@@ -147,7 +142,8 @@ impl Runner<'_, '_> {
         if !step.meanwhile.is_empty() {
             task.meanwhile.push((step, task.beside(step)));
         }
-        self.begin_watch(ctx, step);
+        let watch = Watch::begin(ctx, step.action.leak_check(), step.position);
+        self.watches.extend(watch.map(|watch| (step.position, watch)));
         if let Action::PrivatePool(_) = step.action {
             self.resume(ctx, task, step);
             self.run_step(ctx, step, task.cursor.iteration(), None)?;
@@ -175,11 +171,13 @@ impl Runner<'_, '_> {
                     let seen = format!("{} ended without that", count(iterations, "iteration"));
                     result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
                 }
-                self.run_as_step(ctx, step, task.cursor.iteration(), |runner, ctx| {
-                    runner.end_watch(ctx, step, &mut result)?;
+                let ending = |runner: &mut Self, ctx: &mut RunContext| {
+                    if let Some(index) = runner.watches.iter().position(|(at, _)| *at == step.position) {
+                        result.append(runner.watches.remove(index).1.judge(ctx)?);
+                    }
                     Ok(result)
-                })
-                .map_continue(drop)
+                };
+                self.run_as_step(ctx, step, task.cursor.iteration(), ending).map_continue(drop)
             }
             _ => Flow::Continue(()),
         }
@@ -268,7 +266,7 @@ impl Runner<'_, '_> {
         self.number += 1;
         let number = self.number;
         let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-        self.observer.control.enter(phase_of(number, step), limit);
+        self.observer.control.enter(Phase::Step { number, line: step.position.line, text: described(step, None) }, limit);
         ctx.rig.begin_step(number);
         ctx.rig.describe_step(|| described(step, iteration.as_deref()));
         let seen = self.violations.len();
@@ -380,7 +378,8 @@ impl Runner<'_, '_> {
         self.contention = ctx.rig.contention().map(str::to_owned);
         ctx.processes.close(&mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
         if let Err(stop) = ctx.close()
-            && (clean || self.closing_is_judged())
+            // After an injected failure, the main process must release everything if the device still works.
+            && (clean || self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken()))
         {
             self.stop(stop, None);
         }

@@ -24,9 +24,15 @@ impl Comparisons {
         }
         let arm = record.allocator.clone();
         self.figures.insert(arm.clone(), figures);
+        // The run passed, or only comparisons have failed so far.
+        let is_judged = match &record.verdict {
+            Verdict::Passed => true,
+            Verdict::Failed { first, .. } => first.rule == Rule::BetweenArms,
+            _ => false,
+        };
         for (number, expectation) in scenario.comparisons.iter().enumerate() {
             let is_last = last_arm(scenario, &expectation.value).is_some_and(|last| last == arm);
-            if is_last && is_judged(&record.verdict) {
+            if is_last && is_judged {
                 self.judge(scenario, number, expectation, record);
             }
         }
@@ -63,15 +69,6 @@ impl Comparisons {
             Verdict::Failed { rest, .. } => rest.push(violation),
             verdict => *verdict = violation.into(),
         }
-    }
-}
-
-/// Returns whether the run passed, or only comparisons have failed so far.
-fn is_judged(verdict: &Verdict) -> bool {
-    match verdict {
-        Verdict::Passed => true,
-        Verdict::Failed { first, .. } => first.rule == Rule::BetweenArms,
-        _ => false,
     }
 }
 

@@ -185,7 +185,10 @@ impl Plan {
                 break;
             }
             let record = match &device {
-                Some(device) if is_lost => self.not_run(&arm, source, device.clone(), device_was_lost()),
+                Some(device) if is_lost => {
+                    let reason = "the device could not be opened for an earlier run".to_owned();
+                    self.not_run(&arm, source, device.clone(), Verdict::Skipped { reason, kind: SkipKind::Insufficient })
+                }
                 _ => match (self.observe_arm(&arm, source, control, sinks, emit), &device) {
                     (Ok((mut record, figures)), _) => {
                         comparisons.add(arm.scenario, &mut record, figures);
@@ -273,9 +276,11 @@ impl Plan {
         };
         // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
+        // Other processes on a real device could change the decisions of recovery policies.
         if record.verdict == Verdict::Passed
             && is_alone
-            && can_be_repeated(scenario, &record)
+            && record.device.clock == Clock::Simulated
+            && repeated::has_recovered(&record)
             && let Some(run) = again()?
         {
             repeated::judge(&mut record, &run.checked()?);
@@ -342,12 +347,6 @@ impl Plan {
     }
 }
 
-/// Returns whether to repeat the run to check that recovery policies decide the same again. Other processes on a real device
-/// and external programs could change the decisions.
-fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
-    record.device.clock == Clock::Simulated && scenario.execs().is_empty() && repeated::has_recovered(record)
-}
-
 /// The device of an arm, or its description and the reason why the arm does not run on it.
 type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, SkipKind, String)>;
 
@@ -364,7 +363,11 @@ fn open(
     let skip = reason
         .map(|reason| (SkipKind::OnPurpose, reason.to_owned()))
         .or_else(|| not_applicable(&info, scenario, allocator).map(|reason| (SkipKind::NotApplicable, reason)))
-        .or_else(|| unusable_by(allocator, &mut *device))
+        // A library fails here only if it is optional and was not built.
+        .or_else(|| {
+            let kind = if allocator.as_library().is_some() { SkipKind::OnPurpose } else { SkipKind::Insufficient };
+            allocator.build().check_device(&mut *device).err().map(|error| (kind, error.to_string()))
+        })
         .or_else(|| insufficient(&mut *device, source, scenario).map(|reason| (SkipKind::Insufficient, reason)));
     if let Some((kind, reason)) = skip {
         return Ok(Err((info, kind, reason)));
@@ -395,12 +398,6 @@ fn not_applicable(device: &DeviceInfo, scenario: &Scenario, allocator: &Allocato
     }
     (scenario.uses_private_pools() && allocator.build().private_pools().is_none())
         .then(|| format!("the scenario uses private pools, which `{allocator}` does not support"))
-}
-
-/// Why the allocator cannot use the device. A library fails here only if it is optional and was not built.
-fn unusable_by(allocator: &AllocatorSpec, device: &mut dyn TestDevice) -> Option<(SkipKind, String)> {
-    let kind = if allocator.as_library().is_some() { SkipKind::OnPurpose } else { SkipKind::Insufficient };
-    allocator.build().check_device(device).err().map(|error| (kind, error.to_string()))
 }
 
 /// The first requirement of the scenario that the device or the machine does not meet.
@@ -445,9 +442,4 @@ fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
 /// The verdict of an arm whose device failed before its first step.
 fn device_failed(expected: &str, error: &DeviceError) -> Verdict {
     Violation::before_steps(Rule::DeviceFailure, expected, error.to_string()).into()
-}
-
-/// The verdict of the arms after a lost device.
-fn device_was_lost() -> Verdict {
-    Verdict::Skipped { reason: "the device could not be opened for an earlier run".to_owned(), kind: SkipKind::Insufficient }
 }

@@ -140,7 +140,10 @@ fn run_prepared(
     mut between: Between<'_>,
 ) -> Result<(Option<End>, Prepared), Stop> {
     let stop = unavailable(exec);
-    let started = start(&mut prepared, exec).map_err(|error| stop(&error))?;
+    let errors = File::create(prepared.folder().join(ERROR_OUTPUT)).map_err(|error| stop(&error))?;
+    prepared.command.current_dir(&exec.folder).envs(exec.env.iter().map(|(name, value)| (name, value)));
+    prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    let started = Started::start(&mut prepared.command).map_err(|error| stop(&error))?;
     ctx.rig.running_programs += 1;
     let paused = pause(&mut between, ctx);
     let mut is_over = false;
@@ -149,18 +152,12 @@ fn run_prepared(
         is_over || ctx.rig.is_interrupted()
     };
     // If `pause` failed, dropping `started` kills the program.
-    let end = paused.and_then(|()| started.wait(give_up, |_| ()).map_err(|error| stop(&error)));
+    let end = paused.and_then(|()| started.wait(give_up, |program| prepared.look(program)).map_err(|error| stop(&error)));
     ctx.rig.running_programs -= 1;
     match end? {
         None if !is_over => Err(Stop::Interrupted),
         end => Ok((end, prepared)),
     }
-}
-
-fn start(prepared: &mut Prepared, exec: &Exec) -> io::Result<Started> {
-    let errors = File::create(prepared.folder().join(ERROR_OUTPUT))?;
-    prepared.command.current_dir(&exec.folder).envs(exec.env.iter().map(|(name, value)| (name, value)));
-    Started::start(prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors))
 }
 
 /// Counters of PyTorch's allocator, summed over the processes that reported them. Empty if none did.
@@ -205,7 +202,9 @@ fn result(
     }
     unmet.extend(missed.map(|fault| Unmet::at(step, format!("`{fault}` to be reached"), "the program made too few allocation attempts")));
     let outcome = if observed.ended_out_of_memory { Outcome::OutOfMemory } else { Outcome::Done };
-    let mut notes = vec![figures(observed)];
+    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = *observed;
+    let (retries, ooms) = (count(retries, "retry"), count(ooms, "out of memory error"));
+    let mut notes = vec![format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")];
     if !unmet.is_empty() {
         notes.push(again);
     }
@@ -223,12 +222,6 @@ fn seen(record: &Record, observed: &Observed) -> String {
     // The program's last lines, each on its own line.
     let lines: String = observed.last_lines.iter().map(|line| format!("\n            | {line}")).collect();
     format!("{end}{oom}{lines}")
-}
-
-fn figures(observed: &Observed) -> String {
-    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = *observed;
-    let (retries, ooms) = (count(retries, "retry"), count(ooms, "out of memory error"));
-    format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")
 }
 
 /// A command that repeats the program alone on such a GPU.

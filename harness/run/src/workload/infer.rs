@@ -105,7 +105,10 @@ impl Serving<'_> {
                 Err(error) => return Ok(Some(error)),
             }
         }
-        self.end_those_done(ctx)?;
+        for (_, Running { cache, .. }) in self.requests.running.extract_if(.., |_, running| running.sequence.left == 0) {
+            self.counts.served += 1;
+            free_all(ctx, cache)?;
+        }
         let can_wait = self.infer.waits || self.evicts_requests();
         Ok(refused.filter(|_| !can_wait || !progress))
     }
@@ -187,16 +190,6 @@ impl Serving<'_> {
                 ctx.rig.verify(&old, self.stream)?;
                 ctx.rig.free(old)?;
             }
-        }
-        Ok(())
-    }
-
-    fn end_those_done(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
-        let done: Vec<Running> =
-            self.requests.running.extract_if(.., |_, running| running.sequence.left == 0).map(|(_, running)| running).collect();
-        for Running { cache, .. } in done {
-            self.counts.served += 1;
-            free_all(ctx, cache)?;
         }
         Ok(())
     }

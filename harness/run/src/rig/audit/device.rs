@@ -64,7 +64,8 @@ impl DeviceAccount {
         }
         check_order(&pairs, findings);
         let mut reading = device.memory();
-        if reading.as_ref().is_ok_and(|&memory| self.is_unexpected(look, memory)) {
+        let others_moved = |memory| self.contention.is_none() && self.others_moved(memory).is_some();
+        if reading.as_ref().is_ok_and(|&memory| others_moved(memory) || !self.differences(look, memory).is_empty()) {
             reading = device.memory();
         }
         match reading {
@@ -78,12 +79,6 @@ impl DeviceAccount {
                 findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
             }
         }
-    }
-
-    /// Returns whether a reading must be repeated.
-    fn is_unexpected(&self, look: &Figures<'_>, memory: DeviceMemory) -> bool {
-        let others_moved = self.contention.is_none() && self.others_moved(memory).is_some();
-        others_moved || !self.differences(look, memory).is_empty()
     }
 
     /// Describes how much memory other processes took or released since the start.

@@ -107,14 +107,6 @@ struct KnownSegment {
 }
 
 impl KnownSegment {
-    /// Returns whether this is the same segment, possibly with other blocks. The number of blocks decides whether free bytes
-    /// count as split.
-    fn is_read_again(&self, segment: &SegmentInfo) -> bool {
-        let Self { read, .. } = self;
-        let about = |segment: &SegmentInfo| (segment.size, segment.stream, segment.pool, segment.expandable, is_split(segment));
-        about(read) == about(segment)
-    }
-
     fn blocks(&self) -> u64 {
         self.read.blocks.len() as u64
     }
@@ -218,7 +210,9 @@ impl Structure {
     /// blocks at both ends were checked by the last reading.
     pub(super) fn read(&mut self, segment: SegmentInfo, touched: DevicePtr, live: &Live, findings: &mut Vec<Finding>) {
         let place = self.segments.binary_search_by_key(&segment.address, |known| known.read.address);
-        let known = place.ok().map(|place| &self.segments[place]).filter(|known| known.is_read_again(&segment));
+        // A known segment may have other blocks. Their number decides whether free bytes count as split.
+        let about = |segment: &SegmentInfo| (segment.size, segment.stream, segment.pool, segment.expandable, is_split(segment));
+        let known = place.ok().map(|place| &self.segments[place]).filter(|known| about(&known.read) == about(&segment));
         let sums = known.and_then(|known| self.changed(known, &segment, touched, live));
         let sums = sums.unwrap_or_else(|| {
             let here = live.range(segment.address..segment.address.offset(segment.size));

@@ -234,7 +234,11 @@ impl<'a> Training<'a> {
                 self.make_state(ctx, copies, copies.min(1))?;
             }
             if self.train.optimizer == Optimizer::Adam {
-                self.compute_apart(ctx)?;
+                let mut roots = Vec::with_capacity(self.memory.sizes.len());
+                let mut compute = |&size| make(ctx, size, self.memory.stream).map(|root| roots.push(root));
+                let done = self.memory.sizes.iter().try_for_each(&mut compute);
+                free_all(ctx, roots)?;
+                done?;
             }
         }
         for buffer in self.memory.parameters.iter_mut().chain(&mut self.state) {
@@ -278,15 +282,6 @@ impl<'a> Training<'a> {
             Ok(ctx.rig.synchronize_stream(*stream)?)
         });
         staged.into_iter().for_each(|staged| host.put_back(staged));
-        done
-    }
-
-    /// Temporarily allocates a copy of every parameter.
-    fn compute_apart(&self, ctx: &mut RunContext) -> Result<(), Failed> {
-        let PassMemory { stream, sizes, .. } = &self.memory;
-        let mut copies = Vec::with_capacity(sizes.len());
-        let done = sizes.iter().try_for_each(|&size| make(ctx, size, *stream).map(|copy| copies.push(copy)));
-        free_all(ctx, copies)?;
         done
     }
 

@@ -380,9 +380,8 @@ fn rises(run: &RunRecord, axes: &Axes<'_>, counter: fn(&CurvePoint) -> u64) -> V
 
 /// Draws OOMs and retries in two rows above the limit, and a line at a violation. A merged mark has its number of events.
 fn marks(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
-    let rows: [(fn(&CurvePoint) -> u64, f64, RGBColor); 2] = [(|point| point.ooms, 0.96, OOM), (|point| point.retries, 0.87, RETRY)];
-    for (counter, height, colour) in rows {
-        for mark in rises(run, axes, counter) {
+    for (height, colour) in [(0.96, OOM), (0.87, RETRY)] {
+        for mark in rises(run, axes, if colour == OOM { |point| point.ooms } else { |point| point.retries }) {
             let place = (mark.x / axes.pixels(), axes.top * height);
             if colour == OOM {
                 chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;

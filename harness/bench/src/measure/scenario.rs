@@ -17,7 +17,8 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     let arm = visit.arm;
     // The same rule as `harness run`: PyTorch's allocator runs a scenario that lists it, under any settings; a library runs any scenario.
     let is_listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
-    if !is_listed && !(arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario)) {
+    let is_variant = || arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario);
+    if !is_listed && !is_variant() {
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));

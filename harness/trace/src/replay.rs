@@ -183,12 +183,12 @@ fn replay(
     fits.map_err(|source| ReplayError::Device { operation: 1, source })?;
     match front {
         Front::Handle => {
-            let executor = Executor::new(events, &mut device)?;
+            let executor = Executor::new(events, &mut device)?.continuing_unsupported();
             let mut allocator = CachingAllocator::new(config);
             replay_on(&mut ByHandle { device: &mut device, allocator: &mut allocator }, executor, each)
         }
         Front::Shared => {
-            let executor = Executor::new(events, &mut device)?;
+            let executor = Executor::new(events, &mut device)?.continuing_unsupported();
             let allocator = SharedAllocator::new(CachingAllocator::new(config), device);
             replay_on(&mut ByPointer(&allocator), executor, each)
         }

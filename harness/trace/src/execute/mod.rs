@@ -31,6 +31,7 @@ pub struct Executor<L> {
     streams: Streams,
     /// The current external memory. Querying the device would cost time.
     pressure: Bytes,
+    continues_unsupported: bool,
 }
 
 /// One operation. After a free, the next allocation reuses its slot, which keeps the table small.
@@ -202,7 +203,7 @@ impl<L> Executor<L> {
             });
         }
         let live = (0..slots.count).map(|_| None).collect();
-        Ok(Self { operations: operations.into(), live, left: slots.left().into(), streams, pressure: Bytes::ZERO })
+        Ok(Self { operations: operations.into(), live, left: slots.left().into(), streams, pressure: Bytes::ZERO, continues_unsupported: false })
     }
 
     /// Copies the prepared trace for another device and creates its streams there. Live allocations are not copied.
@@ -213,7 +214,7 @@ impl<L> Executor<L> {
         self.streams.make_again(device)?;
         let live = self.live.iter().map(|_| None).collect();
         let (operations, left, streams) = (Arc::clone(&self.operations), Arc::clone(&self.left), self.streams.clone());
-        Ok(Self { operations, live, left, streams, pressure: Bytes::ZERO })
+        Ok(Self { operations, live, left, streams, pressure: Bytes::ZERO, continues_unsupported: false })
     }
 
     /// Sets the allocations of the ids that are live at the start, in the order of [`Executor::with_live`].
@@ -222,6 +223,12 @@ impl<L> Executor<L> {
         for (slot, allocation) in self.live.iter_mut().zip(live) {
             *slot = Some(allocation);
         }
+    }
+
+    /// Continues after requests that this version of PyTorch does not support. The caller has called [`Allocator::check_device`], so nothing else
+    /// is unavailable.
+    pub fn continuing_unsupported(self) -> Self {
+        Self { continues_unsupported: true, ..self }
     }
 
     pub const fn streams(&self) -> &Streams {
@@ -258,7 +265,7 @@ impl<L> Executor<L> {
                         }
                         Err(error) => {
                             counts.refused += 1;
-                            refused(error).map_err(device_failed)?
+                            refused(error, self.continues_unsupported).map_err(device_failed)?
                         }
                     };
                     (Kind::Allocate, outcome)
@@ -283,13 +290,13 @@ impl<L> Executor<L> {
     }
 }
 
-/// Returns a refused allocation as an outcome. Only a failed device is an error: [`Allocator::check_device`] has found what the device lacks.
+/// Returns a refused allocation as an outcome. Only a failed device is an error.
 #[cold]
 #[expect(clippy::boxed_local, reason = "the loop returns the result unchanged, without moving errors through its frame")]
-fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
+fn refused(error: Box<AllocatorError>, continues_unsupported: bool) -> Result<Outcome, DeviceError> {
     match *error {
         AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Ok(Outcome::OutOfMemory),
-        AllocatorError::Device(DeviceError::Unavailable { .. }) => Ok(Outcome::Unsupported),
+        AllocatorError::Device(DeviceError::Unavailable { .. }) if continues_unsupported => Ok(Outcome::Unsupported),
         AllocatorError::Device(source) => Err(source),
     }
 }

@@ -239,7 +239,7 @@ impl Pools {
 
     /// Marks a pool as released by its owner.
     pub(super) fn release(&mut self, id: PrivatePoolId) -> Result<(), PrivatePoolError> {
-        if self.is_capturing() {
+        if self.is_capturing() || self.open.contains(&id) {
             return Err(PrivatePoolError::ContextOpen(id));
         }
         let private = self.private.iter_mut().find(|private| private.id == id && !private.released);

@@ -760,6 +760,13 @@ fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(
     let ran = world.run(&[], &["sh", "-c", &stripped]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
     assert!(plain(&ran.err).contains("did not load the simulated GPU's library"), "{}", ran.err);
+    // A scenario stops it too, before its time limit.
+    world.write("scenarios/stripped.py", program);
+    fs::write(world.path("scenarios/libcuda.so.1"), driver.bytes()).unwrap();
+    let command = "[sh, -c, exec env -u LD_AUDIT -u LD_PRELOAD python3 -I stripped.py]";
+    let ran = world.run_scenario(&format!("  - exec: {{ command: {command} }}\n    timeout: 60s\n"));
+    let text = plain(&format!("{}{}", ran.out, ran.err));
+    assert!(ran.code == Some(1) && text.contains("did not load the simulated GPU's library"), "{text}");
     assert!(began.elapsed() < Duration::from_secs(60));
     // `env` removes the variable by which the dynamic linker loads the library.
     let ran = world.run(&[], &["env", "-u", "LD_AUDIT", "-u", "LD_PRELOAD", "python3", "-c", "print('ran')"]);

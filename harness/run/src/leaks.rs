@@ -84,8 +84,8 @@ struct Growing {
     name: String,
     first: Bytes,
     last: Bytes,
-    /// Rounded to whole bytes.
-    per_iteration: Bytes,
+    /// Per iteration, rounded to whole bytes; for a comparison with a measure, in total.
+    growth: Bytes,
     /// True if the site exceeds a limit.
     violates: bool,
 }
@@ -130,19 +130,17 @@ impl Watch {
                 name: names.get(number).cloned().unwrap_or_default(),
                 first: Bytes(first),
                 last: Bytes(last),
-                per_iteration: Bytes((grown + iterations / 2) / iterations),
+                growth: Bytes((grown + iterations / 2) / iterations),
                 violates: too_fast || too_much,
             })
         };
         let mut growing: Vec<Growing> = growth.into_iter().enumerate().filter_map(site).collect();
-        growing.sort_by(|one, other| other.per_iteration.cmp(&one.per_iteration).then_with(|| one.name.cmp(&other.name)));
         let checked = format!("in {} after a warm-up of {}", count(self.iterations - self.check.warmup, "iteration"), self.check.warmup);
         if growing.is_empty() {
             return Ok(StepResult::with_note(format!("no site grows {checked}")));
         }
         let columns = ["site", "after the warm-up", "at the end", "per iteration"];
-        let row = |site: &Growing| [site.name.clone(), site.first.to_string(), site.last.to_string(), site.per_iteration.to_string()];
-        let table = table(&format!("Sites that grow, {checked}"), columns, growing.iter().map(row));
+        let table = table(&format!("Sites that grow, {checked}"), columns, &mut growing);
         let mut found = StepResult { tables: vec![table], ..StepResult::default() };
         let violating: Vec<&Growing> = growing.iter().filter(|site| site.violates).collect();
         if !violating.is_empty() {
@@ -160,20 +158,19 @@ impl Watch {
     }
 }
 
-/// A table of the first sites. Its title reports how many there are if it does not list all.
-fn table(title: &str, columns: [&str; 4], sites: impl ExactSizeIterator<Item = [String; 4]>) -> Table {
+/// Sorts the sites, and returns a table of those that grow fastest. Its title reports how many there are if it does not list
+/// all.
+fn table(title: &str, columns: [&str; 4], sites: &mut [Growing]) -> Table {
+    sites.sort_by(|one, other| other.growth.cmp(&one.growth).then_with(|| one.name.cmp(&other.name)));
     let unlisted = if sites.len() > MOST_ROWS { format!(", the first {MOST_ROWS} of {}", sites.len()) } else { String::new() };
-    Table {
-        title: format!("{title}{unlisted}"),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: sites.take(MOST_ROWS).map(Vec::from).collect(),
-    }
+    let row = |site: &Growing| vec![site.name.clone(), site.first.to_string(), site.last.to_string(), site.growth.to_string()];
+    let rows = sites.iter().take(MOST_ROWS).map(row).collect();
+    Table { title: format!("{title}{unlisted}"), columns: columns.map(str::to_owned).to_vec(), rows }
 }
 
 /// Describes the sites that grow fastest.
 fn named(sites: &[&Growing]) -> String {
-    let one =
-        |site: &&Growing| format!("{} grows by {} per iteration, from {} to {}", site.name, site.per_iteration, site.first, site.last);
+    let one = |site: &&Growing| format!("{} grows by {} per iteration, from {} to {}", site.name, site.growth, site.first, site.last);
     let mut words: Vec<String> = sites.iter().take(MOST_NAMED).map(one).collect();
     if sites.len() > MOST_NAMED {
         words.push(format!("{} more", sites.len() - MOST_NAMED));
@@ -184,7 +181,7 @@ fn named(sites: &[&Growing]) -> String {
 /// Estimates when memory runs out at this rate, given the memory that is free on the device and in the allocator's
 /// cache.
 fn time_left(ctx: &mut RunContext, growing: &[Growing]) -> Result<String, Stop> {
-    let rate: Bytes = growing.iter().map(|site| site.per_iteration).sum();
+    let rate: Bytes = growing.iter().map(|site| site.growth).sum();
     let now = ctx.readings(true)?;
     let cached = now.stats.reserved_bytes.all.current.saturating_sub(now.stats.allocated_bytes.all.current);
     let Some(free) = now.memory.map(|memory| Bytes(memory.free.0 + cached)).filter(|_| rate.0 > 0) else {
@@ -200,22 +197,21 @@ fn time_left(ctx: &mut RunContext, growing: &[Growing]) -> Result<String, Stop> 
 pub(crate) fn compare(ctx: &RunContext, since: &MeasureName) -> StepResult {
     let Some(now) = ctx.rig.site_bytes() else { return StepResult::default() };
     let before = ctx.sites_at.get(since).map_or(&[][..], Vec::as_slice);
-    let names: Vec<String> = ctx.rig.sites().iter().map(ToString::to_string).collect();
-    let sites = names.into_iter().zip(now).enumerate().map(|(number, (name, now))| (name, before.get(number).copied().unwrap_or(0), *now));
-    let mut grown: Vec<(String, u64, u64)> = sites.filter(|(_, before, now)| now > before).collect();
-    grown.sort_by(|one, other| (other.2 - other.1).cmp(&(one.2 - one.1)).then_with(|| one.0.cmp(&other.0)));
-    let bytes = grown.iter().map(|(_, before, now)| now - before).sum();
+    let sites = ctx.rig.sites().into_iter().zip(now).enumerate().map(|(number, (site, &last))| {
+        let first = before.get(number).copied().unwrap_or(0);
+        let growth = Bytes(last.saturating_sub(first));
+        Growing { name: site.to_string(), first: Bytes(first), last: Bytes(last), growth, violates: false }
+    });
+    let mut grown: Vec<Growing> = sites.filter(|site| site.growth > Bytes::ZERO).collect();
+    let bytes = grown.iter().map(|site| site.growth.0).sum();
     let mut result = StepResult::default();
     result.reports.extend([(ReportKey::GrownBytes, bytes), (ReportKey::GrownSites, grown.len() as u64)]);
     if grown.is_empty() {
         result.notes.push(format!("no site holds more than at {since}"));
         return result;
     }
-    let row = |(name, before, now): &(String, u64, u64)| {
-        [name.clone(), Bytes(*before).to_string(), Bytes(*now).to_string(), Bytes(now - before).to_string()]
-    };
     let title = format!("Sites that hold more than at {since}");
-    result.tables.push(table(&title, ["site", "then", "now", "growth"], grown.iter().map(row)));
+    result.tables.push(table(&title, ["site", "then", "now", "growth"], &mut grown));
     result
 }
 

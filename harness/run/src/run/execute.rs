@@ -272,12 +272,9 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
                         result.unmet.extend(unmet.filter(|_| !may_be_gone));
                     }
                     FreeTarget::Elements(name) => {
-                        let elements = ctx.elements(name).into_iter().map(|index| (name.clone(), Some(index)));
-                        elements
-                            .filter_map(|key| ctx.take(&key))
-                            .collect::<Vec<_>>()
-                            .into_iter()
-                            .try_for_each(|buffer| ctx.rig.free(buffer))?;
+                        for index in ctx.elements(name) {
+                            ctx.take(&(name.clone(), Some(index))).into_iter().try_for_each(|buffer| ctx.rig.free(buffer))?;
+                        }
                     }
                     FreeTarget::Storm(id) => {
                         std::mem::take(ctx.storm(id)).into_blocks().try_for_each(|buffer| ctx.rig.free(buffer))?;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use harness_base::words::count;
-use harness_record::{Accounts, Event, Outcome, StepRecord, Violation};
+use harness_record::{Event, Outcome, StepRecord, Violation};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Chain, Expectation, Located, Position, ReportKey};
 
@@ -325,14 +325,10 @@ impl Runner<'_, '_> {
         }
         if let Some(duration) = duration {
             self.times.push((over.number, StepTimes { duration, reports: named, recovery: over.result.recovery }));
-        } else if self.checks != Checks::Timing
-            && let Some(accounts) = accounts.or_else(|| ctx.rig.accounts().ok())
-        {
-            self.record_checked(over, named, accounts);
+            return;
         }
-    }
-
-    fn record_checked(&mut self, over: StepOver<'_>, reports: BTreeMap<String, u64>, accounts: Accounts) {
+        let accounts = if self.checks == Checks::Timing { None } else { accounts.or_else(|| ctx.rig.accounts().ok()) };
+        let Some(accounts) = accounts else { return };
         if !self.steps.keeps() {
             self.steps.count();
             return;
@@ -349,7 +345,7 @@ impl Runner<'_, '_> {
             outcome,
             accounts,
             duration: None,
-            reports,
+            reports: named,
             notes: result.notes,
             tables: result.tables,
             failed_request: result.failed_request,

@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::import::Program;
-use super::jobs::{self, Recovered, RecordingOptions};
+use super::jobs::{self, RecordingOptions, Recovered};
 use super::{Format, device, snapshots, terminal};
 use verify::Verified;
 
@@ -126,7 +126,8 @@ impl Advise {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let program = self.read()?;
         let job = &program.job;
-        let configuration = |conf: &String| Configuration::of_settings(job.config.torch, conf).map_err(|error| CliError::conf(&error, conf));
+        let configuration =
+            |conf: &String| Configuration::of_settings(job.config.torch, conf).map_err(|error| CliError::conf(&error, conf));
         let given = self.conf.iter().map(configuration).collect::<Result<Vec<_>, _>>()?;
         let prepared = job.prepare().map_err(|error| self.of_job(&error))?;
         if let Some(fidelity) = program.fidelity.as_ref().filter(|fidelity| !fidelity.faithful && !self.force) {

@@ -16,7 +16,7 @@ use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::jobs::{self, Recovered, RecordingOptions};
+use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
 use super::shrink::UNWRITTEN;
 use super::{device, simulated, terminal};

@@ -12,8 +12,8 @@ use harness_scenario::Trace;
 use harness_trace::program::{ProgramError, RecordedProgram};
 use harness_trace::snapshot::Snapshot;
 
-use super::error::CliError;
 use super::device;
+use super::error::CliError;
 use super::kind::{self, Kind};
 use super::snapshots;
 

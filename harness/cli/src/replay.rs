@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use harness_allocator::allocator::caching::{Config, TorchVersion};
-use harness_allocator::device::sim::{AddressOrder, SimConfig};
 use harness_allocator::device::DeviceError;
+use harness_allocator::device::sim::{AddressOrder, SimConfig};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::excerpt::shortened;
@@ -298,7 +298,9 @@ impl Counts {
                 match error {
                     // The rule is one line without an excerpt.
                     RecordingError::Settings { source, .. } => format!("unusable {path}: {}\n", source.rule()),
-                    error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. } | RecordingError::Torch { .. }) => format!("unusable {error}\n"),
+                    error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. } | RecordingError::Torch { .. }) => {
+                        format!("unusable {error}\n")
+                    }
                 }
             }
         }

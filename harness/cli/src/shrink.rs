@@ -21,7 +21,7 @@ use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::jobs::{self, Recovered, RecordingOptions};
+use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
 use super::{device, interrupt, simulated, terminal};
 
@@ -141,7 +141,7 @@ impl Shrink {
         match (self.goal.unwrap_or(Keep::Oom), configs.as_slice()) {
             (Keep::Oom, [] | [_]) => Ok(Some(Goal::Oom)),
             (Keep::Invariant, [] | [_]) => Ok(None),
-            (Keep::ConfDiffers, [other] | [_, other]) => Ok(Some(Goal::ConfDiffers(other.clone()))),
+            (Keep::ConfDiffers, [other] | [_, other]) => Ok(Some(Goal::ConfDiffers(Box::new(other.clone())))),
             (Keep::ConfDiffers, _) => {
                 let help = "give the settings to compare with; to replace the recorded settings too, give the replacement first";
                 Err(CliError::input("`--preserve conf-differs` takes one or two `--alloc-conf`", help))
@@ -165,7 +165,14 @@ impl Shrink {
     fn of_trace(&self) -> Result<Given, CliError> {
         let (trace, _, memory) = jobs::trace(&self.file, self.memory)?;
         let sites = (0..trace.events.len()).map(|operation| trace.site(operation).map(str::to_owned)).collect();
-        Ok(Given { case: Case { events: trace.events, config: Config { torch: self.recording.torch.unwrap_or_default(), ..Config::default() }, memory }, sites })
+        Ok(Given {
+            case: Case {
+                events: trace.events,
+                config: Config { torch: self.recording.torch.unwrap_or_default(), ..Config::default() },
+                memory,
+            },
+            sites,
+        })
     }
 
     /// Runs `act` with a progress display. Stops it after the time limit or at Ctrl-C.

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use harness_allocator::units::Bytes;
 use harness_allocator::allocator::caching::TorchVersion;
+use harness_allocator::units::Bytes;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_explain::requests::Requests;

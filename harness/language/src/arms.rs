@@ -364,8 +364,7 @@ fn unknown_key(key: &Located<String>) -> Problem {
         return Problem::new(key.at, format!("`{}` has no space after the colon", key.value))
             .help(format!("write `{name}: {value}`, or put the whole string after `{CONF}:`"));
     }
-    Problem::new(key.at, format!("`{}` is not a setting of PyTorch's allocator", key.value))
-        .help(choices(&key.value, "accepted", keys))
+    Problem::new(key.at, format!("`{}` is not a setting of PyTorch's allocator", key.value)).help(choices(&key.value, "accepted", keys))
 }
 
 /// Advice for a mistake in a configuration string: the values that the setting takes, or the list of settings.
@@ -458,5 +457,9 @@ pub fn fields() -> Vec<[String; 3]> {
 
 /// The effect of a setting, and the version that added it.
 fn about_setting(setting: &Setting) -> String {
-    if setting.since == TorchVersion::ALL[0] { setting.about.to_owned() } else { format!("{} Since PyTorch {}.", setting.about, setting.since) }
+    if setting.since == TorchVersion::ALL[0] {
+        setting.about.to_owned()
+    } else {
+        format!("{} Since PyTorch {}.", setting.about, setting.since)
+    }
 }

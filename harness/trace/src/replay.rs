@@ -8,9 +8,9 @@ use std::io::{self, BufRead as _, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::{Allocator as _, PrivatePoolError};
 use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks, TorchVersion, TorchVersionError};
 use harness_allocator::allocator::shared::SharedAllocator;
+use harness_allocator::allocator::{Allocator as _, PrivatePoolError};
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
 use harness_allocator::stats::{MemoryStats, PoolKind, SegmentInfo, StatKey};

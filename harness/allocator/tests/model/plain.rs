@@ -355,7 +355,16 @@ impl Model {
         }
         let address = self.next_address;
         self.next_address += size.next_multiple_of(2 * MIB);
-        let block = Block { address, size, requested: 0, state: BlockState::Inactive, uses: BTreeMap::new(), events: 0, born: 0, number: self.number() };
+        let block = Block {
+            address,
+            size,
+            requested: 0,
+            state: BlockState::Inactive,
+            uses: BTreeMap::new(),
+            events: 0,
+            born: 0,
+            number: self.number(),
+        };
         self.segments.push(Segment { address, stream, pool, blocks: vec![block] });
         self.stats.num_device_alloc += 1;
         self.count();

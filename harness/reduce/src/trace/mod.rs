@@ -38,7 +38,7 @@ pub enum Goal {
     /// The last failed request keeps failing with the same [`Failure`]. Earlier ones succeed, unless they failed in the original.
     Oom,
     /// A request fails with the case's settings or with these, but not with both. The failing side stays the same.
-    ConfDiffers(Config),
+    ConfDiffers(Box<Config>),
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -44,7 +44,7 @@ impl<'a, 'w> Search<'a, 'w> {
                 if fails != others.is_empty() {
                     return Err(ShrinkError::EndsAlike { both_fail: fails });
                 }
-                (if fails { own } else { others }, fails, Some(other.clone()))
+                (if fails { own } else { others }, fails, Some((**other).clone()))
             }
         };
         let Some((last, before)) = refused.split_last() else { return Err(ShrinkError::Fits { memory: case.memory }) };

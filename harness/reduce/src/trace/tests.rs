@@ -74,7 +74,7 @@ fn a_too_large_program_stays_too_large() {
 fn a_passing_input_cannot_be_reduced() {
     let error = shrink(case("a 1 1000 0\n", Bytes::mib(64)), &Goal::Oom, &mut go_on).expect_err("it fits");
     assert_eq!(error, ShrinkError::Fits { memory: Bytes::mib(64) });
-    let same = Goal::ConfDiffers(Config::default());
+    let same = Goal::ConfDiffers(Box::default());
     let error = shrink(fragmented(), &same, &mut go_on).expect_err("the same settings twice");
     assert_eq!(error, ShrinkError::EndsAlike { both_fail: true });
 }
@@ -82,11 +82,11 @@ fn a_passing_input_cannot_be_reduced() {
 #[test]
 fn the_same_setting_keeps_failing() {
     let expandable = Config { expandable_segments: true, ..Config::default() };
-    let shrunk = shrink(fragmented(), &Goal::ConfDiffers(expandable.clone()), &mut go_on).expect("they differ");
+    let shrunk = shrink(fragmented(), &Goal::ConfDiffers(Box::new(expandable.clone())), &mut go_on).expect("they differ");
     assert!(shrunk.fails_under_its_own && shrunk.case.events.len() <= 4, "{:?}", text(&shrunk));
     assert_eq!(shrunk.other, Some(expandable.clone()));
     let other_way = Case { config: expandable, ..fragmented() };
-    let shrunk = shrink(other_way, &Goal::ConfDiffers(Config::default()), &mut go_on).expect("they differ");
+    let shrunk = shrink(other_way, &Goal::ConfDiffers(Box::default()), &mut go_on).expect("they differ");
     assert!(!shrunk.fails_under_its_own);
 }
 

@@ -203,7 +203,14 @@ impl<L> Executor<L> {
             });
         }
         let live = (0..slots.count).map(|_| None).collect();
-        Ok(Self { operations: operations.into(), live, left: slots.left().into(), streams, pressure: Bytes::ZERO, continues_unsupported: false })
+        Ok(Self {
+            operations: operations.into(),
+            live,
+            left: slots.left().into(),
+            streams,
+            pressure: Bytes::ZERO,
+            continues_unsupported: false,
+        })
     }
 
     /// Copies the prepared trace for another device and creates its streams there. Live allocations are not copied.

@@ -65,8 +65,7 @@ pub(super) struct HeapLinks {
 
 impl HeapLinks {
     /// A heap with one block.
-    pub(super) const ALONE: Self =
-        Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, bin: Bin::NONE };
+    pub(super) const ALONE: Self = Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, bin: Bin::NONE };
 }
 
 impl Block {

@@ -123,7 +123,13 @@ impl FromStr for TorchVersion {
     /// [`TorchVersion::covers`].
     fn from_str(text: &str) -> Result<Self, TorchVersionError> {
         let (major, minor) = release(text).ok_or_else(|| TorchVersionError(text.to_owned()))?;
-        let minor = if major < 2 { 0 } else if major > 2 { u64::MAX } else { minor };
+        let minor = if major < 2 {
+            0
+        } else if major > 2 {
+            u64::MAX
+        } else {
+            minor
+        };
         let index = usize::try_from(minor.saturating_sub(4)).unwrap_or(usize::MAX).min(Self::ALL.len() - 1);
         Ok(Self::ALL[index])
     }

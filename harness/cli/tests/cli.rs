@@ -863,6 +863,19 @@ fn a_recording_equals_its_replay_until_one_figure_is_changed() {
 }
 
 #[test]
+fn a_replay_follows_the_named_version_of_pytorch() {
+    let world = World::without_gpu().holding(&[("job.trace", "a 1 1000 0\nm 1\n")]);
+    let told = |options: &[&str]| world.harness(&[&["replay", "job.trace", "--memory", "1GiB"], options].concat());
+    let old = told(&["--torch", "2.9.1", "--alloc-conf", "large_segment_size_mb:64"]);
+    assert_eq!(old.code, Some(2));
+    assert!(old.err.contains("PyTorch 2.9 has no setting `large_segment_size_mb`: PyTorch 2.11 added it"), "{}", old.err);
+    let newer = told(&["--torch", "2.99"]);
+    assert_eq!(newer.code, Some(0));
+    assert!(newer.err.contains("the rules of PyTorch 2.99 are not known; those of PyTorch 2.15 apply"), "{}", newer.err);
+    assert!(newer.out.contains(r#""torch":"2.15""#), "{}", newer.out);
+}
+
+#[test]
 fn files_without_a_recording_are_named_and_the_others_compared() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
     let (header, rows) = recording(&world);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
@@ -25,7 +25,8 @@ fn main() -> ExitCode {
         ("an_oom_repeats_at_the_same_request", an_oom_repeats_at_the_same_request),
         ("compact_recordings_match_their_originals", compact_recordings_match_their_originals),
     ];
-    let others: [(&str, fn()); 2] = [
+    let others: [(&str, fn()); 3] = [
+        ("a_snapshot_of_pytorch_2_15_is_replayed_by_its_own_rules", a_snapshot_of_pytorch_2_15_is_replayed_by_its_own_rules),
         ("training_on_a_real_gpu_is_replayed_at_its_addresses", training_on_a_real_gpu_is_replayed_at_its_addresses),
         ("the_least_memory_includes_what_was_reserved_at_the_start", the_least_memory_includes_what_was_reserved_at_the_start),
     ];
@@ -64,6 +65,19 @@ fn snapshots_of_simulated_devices_are_replayed_as_recorded() {
         }
     }
     assert!(unfaithful.is_empty(), "{unfaithful:?}");
+}
+
+/// The program runs with PyTorch 2.15 on a device that reuses addresses, so its free blocks are not in address order.
+fn a_snapshot_of_pytorch_2_15_is_replayed_by_its_own_rules() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/reused-addresses.pickle.gz");
+    let mut snapshot = Snapshot::read(&path).expect("it is a snapshot");
+    let at_recorded_address = |snapshot: &Snapshot| {
+        let program = RecordedProgram::recover(snapshot, 0).expect("it is recovered");
+        fidelity::check(&program.prepare().expect("it is prepared"), snapshot).expect("it is replayed").at_recorded_address
+    };
+    assert_eq!((snapshot.torch(), at_recorded_address(&snapshot)), (TorchVersion::V2_15, 1576));
+    snapshot.given_torch = Some(TorchVersion::V2_11);
+    assert!(at_recorded_address(&snapshot) < 1000);
 }
 
 /// PyTorch's own result with one setting.

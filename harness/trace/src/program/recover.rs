@@ -67,15 +67,15 @@ impl RecordedProgram {
 struct PrivatePools {
     /// The end and the pool of each segment, by its start address.
     of_segments: BTreeMap<u64, (u64, PrivatePoolId)>,
-    /// By event index, if the file records the pool.
-    told: HashMap<usize, PrivatePoolId>,
+    /// By event index, if the file records the pool: a private one, or `None` for the default one.
+    told: HashMap<usize, Option<PrivatePoolId>>,
 }
 
 impl PrivatePools {
     /// The private pool of an event: the recorded one, or the pool of the segment at its address.
     fn at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
         let around = || self.of_segments.range(..=address).next_back().filter(|&(_, &(end, _))| address < end);
-        self.told.get(&event).copied().or_else(|| around().map(|(_, &(_, pool))| pool))
+        self.told.get(&event).copied().unwrap_or_else(|| around().map(|(_, &(_, pool))| pool))
     }
 }
 
@@ -450,7 +450,7 @@ impl<'a> Recovery<'a> {
         let event = self.events[index];
         match event.action {
             Action::Alloc => self.private.at(event.address, index),
-            _ => self.private.told.get(&index).copied(),
+            _ => self.private.told.get(&index).copied().flatten(),
         }
     }
 
@@ -480,16 +480,17 @@ fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segmen
     let segments = || snapshot.segments_of(device).chain(held);
     let of_events = events.iter().filter(|event| !matches!(event.action, Action::Snapshot)).map(|event| event.stream);
     let streams: BTreeSet<u64> = of_events.chain(segments().map(|segment| segment.stream)).chain([0]).collect();
-    let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event).filter(|&pool| pool != PoolId::DEFAULT)?));
+    let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event)?));
     let told: Vec<(usize, PoolId)> = events.iter().enumerate().filter_map(told).collect();
     let of_segments = segments().map(|segment| segment.private_pool).filter(|&pool| pool != PoolId::DEFAULT);
-    let pools: BTreeSet<PoolId> = of_segments.chain(told.iter().map(|&(_, pool)| pool)).collect();
+    let of_events = told.iter().map(|&(_, pool)| pool).filter(|&pool| pool != PoolId::DEFAULT);
+    let pools: BTreeSet<PoolId> = of_segments.chain(of_events).collect();
     let pools: Vec<PoolId> = pools.into_iter().collect();
     let number = |pool: PoolId| pools.binary_search(&pool).ok().map(|number| PrivatePoolId(number as u32));
     let of_segment = |segment: &Segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?)));
     let private = PrivatePools {
         of_segments: segments().filter_map(of_segment).collect(),
-        told: told.into_iter().filter_map(|(index, pool)| Some((index, number(pool)?))).collect(),
+        told: told.into_iter().map(|(index, pool)| (index, number(pool))).collect(),
     };
     (streams.into_iter().collect(), pools, private)
 }

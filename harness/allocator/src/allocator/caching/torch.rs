@@ -147,3 +147,6 @@ fn release(text: &str) -> Option<(u64, u64)> {
     let (major, minor) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     Some((major, minor))
 }
+
+#[cfg(test)]
+mod tests;

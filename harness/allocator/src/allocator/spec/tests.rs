@@ -9,7 +9,12 @@ fn the_default_name_can_be_parsed_again() {
     for kind in AllocatorKind::ALL {
         assert_eq!(read(kind.name()), AllocatorSpec::from(*kind));
     }
-    for name in ["caching(max_split_size_mb:512)", "caching(max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4])"] {
+    let older = ["caching(torch:2.9)", "caching(torch:2.12,max_split_size_mb:512)"];
+    for name in older
+        .into_iter()
+        .chain(["caching(max_split_size_mb:512)"])
+        .chain(["caching(max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4])"])
+    {
         assert_eq!(read(name).to_string(), name);
     }
     assert_eq!(
@@ -17,6 +22,7 @@ fn the_default_name_can_be_parsed_again() {
         "caching(max_split_size_mb:64)",
         "the settings as PyTorch reads them"
     );
+    assert_eq!(read("caching(torch:2.15)").to_string(), "caching", "the default version");
     assert_eq!(read("caching(large_segment_size_mb:20)").to_string(), "caching", "the default setting");
 }
 

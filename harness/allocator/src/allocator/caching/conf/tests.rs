@@ -112,6 +112,26 @@ fn settings_that_pytorch_refuses_are_refused_with_their_place() {
 }
 
 #[test]
+fn settings_and_their_rules_depend_on_the_version() {
+    let parse_for = |version, text| Config::parse_for(version, text);
+    let error = parse_for(TorchVersion::V2_9, "max_split_size_mb:64,per_process_memory_fraction:0.5").expect_err("2.10 added it");
+    assert_eq!(error.rule(), "PyTorch 2.9 has no setting `per_process_memory_fraction`: PyTorch 2.10 added it");
+    assert_eq!((error.offset(), error.length()), (21, 27));
+    assert_eq!(
+        parse_for(TorchVersion::V2_9, "max_split_size_mb:20").expect_err("too small").rule(),
+        "max_split_size_mb must be at least 21"
+    );
+    assert!(parse_for(TorchVersion::V2_10, "max_split_size_mb:20").is_ok());
+    let list = "roundup_power2_divisions:[64:8,256:4,>:1]";
+    let divisions = |version| parse_for(version, list).expect("it is valid").roundup_power2_divisions[8];
+    assert_eq!((divisions(TorchVersion::V2_9), divisions(TorchVersion::V2_10)), (1, 4));
+    let reserve = |text: &str| {
+        parse(&format!("expandable_segments_reserve:{text}")).expandable_segments_reserve.map(|reserve| reserve.of(Bytes::gib(80)))
+    };
+    assert_eq!(["0.5", "2", "40G", "1.5g"].map(|text| reserve(text).expect("it is given").0 >> 29), [80, 180, 80, 3]);
+}
+
+#[test]
 fn an_error_quotes_the_string_and_points_at_the_character() {
     let error = Config::parse("backend:native, roundup_power2_divisions:[64:3]").expect_err("3 is no power of two");
     let shown = "the divisions of an interval must be a power of two, or 0 for none\n\

@@ -10,7 +10,7 @@ use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_cuda::device::CUstream;
 use harness_cuda::{CudaDevice, KeptContext};
-use harness_trace::snapshot::{Recorder, Settings as RecordedSettings, Snapshot, Value};
+use harness_trace::snapshot::{Recorder, Settings as RecordedSettings, Snapshot};
 
 use crate::failure::Failure;
 use crate::settings::{self, Kind, Settings};
@@ -60,11 +60,11 @@ impl Front {
         let (settings, is_recorded) = (kind.settings()?, settings::is_recorded()?);
         let _saved = KeptContext::new()?;
         let device = Gpu(CudaDevice::open_for_allocation(device)?);
-        let conf = match &settings {
-            Settings::Caching(config) => vec![("PYTORCH_CUDA_ALLOC_CONF".to_owned(), Value::Text(config.to_string()))],
-            Settings::Bfc(_) | Settings::RmmPool(_) => Vec::new(),
+        let recorded = match &settings {
+            Settings::Caching(config) => RecordedSettings::of(config),
+            Settings::Bfc(_) | Settings::RmmPool(_) => RecordedSettings::default(),
         };
-        let recorder = is_recorded.then(|| Recorder::new(Some(RecordedSettings::new(conf))));
+        let recorder = is_recorded.then(|| Recorder::new(Some(recorded)));
         let allocator = match &recorder {
             Some(recorder) => Box::new(recorder.around(settings.build())),
             None => settings.build(),

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{
@@ -554,4 +555,20 @@ proptest! {
             prop_assert_eq!(Snapshot::parse(&written).unwrap(), snapshot);
         }
     }
+}
+
+#[test]
+fn the_version_of_pytorch_is_the_given_one_else_the_written_one_else_inferred() {
+    let mut snapshot = Snapshot::default();
+    assert_eq!(snapshot.torch(), TorchVersion::V2_11);
+    snapshot.settings = Some(Settings::new(vec![("max_round_threshold".to_owned(), Value::Int(-1))]));
+    assert_eq!(snapshot.torch(), TorchVersion::V2_15);
+    let config = Config { torch: TorchVersion::V2_9, expandable_segments: true, ..Config::default() };
+    snapshot.settings = Some(Settings::of(&config));
+    let mut file = Vec::new();
+    snapshot.write(&mut file).unwrap();
+    let mut read = Snapshot::parse(&file).unwrap();
+    assert_eq!((read.torch(), read.config()), (TorchVersion::V2_9, Ok(config)));
+    read.given_torch = Some(TorchVersion::V2_12);
+    assert_eq!(read.config().unwrap().torch, TorchVersion::V2_12);
 }

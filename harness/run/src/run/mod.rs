@@ -36,7 +36,7 @@ pub(crate) use execute::{describe_unmet, execute};
 use harness_record::timeline::Timeline;
 use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
-use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
+use harness_trace::snapshot::{Recorder, Settings, Snapshot};
 pub(crate) use judge::of_device;
 
 /// The parameters of a run, without the device.
@@ -176,8 +176,7 @@ impl<'a, 'o> Run<'a, 'o> {
                 Box::new(Faulty::new(device, faults.main().clone()))
             }
         };
-        let recorder =
-            observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
+        let recorder = observer.record.is_some().then(|| Recorder::new(request.allocator.effective().as_ref().map(Settings::of)));
         let control = Arc::clone(&observer.control);
         let options = RigOptions {
             checks,
@@ -309,11 +308,6 @@ impl RunResult {
             verdict @ (Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted) => record.verdict = verdict,
         }
     }
-}
-
-/// The allocator settings as a PyTorch snapshot stores them.
-fn settings(conf: String) -> Settings {
-    Settings::new(vec![("PYTORCH_CUDA_ALLOC_CONF".to_owned(), Value::Text(conf))])
 }
 
 fn device_error(stop: Stop) -> DeviceError {

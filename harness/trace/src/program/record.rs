@@ -11,7 +11,7 @@ impl Prepared<'_> {
     /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation.
     pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
         let setup = Setup { placement: Placement::Rising, ..setup.clone() };
-        let settings = setup.allocator.effective().map(|config| Settings { conf: config.to_string(), all: Vec::new() });
+        let settings = setup.allocator.effective().map(|config| Settings::of(&config));
         let recorder = Recorder::new(settings);
         let mut device = self.device(&setup)?;
         let mut allocator = recorder.around(setup.allocator.build());

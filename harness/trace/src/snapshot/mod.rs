@@ -78,19 +78,21 @@ impl Snapshot {
         self.segments.iter().filter(move |segment| segment.device == device)
     }
 
-    /// The version of PyTorch whose decisions the snapshot shows: the given one, or the newest one whose rules agree with the file's fields.
-    /// Events have pools since 2.12, and the settings have `max_round_threshold` since 2.13.
+    /// The version of PyTorch whose decisions the snapshot shows: the given one, the one that the harness wrote, or the newest one whose rules
+    /// agree with the file's fields. Events have pools since 2.12, and the settings have `max_round_threshold` since 2.13.
     pub fn torch(&self) -> TorchVersion {
+        let setting = |key| self.settings.as_ref().and_then(|settings| settings.value(key));
+        let written = || setting(settings::TORCH).and_then(Value::as_text)?.parse().ok();
         let inferred = || {
-            let is_13 = self.settings.as_ref().is_some_and(|settings| settings.value("max_round_threshold").is_some());
+            let is_13 = setting("max_round_threshold").is_some();
             let has_pools = || self.traces.iter().flatten().any(|event| self.extras.value(event.extra, "pool_id").is_some());
             match () {
-                () if is_13 || self.run().is_some() => TorchVersion::default(),
+                () if is_13 => TorchVersion::default(),
                 () if has_pools() => TorchVersion::V2_12,
                 () => TorchVersion::V2_11,
             }
         };
-        self.given_torch.unwrap_or_else(inferred)
+        self.given_torch.or_else(written).unwrap_or_else(inferred)
     }
 
     /// The allocator's settings. PyTorch's defaults if the file has none.

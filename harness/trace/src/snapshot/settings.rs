@@ -1,5 +1,7 @@
 //! The allocator settings of a snapshot.
 
+use harness_allocator::allocator::caching::Config;
+
 use super::extras::Value;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -9,7 +11,16 @@ pub struct Settings {
     pub all: Vec<(String, Value)>,
 }
 
+/// The key of the version of PyTorch in snapshots of the harness. PyTorch writes none.
+pub(super) const TORCH: &str = "torch";
+
 impl Settings {
+    /// The settings of a caching allocator, with its version of PyTorch.
+    pub fn of(config: &Config) -> Self {
+        let pairs = [("PYTORCH_CUDA_ALLOC_CONF", config.to_string()), (TORCH, config.torch.to_string())];
+        Self::new(pairs.map(|(key, value)| (key.to_owned(), Value::Text(value))).into())
+    }
+
     /// Derives the settings from the keys of a file.
     pub fn new(all: Vec<(String, Value)>) -> Self {
         let recorded = all.iter().find(|(key, _)| key.ends_with("ALLOC_CONF")).and_then(|(_, value)| value.as_text());

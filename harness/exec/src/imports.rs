@@ -14,8 +14,8 @@ use crate::stub_library::{Kind, Symbol};
 
 type Header = elf::FileHeader64<Endianness>;
 
-/// NVIDIA's libraries: the file name without `.so` and version, the prefixes of the functions, and the subfolder of `nvidia` in which PyTorch opens the library
-/// by path. The longest matching prefix decides; `cu` alone belongs to the driver.
+/// NVIDIA's libraries: the file name without `.so` and version, the prefixes of the functions, and the subfolder of `nvidia` in which PyTorch
+/// opens the library by path. The longest matching prefix decides; `cu` alone belongs to the driver.
 const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 19] = [
     ("libcuda", &["cu"], ""),
     ("libcudart", &["cuda", "__cuda"], "cuda_runtime"),

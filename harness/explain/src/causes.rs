@@ -67,9 +67,8 @@ pub fn config(snapshot: &Snapshot) -> Config {
 /// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
 pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
     let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
-    let config = snapshot.config();
-    let unknown = config.is_err().then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
-    let config = config.unwrap_or_else(|_| Config { torch: snapshot.torch(), ..Config::default() });
+    let unknown = snapshot.config().is_err().then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
+    let config = config(snapshot);
     let run = snapshot.run();
     let is_foreign = run.as_ref().is_some_and(|run| !run.is_pytorchs);
     if let Some(contradiction) = consistency::contradiction(snapshot, device).filter(|_| !is_foreign) {

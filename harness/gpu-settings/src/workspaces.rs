@@ -35,7 +35,7 @@ pub enum CudnnWorkspace {
     },
 }
 
-/// A tensor's element type, as far as it matters.
+/// The element type of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Element {
     Double,
@@ -230,11 +230,14 @@ const COLUMNS: [&str; 4] = ["operator", "input_shapes", "dtypes", "bytes"];
 /// Parses a table of measured workspaces; errors begin with the line and the column.
 fn rows(text: &str) -> Result<Vec<Measured>, String> {
     let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
-    let (_, header) =
+    let (first, header) =
         lines.next().ok_or_else(|| format!("1:1: the table is empty: its first line names the columns {}", COLUMNS.join(", ")))?;
     let names: Vec<&str> = header.split('\t').collect();
     if let Some(missing) = COLUMNS.iter().find(|column| !names.contains(*column)) {
-        return Err(format!("1:1: the table has no column `{missing}`: its first line names {}, separated by tabs", COLUMNS.join(", ")));
+        return Err(format!(
+            "{first}:1: the table has no column `{missing}`: its first line names {}, separated by tabs",
+            COLUMNS.join(", ")
+        ));
     }
     let mut rows = Vec::new();
     for (number, line) in lines {

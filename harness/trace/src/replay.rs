@@ -371,8 +371,8 @@ pub fn verify(
     let column = |name: &String| Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")));
     let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
     let refused = header.stopped.as_ref().filter(|stopped| !stopped.message.is_empty()).map(|stopped| &stopped.next_op);
-    let operations = header.trace.iter().chain(refused).map(String::as_str);
-    let events = trace::parse_lines(operations).map_err(|error| malformed(1, error.to_string()))?;
+    let events =
+        trace::parse_lines(header.trace.iter().chain(refused).map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
     let recorded_torch = header.torch.as_deref().map(|torch| torch.split(' ').next().unwrap_or_default().parse()).transpose();
     let recorded_torch = recorded_torch.map_err(|source| RecordingError::Torch { path: path.to_owned(), source })?;
     let torch = torch.or(recorded_torch).unwrap_or_default();
@@ -381,13 +381,9 @@ pub fn verify(
     let mut operations = 0;
     let mut compare = |index: usize, state: &State| -> Result<Option<Difference>, RecordingError> {
         let line_number = index + 2;
-        if index >= header.trace.len() {
-            let end = if state.outcome == Outcome::Unsupported {
-                Ok(None)
-            } else {
-                Ok(Some(Difference::Stopped { why: format!("PyTorch refused `{}`, and the replay did not", events[index]) }))
-            };
-            return end;
+        if index == header.trace.len() {
+            let why = || format!("PyTorch refused `{}`, and the replay did not", events[index]);
+            return Ok((state.outcome != Outcome::Unsupported).then(|| Difference::Stopped { why: why() }));
         }
         let line = lines.next().ok_or_else(|| malformed(line_number, "the recording ends before its trace".to_owned()))?;
         let recorded: Vec<Figure> =

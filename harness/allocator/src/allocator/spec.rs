@@ -133,8 +133,8 @@ impl AllocatorSpec {
         self.name.is_some()
     }
 
-    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF` after the version as in `torch:2.9`, or `None` if all are the defaults
-    /// of this kind.
+    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`; first the version, as in `torch:2.9`, if it is not
+    /// the newest. `None` if all are the defaults of this kind.
     pub fn settings(&self) -> Option<String> {
         match &self.which {
             Which::Kind(_, config) => config.as_ref().map(with_version),

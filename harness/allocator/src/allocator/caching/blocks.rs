@@ -36,7 +36,7 @@ pub(super) struct Block {
     pub(super) size: u64,
     /// Its position among free blocks of its size, by [`TieOrder`].
     pub(super) rank: u64,
-    /// The requested bytes. A free block keeps the figure of its last owner.
+    /// The requested bytes. A free block keeps those of its last request.
     pub(super) requested: u64,
     pub(super) previous: BlockId,
     pub(super) next: BlockId,
@@ -112,11 +112,11 @@ pub(super) struct Blocks {
     /// look-ups.
     free_since: Vec<u64>,
     ties: TieOrder,
-    /// The number of segments so far, or of blocks, whichever orders them.
+    /// The last assigned number of a segment or block, whichever `ties` numbers.
     numbered: u64,
 }
 
-/// Below the segment's number, a rank has the offset in the segment in units of [`BLOCK_UNIT`]: 32 TiB fit.
+/// The low bits of a rank, if segments are numbered: the offset in the segment in units of [`BLOCK_UNIT`]. The high bits are the segment's number.
 const OFFSET_BITS: u32 = 36;
 
 /// The slots. Code that changes several blocks borrows them once: through `&mut Blocks` the compiler must reload their address
@@ -242,7 +242,7 @@ impl Blocks {
         self.vacate(whole);
     }
 
-    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state and the last owner's figure. If blocks are
+    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state and the requested bytes. If blocks are
     /// numbered, the front part gets a new number.
     #[inline(always)]
     pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
@@ -301,7 +301,7 @@ impl Blocks {
         block.next = next;
     }
 
-    /// Merges a block with its previous neighbor in the same state. The result keeps the block's last owner's figure, and its number if
+    /// Merges a block with its previous neighbor in the same state. The result has the requested bytes of `block`, and its number if
     /// blocks are numbered.
     #[inline(always)]
     pub(super) fn absorb_into_previous(&mut self, block: BlockId) -> BlockId {

@@ -57,10 +57,12 @@ impl Config {
     pub fn idle_settings(&self) -> Vec<&'static str> {
         let collects_nothing = self.garbage_collection_threshold.is_some() && self.memory_fraction == MemoryFraction::ALL;
         let rounds_nothing = self.max_non_split_rounding != self.large_segment_size && self.max_split_size.is_none();
+        let reserves_nothing = self.expandable_segments_reserve.is_some() && !self.expandable_segments;
         let told = [
             collects_nothing.then_some(
                 "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself",
             ),
+            reserves_nothing.then_some("expandable_segments_reserve has no effect without expandable_segments"),
             rounds_nothing.then_some("max_non_split_rounding_mb has no effect without max_split_size_mb"),
         ];
         told.into_iter().flatten().collect()
@@ -232,10 +234,9 @@ impl Reader<'_> {
     /// A fraction of the device, or a number of GiB with `G`.
     fn reserve(&mut self, key: &'static str) -> Result<SegmentReserve, ConfError> {
         let token = self.word("a fraction or a size")?;
-        let number = token.word.strip_suffix(['G', 'g']);
-        let value = decimal_prefix(number.unwrap_or(&token.word)).filter(|prefix| *prefix == number.unwrap_or(&token.word));
-        match value.and_then(|text| text.parse::<f64>().ok()).filter(|value| value.is_finite() && *value > 0.0) {
-            Some(gib) if number.is_some() => Ok(SegmentReserve::Bytes(Bytes((gib * Bytes::gib(1).0 as f64) as u64))),
+        let gib = token.word.strip_suffix(['G', 'g']);
+        match gib.unwrap_or(&token.word).parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0) {
+            Some(size) if gib.is_some() => Ok(SegmentReserve::Bytes(Bytes((size * Bytes::gib(1).0 as f64) as u64))),
             Some(fraction) => Ok(SegmentReserve::Fraction(fraction)),
             None => {
                 let form = "a fraction of the device above 0 such as `0.5`, or a size such as `40G`";

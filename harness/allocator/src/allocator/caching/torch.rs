@@ -39,6 +39,11 @@ pub enum TieOrder {
 }
 
 impl TorchVersion {
+    /// Returns true if `text` names this version. Otherwise [`FromStr`] has chosen it as the nearest one.
+    pub fn covers(self, text: &str) -> bool {
+        release(text).is_some_and(|(major, minor)| self.name() == format!("{major}.{minor}"))
+    }
+
     /// The order of free blocks of one size (pytorch#178362, pytorch#183591).
     pub const fn ties(self) -> TieOrder {
         match self {
@@ -55,33 +60,34 @@ impl TorchVersion {
     }
 
     /// Returns true if `empty_cache` in a context fails in an assertion.
-    pub fn asserts_on_empty_cache_in_context(self) -> bool {
+    pub(super) fn asserts_on_empty_cache_in_context(self) -> bool {
         self < Self::V2_6
     }
 
-    /// Returns true if `empty_cache` in a context handles no pool but that of the context, which is never a released one here.
-    pub fn keeps_all_in_context(self) -> bool {
+    /// Returns true if `empty_cache` in a context releases nothing. PyTorch then releases memory of the context's pool only, and only if its owner
+    /// has released that pool, which is impossible here.
+    pub(super) fn keeps_all_in_context(self) -> bool {
         matches!(self, Self::V2_6 | Self::V2_7)
     }
 
     /// Returns true if the memory of a private pool is never released.
-    pub fn keeps_released_pools(self) -> bool {
+    pub(super) fn keeps_released_pools(self) -> bool {
         self == Self::V2_5
     }
 
     /// Returns true if private pools have no expandable segments.
-    pub fn expands_only_default_pools(self) -> bool {
+    pub(super) fn expands_only_default_pools(self) -> bool {
         self == Self::V2_4
     }
 
     /// Returns true if a request of a private pool for an expandable segment is an error (pytorch#148378).
-    pub fn refuses_expandable_pools(self) -> bool {
+    pub(super) fn refuses_expandable_pools(self) -> bool {
         self == Self::V2_7
     }
 
     /// Returns true if garbage collection and the release of oversize blocks also take blocks of expandable segments, which fails in an
     /// assertion (until pytorch#134338).
-    pub fn asserts_on_release_of_expandable(self) -> bool {
+    pub(super) fn asserts_on_release_of_expandable(self) -> bool {
         self == Self::V2_4
     }
 
@@ -106,7 +112,7 @@ impl TorchVersion {
     }
 }
 
-/// The error of an operation that fails in a version of PyTorch: `what` it does, as in "refuses it".
+/// The error of an operation that a version of PyTorch does not support. `does` continues the sentence "PyTorch 2.7 …".
 pub(super) fn unsupported(torch: TorchVersion, what: &str, does: &str) -> DeviceError {
     DeviceError::Unavailable { what: what.to_owned(), why: format!("PyTorch {torch} {does}; choose another version or other settings") }
 }
@@ -123,22 +129,13 @@ impl FromStr for TorchVersion {
     /// [`TorchVersion::covers`].
     fn from_str(text: &str) -> Result<Self, TorchVersionError> {
         let (major, minor) = release(text).ok_or_else(|| TorchVersionError(text.to_owned()))?;
-        let minor = if major < 2 {
-            0
-        } else if major > 2 {
-            u64::MAX
-        } else {
-            minor
+        let minor = match major {
+            0..=1 => 0,
+            2 => minor,
+            _ => u64::MAX,
         };
         let index = usize::try_from(minor.saturating_sub(4)).unwrap_or(usize::MAX).min(Self::ALL.len() - 1);
         Ok(Self::ALL[index])
-    }
-}
-
-impl TorchVersion {
-    /// Returns true if `text` names this version, so its rules are known and not those of the nearest one.
-    pub fn covers(self, text: &str) -> bool {
-        release(text).is_some_and(|(major, minor)| self.name() == format!("{major}.{minor}"))
     }
 }
 

@@ -9,12 +9,12 @@ fn the_default_name_can_be_parsed_again() {
     for kind in AllocatorKind::ALL {
         assert_eq!(read(kind.name()), AllocatorSpec::from(*kind));
     }
-    let older = ["caching(torch:2.9)", "caching(torch:2.12,max_split_size_mb:512)"];
-    for name in older
-        .into_iter()
-        .chain(["caching(max_split_size_mb:512)"])
-        .chain(["caching(max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4])"])
-    {
+    for name in [
+        "caching(torch:2.9)",
+        "caching(torch:2.12,max_split_size_mb:512)",
+        "caching(max_split_size_mb:512)",
+        "caching(max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4])",
+    ] {
         assert_eq!(read(name).to_string(), name);
     }
     assert_eq!(

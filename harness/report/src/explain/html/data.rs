@@ -59,7 +59,7 @@ impl RankData {
         let pools = names(lives.segments.iter().map(|life| life.pool));
         let base =
             lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
-        let config = explanation.conf.as_deref().and_then(|conf| Config::parse(conf).ok()).unwrap_or_default();
+        let config = snapshot.config().unwrap_or_default();
         Self(json!({
             "name": name.into(),
             "device": device,

@@ -29,7 +29,7 @@ pub(super) enum Key {
     /// A boolean without effect on device memory.
     HostSwitch,
     PinnedNumRegisterThreads,
-    /// A whole number of more than 0 without effect on device memory.
+    /// A whole number above 0. It has no effect on device memory.
     HostSize,
     ThrowOnMallocOom,
     ExpandableSegmentsReserve,

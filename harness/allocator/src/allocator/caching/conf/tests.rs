@@ -155,6 +155,11 @@ prop_compose! {
         threshold in proptest::option::of((1_u32..u32::MAX).prop_map(|n| f64::from(n) / f64::from(u32::MAX))),
         fraction in 0.0_f64..=1.0,
         expandable_segments in any::<bool>(),
+        expandable_segments_reserve in proptest::option::of(prop_oneof![
+            (1_u32..u32::MAX).prop_map(|n| SegmentReserve::Fraction(f64::from(n) / 1e9)),
+            (1_u64..1 << 45).prop_map(|bytes| SegmentReserve::Bytes(Bytes(bytes))),
+        ]),
+        throw_on_malloc_oom in any::<bool>(),
     ) -> Config {
         Config {
             max_split_size: split.map(|more| mebibytes(large + more)),
@@ -164,6 +169,8 @@ prop_compose! {
             garbage_collection_threshold: threshold,
             memory_fraction: MemoryFraction::new(fraction).expect("in range"),
             expandable_segments,
+            expandable_segments_reserve,
+            throw_on_malloc_oom,
             ..Config::default()
         }
     }
@@ -193,6 +200,8 @@ fn a_setting_without_effect_names_the_missing_one() {
     assert_eq!(idle("garbage_collection_threshold:0.6"), threshold);
     assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:1.0"), threshold, "1 means no limit");
     assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:0.9"), "");
+    assert_eq!(idle("expandable_segments_reserve:0.5"), "expandable_segments_reserve has no effect without expandable_segments");
+    assert_eq!(idle("expandable_segments_reserve:0.5,expandable_segments:True"), "");
     assert_eq!(idle("max_non_split_rounding_mb:64"), "max_non_split_rounding_mb has no effect without max_split_size_mb");
     assert_eq!(idle("max_non_split_rounding_mb:64,max_split_size_mb:64"), "");
     assert_eq!(idle(""), "");

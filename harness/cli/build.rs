@@ -4,9 +4,7 @@
 //! runs again after each commit and after each change of a source file. `HARNESS_COMMIT` replaces git, as in
 //! `HARNESS_COMMIT=1a2b3c` or `HARNESS_COMMIT=1a2b3c-dirty`.
 
-use std::env;
-use std::path::Path;
-use std::process::Command;
+use std::{env, path::Path, process::Command};
 
 /// The sources of all packages, relative to this one. Changes in other places do not change the program.
 fn sources() -> Vec<String> {

@@ -3,20 +3,15 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{self, AssertUnwindSafe};
-use std::path::Path;
-use std::sync::OnceLock;
-use std::{convert::Infallible, ptr};
+use std::{convert::Infallible, path::Path, ptr, sync::OnceLock};
 
-use harness_allocator::allocator::MemoryFraction;
-use harness_allocator::stats::StatKey;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::MemoryFraction, stats::StatKey, units::Bytes};
 use harness_base::files;
 use harness_cuda::device::CUstream;
 use serde_json::{Map, Value};
 
 use crate::failure::{self, Failure};
-use crate::front::Front;
-use crate::settings::Kind;
+use crate::{front::Front, settings::Kind};
 
 /// An upper bound on the devices of one machine.
 const MAX_DEVICES: usize = 128;

@@ -4,9 +4,7 @@
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
-use harness_allocator::allocator::AllocatorError;
-use harness_allocator::device::DeviceError;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorError, device::DeviceError, units::Bytes};
 
 use crate::settings::SettingsError;
 

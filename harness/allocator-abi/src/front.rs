@@ -4,17 +4,13 @@ use std::cell::Cell;
 
 use harness_allocator::allocator::shared::{Locked, SharedAllocator};
 use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
-use harness_allocator::device::wrapper::DeviceWrapper;
-use harness_allocator::device::{DevicePtr, StreamId};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Bytes;
-use harness_cuda::device::CUstream;
-use harness_cuda::{CudaDevice, KeptContext};
+use harness_allocator::device::{DevicePtr, StreamId, wrapper::DeviceWrapper};
+use harness_allocator::{stats::MemoryStats, units::Bytes};
+use harness_cuda::{CudaDevice, KeptContext, device::CUstream};
 use harness_trace::snapshot::{Recorder, Settings as RecordedSettings, Snapshot};
 
-use crate::failure::Failure;
 use crate::settings::{self, Kind, Settings};
-use crate::streams::Streams;
+use crate::{failure::Failure, streams::Streams};
 
 pub(crate) struct Front {
     streams: Streams,

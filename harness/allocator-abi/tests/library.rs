@@ -1,11 +1,8 @@
 //! Loads the shared library as a program does and calls its functions by name, on the simulated GPU.
 
-use std::collections::BTreeSet;
-use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::thread;
+use std::{collections::BTreeSet, env, process::Command, thread};
 
 use harness_gpu_settings::settings::Settings;
 use harness_staging::{Staging, strict};

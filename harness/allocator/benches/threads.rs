@@ -1,14 +1,10 @@
 //! Throughput of [`SharedAllocator`] with 1 to 8 host threads; every operation is a cache hit. Compare the figures of one run with each other.
 
-use std::hint::black_box;
-use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{hint::black_box, sync::Barrier, thread};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::CachingAllocator;
-use harness_allocator::allocator::shared::SharedAllocator;
+use harness_allocator::allocator::{Request, caching::CachingAllocator, shared::SharedAllocator};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, StreamId};
 use harness_allocator::units::Bytes;

@@ -5,8 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{DevicePtr, StreamId};
-use crate::named::named_enum;
-use crate::units::Bytes;
+use crate::{named::named_enum, units::Bytes};
 
 mod summary;
 

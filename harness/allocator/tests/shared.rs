@@ -1,17 +1,15 @@
 //! The shared allocator. With one thread every figure equals that of the plain allocator. With four threads allocations never overlap and the
 //! counters stay right.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::{collections::BTreeMap, thread};
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::shared::{Locked, SharedAllocator};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice};
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::BlockState, units::Bytes};
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

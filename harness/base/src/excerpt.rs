@@ -3,8 +3,7 @@
 //!
 //! A file can be one line of many megabytes, which an error message must not print.
 
-use std::borrow::Cow;
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use crate::printable::{acts, printable};
 use miette::{LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};

@@ -1,12 +1,9 @@
 //! Files with optional gzip compression, such as allocation traces and recordings. The content decides, not the file name.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read, Write as _};
-use std::path::Path;
+use std::{fs::File, path::Path};
 
-use flate2::Compression;
-use flate2::read::MultiGzDecoder;
-use flate2::write::GzEncoder;
+use flate2::{Compression, read::MultiGzDecoder, write::GzEncoder};
 
 /// The first bytes of a gzip file, <https://www.rfc-editor.org/rfc/rfc1952#page-6>.
 const MAGIC: [u8; 2] = [0x1f, 0x8b];

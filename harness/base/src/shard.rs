@@ -1,8 +1,7 @@
 //! Shards of work for several machines. A name alone determines its shard, so machines need not communicate, and a new scenario
 //! does not move others.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use harness_allocator::hash::fnv1a;
 use serde::{Deserialize, Serialize};

@@ -1,13 +1,9 @@
 //! Reads the exported names of shared objects.
 
-use std::collections::BTreeSet;
-use std::fs::File;
-use std::io;
-use std::path::Path;
+use std::{collections::BTreeSet, fs::File, io, path::Path};
 
-use object::elf;
 use object::read::elf::{FileHeader as _, Sym as _};
-use object::{Endianness, ReadCache};
+use object::{Endianness, ReadCache, elf};
 
 /// A file that is not a shared object for this machine.
 #[derive(Debug, thiserror::Error)]

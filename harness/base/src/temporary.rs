@@ -2,9 +2,7 @@
 //! those of killed processes.
 
 use std::fs::{self, File, Permissions, TryLockError};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::{io, os::unix::fs::PermissionsExt, path::Path};
 
 use tempfile::{NamedTempFile, TempDir};
 

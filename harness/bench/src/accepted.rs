@@ -1,9 +1,6 @@
 //! The accepted build: the commit in [`FILE`] among the reports. Only `harness report accept` changes it.
 
-use std::fmt::Display;
-use std::fs;
-use std::io::ErrorKind;
-use std::path::Path;
+use std::{fmt::Display, fs, io::ErrorKind, path::Path};
 
 use serde::{Deserialize, Serialize};
 

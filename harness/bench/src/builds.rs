@@ -5,24 +5,18 @@
 //! names a case by suite and name, with the hash of its work; the process sends an `Answer`. A build that reads the suite
 //! differently says so, and the entry is not compared.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::{Arc, atomic::AtomicBool};
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsString, process::Command, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::child::{ChildProcess, Patience};
 use crate::clock::{Stopwatch, overhead_ps};
-use crate::measure;
 use crate::measure::visit::{Fault, Reading, Visit};
-use crate::provider::DeviceProvider;
-use crate::suite::Suite;
+use crate::measure::{self};
+use crate::{provider::DeviceProvider, suite::Suite};
 
 /// Version of requests and answers. A build with another version is not measured side by side.
 pub const PROTOCOL: u32 = 1;

@@ -1,16 +1,14 @@
 //! A child process that takes its turn in each round. Questions and answers are one JSON object per line over its standard input
 //! and output. A file keeps its standard error, to explain failures.
 
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+use std::{fs::File, os::unix::fs::FileExt as _};
 
 use harness_cuda::machine::nvml_at;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
 /// Time to wait for its exit. The driver takes seconds to destroy a context of many gigabytes.
 const END: Duration = Duration::from_secs(20);

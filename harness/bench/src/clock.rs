@@ -2,13 +2,11 @@
 //!
 //! Only `replay --bench` and the monitor of the machine also read the host's clock.
 
-use std::hint::black_box;
-use std::time::Instant;
+use std::{hint::black_box, time::Instant};
 
 use harness_allocator::device::{Clock, TestDevice};
 
-use super::record::Quantity;
-use super::summary::median;
+use super::{record::Quantity, summary::median};
 
 /// Number of empty regions in the overhead's median.
 const EMPTY_REGIONS: usize = 10_001;

@@ -9,23 +9,19 @@
 //! no figures, because its lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the
 //! whole entry.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{borrow::Cow, fmt};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::Clock;
-use harness_allocator::units::Nanos;
+use harness_allocator::{allocator::AllocatorSpec, device::Clock, units::Nanos};
 use indexmap::IndexMap;
-use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
 use super::builds::{Builds, Request, Side};
 use super::clock::{Stopwatch, overhead_ps};
-use super::measure;
 use super::measure::visit::{Fault, Reading, Visit};
+use super::measure::{self};
 use super::provider::DeviceProvider;
 use super::record::{Entry, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord};
 use super::suite::{Case, Suite, hash_of, hash_text};

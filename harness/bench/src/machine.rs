@@ -4,9 +4,8 @@
 
 mod host;
 
-use std::collections::BTreeMap;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{collections::BTreeMap, thread};
 
 use harness_allocator::device::{Clock, CostFigure, DeviceInfo, Fingerprint, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};

@@ -4,11 +4,8 @@ use std::sync::atomic::Ordering;
 
 use harness_allocator::units::Nanos;
 
-use super::clock::Stopwatch;
 use super::execute::{Processes, Progress, Terms, cases_of, run_suite};
-use super::provider::DeviceProvider;
-use super::record::SuiteRecord;
-use super::suite::Suite;
+use super::{clock::Stopwatch, provider::DeviceProvider, record::SuiteRecord, suite::Suite};
 
 #[derive(Clone, Debug)]
 pub struct Plan {

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Clock, Device, DeviceError, DeviceInfo, DeviceMemory, TestDevice, wrapper};
+use harness_allocator::device::{Clock, Device, DeviceError, DeviceInfo, DeviceMemory, TestDevice, limited::Limited, wrapper};
 use harness_allocator::units::Bytes;
 
 use harness_devices::DeviceSource;

@@ -3,8 +3,7 @@
 //! [`Machine`] and [`Conditions`] describe where it was measured, [`Build`] what was measured. An entry has the figures of this
 //! build and those of the accepted build from the same rounds.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use harness_allocator::device::{Clock, CostFigure};
 use harness_allocator::units::Bytes;

@@ -12,8 +12,7 @@ use harness_allocator::device::Clock;
 
 use super::compare;
 use super::record::{BENCH_VERSION, BenchRun};
-use harness_base::files::slug;
-use harness_base::files::{self, Document, Folder, StoreError};
+use harness_base::files::{self, Document, Folder, StoreError, slug};
 
 /// Default folder of runs and their index.
 pub const DEFAULT_ROOT: &str = "reports";

@@ -4,8 +4,7 @@
 //! machine.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
 use harness_trace::trace::TraceEvent;
@@ -13,8 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::child::{ChildProcess, Patience};
-use crate::measure::visit::Fault;
-use crate::suite::Suite;
+use crate::{measure::visit::Fault, suite::Suite};
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
 

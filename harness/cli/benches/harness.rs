@@ -5,11 +5,9 @@
 //! * `storm/…`: one operation without and with checks, with little and with much idle memory.
 //! * `hit/…`: a cache hit compared with a driver call.
 
-use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use harness_allocator::allocator::{AllocatorKind, Request};

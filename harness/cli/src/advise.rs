@@ -5,8 +5,7 @@ mod verify;
 use std::path::PathBuf;
 
 use clap::Args;
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_base::words::count;
 use harness_explain::advise::{Advice, is_complete};
 use harness_explain::fidelity::Fidelity;
@@ -18,10 +17,8 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
-use super::import::Program;
 use super::jobs::{self, RecordingOptions, Recovered};
-use super::{Format, device, snapshots, terminal};
+use super::{Format, device, exit::Exit, import::Program, snapshots, terminal};
 use verify::Verified;
 
 const EXAMPLES: &str = "Examples:

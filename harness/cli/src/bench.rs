@@ -1,40 +1,29 @@
 //! `harness bench`: times suites, prints the results and saves a report.
 
-use std::collections::BTreeSet;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{collections::BTreeSet, io, sync::atomic::Ordering};
 
 use clap::Args;
 use harness_allocator::units::Nanos;
-use harness_base::date::Date;
-use harness_base::printable::printable;
-use harness_base::shell::quoted;
+use harness_base::{date::Date, printable::printable, shell::quoted};
 use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::builds::{self, Builds};
 use harness_bench::execute::{Processes, Progress, Terms, cases_of};
 use harness_bench::gate::{self, Scope};
-use harness_bench::machine::Monitor;
-use harness_bench::plan::Plan;
-use harness_bench::provider::SharedDevice;
 use harness_bench::record::{Accepted, BenchRun, Build, Counts, Shard};
 use harness_bench::store::{self, Saved};
-use harness_bench::suite::Suite;
 use harness_bench::torch::{Torches, torch_arms};
+use harness_bench::{machine::Monitor, plan::Plan, provider::SharedDevice, suite::Suite};
 
 use harness_devices::DeviceSource;
 use harness_report::{bench as report, junit};
 use indicatif::ProgressBar;
 
-use super::built;
-use super::ci::Ci;
 use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::report::RENDERER;
-use super::terminal;
-use super::{Format, inputs, interrupt, list, program};
+use super::{Format, built, ci::Ci, inputs, interrupt, list, program, report::RENDERER, terminal};
 
 /// The project's suites, relative to its root.
 pub(crate) const SUITES: &str = "scenarios/bench";

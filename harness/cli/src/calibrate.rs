@@ -1,20 +1,17 @@
 //! `harness calibrate`: measures the costs of a GPU and writes a device profile for the simulated device.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::{ops::ControlFlow, sync::atomic::Ordering, time::SystemTime};
 
 use clap::Args;
 use harness_allocator::device::{Device, DeviceError, TestDevice};
 use harness_base::date::Date;
 use harness_bench::machine::Monitor;
 
-use harness_devices::DeviceChoice;
-use harness_devices::DeviceSource;
 use harness_devices::calibrate::{self, CalibrateError};
 use harness_devices::profile::{self, Figures, Profile, ProfileName};
+use harness_devices::{DeviceChoice, DeviceSource};
 use harness_gpu_settings::workspaces::CudnnWorkspace;
 
 use super::error::{CliError, Failures};

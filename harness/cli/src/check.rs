@@ -7,8 +7,7 @@ use harness_base::printable::printable;
 use harness_scenario::Settings;
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
-use super::{inputs, terminal};
+use super::{exit::Exit, inputs, terminal};
 
 /// Check scenarios without running them: one line per file, and the first error in each file.
 #[derive(Args)]

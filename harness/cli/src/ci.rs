@@ -7,8 +7,7 @@ use clap::Args;
 use harness_base::files;
 use harness_report::github::SUMMARY_LIMIT;
 
-use super::error::CliError;
-use super::terminal;
+use super::{error::CliError, terminal};
 
 #[derive(Args)]
 pub(super) struct Ci {

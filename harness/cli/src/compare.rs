@@ -8,14 +8,11 @@ use harness_bench::store as benchmarks;
 use harness_explain::causes::{self, Explanation, Options};
 use harness_explain::compare::{self, Side, Whole};
 use harness_explain::state::{At, History};
-use harness_report::explain::text;
-use harness_report::store as runs;
+use harness_report::{explain::text, store as runs};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
-use super::terminal;
-use super::{Format, jobs, snapshots};
+use super::{Format, exit::Exit, jobs, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness compare before.pickle after.pickle

@@ -10,11 +10,9 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::{self, Probe};
 use harness_devices::{DeviceChoice, DeviceSource, ParseDeviceError, shipped};
 use harness_gpu_settings::gpus::Gpu;
-use harness_scenario::steps::exec::similar_gpus;
-use harness_scenario::{MAX_MEMORY, MIN_MEMORY};
+use harness_scenario::{MAX_MEMORY, MIN_MEMORY, steps::exec::similar_gpus};
 
-use super::error::CliError;
-use super::{doctor, terminal};
+use super::{doctor, error::CliError, terminal};
 
 /// Names the device if the option `--device` does not.
 const VARIABLE: &str = "HARNESS_DEVICE";

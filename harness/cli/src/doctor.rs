@@ -3,25 +3,20 @@
 //! A broken driver may hang or crash the calling process. Therefore a child process calls the driver, and announces each step
 //! before it starts. This process gives up if the child is silent for too long.
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
+use std::{fmt::Write as _, sync::mpsc::RecvTimeoutError, time::Duration};
 
 use clap::Args;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::child::lines_of;
 
-use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, DeviceFound, Probe};
-use harness_cuda::nvml::ProcessUse;
+use harness_cuda::{CudaDevice, nvml::ProcessUse};
 use harness_devices::{DeviceChoice, Resolved};
 use serde::{Deserialize, Serialize};
 
-use super::error::Failures;
-use super::exit::Exit;
-use super::{Format, device};
+use super::{Format, device, error::Failures, exit::Exit};
 
 /// The time that the driver gets to answer.
 pub(crate) const LIMIT: Nanos = Nanos(60_000_000_000);

@@ -1,17 +1,11 @@
 //! [`CliError`]: an error that ends a command, with its place in a file and with advice.
 
-use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::{io, path::Path, sync::Arc};
 
-use harness_allocator::allocator::caching::ConfError;
-use harness_allocator::device::DeviceError;
+use harness_allocator::{allocator::caching::ConfError, device::DeviceError};
 use harness_base::excerpt::{Excerpt, shortened};
-use harness_exec::launch::LaunchError;
-use harness_exec::setup::SetupError;
-use harness_exec::trials::runner::RunnerError;
-use harness_language::arms;
-use harness_language::error::FileError;
+use harness_exec::{launch::LaunchError, setup::SetupError, trials::runner::RunnerError};
+use harness_language::{arms, error::FileError};
 use harness_report::store::StoreError;
 use miette::{Diagnostic, LabeledSpan};
 

@@ -2,10 +2,8 @@
 
 pub(crate) mod trials;
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::{collections::BTreeSet, ffi::OsString, process::ExitCode};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
@@ -13,26 +11,17 @@ use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch};
-use harness_exec::machine::Machine;
-use harness_exec::record::Record;
-use harness_exec::setup::Setup;
-use harness_exec::summary;
-use harness_exec::timeline::Timeline;
-use harness_exec::trials::faults;
-use harness_exec::trials::runner::RunnerError;
+use harness_exec::trials::{faults, runner::RunnerError};
+use harness_exec::{machine::Machine, record::Record, setup::Setup, summary, timeline::Timeline};
 use harness_explain::causes::{self, Options};
-use harness_gpu_settings::latency::Latency;
-use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, UNMEASURED, Values};
-use harness_gpu_settings::workspaces::HEADER;
+use harness_gpu_settings::{latency::Latency, limits::Limits, workspaces::HEADER};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
 use super::program::{name as program_name, shown};
-use super::terminal;
-use super::{device, snapshots};
+use super::{device, exit::Exit, snapshots, terminal};
 
 pub(crate) const DEFAULT_GPU: &str = "h100-80";
 

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use harness_allocator::allocator::caching::TorchVersion;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
 use harness_explain::causes::{self, ExplainError, Explanation, Options};
 use harness_explain::ranks::{self, Difference, Rank};
 use harness_explain::state::At;
@@ -14,9 +13,7 @@ use harness_report::text::Style;
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
-use super::shrink::UNWRITTEN;
-use super::{device, jobs, snapshots, terminal};
+use super::{device, exit::Exit, jobs, shrink::UNWRITTEN, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle

@@ -15,11 +15,9 @@ use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
 use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
-use super::shrink::UNWRITTEN;
-use super::{device, simulated, terminal};
+use super::{device, exit::Exit, shrink::UNWRITTEN, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness import memory_snapshot.pickle --out scenarios/our_training.yaml

@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::ProgressBar;
 
-use super::error::CliError;
-use super::exit::Exit;
-use super::terminal;
+use super::{error::CliError, exit::Exit, terminal};
 
 /// `true` after the first Ctrl-C.
 pub(crate) type Interrupt = Arc<AtomicBool>;

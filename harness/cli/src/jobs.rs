@@ -3,19 +3,15 @@
 use std::path::Path;
 
 use clap::Args;
-use harness_allocator::allocator::caching::TorchVersion;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
 use harness_explain::fidelity::{self, Fidelity};
-use harness_explain::requests::Requests;
-use harness_explain::state::main_device;
+use harness_explain::{requests::Requests, state::main_device};
 use harness_scenario::Trace;
 use harness_trace::program::{ProgramError, RecordedProgram};
 use harness_trace::snapshot::Snapshot;
 
-use super::device;
-use super::error::CliError;
 use super::kind::{self, Kind};
-use super::snapshots;
+use super::{device, error::CliError, snapshots};
 
 // A doc comment here would replace the descriptions of the commands.
 #[derive(Args, Default)]

@@ -1,11 +1,9 @@
 //! Recognizes files that belong to another command by their first bytes ([`of`]); the error names that command.
 
-use std::io::Read;
-use std::path::Path;
+use std::{io::Read, path::Path};
 
 use harness_base::{packed, shell};
-use harness_trace::snapshot::RMM_LOG_HEADER;
-use harness_trace::trace;
+use harness_trace::{snapshot::RMM_LOG_HEADER, trace};
 
 use super::error::CliError;
 

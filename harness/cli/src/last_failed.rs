@@ -1,18 +1,13 @@
 //! The list of failed runs for `harness run --last-failed`: a small file next to the numbered reports.
 
-use std::collections::BTreeSet;
-use std::fmt::Display;
-use std::fs;
-use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::{collections::BTreeSet, fmt::Display, fs, io::ErrorKind, path::PathBuf};
 
 use harness_base::files;
 use harness_record::{RunRecord, Verdict};
 use harness_report::store;
 use serde::{Deserialize, Serialize};
 
-use super::error::CliError;
-use super::terminal;
+use super::{error::CliError, terminal};
 
 const VERSION: u32 = 2;
 

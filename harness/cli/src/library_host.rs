@@ -1,7 +1,6 @@
 //! `harness library-host`: the process that runs an allocator library, started by the harness itself.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use harness_exec::library_host;

@@ -8,9 +8,7 @@ use harness_scenario::{Scenario, Settings};
 use serde_json::json;
 use unicode_width::UnicodeWidthStr;
 
-use super::error::Failures;
-use super::exit::Exit;
-use super::{Format, inputs};
+use super::{Format, error::Failures, exit::Exit, inputs};
 
 /// List scenarios: name, allocators, memory, and the first sentence of their description.
 #[derive(Args)]

@@ -5,17 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use clap::ValueEnum;
-use harness_base::files;
-use harness_base::shell::quoted;
+use harness_base::{files, shell::quoted};
 use harness_explain::causes::{self, Options};
 use harness_record::{PlannedRun, RunRecord, Verdict};
 use harness_report::explain::text;
 use harness_run::session::Plan;
 use harness_trace::snapshot::Snapshot;
 
-use super::error::CliError;
-use super::snapshots;
-use super::terminal;
+use super::{error::CliError, snapshots, terminal};
 
 const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--snapshot`";
 

@@ -1,31 +1,25 @@
 //! `harness replay`: replays allocation traces on the simulated device, and compares recordings of PyTorch's allocator with their replay.
 
-use std::convert::Infallible;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::{convert::Infallible, sync::atomic::Ordering};
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::device::DeviceError;
 use harness_allocator::device::sim::{AddressOrder, SimConfig};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Bytes;
-use harness_base::excerpt::shortened;
-use harness_base::parallel::in_parallel;
-use harness_base::words::count;
-use harness_base::{files, packed};
+use harness_allocator::{stats::MemoryStats, units::Bytes};
+use harness_base::{excerpt::shortened, files, packed, parallel::in_parallel, words::count};
 use harness_trace::execute::PrepareError;
 use harness_trace::replay::{self, Comparison, Front, RecordingError, ReplayError};
 use harness_trace::replay_bench::{self, BenchResult};
 use harness_trace::trace::{self, TraceError, TraceEvent};
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
 use super::interrupt::{self, Interrupt};
 use super::kind::{self, Kind};
-use super::{device, terminal};
+use super::{device, exit::Exit, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 80GiB --stats stats.jsonl

@@ -7,19 +7,14 @@ use std::time::SystemTime;
 use clap::{Args, Subcommand};
 use harness_base::date::Date;
 use harness_bench::accepted::{self, AcceptedBuild};
-use harness_bench::compare;
-use harness_bench::gate;
-use harness_bench::merge;
 use harness_bench::record::{Change, Comparison, Counts};
-use harness_bench::store;
-use harness_bench::suite::Suite;
+use harness_bench::{compare, gate, merge, store, suite::Suite};
 use harness_report::{bench, runs, store as scenario_runs};
 use serde::Serialize;
 
-use super::bench::SUITES;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, inputs, terminal};
+use super::{Format, bench::SUITES, inputs, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim

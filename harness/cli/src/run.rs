@@ -10,15 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError};
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError, caching::Config};
 use harness_allocator::units::Bytes;
 use harness_base::files::{self, Document};
-use harness_base::printable::printable;
-use harness_base::shard::Shard;
-use harness_base::shell::quoted;
-use harness_devices::DeviceChoice;
-use harness_devices::DeviceSource;
+use harness_base::{printable::printable, shard::Shard, shell::quoted};
+use harness_devices::{DeviceChoice, DeviceSource};
 use harness_language::arms;
 use harness_record::{Collector, Event, Records};
 use harness_report::store::{self, Journal};
@@ -28,16 +24,11 @@ use harness_scenario::{Scenario, Settings, choices};
 use indicatif::ProgressBar;
 
 use self::faults::{FaultOptions, Shown};
-use super::ci::Ci;
 use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::last_failed::LastFailed;
 use super::recorded::{Explained, Recordings};
-use super::terminal;
-use super::timelines::Timelines;
-use super::what_if::WhatIf;
-use super::{Format, inputs, interrupt, program};
+use super::{Format, ci::Ci, inputs, interrupt, last_failed::LastFailed, program, terminal, timelines::Timelines, what_if::WhatIf};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios

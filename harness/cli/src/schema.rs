@@ -3,9 +3,7 @@
 use clap::Args;
 use harness_bench::suite;
 
-use super::error::Failures;
-use super::exit::Exit;
-use super::terminal;
+use super::{error::Failures, exit::Exit, terminal};
 
 /// Print the JSON Schema of scenarios or benchmark suites. Editors use it for completion and checks.
 #[derive(Args)]

@@ -1,9 +1,8 @@
 //! `harness shrink`: reduces a failing scenario, or a trace that runs out of memory, to a small scenario that fails in the same way.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use std::{ops::ControlFlow, sync::atomic::Ordering};
 
 use clap::{Args, ValueEnum};
 use harness_allocator::allocator::caching::{Config, TorchVersion};
@@ -11,8 +10,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_explain::sites::Sites;
-use harness_language::text::exact_size;
-use harness_language::yaml;
+use harness_language::{text::exact_size, yaml};
 use harness_record::causes;
 use harness_reduce::Progress;
 use harness_reduce::scenario::{self, ReduceError};
@@ -20,10 +18,9 @@ use harness_reduce::trace::{self as shrink, Case, Goal, Shrunk};
 use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
-use super::exit::Exit;
 use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
-use super::{device, interrupt, simulated, terminal};
+use super::{device, exit::Exit, interrupt, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness shrink scenarios/failing/adapters.yaml --out scenarios/small.yaml

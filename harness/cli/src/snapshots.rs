@@ -1,15 +1,13 @@
 //! Memory snapshots that the user names, directly or by their folder. All cores read them, one file per core.
 
-use std::convert::Infallible;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{convert::Infallible, io};
 
 use harness_base::parallel::in_parallel;
 use harness_trace::snapshot::{Snapshot, SnapshotError};
 
-use super::error::CliError;
 use super::kind::{self, Kind};
-use super::{inputs, terminal};
+use super::{error::CliError, inputs, terminal};
 
 /// File name endings of the snapshots in a folder.
 const ENDINGS: [&str; 4] = [".pickle", ".pkl", ".pickle.gz", ".pkl.gz"];

@@ -1,12 +1,9 @@
 //! `harness squeeze`: allocates memory of a real GPU until a given amount is free, and runs a program with the rest.
 
-use std::ffi::OsString;
-use std::io;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{ffi::OsString, io, path::PathBuf, thread};
 
 use clap::Args;
 use harness_allocator::device::{Device as _, DeviceError, DeviceMemory, TestDevice as _};

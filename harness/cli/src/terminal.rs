@@ -3,12 +3,10 @@
 //! [`print`] and [`message`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
 //! own escapes go through [`print_document`].
 
-use std::ffi::OsStr;
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{ffi::OsStr, os::fd::AsFd, path::Path};
 
 use clap::ValueEnum;
 use harness_base::files;

@@ -3,13 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use harness_base::files;
-use harness_base::shell::quoted;
+use harness_base::{files, shell::quoted};
 use harness_record::timeline::Timeline;
 use harness_report::timeline;
 
-use super::error::CliError;
-use super::terminal;
+use super::{error::CliError, terminal};
 
 const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--trace`";
 

@@ -1,18 +1,13 @@
 //! `harness run --try-settings` and `--least-memory`: tries scenarios with other settings and other amounts of memory on the simulated device,
 //! even if the runs themselves use a GPU. The result is one sentence per scenario or configuration.
 
-use std::fmt::Write as _;
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{AllocatorSpec, caching::Config};
 use harness_allocator::units::Bytes;
-use harness_base::parallel::in_parallel;
-use harness_base::printable::printable;
-use harness_base::words::count;
+use harness_base::{parallel::in_parallel, printable::printable, words::count};
 use harness_devices::DeviceSource;
-use harness_explain::grid::SETTINGS;
-use harness_explain::least::least_memory;
+use harness_explain::{grid::SETTINGS, least::least_memory};
 use harness_record::Verdict;
 use harness_run::session::{Plan, has_pytorchs};
 use harness_scenario::{MAX_MEMORY, Scenario};

@@ -3,16 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::ops::ControlFlow;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::{fs::PermissionsExt, process::CommandExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{fs, ops::ControlFlow, process::Command};
 
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
-use harness_allocator::device::{Clock, Device, TestDevice};
+use harness_allocator::device::{Clock, Device, TestDevice, limited::Limited};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::date::Date;
 use harness_devices::calibrate::{CalibrateError, calibrate};

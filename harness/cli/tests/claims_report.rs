@@ -8,11 +8,8 @@
 
 mod kept_report;
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::{collections::BTreeMap, ffi::OsString, os::unix::process::CommandExt, path::Path};
 
 use harness_report::store;
 use libtest_mimic::{Arguments, Trial};

@@ -5,13 +5,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::io::pipe;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io::pipe, os::unix::process::CommandExt, thread};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::Settings;

@@ -3,29 +3,21 @@
 //! These tests cover the code between the [`Device`] trait and the driver's functions. Only a GPU can test the driver itself. The
 //! times are those of the simulated GPU and do not apply to others.
 
-use std::env;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::{env, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
     CallSite, Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag,
-    TestDevice,
+    TestDevice, limited::Limited,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};
 use harness_bench::provider::{DeviceProvider, MemoryLimit, SharedDevice};
 use harness_bench::torch::Torches;
-use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self};
-use harness_cuda::nvml::Reading;
-use harness_devices::DeviceSource;
-use harness_devices::{DeviceChoice, Resolved};
-use harness_gpu_settings::driver::WrongWrite;
-use harness_gpu_settings::settings::Settings;
+use harness_cuda::{CudaDevice, nvml::Reading};
+use harness_devices::{DeviceChoice, DeviceSource, Resolved};
+use harness_gpu_settings::{driver::WrongWrite, settings::Settings};
 use harness_staging::{NOTHING_LEFT, Staging, strict};
 
 /// Contains the name of the child's test.

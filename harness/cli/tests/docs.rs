@@ -5,10 +5,8 @@
 //! * `<!-- output: COMMAND -->` quotes what `harness COMMAND` prints; `| from: TEXT` and `| until: TEXT` select lines by how they begin;
 //! * `<!-- file: PATH -->` quotes a file of the project.
 
-use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{collections::BTreeSet, fs, process::Command};
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 

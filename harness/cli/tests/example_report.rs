@@ -6,9 +6,8 @@
 
 mod kept_report;
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::{fs, sync::Arc};
 
 use harness_devices::DeviceSource;
 use harness_record::{Records, RunRecord, Verdict};

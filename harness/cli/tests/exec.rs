@@ -5,12 +5,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use harness_exec::stub_library::StubLibrary;
 use harness_staging::{Staging, strict};

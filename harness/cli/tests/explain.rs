@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{fs, os::unix::process::CommandExt, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;

@@ -1,9 +1,8 @@
 //! Shared libraries as allocators: correct ones pass, and each bug of a wrong one is found and reported. The crate
 //! `test-allocators` contains the libraries.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{fs, process::Command};
 
 use harness_bench::record::{BenchRun, Entry, Outcome, Quantity};
 use harness_staging::{Staging, strict};

@@ -1,9 +1,6 @@
 //! Processes of scenarios, and `harness squeeze`, on the simulated device and on the driver of the simulated GPU.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
+use std::{fs, path::Path, process::Command, time::Instant};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::Settings;

@@ -3,9 +3,8 @@
 //! Prose is comments, string literals of at least four words, and markdown outside code blocks. A listed word may be right in one sentence, so the
 //! test limits the rate, not each use. Rewrite the sentences it lists: subject first, active voice, one idea. Do not replace one odd word by another.
 
-use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fmt::Write as _, fs};
 
 use regex::Regex;
 

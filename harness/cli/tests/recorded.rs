@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::{fs, os::unix::process::CommandExt};
 
 use harness_staging::{Staging, strict};
 use harness_trace::snapshot::{Action, Snapshot};

@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_cuda::machine::{self};
-use harness_devices::DeviceChoice;
-use harness_devices::DeviceSource;
+use harness_devices::{DeviceChoice, DeviceSource};
 use harness_record::Verdict;
 use harness_report::text::step_table;
 use harness_run::session::{Plan, Selection};

@@ -3,11 +3,9 @@
 //! `programs/` has small programs with their expected output, and larger programs with recorded figures. [`PYTHON`] names a Python with torch 2.11.0 for
 //! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. Without it, the tests are ignored, with the reason.
 
-use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
+use std::{collections::BTreeMap, ffi::OsStr, os::unix::fs::PermissionsExt as _};
 
 use harness_trace::snapshot::{Action, Event, Snapshot};
 use libtest_mimic::{Arguments, Failed, Trial};

@@ -1,12 +1,10 @@
 //! Uses a caching allocator in your own program: `cargo run --example caching`. Runs on the first GPU, or on the simulated device
 //! if there is none.
 
-use std::error::Error;
-use std::thread;
+use std::{error::Error, thread};
 
-use harness_allocator::allocator::Request;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::shared::SharedAllocator;
+use harness_allocator::allocator::{Request, shared::SharedAllocator};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, Tag, TestDevice};
 use harness_allocator::units::Bytes;

@@ -22,20 +22,15 @@ mod pool;
 pub mod probe;
 mod reads;
 
-use std::collections::BTreeMap;
-use std::ptr;
-use std::time::Instant;
+use std::{collections::BTreeMap, ptr, time::Instant};
 
 pub use cudarc::driver::sys::CUstream;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUstream_flags};
 
 use self::driver::{Driver, cuda};
-use self::external_memory::ExternalMemory;
-use self::host::Host;
 use self::kernels::{Kernels, Mismatch};
-use self::mapping::Mapping;
-use self::pool::CudaPools;
 use self::reads::{Reads, corrupted};
+use self::{external_memory::ExternalMemory, host::Host, mapping::Mapping, pool::CudaPools};
 use crate::library::{Address, Refusal};
 use crate::machine::no_such_device;
 use crate::nvml::{NOT_KNOWN, NvmlDevice};

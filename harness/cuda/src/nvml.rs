@@ -6,11 +6,9 @@
 
 mod functions;
 
-use std::collections::BTreeSet;
 use std::ffi::{CString, c_uint};
-use std::fmt;
-use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{collections::BTreeSet, fmt, ptr};
 
 use nvml_wrapper_sys::bindings::field_id::{NVML_FI_DEV_PERF_POLICY_POWER, NVML_FI_DEV_PERF_POLICY_THERMAL};
 use nvml_wrapper_sys::bindings::*;
@@ -18,9 +16,8 @@ use procfs::process::Process;
 
 use self::functions::{newer_first, nvml, sentence};
 use crate::library::{self, Refusal};
-use harness_allocator::device::Fingerprint;
-use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::{device::Fingerprint, hash::fnv1a};
 
 /// A GPU, or a slice of a multi-instance GPU, in NVML.
 pub struct NvmlDevice {

@@ -1,13 +1,9 @@
 //! cudarc on the simulated GPU: streams that it creates and this crate borrows, and its behavior if kernels are no-ops.
 
-use std::env;
-use std::process::Command;
+use std::{env, process::Command};
 
-use cudarc::driver::result;
-use cudarc::driver::sys;
-use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::CachingAllocator;
-use harness_allocator::allocator::shared::SharedAllocator;
+use cudarc::driver::{result, sys};
+use harness_allocator::allocator::{Request, caching::CachingAllocator, shared::SharedAllocator};
 use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::CudaDevice;

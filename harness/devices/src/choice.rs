@@ -1,7 +1,6 @@
 //! [`DeviceChoice`] is the device that a user requests; probing the machine resolves it.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use harness_allocator::device::DeviceError;
 use harness_cuda::machine::Probe;

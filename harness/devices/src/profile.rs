@@ -6,9 +6,7 @@
 mod figure;
 pub(crate) mod header;
 
-use std::borrow::Cow;
-use std::fmt::Write as _;
-use std::path::Path;
+use std::{borrow::Cow, fmt::Write as _, path::Path};
 
 use harness_allocator::device::DeviceInfo;
 use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
@@ -17,8 +15,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::date::Date;
 use harness_language::error::FileError;
 use harness_language::yaml::{self, Language};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use self::figure::{ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share, Spread, UnitText};
 pub use self::header::{PROFILE_VERSION, ProfileName, Version};

@@ -1,10 +1,7 @@
 //! GPUs with unmeasured costs: those that ship with the program, and a user's own, from a file with `costs: not measured`. A simulated device has
 //! their memory and published costs.
 
-use std::borrow::Cow;
-use std::fmt;
-use std::num::NonZeroU16;
-use std::path::Path;
+use std::{borrow::Cow, fmt, num::NonZeroU16, path::Path};
 
 use harness_allocator::device::sim::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5, SimConfig};
 use harness_allocator::units::Bytes;

@@ -1,12 +1,10 @@
 //! [`DeviceSource`] opens the devices of a program.
 
-use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::{ffi::OsString, fmt};
 
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{DeviceError, DeviceMemory, TestDevice};
+use harness_allocator::device::{DeviceError, DeviceMemory, TestDevice, limited::Limited};
 use harness_allocator::units::Bytes;
 use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
@@ -14,10 +12,9 @@ use harness_cuda::machine::{self, Probe};
 use harness_gpu_settings::gpus::Gpu;
 use harness_language::error::FileError;
 
-use crate::admit::admit;
 use crate::choice::{DeviceChoice, Resolved};
 use crate::profile::{self, Profile};
-use crate::shipped;
+use crate::{admit::admit, shipped};
 
 /// Opens a new device for each run, so no state passes from one run to the next.
 #[derive(Clone, Debug)]

@@ -1,14 +1,13 @@
 //! The cache of stub libraries for one PyTorch, its extension packages and one core library. They are written once, kept in the
 //! user's cache and checked at each use.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use std::{collections::BTreeMap, ffi::OsString};
 
 use harness_base::temporary;
 use serde::{Deserialize, Serialize};

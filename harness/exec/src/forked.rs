@@ -3,8 +3,7 @@
 //! The copy has only the thread that made it. Locks held by other threads at that moment stay locked in the copy. Therefore a
 //! process forks before it starts threads, or while its threads hold nothing that the copy needs.
 
-use std::io;
-use std::mem::ManuallyDrop;
+use std::{io, mem::ManuallyDrop};
 
 use nix::errno::Errno;
 use nix::sys::prctl;

@@ -4,22 +4,19 @@
 //! ends every process with one of this process's run folders in its environment, and removes the folders. A guardian that is killed too, as with the whole
 //! container, leaves them to the next start, which removes the folders of dead processes.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, PipeReader, Read as _};
 use std::os::fd::IntoRawFd as _;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use std::{ffi::OsStr, sync::Mutex};
 
 use harness_gpu_settings::settings::RUN;
 use libc::pid_t;
 use nix::errno::Errno;
-use nix::sys::prctl;
 use nix::sys::signal::{self, SigHandler, Signal};
-use nix::sys::wait::waitpid;
+use nix::sys::{prctl, wait::waitpid};
 use nix::unistd::{self, ForkResult, Pid};
 use procfs::process::Process;
 use tempfile::TempDir;

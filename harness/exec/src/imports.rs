@@ -6,9 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use harness_base::shared_object::{self, SharedObjectError};
-use object::elf;
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionTable, Sym as _};
-use object::{Endianness, ReadCache, ReadRef};
+use object::{Endianness, ReadCache, ReadRef, elf};
 
 use crate::stub_library::{Kind, Symbol};
 

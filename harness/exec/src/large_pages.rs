@@ -4,10 +4,7 @@
 //! neither. So the code is moved to such pages at its own addresses, as Node.js does for other reasons (`--use-largepages`,
 //! <https://nodejs.org/api/cli.html#--use-largepagesmode>).
 
-use std::ops::Range;
-use std::path::Path;
-use std::sync::Once;
-use std::{fs, io, ptr};
+use std::{fs, io, ops::Range, path::Path, ptr, sync::Once};
 
 use libc::{c_int, c_void};
 

@@ -1,11 +1,8 @@
 //! Starts a program with stub libraries in place of NVIDIA's, and keeps the files that its processes write.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{fs, io, os::unix::fs::symlink, process::Command};
 
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
@@ -13,12 +10,9 @@ use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, UNLOADED, Values}
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
-use crate::cache::Libraries;
 pub use crate::guardian::RunFolder;
-use crate::machine::Machine;
 use crate::process::{self, End, HeldSignals};
-use crate::setup::Setup;
-use crate::{imports, torch};
+use crate::{cache::Libraries, imports, machine::Machine, setup::Setup, torch};
 
 pub const CORE: &str = "libharness_simulated_gpu.so";
 /// Path of the core library, if it is not next to the program.

@@ -1,19 +1,15 @@
 //! The process that runs an allocator library. It makes stub libraries for the CUDA libraries that the library needs. Then it
 //! calls the core library `harness-library-host`, which forwards CUDA calls to the harness.
 
-use std::collections::BTreeSet;
-use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::{collections::BTreeSet, ffi::c_int, fs, io, os::unix::fs::symlink};
 
 use harness_allocator::allocator::library::wire::{self, Order, Reply};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::imports::{self, Imports, ImportsError};
-use crate::launch::beside_program;
-use crate::stubs::stub_files;
+use crate::{launch::beside_program, stubs::stub_files};
 
 /// File name of the core library.
 pub const CORE: &str = "libharness_library_host.so";

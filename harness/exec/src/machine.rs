@@ -4,15 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::latency::Latency;
-use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{Fault, Settings};
+use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::process::End;
-use crate::record::Record;
-use crate::timeline::Timeline;
 use crate::trials::Trial;
 use crate::trials::observed::{Ending, Observed};
+use crate::{process::End, record::Record, timeline::Timeline};
 
 #[derive(Clone, Debug)]
 pub enum Machine {

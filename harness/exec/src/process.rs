@@ -1,18 +1,15 @@
 //! Runs a program in place of this one: forwards signals, ends as it ends, and leaves none of its processes behind.
 
-use std::collections::BTreeSet;
-use std::io;
-use std::mem::MaybeUninit;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
+use std::{collections::BTreeSet, io, mem::MaybeUninit};
 
 use libc::{c_int, pid_t};
-use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::signal::{self, SigSet, SigmaskHow, Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
-use nix::unistd::Pid;
+use nix::{errno::Errno, unistd::Pid};
 use procfs::process::Process;
 
 /// Forwarded signals. Ctrl-Z needs no forwarding: it stops the whole process group.

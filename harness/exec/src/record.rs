@@ -1,21 +1,15 @@
 //! [`Record`] describes what the processes of a program did on the GPU. It is read from the files in the folder of the run.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{collections::BTreeMap, fs, io};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
-use harness_gpu_settings::latency::Latency;
-use harness_gpu_settings::ledger::Ledger;
+use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::launch;
-use crate::machine::Machine;
-use crate::process::End;
+use crate::{launch, machine::Machine, process::End};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]

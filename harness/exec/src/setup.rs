@@ -1,7 +1,6 @@
 //! [`Setup`] holds what a command needs to run on a simulated GPU: the torch that it imports, and the stub libraries.
 
-use std::ffi::OsString;
-use std::path::Path;
+use std::{ffi::OsString, path::Path};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::Gpu;

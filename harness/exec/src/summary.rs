@@ -4,13 +4,11 @@ use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
-use harness_gpu_settings::latency::Latency;
-use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
+use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::machine::Machine;
-use crate::process::cause_of;
 use crate::record::{DeviceRecord, Process, Record, TorchRecord};
+use crate::{machine::Machine, process::cause_of};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;

@@ -1,14 +1,11 @@
 //! [`Timeline`] lists the memory events of a process in order. It is read from the files in the folder of the run.
 
-use std::fs;
-use std::io;
-use std::path::Path;
+use std::{fs, io, path::Path};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt, Free};
 
-use crate::record::numbered;
-use crate::trials::observed::OutOfMemory;
+use crate::{record::numbered, trials::observed::OutOfMemory};
 
 /// The memory events of one process.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,13 +2,11 @@
 //! is always the same. Each time covers the whole named task.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_explain::causes::{self, Options};
 use harness_explain::grid::{Configuration, Grid};
 use harness_explain::requests::Requests;
-use harness_trace::snapshot::Snapshot;
-use harness_trace::trace::TraceEvent;
+use harness_trace::{snapshot::Snapshot, trace::TraceEvent};
 
 const MEMORY: Bytes = Bytes::gib(8);
 const CONFIGURATIONS: usize = 64;

@@ -2,8 +2,7 @@
 //! segment, then a new segment after releasing cached memory:
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDACachingAllocator.cpp> (`DeviceCachingAllocator::malloc`).
 
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 use harness_record::Pieces;
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment};

@@ -25,18 +25,12 @@ use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
-use crate::attempts;
-use crate::consistency;
 pub use crate::consistency::Contradiction;
 pub use crate::explanation::{ByteCause, CauseBytes, Explanation, SiteBytes};
 use crate::fidelity::{self, Fidelity};
-use crate::growth;
-use crate::pins;
-use crate::sites::Sites;
 use crate::state::{At, History, MomentError, MomentKind};
-use crate::view::View;
 pub use crate::view::{Refused, TotalKnown, Totals};
-use crate::waits;
+use crate::{attempts, consistency, growth, pins, sites::Sites, view::View, waits};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {

@@ -1,7 +1,6 @@
 //! Compares two snapshots of one program, for example before and after an upgrade, by site and by cause: [`compare`].
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::Action;

@@ -2,20 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::Clock, units::Bytes};
 use harness_record::FailedRequest;
 use harness_trace::snapshot::RunInfo;
 use serde::Serialize;
 
-use crate::attempts::FailedAttempt;
-use crate::fidelity::Fidelity;
-use crate::growth::Growth;
-use crate::pins::PinnedSegment;
 use crate::sites::{Site, SiteId};
-use crate::state::Moment;
 use crate::view::{Refused, TotalKnown, Totals};
-use crate::waits::Wait;
+use crate::{attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, pins::PinnedSegment, state::Moment, waits::Wait};
 
 /// The use of a device's memory at one moment, and why a request failed.
 #[derive(Clone, Debug, Serialize)]

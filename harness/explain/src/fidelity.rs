@@ -3,16 +3,14 @@
 //! blocks must match the snapshot. Predictions for other settings rely on this check.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
-use std::ops::ControlFlow;
+use std::{fmt, ops::ControlFlow};
 
 use harness_allocator::device::{DevicePtr, MemoryRange};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
-use harness_trace::execute::Outcome;
 use harness_trace::program::{DriverCall, Prepared, ProgramError, RecordedProgram, Step};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
-use harness_trace::trace::TraceEvent;
+use harness_trace::{execute::Outcome, trace::TraceEvent};
 use serde::Serialize;
 
 /// How closely a replay matches the recording.

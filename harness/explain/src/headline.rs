@@ -2,11 +2,10 @@
 
 use harness_allocator::units::Bytes;
 
-use crate::attempts;
 use crate::explanation::{ByteCause, Explanation};
 use crate::pins::{self, PinnedBySite, PinnedSegment};
-use crate::state::MomentKind;
 use crate::view::{Refused, TotalKnown};
+use crate::{attempts, state::MomentKind};
 
 /// A device is nearly full if less than one twentieth is cached but unusable.
 const NEARLY_FULL: u64 = 20;

@@ -3,14 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_trace::snapshot::{Block, PoolId, Segment};
 use serde::Serialize;
 
-use crate::sites::SiteId;
-use crate::view::View;
+use crate::{sites::SiteId, view::View};
 
 /// A partly free segment that cannot be released. In expandable segments, one free part of pages that also contain live blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

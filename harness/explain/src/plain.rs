@@ -2,11 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::StreamId;
-use harness_allocator::stats::BlockState;
-use harness_trace::program::RecordedProgram;
-use harness_trace::snapshot::Snapshot;
-use harness_trace::trace::TraceEvent;
+use harness_allocator::{device::StreamId, stats::BlockState};
+use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace::TraceEvent};
 
 use crate::sites::Sites;
 

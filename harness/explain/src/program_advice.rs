@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
-use harness_base::parallel::in_parallel;
-use harness_base::words::count;
+use harness_base::{parallel::in_parallel, words::count};
 use harness_trace::program::{Ended, ProgramError, RecordedProgram};
 use harness_trace::snapshot::{PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;

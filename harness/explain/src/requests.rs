@@ -5,10 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::allocator::{AllocatorSpec, caching::Config};
+use harness_allocator::{device::StreamId, units::Bytes};
 use harness_trace::program::{Placement, ProgramError, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, Event, ExtraId, Frame, Snapshot, StackId, Value};
 use harness_trace::trace::TraceEvent;

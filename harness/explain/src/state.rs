@@ -7,9 +7,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_base::words::count;
 use harness_trace::program::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};

@@ -1,8 +1,6 @@
 //! The data about one moment of a recording: [`View`], with the failed request and sums over the device.
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
 use harness_trace::snapshot::{Block, Event, PoolId, Segment, Snapshot};
 use serde::Serialize;
 

@@ -2,14 +2,11 @@
 
 use std::cmp::Reverse;
 
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::sites::SiteId;
-use crate::state::Origin;
-use crate::view::View;
+use crate::{sites::SiteId, state::Origin, view::View};
 
 const LISTED: usize = 20;
 

@@ -3,14 +3,11 @@
 
 use std::fmt::Write as _;
 
-use harness_allocator::allocator::caching::TorchVersion;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_explain::requests::Requests;
-use harness_trace::program::RecordedProgram;
-use harness_trace::snapshot::Snapshot;
-use harness_trace::trace;
+use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace};
 
 const MIB: u64 = 1 << 20;
 

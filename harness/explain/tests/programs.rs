@@ -2,12 +2,10 @@
 
 mod shared;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::{collections::BTreeMap, process::ExitCode};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use flate2::{Compression, write::GzEncoder};
 use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::units::Bytes;

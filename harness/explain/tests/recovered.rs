@@ -3,16 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{AllocatorSpec, caching::Config};
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_trace::execute::Outcome;
 use harness_trace::program::{DriverCall, Note, Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, Event, ExtraId, Settings, Snapshot, StackId};
 use harness_trace::trace::{self, TraceEvent};
-use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
+use proptest::{prelude::*, test_runner::RngSeed};
 
 const MEMORY: Bytes = Bytes::mib(160);
 const CONFS: [&str; 6] = [

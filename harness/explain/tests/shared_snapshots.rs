@@ -2,8 +2,7 @@
 
 mod shared;
 
-use std::path::Path;
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ByteCause, Explanation, Options, TotalKnown};

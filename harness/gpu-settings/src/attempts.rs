@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 
-use crate::calls::Call;
-use crate::settings::Fault;
+use crate::{calls::Call, settings::Fault};
 
 /// The end of the name of a file of attempts, after the process number.
 pub const ENDING: &str = ".attempts";

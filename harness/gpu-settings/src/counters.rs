@@ -3,20 +3,14 @@
 //! The process counts in the mapped file. The program that started it reads the file with [`ProcessCounters::read_folder`] after the process ends.
 
 use std::fs::{self, OpenOptions};
-use std::io;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::{io, ops::Deref, ptr, thread, time::Duration};
 
 use harness_allocator::units::{Bytes, Nanos};
 
-use crate::calls::Call;
-use crate::latency::Latency;
 use crate::mapping::{Mapped, SharedLayout};
-use crate::settings::MOST_DEVICES;
+use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";

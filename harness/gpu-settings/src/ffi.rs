@@ -1,8 +1,7 @@
 //! Types of parameters in CUDA's C functions: [`Out`] for outputs, [`Text`] for strings; and the table of exported functions, [`export`](crate::export).
 
 use std::ffi::{CStr, c_char};
-use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::{marker::PhantomData, mem::MaybeUninit};
 
 /// A place that a function writes to; `None` is a null pointer. A C caller passes a valid aligned pointer or null.
 pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;

@@ -1,10 +1,8 @@
 //! [`Latency`]: delays injected into calls.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
-use harness_allocator::device::faulty::ANY;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::faulty::ANY, units::Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::calls::Call;

@@ -4,18 +4,13 @@
 //! needs more memory takes the lock, adds up the entries of the others and enters its new total. The lock is free again when its holder dies. Memory
 //! of ended processes is released when a request fails or when a process asks for figures.
 
-use std::cell::UnsafeCell;
-use std::fs::OpenOptions;
-use std::io;
-use std::mem::MaybeUninit;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{cell::UnsafeCell, fs::OpenOptions, io, mem::MaybeUninit, path::Path};
 
 use harness_allocator::units::Bytes;
 
 use crate::mapping::{Mapped, SharedLayout};
-use crate::process::Program;
-use crate::settings::MOST_DEVICES;
+use crate::{process::Program, settings::MOST_DEVICES};
 
 /// The variable with the path of the ledger.
 pub const LEDGER: &str = "HARNESS_GPU_LEDGER";

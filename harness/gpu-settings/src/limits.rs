@@ -5,8 +5,7 @@ use std::fmt;
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::latency::Latency;
-use crate::settings::Fault;
+use crate::{latency::Latency, settings::Fault};
 
 /// The variable that carries [`Limits`].
 pub const LIMITS: &str = "HARNESS_GPU_LIMITS";

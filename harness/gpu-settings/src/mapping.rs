@@ -1,10 +1,7 @@
 //! Files that processes map as shared memory.
 
-use std::fs::File;
-use std::io;
-use std::ops::Deref;
-use std::os::fd::AsRawFd as _;
 use std::ptr::{self, NonNull};
+use std::{fs::File, io, ops::Deref, os::fd::AsRawFd as _};
 
 use nix::fcntl::posix_fallocate;
 

@@ -3,10 +3,7 @@
 //! A process opens its counters, its attempts and its ledger entry when it first uses a device. After `exec` it continues these files. A forked child
 //! starts its own. When a process ends, others find its ledger entry and release it.
 
-use std::any::Any;
-use std::cell::RefCell;
-use std::ffi::c_int;
-use std::sync::MutexGuard;
+use std::{any::Any, cell::RefCell, ffi::c_int, sync::MutexGuard};
 
 use procfs::process::Process;
 

@@ -1,20 +1,16 @@
 //! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an environment variable.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 pub use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::calls::Call;
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
-use crate::gpus::Gpu;
-use crate::latency::Latency;
-pub use crate::text::SettingsError;
 use crate::text::{expected, number, words};
-pub use crate::workspaces::CudnnWorkspace;
+use crate::{calls::Call, gpus::Gpu, latency::Latency};
+pub use crate::{text::SettingsError, workspaces::CudnnWorkspace};
 
 /// The variable that carries [`Settings`].
 pub const SETTINGS: &str = "HARNESS_GPU";

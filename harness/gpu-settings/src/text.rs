@@ -1,10 +1,8 @@
 //! Settings as texts: options that a user writes and their error messages, and environment variables.
 
-use std::fmt::Display;
-use std::str::FromStr;
+use std::{fmt::Display, str::FromStr};
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
 /// An error in the text of a setting; the message lists the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -12,9 +12,7 @@
 //! | other channels-last convolutions | none | no |
 //! | gradient of the filter, except 1×1 | four times the filter in addition | no |
 
-use std::fmt;
-use std::path::Path;
-use std::str::FromStr;
+use std::{fmt, path::Path, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 

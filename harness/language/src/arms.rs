@@ -1,12 +1,10 @@
 //! The allocators of a scenario or a suite: names, or maps with settings. Settings are one string, as in `PYTORCH_ALLOC_CONF`, or fields of
 //! the same names. One parser reads both.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use harness_allocator::allocator::caching::{ConfError, Config, Setting, TorchVersion, TorchVersionError};
-use harness_allocator::allocator::library::LibrarySpec;
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError};
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError, library::LibrarySpec};
 use harness_base::shared_object;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;

@@ -1,8 +1,7 @@
 //! [`FileError`]: one message with file, line, column and the accepted forms.
 
-use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::{fmt, ops::Range};
 
 use miette::{Diagnostic, LabeledSpan, SourceCode};
 

@@ -2,8 +2,7 @@
 //!
 //! The check parses them, not the YAML reader, so that every mistake is reported with its position and the accepted forms.
 
-use std::fmt;
-use std::ops::RangeInclusive;
+use std::{fmt, ops::RangeInclusive};
 
 use harness_allocator::units::{Bytes, Nanos};
 

@@ -1,13 +1,11 @@
 //! [`Variant`]: a value that the file writes as a name, or as a map from a name to fields.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
+use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
-use serde::{Deserialize, de};
+use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
 
 use crate::error::{Problem, choices, quoted};
 use crate::located::{Located, Position};

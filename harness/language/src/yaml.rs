@@ -1,7 +1,6 @@
 //! Reads files into wire types within bounds, and words serde-saphyr's errors for users.
 
-use std::io::Read;
-use std::path::Path;
+use std::{io::Read, path::Path};
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::Error;

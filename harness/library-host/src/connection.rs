@@ -1,13 +1,10 @@
 //! The socket to the harness, which is this process's standard input, and calls over it.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
-use std::fs::File;
 use std::io::{BufReader, Write};
-use std::os::fd::FromRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::{cell::Cell, fs::File, os::fd::FromRawFd, time::Instant};
 
 use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply};
 

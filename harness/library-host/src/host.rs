@@ -5,8 +5,7 @@ use std::ffi::c_int;
 use harness_allocator::allocator::library::wire::{Order, Reply};
 
 use crate::connection::{connect, connection};
-use crate::library::Functions;
-use crate::timed;
+use crate::{library::Functions, timed};
 
 /// Executes the harness's orders until the harness ends it or disconnects. The process must exit afterwards.
 ///

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::sim::GRANULARITY;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::sim::GRANULARITY, units::Bytes};
 use harness_gpu_settings::calls::Call;
 
 /// The granularity of allocations from pools.

@@ -1,20 +1,16 @@
 //! [`Limiter`]: decides which requests for memory reach the driver, and counts them in the same files as a simulated GPU.
 
-use std::convert::Infallible;
-use std::env;
-use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{convert::Infallible, env, ffi::c_int};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::counters::OwnCounters;
-use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::text::{of_variable, or_abort};
+use harness_gpu_settings::{calls::Call, counters::OwnCounters, latency::Latency};
 
 use crate::accounts::{Accounts, Charge};
 use crate::audit::at_fork_of_program;

@@ -1,9 +1,8 @@
 //! [`wrap`] defines the wrappers of a library's functions, [`Real`] is the real function of a wrapper, and [`nested`] marks calls between CUDA's libraries.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{cell::Cell, ptr};
 
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, again, written};
@@ -108,7 +107,8 @@ macro_rules! wrappers {
     };
 }
 
-pub(crate) use {wrap, wrappers};
+pub(crate) use wrap;
+pub(crate) use wrappers;
 
 /// Requests `size` bytes of device memory. `get` calls the real function, which writes the address or handle.
 pub(crate) fn allocate(

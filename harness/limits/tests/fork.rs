@@ -1,17 +1,13 @@
 //! Limits in forked children. Each test runs its program in a child process, on a simulated GPU in place of a driver.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-use std::env;
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::{env, path::PathBuf, process::Command, thread};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::counters::ProcessCounters;
 use harness_gpu_settings::limits::{LIMITS, LIMITS_RUN, Limits};
-use harness_gpu_settings::text::to_variable;
+use harness_gpu_settings::{counters::ProcessCounters, text::to_variable};
 
 /// Names the program that a child process runs.
 const PROGRAM: &str = "LIMITS_TEST_PROGRAM";

@@ -3,8 +3,7 @@
 //! A [`Cause`] is reported only if the figures prove it: without the cause, the request would have succeeded. If the figures
 //! prove nothing, there is no cause.
 
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::PoolKind, units::Bytes};
 
 use crate::{FailedRequest, Lane, Pieces};
 

@@ -1,8 +1,7 @@
 //! The versioned records of runs. Reports are rendered from these records alone, on any machine.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Component, Path};
+use std::{collections::BTreeMap, fmt};
 
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};

@@ -4,8 +4,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 
 /// Continues with a value, or stops because time is up.
 pub(crate) type Flow<T = ()> = ControlFlow<(), T>;

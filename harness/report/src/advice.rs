@@ -8,8 +8,7 @@ use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Ending, NotTried};
 
-use super::text;
-use super::words::Grid;
+use super::{text, words::Grid};
 
 /// Renders the result on one screen: the advice, one line per configuration, and notes on the figures. `in_program` lists changes
 /// of the program itself.

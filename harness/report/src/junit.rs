@@ -4,14 +4,10 @@
 
 use std::time::Duration;
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::Clock, units::Nanos};
 use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, TestSuite};
 
-use super::bench;
-use super::why;
-use super::words;
-use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup};
+use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, bench, why, words};
 use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, SuiteRecord, Verdict as BenchVerdict};
 use harness_record::{RunRecord, Verdict};
 

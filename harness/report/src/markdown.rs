@@ -4,21 +4,14 @@ mod summary;
 
 use std::collections::BTreeSet;
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
-use harness_base::files::slug;
-use harness_base::statistics::LEAST_FOR_P99;
+use harness_allocator::{device::Clock, units::Bytes};
+use harness_base::{files::slug, statistics::LEAST_FOR_P99};
 
 use super::claims::{self, Tested};
 use super::escape::{code, fenced, prose, prose_block};
-use super::page::Page;
-use super::picture;
-use super::recovery;
-use super::steps::Selection;
 use super::timing::{self, Timing};
-use super::why;
 use super::words::{self, Grid, NOTHING};
-use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
+use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice, page::Page, picture, recovery, steps::Selection, why};
 use harness_record::{ClaimFigure, CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
 
 pub(super) use self::summary::summary;

@@ -1,7 +1,6 @@
 //! Builds a Markdown page with its pictures.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::escape::{fenced, prose};
 use super::unique;

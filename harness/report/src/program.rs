@@ -5,10 +5,8 @@ mod picture;
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
-use harness_exec::machine::Machine;
-use harness_exec::process;
 use harness_exec::record::{Process, Record};
-use harness_exec::timeline::Timeline;
+use harness_exec::{machine::Machine, process, timeline::Timeline};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
@@ -16,9 +14,8 @@ use quick_junit::{Report as Document, TestCase, TestCaseStatus, TestSuite};
 
 use self::picture::{Clock, Curve};
 use super::escape::{fenced, prose};
-use super::junit;
-use super::page::Page;
 use super::words::{self, Grid};
+use super::{junit, page::Page};
 
 const MOST_CURVES: usize = 8;
 const MOST_ERRORS: usize = 16;

@@ -2,8 +2,7 @@
 
 use std::cmp::Ordering;
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::Clock, units::Nanos};
 
 use super::words::{self, Grid};
 use super::{ArmGroup, ScenarioOnDevice};

@@ -8,9 +8,8 @@ use harness_base::statistics::median;
 use harness_record::{Records, RunRecord, Verdict};
 use serde::Serialize;
 
-use super::text::table;
 use super::words::{self, Grid, NOTHING};
-use super::{ArmGroup, Report};
+use super::{ArmGroup, Report, text::table};
 use crate::text::Style;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

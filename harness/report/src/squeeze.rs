@@ -4,10 +4,9 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::printable::printable;
 use serde::Serialize;
 
-use super::escape::prose;
-use super::page::Page;
 use super::svg::{self, Key, Plot, RESERVED};
 use super::words::{self, Grid};
+use super::{escape::prose, page::Page};
 
 /// Observations of a device while a program ran. Times are measured on the host's clock.
 #[derive(Clone, Debug, Default, Serialize)]

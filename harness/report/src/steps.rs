@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::Clock, units::Bytes};
 
 use super::words::{self, Grid};
 use harness_record::{Accounts, Outcome, RunRecord, StepRecord};

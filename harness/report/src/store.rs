@@ -1,17 +1,15 @@
 //! Reports on disk: one folder per session, with `report.md`, `records.json` and the pictures. During a session, `events.jsonl`
 //! ([`Journal`]) is written. If the session is killed, a report can be rendered from it.
 
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::{collections::BTreeSet, ffi::OsStr};
 
 use harness_allocator::device::{Clock, DeviceInfo};
 
 use crate::{Report, json, markdown};
-use harness_base::files::slug;
-use harness_base::files::{self, Document, Folder};
+use harness_base::files::{self, Document, Folder, slug};
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records};
 
 pub use harness_base::files::StoreError;

@@ -2,12 +2,9 @@
 
 use harness_allocator::units::Bytes;
 use harness_base::printable::printable;
-use plotters::chart::MeshStyle;
-use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
-use plotters::element::DashedPathElement;
-use plotters::prelude::*;
+use plotters::coord::{Shift, types::RangedCoordf64};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::{chart::MeshStyle, element::DashedPathElement, prelude::*};
 
 use super::escape::between_tags;
 

@@ -6,14 +6,10 @@ use anstyle::{AnsiColor, Style as Paint};
 use indexmap::IndexMap;
 use unicode_width::UnicodeWidthStr;
 
-use super::Report;
-use super::claims;
 use super::escape::{log_line, log_lines};
-use super::recovery;
-use super::steps::Selection;
 use super::timing::{self, Timing};
-use super::why;
 use super::words::{self, Align, Grid, NOTHING};
+use super::{Report, claims, recovery, steps::Selection, why};
 use harness_record::{RunRecord, StepRecord, Verdict, Violation};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

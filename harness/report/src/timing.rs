@@ -1,7 +1,6 @@
 //! Time comparisons. Each table covers one scenario on one device, so measured and simulated times are never mixed.
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::Clock, units::Nanos};
 
 use super::words::{self, Align, Grid, NOTHING};
 use super::{ArmGroup, Counts, DeviceGroup, ScenarioOnDevice};

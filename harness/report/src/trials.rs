@@ -10,10 +10,9 @@ use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{OtherOrder, Row, SettingsReport};
 use harness_record::FaultedRuns;
 
-use super::escape::prose;
-use super::page::Page;
 use super::text::{Style, Text};
 use super::words::{self, Grid};
+use super::{escape::prose, page::Page};
 
 /// Longest error that a table shows whole.
 const LONGEST_ERROR: usize = 60;

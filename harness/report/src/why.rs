@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::PoolKind, units::Bytes};
 use serde::Serialize;
 
 use crate::words::{self, size};

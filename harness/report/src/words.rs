@@ -1,11 +1,9 @@
 //! Wording shared by all formats.
 
-use std::collections::BTreeSet;
-use std::fmt::Display;
+use std::{collections::BTreeSet, fmt::Display};
 
-use harness_allocator::device::Clock;
-use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::{device::Clock, stats::StatKey};
 use harness_base::shell::quoted;
 use indexmap::IndexSet;
 

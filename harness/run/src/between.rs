@@ -1,7 +1,6 @@
 //! Work that runs between the operations of a step.
 
-use crate::context::RunContext;
-use crate::rig::Stop;
+use crate::{context::RunContext, rig::Stop};
 
 /// A callback that runs between the operations of a step: it checks the scenario's own invariants and runs `meanwhile`
 /// steps.

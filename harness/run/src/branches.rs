@@ -4,9 +4,8 @@
 //! The run itself has no failures. Before each operation or launch that should fail, the process forks. The chosen
 //! call fails in the copy, which runs to its end while the original waits. After the last copy, the original exits.
 
-use std::cmp;
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{cmp, collections::VecDeque};
 
 use harness_allocator::device::faulty::{CallRecord, DeviceCall, Injector};
 use harness_exec::forked::{Forked, fork, leave};

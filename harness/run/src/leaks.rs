@@ -6,13 +6,10 @@
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
-use crate::context::RunContext;
-use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
+use crate::{context::RunContext, rig::Stop};
 use harness_record::Table;
-use harness_scenario::MeasureName;
-use harness_scenario::steps::leaks::LeakCheck;
-use harness_scenario::{Position, ReportKey};
+use harness_scenario::{MeasureName, Position, ReportKey, steps::leaks::LeakCheck};
 
 /// The number of intervals whose minimum is kept. Longer loops use longer intervals, so memory use stays bounded.
 const MOST_STRETCHES: usize = 128;

@@ -1,8 +1,7 @@
 //! [`SharedMemory`]: the device memory that a scenario shares with the programs it runs, on a simulated GPU or on a
 //! limited real one.
 
-use std::io;
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_exec::launch::RunFolder;

@@ -6,8 +6,7 @@ use harness_record::claim::{Claim, ClaimVerdict};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::checker::Checker;
-use crate::metric::Expression;
+use crate::{checker::Checker, metric::Expression};
 
 /// A figure of a claim, evaluated after the last step. At least one of the two formulas exists.
 #[derive(Clone, Debug, PartialEq)]

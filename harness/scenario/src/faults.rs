@@ -1,19 +1,16 @@
 //! `faults:`: failures that are injected into calls of the driver.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use harness_allocator::device::faulty::{self, Calls, DeviceCall, Effect, Fault, InjectedError};
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::PoolKind, units::Bytes};
 use harness_language::error::{Problem, choices, named};
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText, DurationText, NameText, duration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::checker::Checker;
-use crate::metric::ProcessName;
+use crate::{checker::Checker, metric::ProcessName};
 
 pub const MAX_FAULTS: usize = 100;
 

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use harness_language::error::Problem;
 use harness_language::located::{Located, Tree};
-use harness_language::text::NameText;
+use harness_language::{error::Problem, text::NameText};
 
 use crate::checker::{Parameters, constant, has_no_meaning};
 

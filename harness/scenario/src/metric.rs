@@ -1,12 +1,10 @@
 //! [`Metric`]: the values that expectations and sizes use. Names are resolved once, by the check.
 
-use std::fmt;
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
-use harness_allocator::named_enum;
 use harness_allocator::stats::{MemoryStats, StatKey};
-use harness_allocator::units::Nanos;
+use harness_allocator::{named_enum, units::Nanos};
 use serde::{Deserialize, Serialize};
 
 use harness_language::expression::{self, Dimension, Quantity, Unit};

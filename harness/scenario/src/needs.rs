@@ -2,17 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use harness_allocator::named_enum;
-use harness_allocator::units::Bytes;
+use harness_allocator::{named_enum, units::Bytes};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::cases::DeviceKind;
 use crate::checker::{Parameters, size};
 use harness_language::error::{Problem, named};
-use harness_language::fields::check_memory;
-use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText, bounded};
+use harness_language::{fields::check_memory, located::Located};
 
 /// Largest `devices`.
 const MAX_DEVICES: u64 = 64;

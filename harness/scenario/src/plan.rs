@@ -1,7 +1,6 @@
 //! [`Plan`]: the settings of one attempt. After a failure a recovery policy replaces it with a smaller one.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use harness_allocator::device::HostMemory;
 use harness_base::words::count;

@@ -2,19 +2,18 @@
 
 use std::fmt::Write;
 
-use harness_allocator::allocator::AllocatorKind;
-use harness_allocator::device::faulty::Calls;
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
-use harness_language::arms;
-use harness_language::text::scalar_kinds;
+use harness_allocator::{allocator::AllocatorKind, device::faulty::Calls};
+use harness_language::{arms, text::scalar_kinds};
 use harness_record::{CauseKind, Invariant};
 use serde_json::Value;
 
 use crate::metric::{Account, DeviceMetric, ReportKey};
 use crate::policy::{PolicyKind, Recoverable};
-use crate::scenario::schema;
 use crate::steps::{Keys, StepKind};
-use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
+use crate::{
+    MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, scenario::schema, text,
+};
 
 /// The page with the reference of the language, in markdown.
 pub fn reference() -> String {

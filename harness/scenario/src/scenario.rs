@@ -3,22 +3,18 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::units::Bytes;
-use schemars::JsonSchema;
-use schemars::generate::SchemaSettings;
+use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
+use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::Deserialize;
 
-use crate::cases::Reasons;
 use crate::checker::{Checker, Declared, MAX_OPERATIONS, has_no_meaning, size};
 use crate::claim::{ClaimWire, Figure};
 use crate::faults::{self, FaultWire, PlannedFault};
 use crate::matrix::{self, Point, Settings};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProcessName, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
-use crate::steps::exec::Exec;
-use crate::steps::{Action, Step, StepWire, announced, check_steps};
-use crate::text::InvariantText;
+use crate::steps::{Action, Step, StepWire, announced, check_steps, exec::Exec};
+use crate::{cases::Reasons, text::InvariantText};
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, named};
 use harness_language::fields::{about, check_memory};

@@ -1,12 +1,9 @@
 //! [`Trace`]: a file with the operations of an allocation trace.
 
-use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::path::Path;
+use std::{collections::BTreeMap, io::Read as _, path::Path};
 
 use harness_allocator::device::StreamId;
-use harness_base::excerpt::shortened;
-use harness_base::packed;
+use harness_base::{excerpt::shortened, packed};
 use harness_trace::trace::{self, TraceEvent};
 
 /// The operations of a trace, with their comments.

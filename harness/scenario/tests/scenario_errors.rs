@@ -1,8 +1,7 @@
 //! Error messages for wrong scenarios: each has file, line, column and the accepted forms.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::fmt::Write;
-use std::path::Path;
+use std::{fmt::Write, path::Path};
 
 use harness_scenario::{FileError, MAX_FILE, MAX_NODES, Scenario, Step};
 use miette::{GraphicalReportHandler, GraphicalTheme};

@@ -4,12 +4,9 @@
 //! The dynamic linker loads this library a second time for it, into a separate namespace, before the program starts. So nothing here uses the state of
 //! the simulated machine.
 
-use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
-use std::fs;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::Path;
-use std::sync::OnceLock;
+use std::{env, fs, path::Path, sync::OnceLock};
 
 use harness_gpu_settings::settings::{LIBRARIES, mark_loaded};
 

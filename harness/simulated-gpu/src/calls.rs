@@ -1,13 +1,9 @@
 //! [`Calls`]: injects errors into calls of the driver and of NVML, makes them hang, or lists them, as the settings request.
 
-use std::collections::BTreeMap;
-use std::ffi::c_int;
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::{collections::BTreeMap, ffi::c_int, fs::OpenOptions, io::Write as _, thread};
 
 use harness_gpu_settings::driver::Refusal;
 use harness_gpu_settings::settings::{CALLS, Settings};

@@ -2,24 +2,15 @@
 //!
 //! If kernels are no-ops, every thread has a context and no call waits.
 
-use std::cell::RefCell;
-use std::ffi::c_int;
-use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::Duration;
+use std::{cell::RefCell, ffi::c_int, sync::atomic::Ordering, thread, time::Duration};
 
-use harness_allocator::device::sim::SimDevice;
-use harness_allocator::device::{Device as _, EventId, PoolId, StreamId};
+use harness_allocator::device::{Device as _, EventId, PoolId, StreamId, sim::SimDevice};
 use harness_allocator::units::Nanos;
 use harness_gpu_settings::ffi::Out;
 
-use crate::calls::append;
 use crate::code::{Code, answer, put};
-use crate::execution::Execution;
-use crate::handles::Handles;
-use crate::kernels::Work;
-use crate::memory::DeviceMemory;
 use crate::world::{CURRENT, Machine, State, current_device, machine, set_current_device};
+use crate::{calls::append, execution::Execution, handles::Handles, kernels::Work, memory::DeviceMemory};
 
 /// The handle of a context is this plus the index of its device.
 const CONTEXT: usize = 0x8_0000_0000;

@@ -1,8 +1,7 @@
 //! Finds functions of the driver by name: [`find`].
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::mem::MaybeUninit;
-use std::ptr;
+use std::{mem::MaybeUninit, ptr};
 
 use harness_gpu_settings::ffi::{Out, Text, write};
 

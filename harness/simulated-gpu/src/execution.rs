@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 
 use harness_allocator::device::{AccessKind, StreamId, TestDevice as _};
 use harness_allocator::units::Nanos;
-use harness_gpu_settings::driver::WrongWrite;
-use harness_gpu_settings::settings::Settings;
+use harness_gpu_settings::{driver::WrongWrite, settings::Settings};
 
-use crate::bytes::DeviceBytes;
-use crate::code::Code;
 use crate::kernels::{FINDING, Kernel, Work};
 use crate::memory::{DeviceMemory, FIRST_ADDRESS};
+use crate::{bytes::DeviceBytes, code::Code};
 
 #[derive(Debug)]
 pub(crate) struct Execution {

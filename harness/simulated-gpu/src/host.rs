@@ -1,7 +1,6 @@
 //! [`HostMemory`]: page-locked and managed memory, which the host can access.
 
-use std::collections::BTreeMap;
-use std::ptr;
+use std::{collections::BTreeMap, ptr};
 
 use crate::code::Code;
 

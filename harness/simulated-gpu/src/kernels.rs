@@ -2,11 +2,9 @@
 
 use std::{ptr, slice};
 
-use harness_allocator::device::AccessKind;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::AccessKind, units::Nanos};
 
-use crate::bytes::DeviceBytes;
-use crate::code::Code;
+use crate::{bytes::DeviceBytes, code::Code};
 
 /// A kernel of the CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

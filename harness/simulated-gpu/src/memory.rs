@@ -10,8 +10,7 @@ use harness_allocator::device::{
 use harness_allocator::units::Bytes;
 
 use crate::code::Code;
-use harness_gpu_settings::driver::Kernels;
-use harness_gpu_settings::settings::Settings;
+use harness_gpu_settings::{driver::Kernels, settings::Settings};
 
 /// The first address of the first device, above all host addresses of a program on x86-64.
 pub(crate) const FIRST_ADDRESS: u64 = 1 << 47;

@@ -3,9 +3,8 @@
 #![allow(non_snake_case, reason = "fields have the names of the bindings")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::mem::MaybeUninit;
-use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::{mem::MaybeUninit, ptr};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::export;
@@ -16,9 +15,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlViolationTime_t,
 };
 
-use crate::context::call;
 use crate::device_properties::{pci_address, pci_bus, uuid};
-use crate::world::machine;
+use crate::{context::call, world::machine};
 
 /// Error codes of NVML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

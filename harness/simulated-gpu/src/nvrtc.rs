@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
-use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
-use harness_gpu_settings::settings::Cuda;
+use harness_gpu_settings::{export, settings::Cuda};
 
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::machine;

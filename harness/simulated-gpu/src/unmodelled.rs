@@ -11,8 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::code::Code;
-use crate::world;
+use crate::{code::Code, world};
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
 /// four bytes of zeros and `q` eight through the pointer; `n` writes the handle of a new object; `d` destroys the object.

@@ -2,33 +2,21 @@
 //!
 //! The first call creates it from the environment. All calls except kernel launches use one lock, which stays usable in forked children.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::env;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::{cell::Cell, collections::BTreeMap, env, path::PathBuf, time::Instant};
 
 use harness_allocator::units::{Bytes, Nanos};
 
-use crate::calls::Calls;
-use crate::clock::Streams;
-use crate::code::Code;
-use crate::copied::CopiedBytes;
-use crate::execution::Execution;
-use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::runtime::ipc::{Handle, Opened};
+use crate::{calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution, host::HostMemory};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::counters::OwnCounters;
-use harness_gpu_settings::driver::Kernels;
-use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings, UNMEASURED};
 use harness_gpu_settings::text::{of_variable, or_abort};
+use harness_gpu_settings::{calls::Call, counters::OwnCounters, driver::Kernels, gpus::Gpu};
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {

@@ -1,18 +1,14 @@
 //! The simulated GPU in real processes: functions of the driver and the runtime, `fork`, and `exec`. Each test runs its program in a child process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-use std::env;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
-use std::ptr;
+use std::{env, os::unix::process::CommandExt as _, ptr};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::counters::ProcessCounters;
-use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{RUN, SETTINGS, Settings};
-use harness_gpu_settings::text::to_variable;
+use harness_gpu_settings::{counters::ProcessCounters, gpus::GPUS, text::to_variable};
 // Links the exported functions.
 use harness_simulated_gpu as _;
 use tempfile::TempDir;

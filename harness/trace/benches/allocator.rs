@@ -7,12 +7,9 @@
 //!   table.
 //! * `traces/…`: cost per operation of real programs. The table below explains each trace.
 
-use std::hint::black_box;
-use std::io::Read;
-use std::time::Duration;
+use std::{hint::black_box, io::Read, time::Duration};
 
-use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime};
 use flate2::read::GzDecoder;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, Request};

@@ -3,21 +3,18 @@
 //! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and compares every row, then the
 //! final segments. [`Front`] selects the allocator's interface.
 
-use std::fmt;
 use std::io::{self, BufRead as _, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::{fmt, ops::ControlFlow};
 
 use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks, TorchVersion, TorchVersionError};
-use harness_allocator::allocator::shared::SharedAllocator;
-use harness_allocator::allocator::{Allocator as _, PrivatePoolError};
+use harness_allocator::allocator::{Allocator as _, PrivatePoolError, shared::SharedAllocator};
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
 use harness_allocator::stats::{MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::units::Bytes;
 use harness_base::packed;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::json;
 
 use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target};

@@ -2,8 +2,7 @@
 //!
 //! It measures the allocator's own code on this machine, not a GPU.
 
-use std::convert::Infallible;
-use std::time::Instant;
+use std::{convert::Infallible, time::Instant};
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::shared::SharedAllocator;

@@ -8,12 +8,10 @@
 //! g+ POOL  g- POOL   enter and leave a private pool               gr POOL       release a private pool
 //! ```
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::StreamId, units::Bytes};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceEvent {

@@ -5,9 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::{Action, Snapshot};
-use harness_trace::trace::TraceEvent;
+use harness_trace::{program::RecordedProgram, trace::TraceEvent};
 
 /// The snapshot files of a folder, by name. Empty if the folder does not exist.
 fn files(folder: &str) -> Vec<PathBuf> {

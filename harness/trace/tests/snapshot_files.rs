@@ -3,9 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{collections::BTreeMap, fs};
 
 use harness_allocator::stats::BlockState;
 use harness_trace::snapshot::{Recording, Snapshot};

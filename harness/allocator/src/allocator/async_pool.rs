@@ -13,11 +13,9 @@
 //! streams used is freed on an extra stream that waits for all of them, so none of them waits.
 
 use super::live::{LiveAllocation, LiveAllocations};
-use super::pending::if_exists;
-use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
+use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, pending::if_exists};
 use crate::device::{Device, DeviceError, DevicePtr, EventId, MemoryRange, PoolId, PooledDevice, StreamId};
-use crate::stats::PoolKind;
-use crate::units::Bytes;
+use crate::{stats::PoolKind, units::Bytes};
 
 /// The assumed growth unit of a pool, as in the simulated device: the documentation gives no figure.
 const POOL_GROWTH: Bytes = Bytes::mib(32);

@@ -3,8 +3,7 @@
 use super::live::{LiveAllocation, LiveAllocations};
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
 use crate::device::{Device, DeviceError, MemoryRange, StreamId};
-use crate::stats::PoolKind;
-use crate::units::Bytes;
+use crate::{stats::PoolKind, units::Bytes};
 
 #[derive(Debug, Default)]
 pub struct DirectAllocator {

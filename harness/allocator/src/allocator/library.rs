@@ -14,17 +14,13 @@ mod held;
 mod host;
 pub mod wire;
 
-use std::fmt;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
+use std::{fmt, path::PathBuf, str::FromStr};
 
-use self::held::Held;
-use self::host::Host;
 pub use self::host::{name_program, program};
 use self::wire::{Call, Code, Order, Program, Reply, Timed};
-use super::live::out_of_memory;
-use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
+use self::{held::Held, host::Host};
+use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, live::out_of_memory};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::units::Bytes;
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
-use super::slab::Slab;
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
+use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;

@@ -44,8 +44,7 @@ macro_rules! answered_by {
 }
 use answered_by;
 
-use std::fmt;
-use std::num::NonZeroU32;
+use std::{fmt, num::NonZeroU32};
 
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};

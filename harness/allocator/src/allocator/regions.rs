@@ -10,9 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::live::out_of_memory;
-use super::slab::Slab;
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, Request};
+use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, Request, live::out_of_memory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;

@@ -3,12 +3,10 @@
 //! One lock is enough. PyTorch has one mutex per device, and it serializes the calls to a pluggable allocator itself. A lock for each
 //! stream gave 15 instead of 14 million operations per second with 8 threads on two cores, and it made most peaks upper bounds.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{collections::HashMap, hash::BuildHasherDefault};
 
-use super::caching::CachingAllocator;
-use super::{Allocation, Allocator, AllocatorError, Request};
+use super::{Allocation, Allocator, AllocatorError, Request, caching::CachingAllocator};
 use crate::device::{Device, DeviceError, DevicePtr, StreamId};
 use crate::hash::Mixer;
 use crate::stats::{MemoryStats, SegmentInfo};

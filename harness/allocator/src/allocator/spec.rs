@@ -1,8 +1,7 @@
 //! [`AllocatorKind`] lists all allocators. [`AllocatorSpec`] is one of them with settings, or a shared library, as named in a
 //! scenario, on the command line or in a benchmark.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use super::caching::{self, ConfError, Config, TorchVersion, TorchVersionError};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};

@@ -4,8 +4,7 @@
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePools, Request};
 use crate::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
 use crate::stats::{MemoryStats, SegmentInfo};
-use crate::units::Bytes;
-use crate::wrap::wrapper;
+use crate::{units::Bytes, wrap::wrapper};
 
 wrapper! {
     /// An [`Allocator`] that wraps another one.

@@ -10,9 +10,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
-use std::thread;
-use std::time::Duration;
+use std::{collections::BTreeSet, thread, time::Duration};
 
 pub use call::{ANY, DeviceCall, Numbered};
 pub use plan::{Call, CallRecord, Calls, Effect, Fault, FaultError, InjectedError, InjectedFault, Injector, InjectorState, LoggedCall};

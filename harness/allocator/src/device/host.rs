@@ -1,7 +1,6 @@
 //! Host memory that a device copies to and from.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 /// A kind of host memory, from the scarcest to the most available. Copies of the later kinds are not faster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

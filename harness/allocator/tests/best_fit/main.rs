@@ -7,9 +7,8 @@ mod rmm_pool;
 mod streams;
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, OutOfMemory, Request};
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DevicePtr, StreamId, TestDevice};
+use harness_allocator::device::{Device, DevicePtr, StreamId, TestDevice, limited::Limited};
 use harness_allocator::stats::{BlockInfo, BlockState};
 use harness_allocator::units::Bytes;
 

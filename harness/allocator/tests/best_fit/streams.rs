@@ -1,13 +1,10 @@
 //! Random programs on several streams. The device refuses every access that is not ordered after the one before it.
 
-use harness_allocator::allocator::bfc::BfcAllocator;
-use harness_allocator::allocator::rmm_pool::RmmPool;
-use harness_allocator::allocator::{Allocation, Allocator};
+use harness_allocator::allocator::{Allocation, Allocator, bfc::BfcAllocator, rmm_pool::RmmPool};
 use harness_allocator::device::{StreamId, Tag};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::{Bytes, Nanos};
-use proptest::prelude::*;
-use proptest::sample::Index;
+use proptest::{prelude::*, sample::Index};
 
 use super::Fixture;
 

@@ -1,10 +1,8 @@
 //! The host: its processor, and other users of it. Everything is read from Linux' `/proc`; elsewhere it is unknown.
 
-use std::fs;
-use std::time::Duration;
+use std::{fs, time::Duration};
 
-use procfs::process::Schedstat;
-use procfs::{CpuInfo, CpuTime, Current as _, CurrentSI as _, FromRead as _, KernelStats};
+use procfs::{CpuInfo, CpuTime, Current as _, CurrentSI as _, FromRead as _, KernelStats, process::Schedstat};
 
 /// Share of the time in which a thread may wait for a core, or a hypervisor may take the cores. Waiting lengthens timed regions
 /// by about its share, so below this limit it cannot pass for the smallest change that suites look for.

@@ -6,9 +6,7 @@ use harness_allocator::device::{Clock, EventId, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
 use super::visit::{Fault, Reading, TestBench, Visit, device_time};
-use crate::clock::time;
-use crate::provider::MemoryLimit;
-use crate::suite::LatencyCase;
+use crate::{clock::time, provider::MemoryLimit, suite::LatencyCase};
 
 /// The latency of one allocation, by what the allocator has cached: pairs of an allocation and its free, first allocations of fresh
 /// allocators, or allocations of one allocator that each follow the release of everything.

@@ -17,9 +17,7 @@ use std::sync::atomic::Ordering;
 use harness_allocator::device::Clock;
 
 use self::visit::{Fault, Reading, Visit, device_time};
-use super::clock;
-use super::record::Quantity;
-use super::suite::Measure;
+use super::{clock, record::Quantity, suite::Measure};
 
 /// Visits a case once. A new measure does not compile until it appears here and in [`quantity`].
 pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {

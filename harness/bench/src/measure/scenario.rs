@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::Clock, units::Nanos};
 
 use super::visit::{Fault, Reading, Visit, for_shell};
 use crate::provider::MemoryLimit;

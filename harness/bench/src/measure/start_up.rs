@@ -3,9 +3,8 @@
 
 use std::process::{Command, Stdio};
 
-use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::{Clock, DeviceError};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorKind, units::Bytes};
 
 use super::visit::{Fault, Reading, Visit, for_shell};
 use crate::clock::Stopwatch;

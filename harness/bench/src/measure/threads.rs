@@ -5,13 +5,10 @@
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 
-use harness_allocator::allocator::Request;
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::Request, device::Clock, units::Bytes};
 
 use super::visit::{Fault, Reading, Visit};
-use crate::clock::Stopwatch;
-use crate::provider::MemoryLimit;
+use crate::{clock::Stopwatch, provider::MemoryLimit};
 
 /// Pairs per sample for all threads together. A sample takes tens of milliseconds, because the scheduler needs some to place
 /// woken threads on processors.

@@ -1,15 +1,13 @@
 //! PyTorch's own allocator: which cases it supports, and how to request them.
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::Clock, units::Bytes};
 use serde_json::{Value, json};
 
 use super::calls::TURNS;
 use super::visit::{Fault, MOST_SAMPLES, Reading, SLICE_NS};
-use crate::clock::Stopwatch;
-use crate::record::Quantity;
 use crate::suite::{Case, LatencyCase, Measure};
 use crate::torch::{Pass, Samples, Torch};
+use crate::{clock::Stopwatch, record::Quantity};
 
 /// Pairs timed together in a hit. A call from Python takes about a microsecond, and reading its clock a tenth of that.
 const PAIRS: u64 = 1000;

@@ -2,15 +2,13 @@
 
 use std::convert::Infallible;
 
-use harness_allocator::allocator::Allocation;
 use harness_allocator::device::{Clock, DeviceError};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::Allocation, units::Bytes};
 use harness_trace::execute::{ByHandle, Counts, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
 use harness_trace::trace::TraceEvent;
 
 use super::visit::{Fault, Reading, TestBench, Visit};
-use crate::clock::Stopwatch;
-use crate::provider::MemoryLimit;
+use crate::{clock::Stopwatch, provider::MemoryLimit};
 
 pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
     visit.bench(MemoryLimit::HostPath, |bench, visit| {

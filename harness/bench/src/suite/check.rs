@@ -1,8 +1,7 @@
 //! Checks a suite: values within bounds, readable files, no duplicates; and hashes each case.
 
-use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
@@ -14,8 +13,7 @@ use super::wire::{
 };
 use super::{Case, LatencyCase, Measure, Rounds, Suite};
 use crate::record::Point;
-use harness_base::excerpt::shortened;
-use harness_base::packed;
+use harness_base::{excerpt::shortened, packed};
 
 use harness_language::arms;
 use harness_language::error::{FileError, Problem, choices};

@@ -4,16 +4,12 @@ use std::fmt;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 
 use super::LatencyCase;
-use harness_language::arms::ArmWire;
-use harness_language::error::Problem;
-use harness_language::fields::NeedsWire;
-use harness_language::located::Located;
 use harness_language::text::{DurationText, SizeText};
 use harness_language::yaml::{Language, ONE_DOCUMENT};
+use harness_language::{arms::ArmWire, error::Problem, fields::NeedsWire, located::Located};
 
 pub(super) const MAX_ROUNDS: u64 = 1000;
 /// Maximum live blocks of a case.

@@ -1,9 +1,6 @@
 //! Shell scripts as programs, for tests.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
-use std::process::Command;
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command};
 
 use tempfile::TempDir;
 

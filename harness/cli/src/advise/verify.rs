@@ -1,24 +1,16 @@
 //! `harness advise --verify`: runs the program with the recommended settings on a simulated GPU with the memory of the recording.
 
-use std::ffi::OsString;
-use std::io;
+use std::{ffi::OsString, io};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_exec::launch::Launch;
-use harness_exec::machine::Machine;
-use harness_exec::setup::Setup;
-use harness_exec::trials::observed::Ending;
-use harness_exec::trials::runner::RunnerError;
+use harness_exec::trials::{observed::Ending, runner::RunnerError};
+use harness_exec::{launch::Launch, machine::Machine, setup::Setup};
 use harness_explain::grid::EndingRecord;
 use serde::Serialize;
 
-use crate::device;
-use crate::error::CliError;
-use crate::exec::DEFAULT_GPU;
-use crate::exit::Exit;
-use crate::terminal;
+use crate::{device, error::CliError, exec::DEFAULT_GPU, exit::Exit, terminal};
 
 #[derive(Args)]
 pub(super) struct Options {

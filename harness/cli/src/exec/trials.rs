@@ -1,33 +1,23 @@
 //! Many runs of `harness exec`: `--every-fault`, `--least-memory`, and several `--alloc-conf`.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::{num::NonZeroUsize, process::ExitCode, sync::atomic::Ordering, time::Duration};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use harness_allocator::units::Nanos;
 use harness_base::words::count;
-use harness_exec::launch::Launch;
-use harness_exec::process;
 use harness_exec::trials::faults::{self, Expectation, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::Runner;
-use harness_exec::trials::settings;
-use harness_exec::trials::which::Which;
-use harness_exec::trials::{Program, Trial};
+use harness_exec::trials::{Program, Trial, runner::Runner, settings, which::Which};
+use harness_exec::{launch::Launch, process};
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
 use super::HELP;
-use crate::Format;
 use crate::error::{CliError, Failures};
-use crate::exit::Exit;
-use crate::interrupt;
-use crate::terminal;
+use crate::{Format, exit::Exit, interrupt, terminal};
 
 /// The time limit of a run, as a multiple of the first run's time.
 const TIMES_THE_FIRST: u32 = 10;

@@ -1,7 +1,6 @@
 //! Injected failures of `harness run`: `--fail`, and `--every-fault`, which fails each device call in turn.
 
-use std::num::NonZeroUsize;
-use std::sync::atomic::Ordering;
+use std::{num::NonZeroUsize, sync::atomic::Ordering};
 
 use clap::Args;
 use harness_devices::DeviceSource;
@@ -12,11 +11,8 @@ use harness_run::session::every_fault::{self, Chosen, Engine};
 use harness_scenario::{AskedFault, Scenario};
 use indicatif::ProgressBar;
 
-use crate::Format;
 use crate::error::{CliError, Failures};
-use crate::exit::Exit;
-use crate::interrupt::Interrupt;
-use crate::terminal;
+use crate::{Format, exit::Exit, interrupt::Interrupt, terminal};
 
 #[derive(Args)]
 pub(super) struct FaultOptions {

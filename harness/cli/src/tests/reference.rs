@@ -1,7 +1,6 @@
 //! Generates `harness/book/src/commands.md`, the command reference, from the definitions of the commands, and `gpus.md` from the table of GPUs.
 
-use std::fmt::Write as _;
-use std::path::Path;
+use std::{fmt::Write as _, path::Path};
 
 use clap::{Arg, Command, CommandFactory as _};
 use harness_gpu_settings::gpus::{GPUS, Gpu};

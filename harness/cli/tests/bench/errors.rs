@@ -1,7 +1,6 @@
 //! Errors for invalid suites: one per suite, with file, line, column and the accepted forms.
 
-use std::fmt::Write;
-use std::path::Path;
+use std::{fmt::Write, path::Path};
 
 use harness_bench::suite::Suite;
 use harness_scenario::FileError;

@@ -1,12 +1,10 @@
 //! Tests of `harness bench` from a user's view: output, exit code, and files.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::Clock, units::Bytes};
 use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped};
 use harness_gpu_settings::settings::Settings;
 use harness_staging::{Staging, strict};

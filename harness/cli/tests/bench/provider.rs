@@ -1,13 +1,11 @@
 //! A provider with the devices and allocators that a test selects.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
-use harness_allocator::device::{Clock, DeviceError, TestDevice};
+use harness_allocator::device::{Clock, DeviceError, TestDevice, limited::Limited};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::execute::{Processes, Progress, Terms, run_suite};
 use harness_bench::provider::{DeviceProvider, MemoryLimit};

@@ -1,7 +1,6 @@
 //! Comparison with the accepted build, and `harness report` on existing runs.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 use harness_bench::record::{Basis, Counts, Outcome, Verdict};
 use serde_json::Value;

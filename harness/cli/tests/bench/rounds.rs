@@ -1,20 +1,16 @@
 //! The measuring loop: when it stops, its counts, and its detection of slower allocators.
 
-use std::collections::BTreeSet;
-use std::hint::black_box;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use std::{collections::BTreeSet, hint::black_box, sync::atomic::Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::sim::{CostModel, Figure, SimConfig, SimDevice};
 use harness_allocator::device::{Clock, Device, DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
-use harness_bench::compare::compare;
 use harness_bench::execute::{Terms, cases_of};
-use harness_bench::machine::machine;
 use harness_bench::record::{BenchRun, Outcome, Quantity, Shard, Stopped, SuiteRecord, Verdict};
-use harness_bench::suite::Suite;
+use harness_bench::{compare::compare, machine::machine, suite::Suite};
 use harness_gpu_settings::settings::Settings;
 use harness_staging::strict;
 

@@ -1,10 +1,8 @@
 //! A folder, a machine, and the command `harness bench` in them.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::os::unix::{fs::PermissionsExt as _, process::CommandExt};
 use std::process::{Command, Stdio};
+use std::{fs, path::PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_bench::record::BenchRun;

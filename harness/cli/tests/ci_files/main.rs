@@ -1,10 +1,8 @@
 //! The files that start benchmarks in schedulers: they must be valid for the scheduler and call this program correctly.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
 use serde_json::{Value, json};
 

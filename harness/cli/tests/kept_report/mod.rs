@@ -2,10 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
 use harness_record::{Outcome, Records, Rule, RunRecord, Verdict, causes};
 

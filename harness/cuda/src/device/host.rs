@@ -1,10 +1,8 @@
 //! Host memory for copies: pinned by the driver, or mapped by the system.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::c_void;
-use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::ptr;
+use std::{ffi::c_void, io, ptr};
 
 use nix::fcntl::posix_fallocate;
 

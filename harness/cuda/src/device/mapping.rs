@@ -7,11 +7,9 @@ use cudarc::driver::sys::{
 };
 
 use super::driver::{Driver, cuda};
-use super::probe::attribute;
-use super::{CudaDevice, GRANULARITY};
+use super::{CudaDevice, GRANULARITY, probe::attribute};
 use crate::library::Refusal;
-use harness_allocator::device::pages::PageTable;
-use harness_allocator::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
+use harness_allocator::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, pages::PageTable};
 use harness_allocator::units::Bytes;
 
 /// Reservations and mapped pages of a device with virtual memory management.

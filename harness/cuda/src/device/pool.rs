@@ -1,15 +1,12 @@
 //! [`PooledDevice`] for [`CudaDevice`], through the driver's stream-ordered pools
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`] is its state.
 
-use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::{collections::BTreeMap, ffi::c_int};
 
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
 
-use super::CudaDevice;
 use super::driver::{Driver, cuda};
-use super::mapping::location_of;
-use super::probe::attribute;
+use super::{CudaDevice, mapping::location_of, probe::attribute};
 use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId};
 use harness_allocator::units::Bytes;

@@ -7,8 +7,7 @@ use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUuuid};
 use super::driver::{self, Driver, cuda};
 use crate::library::{self, Refusal};
 use crate::nvml::{NvmlDevice, ProcessUse, Uuid};
-use harness_allocator::device::DeviceError;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::DeviceError, units::Bytes};
 
 /// The CUDA driver and the visible devices.
 #[derive(Clone, Debug, PartialEq, Eq)]

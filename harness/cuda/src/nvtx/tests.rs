@@ -1,5 +1,4 @@
-use std::ffi::CStr;
-use std::sync::Mutex;
+use std::{ffi::CStr, sync::Mutex};
 
 use super::*;
 

@@ -1,7 +1,6 @@
 //! [`Measured`]: a measured figure of a profile, with its unit as a type.
 
-use std::fmt;
-use std::marker::PhantomData;
+use std::{fmt, marker::PhantomData};
 
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};

@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::stub_library::StubLibrary;
-use crate::tests::fixture::compile_torch;
+use crate::{stub_library::StubLibrary, tests::fixture::compile_torch};
 
 struct TempEnvironment {
     folder: tempfile::TempDir,

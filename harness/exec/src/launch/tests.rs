@@ -4,10 +4,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::gpus::GPUS;
-use harness_gpu_settings::limits::Limits;
-use harness_gpu_settings::settings::Settings;
-use harness_gpu_settings::text::of_variable;
+use harness_gpu_settings::{gpus::GPUS, limits::Limits, settings::Settings, text::of_variable};
 
 use super::*;
 use crate::tests::fixture::setup;

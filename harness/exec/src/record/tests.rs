@@ -2,8 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::gpus::GPUS;
-use harness_gpu_settings::settings::Settings;
+use harness_gpu_settings::{gpus::GPUS, settings::Settings};
 use serde_json::json;
 
 use super::*;

@@ -1,13 +1,10 @@
 //! Stub libraries are parsed by the rules of the dynamic linker, and loaded by it with the real core library.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_void};
-use std::fs;
-use std::os::unix::ffi::OsStrExt as _;
+use std::{collections::BTreeSet, fs, os::unix::ffi::OsStrExt as _};
 
-use object::Endianness;
-use object::read::elf::FileHeader as _;
+use object::{Endianness, read::elf::FileHeader as _};
 use proptest::prelude::*;
 
 use super::*;

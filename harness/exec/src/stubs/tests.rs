@@ -3,8 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::imports;
-use crate::tests::fixture::compile_torch;
+use crate::{imports, tests::fixture::compile_torch};
 
 #[test]
 fn stub_libraries_define_the_imported_names_that_the_core_lacks() {

@@ -2,8 +2,7 @@
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::settings::AddressOrder;
+use harness_gpu_settings::{calls::Call, settings::AddressOrder};
 
 use crate::process::End;
 use crate::trials::Trial;

@@ -1,15 +1,11 @@
 //! Test only: a fake torch whose shared objects import from NVIDIA's libraries like the real ones.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{fs, process::Command};
 
-use crate::cache::Libraries;
-use crate::launch::CORE;
-use crate::setup::Setup;
 use crate::stub_library::{Kind, StubLibrary, Symbol};
-use crate::torch::Torch;
+use crate::{cache::Libraries, launch::CORE, setup::Setup, torch::Torch};
 
 /// Functions with their library's version node, functions without one, and a variable.
 const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [

@@ -1,8 +1,7 @@
 //! Fake torch installations, probed by a real interpreter, and unusable answers of interpreters.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use serde_json::{Value, json};
 

@@ -4,15 +4,13 @@
 //! n and n + 1.
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::attempts;
-use harness_gpu_settings::settings::Fault;
+use harness_gpu_settings::{attempts, settings::Fault};
 use serde::Serialize;
 
 use super::observed::{Ending, Frame, Observed};
 use super::which::{Which, spread};
 use super::{Program, Trial};
-use crate::process::End;
-use crate::timeline::Timeline;
+use crate::{process::End, timeline::Timeline};
 
 /// Attempts that also fail alone by default: enough to show that PyTorch's retry works.
 const ALONE: usize = 3;

@@ -5,8 +5,7 @@ use harness_explain::least::{Least, least_memory_by};
 use harness_gpu_settings::settings::AddressOrder;
 use serde::Serialize;
 
-use super::observed::Observed;
-use super::{Program, Trial};
+use super::{Program, Trial, observed::Observed};
 
 /// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);

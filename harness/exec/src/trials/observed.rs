@@ -1,13 +1,11 @@
 //! [`Observed`] is the outcome of one run, read from the files in the folder of the run.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::latency::Latency;
+use harness_gpu_settings::{calls::Call, latency::Latency};
 use serde::{Deserialize, Serialize};
 
 use crate::process::End;

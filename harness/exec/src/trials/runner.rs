@@ -1,11 +1,10 @@
 //! [`Runner`] runs a program on simulated GPUs, or with a limit on a real one.
 
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use std::{io, process::Stdio};
 
 use super::Trial;
 use super::observed::{Ending, Observed};

@@ -1,7 +1,6 @@
 //! [`Which`] selects the device allocation attempts that fail.
 
-use std::collections::BTreeSet;
-use std::str::FromStr;
+use std::{collections::BTreeSet, str::FromStr};
 
 use harness_allocator::units::Bytes;
 

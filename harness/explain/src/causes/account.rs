@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::device::DeviceMemory;
 use harness_allocator::stats::{BlockState, PoolKind};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, device::DeviceMemory, units::Bytes};
 use harness_record::{Accounts, FailedRequest, Lane, Pieces, UnlistedSegments};
 use harness_trace::snapshot::{Action, PoolId, Segment};
 

@@ -1,8 +1,6 @@
 //! Notes for an explanation: the source of the total, gaps in the recording, and the recorded run.
 
-use harness_allocator::device::Clock;
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::Clock, stats::BlockState, units::Bytes};
 use harness_trace::snapshot::{Action, Recording, RunInfo};
 
 use crate::view::{TotalKnown, View};

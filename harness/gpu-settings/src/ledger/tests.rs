@@ -1,9 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
+use std::{fs, io::Write as _, os::unix::fs::MetadataExt as _};
 
 use super::*;
 use crate::process::Program;

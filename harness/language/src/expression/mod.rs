@@ -13,8 +13,7 @@
 mod parse;
 mod value;
 
-use std::convert::Infallible;
-use std::fmt;
+use std::{convert::Infallible, fmt};
 
 use harness_allocator::units::Bytes;
 use num_traits::{One, Zero};

@@ -3,10 +3,9 @@
 use harness_allocator::units::{Bytes, Nanos};
 use num_traits::Zero;
 
-use super::value::parse_decimal;
 use super::{
     Amount, Choice, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node, Number, Operator, Quantity, Tolerance,
-    Unit, Value,
+    Unit, Value, value::parse_decimal,
 };
 
 /// A mistake in an expression, with the position of the wrong part.

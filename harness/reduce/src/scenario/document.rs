@@ -1,11 +1,9 @@
 //! A scenario file as an editable tree: [`Document`]. The language's checker interprets it.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
-use harness_language::error::FileError;
 use harness_language::located::{Located, Tree};
-use harness_language::yaml;
+use harness_language::{error::FileError, yaml};
 use harness_scenario::SCENARIO;
 
 use super::comments::Comments;

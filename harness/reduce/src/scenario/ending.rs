@@ -5,9 +5,8 @@ use std::path::Path;
 use harness_record::{RunRecord, Verdict};
 
 use super::document::{Document, Node, set};
-use super::engine::Engine;
 use super::failure::{Failure, Wanted};
-use super::writer::Written;
+use super::{engine::Engine, writer::Written};
 use crate::delta::Flow;
 
 /// Adds the expected end: a cause of the OOM, a violated invariant or a reason. The result was run. `None` if none passes.

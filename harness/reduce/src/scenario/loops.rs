@@ -6,9 +6,7 @@ use harness_scenario::steps::Action;
 use harness_scenario::steps::loops::{Loop, Rounds, Values};
 
 use super::document::{Document, MEANWHILE, Node, STEPS, StepNode, value};
-use super::passes::replace_word;
-use super::search::Search;
-use super::values::written;
+use super::{passes::replace_word, search::Search, values::written};
 use crate::delta::{self, Flow};
 
 /// A loop is unrolled only if that gives at most this many steps.

@@ -29,8 +29,7 @@ pub use self::engine::{Engine, Simulated};
 pub use self::failure::Failure;
 use self::failure::{NoFailure, Wanted};
 use self::search::Search;
-use crate::Progress;
-use crate::delta::Flow;
+use crate::{Progress, delta::Flow};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {

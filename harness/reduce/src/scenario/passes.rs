@@ -6,8 +6,7 @@ use std::ops::Range;
 use harness_scenario::Scenario;
 
 use super::document::{Document, Map, Node, StepNode, value};
-use super::search::Search;
-use super::values::words;
+use super::{search::Search, values::words};
 use crate::delta::{self, Flow};
 
 const REQUIRED: [&str; 3] = ["about", "needs", "steps"];

@@ -1,7 +1,6 @@
 //! Keeps the smallest scenario so far and tests whether smaller ones fail the same way: [`Search::accept`].
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use harness_allocator::units::Bytes;
 use harness_record::RunRecord;
@@ -10,8 +9,7 @@ use harness_scenario::Scenario;
 use super::document::{Document, Node, value};
 use super::engine::Engine;
 use super::failure::{Failure, Wanted};
-use crate::Progress;
-use crate::delta::Flow;
+use crate::{Progress, delta::Flow};
 
 const FEW: usize = 12;
 

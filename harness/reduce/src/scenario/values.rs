@@ -1,8 +1,7 @@
 //! Simplifies values: evaluates formulas, shrinks and rounds amounts, shrinks numbers and the device, and removes settings.
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::{allocator::caching::Config, device::sim::GRANULARITY};
 use harness_language::expression::{Dimension, Quantity, Unit, Value, parse_constant};
 use harness_language::text::exact_size;
 

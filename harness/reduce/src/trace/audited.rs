@@ -1,14 +1,11 @@
 //! Runs a trace like `harness run`, with all checks, and finds the violated invariant: [`Audited`].
 
-use std::ops::ControlFlow;
-use std::path::Path;
-use std::sync::Arc;
+use std::{ops::ControlFlow, path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_language::text::exact_size;
 use harness_record::{Invariant, Rule, Verdict, Violation};
-use harness_scenario::steps::Action;
-use harness_scenario::{Scenario, Trace};
+use harness_scenario::{Scenario, Trace, steps::Action};
 
 use super::{Case, ShrinkError};
 use crate::scenario::Engine;

@@ -13,11 +13,9 @@ mod failure;
 mod scenario;
 mod search;
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_trace::trace::TraceEvent;
 
 pub use self::failure::Failure;

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, device::StreamId, units::Bytes};
 use harness_language::text::exact_size;
 use harness_trace::trace::TraceEvent;
 

@@ -3,18 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::device::StreamId;
-use harness_allocator::device::sim::GRANULARITY;
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{StreamId, sim::GRANULARITY};
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_trace::trace::TraceEvent;
 
-use super::audited::Audited;
 use super::failure::{Early, Failure, Refused, run};
-use super::{Case, Goal, ShrinkError, Shrunk};
+use super::{Case, Goal, ShrinkError, Shrunk, audited::Audited};
 use crate::delta::{self, Flow, SETTINGS};
-use crate::scenario::Engine;
-use crate::{Progress, Watch};
+use crate::{Progress, Watch, scenario::Engine};
 
 /// Block sizes are multiples of this.
 const BLOCK_UNIT: Bytes = Bytes(512);

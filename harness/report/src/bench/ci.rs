@@ -4,9 +4,7 @@ use harness_bench::compare::by_importance;
 use harness_bench::record::{BenchRun, EntryName, Outcome, Quantity, Verdict};
 use serde_json::{Value, json};
 
-use super::super::github;
-use super::verdict::in_figures;
-use super::words;
+use super::{super::github, verdict::in_figures, words};
 
 /// Renders the report without pictures as a step summary of at most `limit` bytes.
 pub fn summary(run: &BenchRun, limit: usize) -> String {

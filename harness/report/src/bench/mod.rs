@@ -11,9 +11,8 @@ mod verdict;
 mod words;
 
 pub use self::ci::{annotations, smaller_is_better, summary};
-pub use self::index::index;
-pub use self::terminal::terminal;
 pub use self::verdict::{comparison, verdict};
+pub use self::{index::index, terminal::terminal};
 
 pub(super) use self::verdict::in_figures;
 pub(super) use self::words::{amount, short};

@@ -1,7 +1,6 @@
 //! Explanations as JSON. The bytes of `causes` add up to `device_total`.
 
-use harness_explain::causes::Explanation;
-use harness_explain::ranks::Overview;
+use harness_explain::{causes::Explanation, ranks::Overview};
 use serde::Serialize;
 
 use crate::why;

@@ -3,13 +3,11 @@
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, Explanation};
 use harness_explain::ranks::Overview;
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
+use plotters::{prelude::*, style::text_anchor::HPos};
 
 use super::text;
-use crate::escape::prose;
-use crate::page::Page;
 use crate::svg::{self, Area, Drawn, INK, WIDTH, document};
+use crate::{escape::prose, page::Page};
 
 /// Renders an explanation. For several snapshots, the first one that failed follows the summary of all. The document links to
 /// `picture`, which [`draw`] makes.

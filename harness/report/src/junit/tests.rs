@@ -1,6 +1,5 @@
 use super::*;
-use crate::bench::tests as runs;
-use crate::tests::examples;
+use crate::{bench::tests as runs, tests::examples};
 use harness_record::Records;
 
 #[test]

@@ -2,9 +2,8 @@
 
 use super::where_it_ran;
 use crate::escape::{code, prose};
-use crate::page::Page;
 use crate::words::{self, Grid};
-use crate::{Report, why};
+use crate::{Report, page::Page, why};
 
 pub(crate) fn summary(report: &Report<'_>) -> String {
     let mut page = Page::default();

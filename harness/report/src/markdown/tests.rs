@@ -5,8 +5,7 @@ use proptest::prelude::*;
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 use super::render;
-use crate::Report;
-use crate::tests::examples;
+use crate::{Report, tests::examples};
 use harness_record::{Claim, ClaimFigure, ClaimVerdict, Records, Verdict};
 
 #[test]

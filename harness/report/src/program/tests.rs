@@ -4,9 +4,7 @@
 use harness_exec::record::{DeviceRecord, TorchRecord};
 use harness_exec::timeline::Sample;
 use harness_exec::trials::observed::{Frame, OutOfMemory};
-use harness_gpu_settings::attempts::Free;
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::{attempts::Free, calls::Call, gpus::Gpu};
 
 use super::*;
 

@@ -1,6 +1,5 @@
 use super::*;
-use crate::tests::examples;
-use crate::{Report, markdown, text};
+use crate::{Report, markdown, tests::examples, text};
 use harness_allocator::units::Bytes;
 
 #[test]

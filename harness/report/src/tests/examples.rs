@@ -6,10 +6,9 @@ use harness_allocator::device::{Clock, DeviceCalls, DeviceInfo, DeviceMemory, Fi
 use harness_allocator::stats::{MemoryStats, PoolKind, PooledStat};
 use harness_allocator::units::{Bytes, Nanos};
 
-use harness_record::Invariant;
 use harness_record::{
-    Accounts, Attempt, CostFigure, CurvePoint, FailedRequest, Lane, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule, RunRecord,
-    Samples, ScenarioInfo, SkipKind, SourceLine, StepRecord, Table, Timings, Trained, UnlistedSegments, Verdict, Violation,
+    Accounts, Attempt, CostFigure, CurvePoint, FailedRequest, Invariant, Lane, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule,
+    RunRecord, Samples, ScenarioInfo, SkipKind, SourceLine, StepRecord, Table, Timings, Trained, UnlistedSegments, Verdict, Violation,
 };
 
 const LIMIT: Bytes = Bytes::gib(1);

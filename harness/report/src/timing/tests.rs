@@ -1,6 +1,5 @@
 use super::*;
-use crate::Report;
-use crate::tests::examples;
+use crate::{Report, tests::examples};
 use harness_record::{Records, Verdict};
 
 #[test]

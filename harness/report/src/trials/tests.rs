@@ -1,9 +1,7 @@
 //! What many runs came to, as it is shown.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::trials::faults::First;
-use harness_exec::trials::least::OrderLeast;
-use harness_exec::trials::observed::Frame;
+use harness_exec::trials::{faults::First, least::OrderLeast, observed::Frame};
 
 use super::*;
 

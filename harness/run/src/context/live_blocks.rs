@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::DevicePtr;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::DevicePtr, units::Bytes};
 
 use crate::rig::Buffer;
 

@@ -11,21 +11,18 @@ pub(crate) mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
+use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId, caching::Config};
 use harness_allocator::device::{Clock, DeviceInfo, EventId, StreamId};
 use harness_allocator::stats::{MemoryStats, StatKey};
 
-use self::live_blocks::LiveBlocks;
 use self::needs::{asks_for_memory, evicts, looks_at_sites, sizes_use_measured_memory};
-use self::requests::Requests;
+use self::{live_blocks::LiveBlocks, requests::Requests};
 use crate::processes::{Inside, Processes};
 use crate::rig::{Buffer, ProgramId, Rig, Stop, without_faults};
 use crate::shared_memory::SharedMemory;
-use harness_scenario::steps::Action;
 use harness_scenario::{
     BufferName, BufferRef, DeviceKind, EventName, GrowthSite, MeasureName, Number, PoolName, ProgramName, Readings, ReportKey, Scenario,
-    StepName, StreamName, VariableName,
+    StepName, StreamName, VariableName, steps::Action,
 };
 
 /// See the module. The scenario has been checked, so every name refers to something of the right kind.

@@ -1,7 +1,6 @@
 //! Decides from a scenario's steps what a run must track.
 
-use harness_scenario::steps::Action;
-use harness_scenario::steps::free::Free;
+use harness_scenario::steps::{Action, free::Free};
 use harness_scenario::{Account, Amount, Chain, Metric, PolicyKind, Scenario, Step, Unit};
 
 /// Returns whether a policy evicts the least recently used buffer.

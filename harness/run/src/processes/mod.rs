@@ -12,15 +12,12 @@ pub(crate) mod wire;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::{fd::OwnedFd, unix::net::UnixStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::allocator::library::program;
-use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{Clock, DeviceError, TestDevice};
+use harness_allocator::allocator::{AllocatorSpec, library::program};
+use harness_allocator::device::{Clock, DeviceError, TestDevice, faulty::Injector};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
 use harness_exec::forked::{Forked, ForkedChild, fork};
@@ -32,10 +29,9 @@ use harness_scenario::{ProcessName, Readings, Scenario, Step};
 
 use self::shared::{Shared, unavailable};
 use self::wire::{Answer, Done, Order, Reply, Start};
-use crate::control::DEFAULT_TIME_LIMIT;
-use crate::faults::Faults;
 use crate::rig::{Finding, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
+use crate::{control::DEFAULT_TIME_LIMIT, faults::Faults};
 
 /// The subcommand that starts such a process. Programs that run scenarios must handle it with [`crate::session::serve_process`].
 pub const SUBCOMMAND: &str = "scenario-process";

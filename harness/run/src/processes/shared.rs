@@ -3,10 +3,9 @@
 
 use std::io;
 
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
     Clock, Device, DeviceError, DeviceMemory, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId,
-    TestDevice, wrapper,
+    TestDevice, limited::Limited, wrapper,
 };
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{Account, Ledger};

@@ -1,20 +1,15 @@
 //! The messages between the main process and another one: one line of JSON each, over a socket that is the other one's
 //! standard input.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
-use harness_allocator::device::faulty::InjectorState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::faulty::InjectorState, units::Bytes};
 use harness_record::Rule;
 use harness_scenario::Readings;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::rig::Finding;
-use crate::step_result::StepResult;
+use crate::{rig::Finding, step_result::StepResult};
 
 /// A message of the main process.
 #[derive(Debug, Serialize, Deserialize)]

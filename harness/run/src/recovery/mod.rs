@@ -9,9 +9,8 @@ mod plans;
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::AllocatorError;
-use harness_allocator::device::Clock;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::{allocator::AllocatorError, device::Clock};
 use harness_base::words::count;
 
 use self::applied::Applied;

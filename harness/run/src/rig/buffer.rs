@@ -1,8 +1,7 @@
 //! [`Buffer`]: memory that a scenario or a workload holds.
 
-use harness_allocator::allocator::Allocation;
 use harness_allocator::device::{MemoryRange, StreamId, Tag};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::Allocation, units::Bytes};
 
 use super::ProgramId;
 

@@ -4,8 +4,7 @@
 
 use harness_allocator::device::faulty::Injector;
 
-use super::program::Program;
-use super::{Audit, Rig, Stop};
+use super::{Audit, Rig, Stop, program::Program};
 use crate::branches::Branches;
 
 /// The number of operations to check individually after a failure. A later error that disappears before the end of its

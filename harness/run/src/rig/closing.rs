@@ -1,8 +1,7 @@
 //! The end of a run: the final checks, and the release of everything.
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, OomCause, Request};
-use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{EventId, StreamId};
+use harness_allocator::device::{EventId, StreamId, faulty::Injector};
 use harness_allocator::units::Bytes;
 
 use super::{Audit, Finding, Rig, Stop};

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
-use harness_allocator::device::StreamId;
-use harness_allocator::device::faulty::Injector;
+use harness_allocator::device::{StreamId, faulty::Injector};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 

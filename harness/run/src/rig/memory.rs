@@ -1,12 +1,10 @@
 //! Memory operations: requests, frees, contents, the cache, and limits set from outside.
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, Request};
-use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{StreamId, Tag, TestDevice};
+use harness_allocator::device::{StreamId, Tag, TestDevice, faulty::Injector};
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::program::Program;
-use super::{Audit, Buffer, ProgramId, Rig, Stop};
+use super::{Audit, Buffer, ProgramId, Rig, Stop, program::Program};
 use crate::control::Call;
 
 impl Rig {

@@ -31,33 +31,21 @@ mod recording;
 mod streams;
 mod times;
 
-use std::collections::BTreeSet;
 use std::hash::{Hash as _, Hasher as _};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use harness_allocator::allocator::Allocator;
-use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{CallSite, DeviceCalls, DeviceError, DeviceMemory, HostId, TestDevice};
-use harness_allocator::hash::Mixer;
-use harness_allocator::units::Nanos;
+use harness_allocator::device::{CallSite, DeviceCalls, DeviceError, DeviceMemory, HostId, TestDevice, faulty::Injector};
+use harness_allocator::{allocator::Allocator, hash::Mixer, units::Nanos};
 use harness_cuda::nvtx::Ranges;
 
-pub use self::accounts::MemoryState;
 pub(crate) use self::audit::check_structure;
 pub use self::audit::{Audit, Finding, Held};
-pub use self::buffer::Buffer;
-pub use self::checking::CheckedFrom;
-use self::checking::Checking;
-use self::curve::Curve;
-pub use self::host::HostBuffer;
-use self::names::Names;
-pub use self::names::Site;
 pub(crate) use self::names::{held_back, release_unit};
-pub use self::private_pools::PoolRefused;
-use self::program::Program;
-pub use self::program::ProgramId;
-use self::streams::Queued;
-use self::times::Times;
+pub use self::{
+    accounts::MemoryState, buffer::Buffer, checking::CheckedFrom, host::HostBuffer, names::Site, private_pools::PoolRefused,
+    program::ProgramId,
+};
+use self::{checking::Checking, curve::Curve, names::Names, program::Program, streams::Queued, times::Times};
 use crate::control::{Call, Control};
 use crate::timeline::Tracer;
 use harness_record::{Accounts, Invariant, Rule};

@@ -2,9 +2,7 @@
 //!
 //! The bytes of sites are tracked only if a step needs them ([`Rig::watch_sites`]). A timed run names nothing.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::Rig;
 use harness_allocator::device::{DevicePtr, StreamId};

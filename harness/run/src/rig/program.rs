@@ -8,8 +8,7 @@ use std::collections::BTreeSet;
 
 use harness_allocator::allocator::{Allocator, PrivatePoolId};
 use harness_allocator::device::{DeviceMemory, TestDevice};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::MemoryStats, units::Bytes};
 
 use super::{Audit, Checks, Finding, Held, Rig, Stop};
 

@@ -2,8 +2,7 @@
 
 use harness_allocator::units::Bytes;
 use harness_record::ClaimFigure;
-use harness_scenario::claim::Figure;
-use harness_scenario::{Dimension, Expression, Value};
+use harness_scenario::{Dimension, Expression, Value, claim::Figure};
 
 use crate::context::RunContext;
 

@@ -1,10 +1,8 @@
 //! A position in a list of steps. Loops are unrolled one iteration at a time, so memory does not grow with their
 //! length.
 
-use harness_scenario::Number;
-use harness_scenario::steps::loops::Loop;
-use harness_scenario::steps::{Action, Step};
-use harness_scenario::{ProcessName, ProgramName, VariableName};
+use harness_scenario::steps::{Action, Step, loops::Loop};
+use harness_scenario::{Number, ProcessName, ProgramName, VariableName};
 
 #[derive(Debug)]
 pub(super) enum Next<'s> {

@@ -2,25 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::Request;
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::Request, device::StreamId, units::Bytes};
 
-use crate::between::Between;
-use crate::context::look_up::LookUpError;
-use crate::context::needs::asks_for_memory;
-use crate::context::{BufferKey, RunContext, buffer_name};
-use crate::leaks;
+use crate::context::{BufferKey, RunContext, buffer_name, look_up::LookUpError, needs::asks_for_memory};
 use crate::recovery::{AttemptKind, Recovered, Recovery};
 use crate::rig::{Buffer, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
 use crate::workload::{exec, infer, pins, replay, storm, train};
+use crate::{between::Between, leaks};
 use harness_record::Outcome;
-use harness_scenario::steps::alloc::Alloc;
-use harness_scenario::steps::contents::Use;
 use harness_scenario::steps::free::{Free, FreeTarget};
-use harness_scenario::steps::streams::Synchronize;
-use harness_scenario::steps::{Action, Step};
+use harness_scenario::steps::{Action, Step, alloc::Alloc, contents::Use, streams::Synchronize};
 use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey, Unit, Value};
 
 /// Runs one step without inner steps. `between` runs between the operations of a storm or a replay, between the

@@ -1,18 +1,15 @@
 //! Judges a run: expectations, invariants, time limits, device failures, and the final verdict.
 
-use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::InjectedFault;
+use harness_allocator::device::{DeviceError, faulty::InjectedFault};
 use harness_base::words::count;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Expectation, Located, PlannedFault, Position, ProcessName};
 
-use super::execute;
-use super::runner::Runner;
-use crate::context::RunContext;
+use super::{execute, runner::Runner};
 use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
-use crate::step_result::Unmet;
+use crate::{context::RunContext, step_result::Unmet};
 
 /// The rule that a device error violates, and the expectation that goes with it. It shows whether to suspect the
 /// allocator or the machine.

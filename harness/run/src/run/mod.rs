@@ -14,17 +14,14 @@ mod kept;
 mod runner;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
-use harness_allocator::device::faulty::Faulty;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo, TestDevice};
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo, TestDevice, faulty::Faulty};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
-use self::kept::Steps;
-use self::runner::Runner;
+use self::{kept::Steps, runner::Runner};
 use crate::context::{Figures, RunContext};
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
@@ -33,8 +30,7 @@ use crate::rig::{CheckedFrom, Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
 
 pub(crate) use execute::{describe_unmet, execute};
-use harness_record::timeline::Timeline;
-use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation};
+use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation, timeline::Timeline};
 use harness_scenario::{ReportKey, Scenario};
 use harness_trace::snapshot::{Recorder, Settings, Snapshot};
 pub(crate) use judge::of_device;

@@ -1,8 +1,6 @@
 //! The runner: runs the steps of a scenario in order, interleaves `meanwhile` steps, and records the results.
 
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::time::Duration;
+use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
 use harness_base::words::count;
 use harness_record::{Event, Outcome, StepRecord, Violation};
@@ -10,17 +8,11 @@ use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Chain, Expectation, Located, Position, ReportKey};
 
 use super::cursor::{Cursor, Next};
-use super::execute;
-use super::frames::frames;
-use super::kept::Steps;
-use super::{Observer, RunRequest, StepTimes};
-use crate::context::RunContext;
+use super::{Observer, RunRequest, StepTimes, execute, frames::frames, kept::Steps};
 use crate::control::{DEFAULT_TIME_LIMIT, Phase};
-use crate::faults::Faults;
-use crate::leaks::Watch;
-use crate::processes::Inside;
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
+use crate::{context::RunContext, faults::Faults, leaks::Watch, processes::Inside};
 
 pub(super) struct Runner<'a, 'o> {
     pub(super) request: &'a RunRequest<'a>,

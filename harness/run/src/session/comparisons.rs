@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_record::{Rule, RunRecord, Verdict, Violation};
 use harness_scenario::{Expectation, Located, Metric, Number, Scenario, Value};
 
-use crate::context::Figures;
-use crate::run::describe_unmet;
+use crate::{context::Figures, run::describe_unmet};
 
 /// The figures of one scenario's allocators that have run in one repetition.
 #[derive(Debug, Default)]

@@ -19,18 +19,16 @@
 
 mod copies;
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{collections::BTreeMap, str::FromStr};
 
 use harness_allocator::device::DeviceError;
 use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, LoggedCall, Numbered};
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
-use harness_exec::trials::each;
-use harness_exec::trials::which::Which;
+use harness_exec::trials::{each, which::Which};
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, Verdict, Violation};
 use harness_scenario::{ProcessName, Scenario};
 use serde::{Deserialize, Serialize};
@@ -38,11 +36,9 @@ use serde::{Deserialize, Serialize};
 use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, open};
 use crate::branches::{Failing, Point};
-use crate::context::kind_of;
-use crate::faults::Faults;
 use crate::processes::{ProcessGroup, StartedBy};
-use crate::rig::CheckedFrom;
 use crate::run::{Run, RunRequest, RunResult};
+use crate::{context::kind_of, faults::Faults, rig::CheckedFrom};
 
 /// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`]. With more
 /// calls it counts as endless.

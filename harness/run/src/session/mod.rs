@@ -7,17 +7,13 @@ mod repeated;
 mod scenario_process;
 mod supervise;
 
-use std::borrow::Cow;
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::Sender;
+use std::sync::{Arc, atomic::AtomicBool, mpsc::Sender};
+use std::{borrow::Cow, collections::BTreeSet};
 
 #[cfg(doc)]
 use harness_allocator::allocator::AllocatorKind;
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{Clock, DeviceError, DeviceInfo, TestDevice};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 use harness_base::words::count;
 
 use self::comparisons::Comparisons;
@@ -28,8 +24,9 @@ use crate::run::{Observer, Run, RunRequest, RunResult};
 use crate::workload::exec;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
-use harness_record::timeline::Timeline;
-use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict, Violation};
+use harness_record::{
+    Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict, Violation, timeline::Timeline,
+};
 use harness_scenario::{Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 

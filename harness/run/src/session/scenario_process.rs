@@ -1,31 +1,27 @@
 //! The other side: a process of a scenario that the main one started. It has its own device, allocator and audit, and
 //! runs the steps that it receives.
 
-use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
+use std::{fs::File, process::ExitCode};
 
 use harness_allocator::device::faulty::{Faulty, Injector};
-use harness_allocator::device::limited::Limited;
-use harness_allocator::device::{CallSite, DeviceError, TestDevice};
+use harness_allocator::device::{CallSite, DeviceError, TestDevice, limited::Limited};
 use harness_allocator::units::Nanos;
 use harness_devices::DeviceSource;
 use harness_exec::forked::leave;
 use harness_gpu_settings::ledger::Ledger;
 use harness_record::Rule;
-use harness_scenario::steps::Action;
-use harness_scenario::{Readings, Scenario, Step};
+use harness_scenario::{Readings, Scenario, Step, steps::Action};
 
-use crate::context::RunContext;
 use crate::processes::Inherited;
 use crate::processes::shared::{Shared, unavailable};
 use crate::processes::wire::{self, Answer, Do, Done, Order, Reply, Start};
 use crate::rig::{Checks, Rig, RigOptions, Stop};
 use crate::run::{execute, of_device};
-use crate::step_result::StepResult;
+use crate::{context::RunContext, step_result::StepResult};
 
 /// The exit code of a program that panicked.
 const PANICKED: u8 = 101;

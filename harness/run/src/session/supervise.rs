@@ -1,11 +1,8 @@
 //! Runs a session in a separate thread, so that the program can report a call that never returns.
 
-use std::panic;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::Duration;
+use std::sync::{Arc, atomic::AtomicBool};
+use std::{panic, thread, time::Duration};
 
 use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;

@@ -8,9 +8,8 @@ mod device;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use harness_allocator::device::StreamId;
-use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::{device::StreamId, stats::MemoryStats};
 use harness_record::timeline::{Entry, Timeline, Track};
 
 pub use device::TracedDevice;

@@ -1,39 +1,28 @@
 //! Runs an unmodified PyTorch program on a simulated GPU with the memory of the scenario's device, or on the run's real
 //! GPU under that limit. The scenario and other programs share the memory.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
+use std::{collections::BTreeMap, fs::File, io, process::Stdio, time::Duration};
 
 use harness_allocator::device::{Clock, DeviceError, DeviceInfo, DeviceMemory};
-use harness_allocator::stats::StatKey;
-use harness_allocator::units::Nanos;
-use harness_base::shell;
-use harness_base::words::count;
+use harness_allocator::{stats::StatKey, units::Nanos};
+use harness_base::{shell, words::count};
 use harness_exec::launch::{Launch, LaunchError, Prepared};
-use harness_exec::machine::Machine;
 use harness_exec::process::{End, Started};
-use harness_exec::record::Record;
 use harness_exec::setup::{Setup, SetupError, with_python};
 use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_gpu_settings::limits::Limits;
-use harness_gpu_settings::settings::Settings;
+use harness_exec::{machine::Machine, record::Record};
+use harness_gpu_settings::{limits::Limits, settings::Settings};
 use harness_record::Outcome;
 use harness_scenario::ReportKey;
 use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
 
 use crate::between::{Between, pause};
-use crate::context::RunContext;
-use crate::control::DEFAULT_TIME_LIMIT;
-use crate::processes::await_memory;
 use crate::rig::{Rig, Stop};
-use crate::shared_memory::SharedMemory;
 use crate::step_result::{StepResult, Unmet};
+use crate::{context::RunContext, control::DEFAULT_TIME_LIMIT, processes::await_memory, shared_memory::SharedMemory};
 
 /// The program's standard error, in the folder of its run.
 const ERROR_OUTPUT: &str = "stderr";

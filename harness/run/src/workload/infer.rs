@@ -4,8 +4,7 @@
 use std::collections::VecDeque;
 
 use harness_allocator::allocator::{AllocatorError, Request};
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::StreamId, units::Bytes};
 use harness_base::words::count;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -1,8 +1,7 @@
 //! Buffers of workloads, whose allocation may fail.
 
 use harness_allocator::allocator::{AllocatorError, Request};
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::StreamId, units::Bytes};
 use harness_record::FailedRequest;
 
 use crate::context::RunContext;

@@ -6,14 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::DevicePtr, units::Bytes};
 use harness_base::words::count;
 
-use crate::context::RunContext;
 use crate::rig::{Stop, held_back, release_unit};
-use crate::step_result::StepResult;
+use crate::{context::RunContext, step_result::StepResult};
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 

@@ -3,18 +3,15 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorError, PrivatePoolId, Request};
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
-use harness_trace::snapshot::StackId;
-use harness_trace::trace::TraceEvent;
+use harness_allocator::{device::StreamId, units::Bytes};
+use harness_trace::{snapshot::StackId, trace::TraceEvent};
 
 use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::{PoolRefused, Stop};
 use crate::step_result::{StepResult, Unmet};
 use harness_record::FailedRequest;
-use harness_scenario::steps::replay::Replay;
-use harness_scenario::{ReportKey, Step};
+use harness_scenario::{ReportKey, Step, steps::replay::Replay};
 
 #[derive(Debug, Default)]
 struct Counts {

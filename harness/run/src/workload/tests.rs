@@ -11,10 +11,8 @@ use harness_scenario::Scenario;
 use harness_scenario::steps::{Action, Step};
 
 use super::*;
-use crate::between::Between;
-use crate::context::RunContext;
 use crate::rig::{ProgramId, Rig, RigOptions, Stop};
-use crate::step_result::StepResult;
+use crate::{between::Between, context::RunContext, step_result::StepResult};
 
 const STORM: &str =
     "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";

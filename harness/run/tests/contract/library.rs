@@ -1,10 +1,8 @@
 //! Shared libraries as allocators, built by cargo next to this test. Their process is this program.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::allocator::library::LibrarySpec;
+use harness_allocator::allocator::{AllocatorSpec, library::LibrarySpec};
 
 /// The subcommand that starts a library's process.
 const SUBCOMMAND: &str = "library-host";

@@ -18,9 +18,8 @@ mod pooled;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use harness_allocator::device::limited::Limited;
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
-use harness_allocator::device::{Clock, DeviceError, TestDevice};
+use harness_allocator::device::{Clock, DeviceError, TestDevice, limited::Limited};
 use harness_allocator::units::Bytes;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self};

@@ -1,14 +1,10 @@
 //! Tests each cause of a failed request with a scenario on the simulated device, if an allocator can get there. Unit
 //! tests next to the code cover the other causes.
 
-use std::fmt::Write as _;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
+use std::{fmt::Write as _, path::Path};
 
-use harness_allocator::allocator::AllocatorKind;
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorKind, stats::PoolKind, units::Bytes};
 use harness_devices::DeviceSource;
 use harness_record::{Cause, FailedRequest, Outcome, Pieces, PinnedSegment, RefusedCall, Verdict, causes};
 use harness_run::session::{ArmRun, Plan, Selection};

@@ -2,11 +2,9 @@
 //! is blamed.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
-use harness_allocator::allocator::AllocatorKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorKind, units::Bytes};
 use harness_record::{RunRecord, Verdict};
 use harness_report::text::step_table;
 use harness_run::run::{Run, RunRequest};

@@ -5,15 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::allocator::{Allocator, AllocatorKind, wrapper};
-use harness_allocator::device::DevicePtr;
-use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::stats::SegmentInfo;
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{DevicePtr, faulty::Injector};
+use harness_allocator::{stats::SegmentInfo, units::Bytes};
 use harness_record::Verdict;
-use harness_run::faults::Faults;
-use harness_run::rig::CheckedFrom;
-use harness_run::run::Run;
+use harness_run::{faults::Faults, rig::CheckedFrom, run::Run};
 use harness_scenario::Scenario;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

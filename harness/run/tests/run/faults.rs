@@ -1,19 +1,15 @@
 //! Faults of scenarios: failed calls are noted, faults that fail no call fail the run, and a run that a fault ended
 //! releases everything.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorKind, wrapper};
-use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError};
+use harness_allocator::device::{Device, DeviceError, faulty::Injector};
 use harness_devices::DeviceSource;
 use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
-use harness_run::faults::Faults;
-use harness_run::rig::CheckedFrom;
-use harness_run::run::Run;
 use harness_run::session::{Plan, Selection};
+use harness_run::{faults::Faults, rig::CheckedFrom, run::Run};
 use harness_scenario::Scenario;
 
 use crate::program::request;

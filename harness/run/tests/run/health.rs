@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorKind, units::Bytes};
 use harness_record::{Invariant, Rule, RunRecord, Verdict};
 use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;

@@ -2,9 +2,7 @@
 //!
 //! A process loads the simulated GPU once and permanently, so each GPU is opened in a child process of this program.
 
-use std::path::Path;
-use std::process::Command;
-use std::sync::Arc;
+use std::{path::Path, process::Command, sync::Arc};
 
 use harness_cuda::machine;
 use harness_devices::{DeviceChoice, DeviceSource};

@@ -1,8 +1,7 @@
 //! The behavior of the language at run time: loops with values, numbered buffers, leaks, causes, programs, private
 //! pools, concurrent steps, comparisons between allocators, skipped scenarios and expected failures.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_devices::DeviceSource;
 use harness_record::{Outcome, Records, Rule, RunRecord, SkipKind, Verdict};

@@ -1,7 +1,6 @@
 //! Leaks by site: the detected ones, the text of a finding, and growth that is not a leak.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_devices::DeviceSource;

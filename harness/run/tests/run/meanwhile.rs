@@ -1,7 +1,6 @@
 //! `meanwhile` steps share the loops and programs of the step that they accompany.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_devices::DeviceSource;

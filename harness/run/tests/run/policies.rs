@@ -1,8 +1,7 @@
 //! Recovery policies in whole runs: the effect of each policy between attempts, the order within a chain, and the
 //! record.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_devices::DeviceSource;

@@ -1,7 +1,6 @@
 //! An allocator that lies about the driver's pool: the driver's own figures reveal it.
 
-use harness_allocator::allocator::async_pool::AsyncPoolAllocator;
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request, async_pool::AsyncPoolAllocator};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::Bytes;

@@ -1,7 +1,6 @@
 //! Small programs for a rig: operations on numbered buffers, and the place of the first error.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, btree_map::Entry};
 use std::sync::Arc;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec, MemoryFraction, Request};

@@ -1,7 +1,6 @@
 //! Correct allocators violate no invariant in any correct program.
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction, caching::Config};
 use harness_allocator::units::{Bytes, Nanos};
 use proptest::prelude::*;
 

@@ -2,20 +2,17 @@
 //! before the final frees. Recording does not change the run.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_record::{RunRecord, Verdict};
 use harness_run::control::Control;
 use harness_run::run::{Observer, Run, RunRequest};
 use harness_scenario::Scenario;
 use harness_trace::snapshot::{Action, Event, Snapshot};
 
-use crate::program::request;
-use crate::watched::Watched;
+use crate::{program::request, watched::Watched};
 
 /// Runs a scenario with one allocator, recorded or not. `at` is the device allocation that interrupts it, if any.
 fn ran(text: &str, kind: AllocatorKind, is_recorded: bool, at: u64) -> (RunRecord, Option<Snapshot>) {

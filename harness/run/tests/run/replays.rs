@@ -1,7 +1,6 @@
 //! A trace as a step of a scenario.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;

@@ -2,16 +2,14 @@
 //! mistake.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::Leaks;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
-use harness_record::Invariant;
-use harness_record::{Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
+use harness_record::{Invariant, Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
 use harness_report::text::step_table;
 use harness_run::run::{Run, RunRequest};
 use harness_run::session::{ArmRun, Plan, Selection};

@@ -1,7 +1,6 @@
 //! Timed runs: the device receives only the scenario's calls, so device work is neither hidden nor delayed.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::units::{Bytes, Nanos};

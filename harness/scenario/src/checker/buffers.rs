@@ -4,8 +4,7 @@ use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
 use harness_language::text::{BufferText, NameText};
 
-use super::Checker;
-use super::names::Id;
+use super::{Checker, names::Id};
 use crate::metric::{BufferName, BufferRef, Expression};
 use crate::steps::free::FreeTarget;
 

@@ -11,17 +11,13 @@ mod buffers;
 mod names;
 mod values;
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::{cell::RefCell, path::Path};
 
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_language::error::Problem;
-use harness_language::expression::Value;
+use harness_allocator::{allocator::AllocatorSpec, device::StreamId};
 use harness_language::located::{Located, Position};
-use harness_language::text::NameText;
+use harness_language::{error::Problem, expression::Value, text::NameText};
 
 pub use buffers::MAX_BUFFERS;
 pub(crate) use buffers::Served;
@@ -30,9 +26,8 @@ pub(crate) use values::{constant, in_order, size, unit_of};
 
 use self::buffers::{Buffer, Elements};
 use self::names::Id;
-use crate::MAX_STREAMS;
 use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, ProcessName, ProgramName, START, StreamName, VariableName};
-use crate::{Process, Renamed};
+use crate::{MAX_STREAMS, Process, Renamed};
 use harness_language::expression::Unit;
 
 /// Most operations of a scenario, with loops unrolled. A step is one, a `storm` counts its requests and frees, a `train` counts its layers per iteration.

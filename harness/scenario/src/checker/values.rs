@@ -1,17 +1,14 @@
 //! Sizes, counts, indices and expectations, and the names in them.
 
-use std::fmt;
-use std::ops::RangeInclusive;
+use std::{fmt, ops::RangeInclusive};
 
-use harness_allocator::stats::StatKey;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::StatKey, units::Bytes};
 use harness_language::error::{Problem, choices, did_you_mean};
 use harness_language::expression::{self, Dimension, ExpressionError, Resolved, Unit, Unresolved, Value};
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText, ExpressionText, not_zero, out_of_bounds};
 
-use super::names::Id;
-use super::{Checker, Parameters};
+use super::{Checker, Parameters, names::Id};
 use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric, ProcessName, RankFigure, ReportKey};
 
 const GROWTH: &str = "growth";

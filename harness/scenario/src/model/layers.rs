@@ -5,10 +5,9 @@ use std::fmt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
-use harness_language::text::bounded;
 use harness_language::variant::{Variant, Variants};
+use harness_language::{error::Problem, text::bounded};
 
 /// Largest dimension of a shape, and most repetitions of a block.
 pub const MAX_DIMENSION: u64 = 1 << 20;

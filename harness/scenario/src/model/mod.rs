@@ -14,11 +14,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use harness_language::error::{FileError, Problem};
-use harness_language::fields::about;
 use harness_language::located::{Located, Position};
-use harness_language::text::bounded;
-use harness_language::variant::Variant;
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
+use harness_language::{fields::about, text::bounded, variant::Variant};
 
 use self::layers::{LAYERS, LayerWire};
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};

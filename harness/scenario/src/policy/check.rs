@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use harness_allocator::device::HostMemory;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::HostMemory, units::Nanos};
 
 use super::wire::{BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SplitWire};
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
-use crate::checker::Checker;
-use crate::metric::BufferName;
 use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
+use crate::{checker::Checker, metric::BufferName};
 use harness_language::error::{Problem, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText, duration};

@@ -7,9 +7,7 @@ mod wire;
 
 use std::fmt;
 
-use harness_allocator::device::HostMemory;
-use harness_allocator::named_enum;
-use harness_allocator::units::Nanos;
+use harness_allocator::{device::HostMemory, named_enum, units::Nanos};
 use harness_base::words::{count, joined};
 
 use super::metric::BufferName;

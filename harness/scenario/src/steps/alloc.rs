@@ -5,15 +5,13 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{Amount, BufferRef, ReportKey, StreamName};
 use crate::policy::{self, Chain, ChainWire, Policy, Recoverable};
-use harness_language::error::Problem;
-use harness_language::located::Located;
 use harness_language::text::{AmountText, BufferText, NameText};
+use harness_language::{error::Problem, located::Located};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alloc {

@@ -10,9 +10,8 @@ use super::fields::{STEPS, StepFields, steps_inside};
 use super::{Action, Step, StepKind, StepWire, check_steps};
 use crate::checker::Checker;
 use crate::metric::{PoolName, ProcessName, ProgramName};
-use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
-use harness_language::text::NameText;
+use harness_language::{error::Problem, text::NameText};
 
 /// Steps that run in another program, process or pool. The first use of a pool creates it.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,12 +9,9 @@ use harness_gpu_settings::settings::Fault;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::cases::{Cases, DeviceKind};
-use crate::checker::Checker;
-use crate::ending::by_case;
-use crate::metric::ReportKey;
+use crate::{checker::Checker, ending::by_case, metric::ReportKey};
 use harness_language::error::{Problem, did_you_mean, quoted};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;

@@ -5,15 +5,12 @@ use std::fmt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::cases::{Cases, DeviceKind};
-use crate::checker::Checker;
-use crate::ending::by_case;
 use crate::metric::{Expectation, Metric};
-use harness_language::error::Problem;
+use crate::{checker::Checker, ending::by_case};
 use harness_language::located::{Located, Position, Tree};
-use harness_language::text::ExpressionText;
+use harness_language::{error::Problem, text::ExpressionText};
 
 /// A checked expectation.
 #[derive(Clone, Debug, PartialEq)]

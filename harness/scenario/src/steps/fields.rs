@@ -3,13 +3,10 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::leaks::LeakCheckWire;
-use crate::checker::Checker;
-use crate::metric::ReportKey;
-use harness_language::error::Problem;
-use harness_language::located::Located;
+use super::{StepWire, leaks::LeakCheckWire};
+use crate::{checker::Checker, metric::ReportKey};
 use harness_language::text::{DurationText, NameText};
+use harness_language::{error::Problem, located::Located};
 
 /// The YAML form of a step, and its check, which returns a `Checked`.
 pub(crate) trait StepFields<Checked>: for<'de> Deserialize<'de> + JsonSchema {

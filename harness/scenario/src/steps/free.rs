@@ -6,8 +6,7 @@ use harness_base::words::joined;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::metric::{Amount, BufferName, BufferRef, ReportKey, StepName};
 use harness_language::error::Problem;

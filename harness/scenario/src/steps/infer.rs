@@ -1,15 +1,13 @@
 //! `infer`: requests to a language model, whose KV caches grow with every token.
 
-use std::fmt;
-use std::ops::RangeInclusive;
+use std::{fmt, ops::RangeInclusive};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};

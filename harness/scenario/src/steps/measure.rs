@@ -5,13 +5,10 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::metric::{MeasureName, ReportKey};
-use harness_language::error::Problem;
-use harness_language::located::Located;
-use harness_language::text::NameText;
+use harness_language::{error::Problem, located::Located, text::NameText};
 
 /// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

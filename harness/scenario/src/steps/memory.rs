@@ -6,13 +6,11 @@ use harness_allocator::allocator::MemoryFraction;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::metric::{Amount, ReportKey};
-use harness_language::error::Problem;
-use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText};
+use harness_language::{error::Problem, located::Located};
 
 /// A step that its name describes completely.
 #[derive(Clone, Debug, PartialEq)]

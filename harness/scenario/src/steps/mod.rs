@@ -21,8 +21,7 @@ pub mod storm;
 pub mod streams;
 pub mod train;
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use harness_allocator::units::Nanos;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -31,9 +30,8 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor}
 pub(crate) use fields::Keys;
 use fields::{ID, LEAK_CHECK, MEANWHILE, STEPS, StepFields, TIMEOUT, UNTIL};
 
-use super::checker::Checker;
 use super::metric::{Amount, MeasureName, PoolName, ProcessName, ProgramName, ReportKey, StepName};
-use super::policy::Chain;
+use super::{checker::Checker, policy::Chain};
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{DurationText, NameText, duration};

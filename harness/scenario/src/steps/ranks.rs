@@ -1,7 +1,6 @@
 //! `ranks` of a `train`: data-parallel training, in which each rank has its own memory.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;

@@ -1,25 +1,17 @@
 //! `replay`: replays an allocation trace.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
 use harness_allocator::device::StreamId;
 use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
-use super::storm::OF_REQUESTS;
-use crate::checker::Checker;
+use super::{StepWire, fields::StepFields, storm::OF_REQUESTS};
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
-use crate::trace::Trace;
-use harness_language::error::Problem;
-use harness_language::located::Located;
-use harness_language::text::NameText;
+use crate::{checker::Checker, trace::Trace};
+use harness_language::{error::Problem, located::Located, text::NameText};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {

@@ -1,15 +1,13 @@
 //! `storm`: many requests and frees with random sizes and lifetimes. `pins`: those of its blocks that pin segments.
 
-use std::fmt;
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::{count, joined};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::{Checker, in_order};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::trace::Trace;

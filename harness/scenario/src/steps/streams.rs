@@ -8,13 +8,11 @@ use harness_allocator::units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::metric::{BufferRef, EventName, StreamName};
-use harness_language::error::Problem;
-use harness_language::located::Located;
 use harness_language::text::{BufferText, DurationText, NameText, duration};
+use harness_language::{error::Problem, located::Located};
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

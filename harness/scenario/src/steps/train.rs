@@ -1,17 +1,15 @@
 //! `train`: iterations of a training and their memory.
 
-use std::fmt;
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::{count, joined};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::StepWire;
-use super::fields::StepFields;
 use super::leaks::{self, LeakCheck, LeakCheckWire};
 use super::ranks::{Ranks, RanksWire};
+use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};

@@ -3,16 +3,14 @@
 //! Every graph of operations has three plans, with the workspaces W, W/2 and zero. Real workspaces depend on the algorithm; W is a model, see
 //! [`harness_gpu_settings::workspaces`].
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{collections::BTreeMap, slice};
 
 use harness_gpu_settings::ffi::{Out, write};
 
 use super::answer;
-use crate::calls::append;
-use crate::world::machine;
+use crate::{calls::append, world::machine};
 use harness_gpu_settings::workspaces::{Convolution, Direction, Element, Workspace, round_up};
 
 /// Numbers of `cudnnBackendDescriptorType_t` (cudnn_graph.h of cuDNN 9).

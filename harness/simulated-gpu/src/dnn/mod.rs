@@ -9,8 +9,7 @@ use std::slice;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::unmodelled::delete_object;
-use crate::world::machine;
+use crate::{unmodelled::delete_object, world::machine};
 
 /// Success, or `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` after a null pointer.
 fn answer(written: bool) -> c_int {

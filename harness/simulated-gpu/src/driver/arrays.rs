@@ -4,9 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{calls::Call, export, ffi::Out};
 
 use crate::code::{Code, answer, put, put_address};
 use crate::context::{call, in_context};

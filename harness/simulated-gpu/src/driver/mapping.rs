@@ -5,14 +5,11 @@ use std::ptr::null_mut;
 
 use harness_allocator::units::Bytes;
 
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, answer, put};
-use crate::context::in_context;
-use crate::kernels::Work;
-use crate::memory::device_of_page;
 use crate::world::{Machine, State, current_device, machine};
+use crate::{context::in_context, kernels::Work, memory::device_of_page};
 use harness_gpu_settings::calls::Call;
 
 /// The granularity of mappings.

@@ -2,21 +2,16 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use harness_allocator::device::AccessKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::AccessKind, units::Bytes};
 
-use harness_gpu_settings::calls::Call;
-use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
+use harness_gpu_settings::{calls::Call, export};
 
 use crate::code::{Code, answer, put, put_address};
 use crate::context::{Gpu, by_kernel_mode, call, context_of, in_context, on_gpu, wait};
-use crate::host::Kind;
-use crate::kernels::Work;
-use crate::memory::device_of;
-use crate::runtime::memory::allocate_on_host;
-use crate::runtime::{allocate, count_free, free, memory as runtime};
+use crate::runtime::{allocate, count_free, free, memory as runtime, memory::allocate_on_host};
 use crate::world::{current_device, machine};
+use crate::{host::Kind, kernels::Work, memory::device_of};
 
 /// The directions of a copy.
 const HOST_TO_DEVICE: c_int = 1;

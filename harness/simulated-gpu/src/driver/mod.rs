@@ -11,8 +11,7 @@ mod pools;
 mod streams;
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::ptr;
-use std::sync::atomic::Ordering;
+use std::{ptr, sync::atomic::Ordering};
 
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
@@ -21,10 +20,9 @@ use crate::code::{Code, answer, message, name, put};
 use crate::context::{
     call, context_of, current_context, device_of_stream, initialized, pop_context, push_context, release, retain, set_context,
 };
-use crate::device_properties::uuid;
-use crate::entry_points::find;
 use crate::runtime::{device, put_attribute};
 use crate::world::{current_device, machine};
+use crate::{device_properties::uuid, entry_points::find};
 
 fn initialize(flags: c_uint) -> Result<(), Code> {
     if flags != 0 {

@@ -2,15 +2,13 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text};
-use harness_gpu_settings::gpus::BLOCK_THREADS;
+use harness_gpu_settings::{export, gpus::BLOCK_THREADS};
 
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
-use crate::copied;
 use crate::unmodelled::{delete_object, new_object};
-use crate::world::machine;
+use crate::{copied, world::machine};
 
 export! {
     cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =

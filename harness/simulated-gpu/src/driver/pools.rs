@@ -6,13 +6,11 @@ use std::mem::MaybeUninit;
 use harness_allocator::device::{PoolId, PooledDevice as _};
 use harness_allocator::units::Bytes;
 
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode, wait};
-use crate::kernels::Work;
-use crate::runtime::pools as runtime;
+use crate::{kernels::Work, runtime::pools as runtime};
 
 /// `CUmemPoolProps`.
 #[repr(C)]

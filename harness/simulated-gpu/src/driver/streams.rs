@@ -5,12 +5,10 @@ use std::ffi::{c_float, c_uint};
 use harness_allocator::device::{Device as _, DeviceError, EventId, TestDevice as _};
 use harness_allocator::units::Nanos;
 
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
-use crate::code::Code;
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode, wait};
-use crate::runtime::streams as runtime;
+use crate::{code::Code, runtime::streams as runtime};
 
 /// Flag of a stream that does not synchronize with the default stream.
 const NON_BLOCKING: c_uint = 1;

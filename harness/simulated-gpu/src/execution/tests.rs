@@ -1,6 +1,5 @@
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::driver::Kernels;
-use harness_gpu_settings::gpus::GPUS;
+use harness_gpu_settings::{driver::Kernels, gpus::GPUS};
 
 use super::*;
 

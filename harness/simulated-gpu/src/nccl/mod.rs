@@ -4,22 +4,17 @@
 
 mod split;
 
-use std::cell::RefCell;
-use std::env;
 use std::ffi::{c_char, c_int, c_void};
 use std::hash::{Hash as _, Hasher as _};
-use std::mem::MaybeUninit;
-use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::{cell::RefCell, env, mem::MaybeUninit, path::Path};
 
 use harness_allocator::hash::Mixer;
-use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
-use harness_gpu_settings::settings::RUN;
+use harness_gpu_settings::{export, settings::RUN};
 
 use self::split::{Member, split};
-use crate::runtime::copy_on_device;
-use crate::world::machine;
+use crate::{runtime::copy_on_device, world::machine};
 
 /// Version 2.28.9.
 const VERSION: c_int = 22_809;

@@ -3,9 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::path::Path;
-use std::thread;
-use std::time::Duration;
+use std::{path::Path, thread, time::Duration};
 
 const POLL: Duration = Duration::from_millis(1);
 

@@ -1,8 +1,7 @@
 //! Captures and graphs, of the runtime and of the driver. Graphs are opaque and empty; a launch is one piece of work.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::ptr;
+use std::{cell::Cell, ptr};
 
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};

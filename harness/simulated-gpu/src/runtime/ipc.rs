@@ -4,8 +4,7 @@
 use std::ffi::c_uint;
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use super::streams::with;
 use crate::code::{Code, put, put_address};

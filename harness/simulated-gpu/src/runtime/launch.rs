@@ -1,13 +1,10 @@
 //! Registration and launches of kernels. Kernels are no-ops: a launch is counted, and forgets the stored copies that its arguments point into.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{cell::RefCell, collections::BTreeMap, ptr};
 
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use super::fat_binary::chosen_code;
 use crate::code::{Code, last, message, name, put, remember, take_last};

@@ -4,8 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::{ptr, slice};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use super::streams::with;
 use crate::code::{Code, put, put_address, remember};

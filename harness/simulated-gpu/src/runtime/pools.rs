@@ -2,14 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use super::device::device;
 use super::memory::{give_back, request};
 use crate::code::{Code, put, remember};
-use crate::handles::Handles;
-use crate::world::machine;
+use crate::{handles::Handles, world::machine};
 use harness_gpu_settings::calls::Call;
 
 /// The pools of the devices.

@@ -2,8 +2,7 @@
 
 use std::ffi::{c_float, c_int, c_uint};
 
-use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::Out;
+use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, put, remember};
 use crate::world::{Machine, State, current_device, machine};

@@ -4,20 +4,14 @@
 //! There, the kernels of the CUDA device execute on host memory ([`strict`]): an invalid or unordered access breaks the context.
 //! A context that ends reports its remaining objects ([`Staging::left`]). No figure of it describes a real GPU.
 
-use std::env;
-use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::{env, ffi::OsString, fs, io, os::unix::fs::symlink, process::Command};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::driver::{Kernels, Sensors};
-use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, RUN, SETTINGS, Settings};
-use harness_gpu_settings::text::to_variable;
+use harness_gpu_settings::{gpus::GPUS, text::to_variable};
 use tempfile::TempDir;
 
 /// Returns a machine with one GPU of 2 GiB and NVML, without faults. A context takes 300 MiB, the kernels of the CUDA device

@@ -7,10 +7,7 @@
 mod streams;
 mod target;
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::ops::Range;
-use std::sync::Arc;
+use std::{collections::BTreeMap, convert::Infallible, ops::Range, sync::Arc};
 
 use harness_allocator::allocator::{Allocator, AllocatorError, PrivatePoolError, Request};
 use harness_allocator::device::{DeviceError, StreamId, TestDevice};

@@ -1,8 +1,7 @@
 //! Allocators that a trace can run on, through the two interfaces that programs use.
 
-use harness_allocator::allocator::caching::CachingAllocator;
 use harness_allocator::allocator::shared::{Locked, SharedAllocator};
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request, caching::CachingAllocator};
 use harness_allocator::device::{DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 

@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harness_allocator::allocator::PrivatePoolId;
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{PrivatePoolId, caching::Config};
 use harness_allocator::device::StreamId;
 
 use super::{Allocation, ProgramError, RecordedProgram};
-use crate::execute::PrepareError;
 use crate::snapshot::{PoolId, StackId};
-use crate::trace::TraceEvent;
+use crate::{execute::PrepareError, trace::TraceEvent};
 
 impl RecordedProgram {
     /// Converts an allocation trace to a program without addresses. Renumbers allocations, streams and private pools in order.

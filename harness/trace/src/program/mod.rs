@@ -18,16 +18,14 @@ mod watch;
 
 use harness_allocator::allocator::caching::{ConfError, Config, RestoreError};
 use harness_allocator::device::{DeviceError, MemoryRange, StreamId};
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
 
 pub use self::replay::{Placement, Prepared, Refused, Replayed, Setup};
 pub use self::start::{EarlierSegments, LARGEST_REMAINDER, UnmappedPools};
 pub use self::watch::{DriverCall, Step};
-use crate::execute::PrepareError;
 use crate::snapshot::{Block, PoolId, Segment, StackId};
-use crate::trace::TraceEvent;
+use crate::{execute::PrepareError, trace::TraceEvent};
 
 /// The requests of one program on one device. Stack ids refer to the snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -11,19 +11,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::{PrivatePoolId, Request};
-use harness_allocator::device::sim::GRANULARITY;
-use harness_allocator::device::{DeviceError, DevicePtr, StreamId};
-use harness_allocator::stats::BlockState;
-use harness_allocator::units::Bytes;
+use harness_allocator::allocator::{PrivatePoolId, Request, caching::Config};
+use harness_allocator::device::{DeviceError, DevicePtr, StreamId, sim::GRANULARITY};
+use harness_allocator::{stats::BlockState, units::Bytes};
 
-use super::pending::PendingFrees;
-use super::reservations;
 use super::shadow::{Recorded, ShadowAllocator};
-use super::start::Start;
-use super::watch::DriverCall;
-use super::{Allocation, DriverRange, Ended, Note, ProgramError, RecordedProgram};
+use super::{
+    Allocation, DriverRange, Ended, Note, ProgramError, RecordedProgram, pending::PendingFrees, reservations, start::Start,
+    watch::DriverCall,
+};
 use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 

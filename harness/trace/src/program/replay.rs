@@ -1,10 +1,8 @@
 //! Replays a program with any settings, allocator and memory. [`Prepared`] is a program that can run many times.
 
-use std::collections::HashMap;
-use std::ops::ControlFlow;
+use std::{collections::HashMap, ops::ControlFlow};
 
-use harness_allocator::allocator::caching::CachingAllocator;
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request, caching::CachingAllocator};
 use harness_allocator::device::sim::{CostModel, GRANULARITY, SimConfig, SimDevice};
 use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};

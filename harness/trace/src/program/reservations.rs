@@ -7,11 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::device::sim::GRANULARITY;
-use harness_allocator::device::{DevicePtr, MemoryRange};
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{DevicePtr, MemoryRange, sim::GRANULARITY};
+use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
 
 use crate::snapshot::{Action, Event, PoolId, Segment};
 

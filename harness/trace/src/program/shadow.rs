@@ -3,17 +3,15 @@
 
 use std::collections::HashMap;
 
-use harness_allocator::allocator::caching::CachingAllocator;
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools as _, Request};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools as _, Request, caching::CachingAllocator,
+};
 use harness_allocator::device::sim::{GRANULARITY, SimConfig, SimDevice};
-use harness_allocator::device::wrapper::DeviceWrapper as _;
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice as _};
-use harness_allocator::stats::SegmentInfo;
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice as _, wrapper::DeviceWrapper as _};
+use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
-use super::replay::hold;
 use super::watch::{DriverCall, Logged};
-use super::{ProgramError, RecordedProgram};
+use super::{ProgramError, RecordedProgram, replay::hold};
 use crate::snapshot::Action;
 
 /// PyTorch's allocator in the state that the recording has reached.

@@ -10,9 +10,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, units::Bytes};
 
 use super::ProgramError;
 use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};

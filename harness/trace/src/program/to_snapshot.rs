@@ -4,16 +4,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::Allocator;
 use harness_allocator::device::{DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockState, SegmentInfo};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::Allocator, units::Bytes};
 
 use super::watch::{DriverCall, Step};
 use super::{ProgramError, RecordedProgram};
-use crate::execute::Outcome;
 use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId, is_pending};
-use crate::trace::TraceEvent;
+use crate::{execute::Outcome, trace::TraceEvent};
 
 impl RecordedProgram {
     /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
-use harness_allocator::device::sim::SimDevice;
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice};
-use harness_allocator::stats::SegmentInfo;
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice, sim::SimDevice};
+use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use crate::execute::{Outcome, Target};
 use crate::snapshot::{Action, Event};

@@ -24,20 +24,16 @@ use std::collections::BTreeSet;
 
 use harness_allocator::allocator::Allocator;
 use harness_allocator::allocator::caching::{ConfError, Config, TorchVersion};
-use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::DevicePtr, units::Bytes};
 use serde::Serialize;
 
-pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
-pub use self::ranges::Ranges;
 pub use self::recorder::{Recorded, Recorder};
-pub use self::recording::Recording;
-pub use self::rmm::HEADER as RMM_LOG_HEADER;
-pub use self::run::RunInfo;
-pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
+pub use self::{
+    error::SnapshotError, ranges::Ranges, recording::Recording, rmm::HEADER as RMM_LOG_HEADER, run::RunInfo, settings::Settings,
+};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {

@@ -1,18 +1,18 @@
 //! Converts the objects of a pickle into a [`Snapshot`].
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{Cursor, ErrorKind, Read};
-use std::path::Path;
+use std::{fs::File, path::Path};
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
-use harness_base::packed::unpack;
-use harness_base::words::count;
+use harness_base::{packed::unpack, words::count};
 
-use super::error::SnapshotError;
 use super::pickle::{self, Fields, Item, Object, Objects, TextId, Wrong};
-use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, budget, rmm};
+use super::{
+    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, budget,
+    error::SnapshotError, rmm,
+};
 
 const MAX_UNPACKED: u64 = 4 << 30;
 

@@ -7,13 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use harness_allocator::allocator::wrapper::AllocatorWrapper;
 use harness_allocator::allocator::{
-    Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools, Request,
+    Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools, Request, wrapper::AllocatorWrapper,
 };
 use harness_allocator::device::{Device, DeviceError, StreamId};
-use harness_allocator::stats::SegmentInfo;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use super::{Action, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value, is_pending};
 

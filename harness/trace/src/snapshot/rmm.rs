@@ -11,8 +11,7 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use super::budget::{self, Budget};
-use super::error::SnapshotError;
-use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
+use super::{Action, Event, ExtraId, Snapshot, StackId, Value, error::SnapshotError};
 
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 

@@ -1,7 +1,6 @@
 //! Describes the harness run that wrote a snapshot: [`RunInfo`]. It is stored under a top-level key that PyTorch ignores.
 
-use harness_allocator::device::Clock;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::Clock, units::Bytes};
 use serde::Serialize;
 
 use super::{Snapshot, Value};

@@ -2,9 +2,8 @@
 
 use indexmap::IndexMap;
 
-use super::error::SnapshotError;
-use super::extras::Value;
 use super::pickle::{Item, Object, Objects};
+use super::{error::SnapshotError, extras::Value};
 
 /// Maximum nesting of lists and dictionaries; it also stops at circular objects. PyTorch nests two levels.
 const MAX_DEPTH: usize = 32;

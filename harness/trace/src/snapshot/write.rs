@@ -7,8 +7,7 @@ use std::io::{self, Write};
 
 use harness_allocator::stats::BlockState;
 
-use super::pickle::opcode;
-use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId, Value};
+use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId, Value, pickle::opcode};
 
 /// The number of items per APPENDS, as in Python.
 const BATCH: usize = 1000;

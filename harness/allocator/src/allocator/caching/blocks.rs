@@ -6,10 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::bins::Bin;
-use super::config::BLOCK_UNIT;
 use super::ids::{BlockId, StreamPoolId};
-use super::torch::TieOrder;
+use super::{bins::Bin, config::BLOCK_UNIT, torch::TieOrder};
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;

@@ -20,8 +20,7 @@ use self::setting::Key;
 pub use self::setting::Setting;
 use super::config::{Config, SegmentReserve};
 use super::torch::TorchVersion;
-use crate::allocator::MemoryFraction;
-use crate::units::Bytes;
+use crate::{allocator::MemoryFraction, units::Bytes};
 
 /// `large_segment_size_mb` must be above this many MiB.
 const LARGE_SEGMENT_SIZE_ABOVE: u64 = 10;

@@ -5,9 +5,7 @@
 //! <https://github.com/pytorch/pytorch>).
 
 use super::torch::TorchVersion;
-use crate::allocator::MemoryFraction;
-use crate::stats::PoolKind;
-use crate::units::Bytes;
+use crate::{allocator::MemoryFraction, stats::PoolKind, units::Bytes};
 
 /// The smallest block and the unit of sizes.
 pub(super) const BLOCK_UNIT: u64 = 512;

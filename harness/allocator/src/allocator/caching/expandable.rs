@@ -4,14 +4,10 @@
 //! device. It gets another one only if no range of the first fits.
 
 use super::blocks::{Block, State};
-use super::config::largest_reserve;
 use super::ids::{BlockId, StreamPoolId};
-use super::pools::StreamPool;
-use super::{CachingAllocator, merge_free};
-use crate::allocator::pending::if_exists;
+use super::{CachingAllocator, config::largest_reserve, merge_free, pools::StreamPool};
 use crate::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange};
-use crate::stats::PoolKind;
-use crate::units::Bytes;
+use crate::{allocator::pending::if_exists, stats::PoolKind, units::Bytes};
 
 impl CachingAllocator {
     /// Checks whether the device can map pages of the configured size.

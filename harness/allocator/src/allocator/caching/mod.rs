@@ -36,17 +36,12 @@ pub use restore::RestoreError;
 pub use torch::{TieOrder, TorchVersion, TorchVersionError};
 
 use self::blocks::{Block, Blocks, State};
-use self::counters::Counters;
-use self::free_index::FreeBlocks;
 use self::ids::{BlockId, StreamPoolId};
 use self::pools::{PoolId, Pools};
-use self::released::ReleasedStreams;
-use self::rules::Rules;
-use self::uses::Uses;
-use super::pending::PendingFrees;
+use self::{counters::Counters, free_index::FreeBlocks, released::ReleasedStreams, rules::Rules, uses::Uses};
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
-    Request,
+    Request, pending::PendingFrees,
 };
 use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{MemoryStats, PoolKind, SegmentInfo};

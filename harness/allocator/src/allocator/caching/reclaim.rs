@@ -1,9 +1,8 @@
 //! Returning cached memory to the driver: at an out of memory, by request, and by age.
 
-use super::CachingAllocator;
 use super::ids::{BlockId, StreamPoolId};
 use super::pools::{PoolId, Pools};
-use super::torch::unsupported;
+use super::{CachingAllocator, torch::unsupported};
 use crate::allocator::PrivatePoolId;
 use crate::device::{Device, DeviceError, DevicePtr};
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::CachingAllocator;
-use super::pools::Pools;
+use super::{CachingAllocator, pools::Pools};
 use crate::allocator::pending::if_exists;
 use crate::device::{Device, DeviceError, StreamId};
 

@@ -1,9 +1,7 @@
 //! Restores an allocator from its segments: the inverse of [`Allocator::snapshot`].
 
-use super::CachingAllocator;
-use super::blocks::State;
-use super::config::Config;
 use super::ids::{BlockId, StreamPoolId};
+use super::{CachingAllocator, blocks::State, config::Config};
 use crate::allocator::{Allocation, PrivatePoolId, Request};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::stats::{BlockState, PoolKind, SegmentInfo};

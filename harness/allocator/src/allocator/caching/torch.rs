@@ -2,8 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::device::DeviceError;
-use crate::named::named_enum;
+use crate::{device::DeviceError, named::named_enum};
 
 named_enum! {
     /// A version of PyTorch. 2.13, 2.14 and 2.15 differ only in their settings.

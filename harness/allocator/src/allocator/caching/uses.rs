@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::Quirks;
-use super::ids::BlockId;
+use super::{config::Quirks, ids::BlockId};
 use crate::device::StreamId;
 
 /// The streams of every block that more than one stream uses.

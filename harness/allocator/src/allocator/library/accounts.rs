@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::live::{count_block, exceeded};
-use super::super::slab::Slab;
-use super::super::{Allocation, Handle, MemoryFraction};
+use super::super::{Allocation, Handle, MemoryFraction, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;

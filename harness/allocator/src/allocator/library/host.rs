@@ -1,13 +1,11 @@
 //! [`Host`]: the process that runs a library, from the harness's view.
 
-use std::env;
 use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::{net::UnixStream, process::ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::{env, sync::OnceLock};
 
 use super::wire::{self, Order, Reply};
 

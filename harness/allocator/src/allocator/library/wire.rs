@@ -4,8 +4,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::LibrarySpec;
 

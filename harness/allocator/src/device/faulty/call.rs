@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::named::named_enum;
-use crate::units::Bytes;
+use crate::{named::named_enum, units::Bytes};
 
 named_enum! {
     /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no such call, and of NVML.

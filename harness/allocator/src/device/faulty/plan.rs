@@ -3,22 +3,17 @@
 
 mod injector_state;
 
-use std::collections::BTreeSet;
-use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
 pub use self::injector_state::InjectorState;
 use super::call::{ANY, DeviceCall, Numbered};
-use crate::allocator::Request;
 use crate::device::{CallSite, DeviceError, StreamId};
-use crate::hash::Mixer;
-use crate::named::named_enum;
-use crate::stats::PoolKind;
 use crate::units::{Bytes, Nanos};
+use crate::{allocator::Request, hash::Mixer, named::named_enum, stats::PoolKind};
 
 /// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls
 /// have failed.

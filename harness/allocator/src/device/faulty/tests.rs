@@ -1,8 +1,7 @@
 use super::*;
-use crate::allocator::Request;
 use crate::device::Device;
 use crate::device::sim::{SimConfig, SimDevice};
-use crate::stats::PoolKind;
+use crate::{allocator::Request, stats::PoolKind};
 
 type OnSim = Faulty<SimDevice>;
 

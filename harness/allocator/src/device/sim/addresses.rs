@@ -3,15 +3,12 @@
 //! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than
 //! the 47 to 49 address bits of a GPU: even a device of 1 PiB does not exhaust them.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-use std::str::FromStr;
+use std::{collections::BTreeMap, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
 use super::ranges::RangeMap;
-use crate::named::named_enum;
-use crate::units::Bytes;
+use crate::{named::named_enum, units::Bytes};
 
 /// The range of allocations.
 pub(super) const ALLOCATIONS: Range<u64> = 0x7000_0000_0000..1 << 51;

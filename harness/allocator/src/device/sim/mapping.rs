@@ -1,10 +1,8 @@
 //! Memory mapping of the simulated device: [`MappedDevice`] for [`SimDevice`].
 
 use super::addresses::{AddressOrder, Addresses, RESERVATIONS};
-use super::races::Conflict;
-use super::{GRANULARITY, SimDevice, refused};
-use crate::device::pages::PageTable;
-use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
+use super::{GRANULARITY, SimDevice, races::Conflict, refused};
+use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, pages::PageTable};
 use crate::units::{Bytes, Nanos};
 
 /// The unreserved gap after each reservation.

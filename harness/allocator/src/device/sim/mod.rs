@@ -29,12 +29,8 @@ pub use driver::EventTime;
 
 use self::addresses::{ALLOCATIONS, Addresses, POOLS};
 use self::allocations::{AllocationState, Allocations, SimAllocation};
-use self::contents::MemoryTags;
-use self::host::SimHost;
-use self::mapping::Mapping;
-use self::placement::Placement;
-use self::pool::SimPools;
 use self::races::{Conflict, Races, Slot, VectorClock};
+use self::{contents::MemoryTags, host::SimHost, mapping::Mapping, placement::Placement, pool::SimPools};
 use super::{
     Access, AccessKind, CallSite, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId,
     Fingerprint, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag, TestDevice,

@@ -17,9 +17,8 @@ use std::collections::BTreeMap;
 
 use super::addresses::{AddressOrder, Addresses, POOLS};
 use super::allocations::{AllocationState, SimAllocation};
-use super::pieces::Pieces;
 use super::races::{Races, Slot};
-use super::{GRANULARITY, SimDevice, refused};
+use super::{GRANULARITY, SimDevice, pieces::Pieces, refused};
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId};
 use crate::units::Bytes;
 

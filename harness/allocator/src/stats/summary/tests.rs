@@ -1,6 +1,5 @@
 use super::*;
-use crate::stats::PoolKind;
-use crate::units::Bytes;
+use crate::{stats::PoolKind, units::Bytes};
 
 /// All columns differ, and every unit occurs.
 fn stats() -> MemoryStats {

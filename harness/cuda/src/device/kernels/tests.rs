@@ -1,6 +1,5 @@
 use super::*;
-use harness_allocator::device::DevicePtr;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::DevicePtr, units::Bytes};
 
 /// Returns the bytes that the kernels would write for these parts.
 fn written(parts: &Parts, tag: Tag) -> Vec<u8> {

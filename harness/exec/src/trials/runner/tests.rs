@@ -4,13 +4,11 @@
 use std::ffi::OsString;
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::gpus::GPUS;
-use harness_gpu_settings::settings::Settings;
+use harness_gpu_settings::{gpus::GPUS, settings::Settings};
 
 use super::*;
 use crate::machine::Machine;
-use crate::tests::fake::trial;
-use crate::tests::fixture::setup;
+use crate::tests::{fake::trial, fixture::setup};
 
 /// Calls `act` with a runner of a shell command.
 fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl FnOnce(&Runner<'_>) -> T) -> T {

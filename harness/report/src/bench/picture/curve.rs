@@ -2,14 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
+use plotters::{prelude::*, style::text_anchor::HPos};
 
-use super::axis::LogAxis;
-use super::{LABELS, colour, mark};
-use crate::bench::words;
+use super::{LABELS, axis::LogAxis, colour, mark};
 use crate::svg::{Area, Drawn, INK, LIMIT, Legend, WIDTH, chart_on, cut, document, mesh, text};
-use crate::words::distinct;
+use crate::{bench::words, words::distinct};
 use harness_bench::record::{Entry, EntrySummary, Outcome, Quantity, SuiteRecord};
 
 /// Minimum number of points of a curve. A table shows fewer points better.

@@ -1,11 +1,9 @@
 //! The trend of one entry: its ratio to the accepted build, with the interval of each run.
 
-use harness_bench::compare::over_runs;
-use harness_bench::inference::Estimate;
 use harness_bench::record::{BenchRun, Change};
+use harness_bench::{compare::over_runs, inference::Estimate};
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
+use plotters::{prelude::*, style::text_anchor::HPos};
 
 use super::{LABELS, colour, mark};
 use crate::bench::words;

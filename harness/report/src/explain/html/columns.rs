@@ -4,8 +4,7 @@
 //! (<https://protobuf.dev/programming-guides/encoding/#varints>), in base64. Columns of a recording change little from row to
 //! row, so most rows take one or two bytes.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 /// Encodes a column. Differences wrap modulo 2⁶⁴, so every value survives.
 pub(super) fn encode(values: impl IntoIterator<Item = u64>) -> String {

@@ -2,14 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::stats::PoolKind;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
 use harness_base::words::count;
 use harness_explain::causes::{CauseBytes, Explanation};
 use harness_explain::sites::{SiteId, Sites};
-use harness_explain::state::MomentKind;
-use harness_explain::waits::Wait;
+use harness_explain::{state::MomentKind, waits::Wait};
 use harness_trace::snapshot::{Action, Event, Frame, PoolId, Snapshot, StackId};
 use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;

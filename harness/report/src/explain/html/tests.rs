@@ -9,9 +9,8 @@ use harness_trace::snapshot::{Action, Block, Event, ExtraId, Frame, PoolId, Segm
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::columns::decode;
 use super::lifetimes::{Contradictions, Figures, Lifetimes};
-use super::*;
+use super::{columns::decode, *};
 
 fn event(action: Action, address: u64, size: u64) -> Event {
     Event { action, address, size: Bytes(size), stream: 0, time_us: Some(1_000_000), stack: StackId::EMPTY, extra: ExtraId::default() }

@@ -1,8 +1,7 @@
 //! Compares the programs' accounts with the device's memory.
 
 use harness_allocator::device::{Clock, DeviceInfo, DeviceMemory, PoolMemory, TestDevice};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::MemoryStats, units::Bytes};
 
 use super::Finding;
 use harness_record::Invariant;

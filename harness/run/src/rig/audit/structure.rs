@@ -1,13 +1,11 @@
 //! The allocator's structure as the audit last read it: the segments, and sums over their blocks that must equal the
 //! counters.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
-use harness_allocator::allocator::Allocation;
 use harness_allocator::device::{DevicePtr, PoolMemory, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::Allocation, units::Bytes};
 
 use super::Finding;
 use harness_base::words::count;

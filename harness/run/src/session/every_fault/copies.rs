@@ -18,10 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ArmRun, Attempt, Engine, Outcome, Results, RunSetup};
 use crate::branches::{Branches, Point};
-use crate::faults::Faults;
 use crate::processes::{StartedBy, wire};
-use crate::rig::CheckedFrom;
-use crate::session::scenario_process::serve_in_copy;
+use crate::{faults::Faults, rig::CheckedFrom, session::scenario_process::serve_in_copy};
 
 /// The maximum number of calls per order. It balances the cost of the shared steps against the load of the servers.
 pub(super) const MOST_POINTS: usize = 400;

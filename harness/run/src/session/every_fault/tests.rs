@@ -1,8 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::atomic::AtomicUsize;
+use std::{collections::BTreeSet, path::Path, sync::atomic::AtomicUsize};
 
 use proptest::prelude::*;
 

@@ -1,11 +1,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
-use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorKind, units::Bytes};
 use harness_record::Verdict;
 use harness_scenario::Scenario;
 

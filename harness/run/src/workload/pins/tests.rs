@@ -1,7 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorKind;
 

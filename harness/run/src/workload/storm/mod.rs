@@ -6,15 +6,13 @@ mod threads;
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::{AllocatorError, OomCause, Request};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::MemoryStats, units::Bytes};
 use harness_base::words::count;
 
 use self::requests::{Operation, Requests};
 use crate::between::{Between, pause};
-use crate::context::RunContext;
-use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
+use crate::{context::RunContext, rig::Stop};
 use harness_record::{FailedRequest, Outcome};
 use harness_scenario::steps::storm::{Storm, Until};
 use harness_scenario::{ReportKey, Step};

@@ -1,10 +1,7 @@
 //! The requests and frees of a storm, drawn from its seed.
 
-use harness_allocator::allocator::Request;
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
-use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
+use harness_allocator::{allocator::Request, device::StreamId, units::Bytes};
+use rand::{Rng, SeedableRng, seq::IndexedRandom};
 use rand_chacha::ChaCha8Rng;
 
 use crate::context::RunContext;

@@ -5,18 +5,14 @@
 //! to run, so the checks must hold for every interleaving. No address is handed out twice, and blocks keep their
 //! contents. After all threads have ended, the structure and the counters match the sum of their operations.
 
-use std::collections::BTreeMap;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::{collections::BTreeMap, panic::resume_unwind, thread};
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::shared::SharedAllocator;
-use harness_allocator::allocator::{Allocation, AllocatorError, Request};
+use harness_allocator::allocator::{Allocation, AllocatorError, Request, shared::SharedAllocator};
 use harness_allocator::device::{DevicePtr, Tag, TestDevice};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::Bytes;
+use harness_allocator::{stats::MemoryStats, units::Bytes};
 
 use super::requests::{Operation, Requests};
 use crate::context::RunContext;
@@ -25,8 +21,7 @@ use crate::control::{Call, Control};
 use crate::rig::{Finding, Stop, check_structure};
 use crate::step_result::{StepResult, Unmet};
 use harness_record::{Invariant, Outcome};
-use harness_scenario::steps::storm::Storm;
-use harness_scenario::{ReportKey, Step};
+use harness_scenario::{ReportKey, Step, steps::storm::Storm};
 
 type Front<'d> = SharedAllocator<&'d mut dyn TestDevice>;
 

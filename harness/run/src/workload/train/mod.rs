@@ -15,19 +15,14 @@ mod training;
 
 use std::hash::{Hash as _, Hasher as _};
 
-use harness_allocator::allocator::AllocatorError;
-use harness_allocator::hash::Mixer;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorError, hash::Mixer, units::Bytes};
 use harness_base::words::count;
 use harness_record::{FailedRequest, Outcome};
 
 use self::training::{Counts, Training};
 use crate::between::{Between, pause};
-use crate::context::RunContext;
-use crate::leaks::Watch;
 use crate::recovery::{AttemptKind, Recovery};
-use crate::rig::Stop;
-use crate::step_result::StepResult;
+use crate::{context::RunContext, leaks::Watch, rig::Stop, step_result::StepResult};
 use harness_scenario::steps::train::{Train, Trained};
 use harness_scenario::{Plan, ReportKey, Step};
 

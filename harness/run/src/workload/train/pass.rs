@@ -3,8 +3,7 @@
 //!
 //! Tensors live as in PyTorch's autograd: as long as a later operation reads them or a backward pass has saved them.
 
-use std::ops::Range;
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use harness_allocator::device::{HostMemory, StreamId};
 use harness_allocator::units::{Bytes, Nanos};

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::AllocatorError;
 use harness_allocator::device::{HostMemory, StreamId};
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorError, units::Bytes};
 
 use crate::context::RunContext;
 use crate::rig::{Buffer, HostBuffer, Stop};

@@ -1,7 +1,6 @@
 //! [`Training`]: the long-lived memory of a training, and its iterations.
 
-use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::{collections::BTreeMap, rc::Rc};
 
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::device::{HostMemory, StreamId};
@@ -13,9 +12,8 @@ use crate::context::RunContext;
 use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, answer, free_all, make};
 use harness_record::{FailedRequest, HostUse, Invariant};
-use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
-use harness_scenario::{Plan, Precision, SpilledPart};
+use harness_scenario::{Plan, Precision, SpilledPart, model::Program};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 

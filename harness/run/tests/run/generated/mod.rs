@@ -7,10 +7,7 @@
 mod steps;
 mod writer;
 
-use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::Arc;
+use std::{cell::Cell, collections::BTreeSet, path::Path, sync::Arc};
 
 use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
@@ -19,9 +16,8 @@ use harness_run::control::Control;
 use harness_run::run::{Observer, Run, RunRequest};
 use harness_run::session::{Plan, Selection};
 use harness_scenario::{Scenario, Settings, Step, StepKind, schema};
-use proptest::prelude::*;
-use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use proptest::{prelude::*, strategy::ValueTree};
 
 use self::writer::{Generated, genes, head, write};
 

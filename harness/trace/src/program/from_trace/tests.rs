@@ -1,8 +1,7 @@
 use super::*;
 use crate::program::{Placement, Setup};
 use crate::trace;
-use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::units::Bytes;
+use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 
 fn program(text: &str) -> RecordedProgram {
     RecordedProgram::from_trace(&trace::parse(text).expect("a trace"), Config::default()).expect("a program")

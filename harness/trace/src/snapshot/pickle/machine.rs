@@ -4,9 +4,8 @@ use std::io::Read;
 
 use super::super::budget;
 use super::super::error::{SnapshotError, not_pickle};
-use super::input::Input;
 use super::objects::{Item, Object, Objects};
-use super::opcode;
+use super::{input::Input, opcode};
 
 /// Reads one pickle to its end. Fails if it is not a pickle, is damaged or truncated, or calls code.
 pub(in super::super) fn read(source: impl Read) -> Result<(Item, Objects), SnapshotError> {

@@ -8,6 +8,5 @@ mod objects;
 pub(super) mod opcode;
 mod texts;
 
-pub(super) use self::machine::read;
 pub(super) use self::objects::{Fields, Item, Object, Objects, Wrong};
-pub(super) use self::texts::TextId;
+pub(super) use self::{machine::read, texts::TextId};

@@ -3,17 +3,12 @@
 //! Most objects of a snapshot are events, frames and stacks. They are converted as soon as they are complete, so two million
 //! events never exist as two million dictionaries.
 
-use std::fmt::Display;
-use std::hash::Hash;
+use std::{fmt::Display, hash::Hash};
 
 use harness_allocator::units::Bytes;
 use indexmap::IndexSet;
 
-use super::super::budget::Budget;
-use super::super::error::SnapshotError;
-use super::super::extras::ExtraId;
-use super::super::stacks::StackId;
-use super::super::{Action, Event};
+use super::super::{Action, Event, budget::Budget, error::SnapshotError, extras::ExtraId, stacks::StackId};
 use super::texts::{TextId, WORDS};
 
 /// The approximate overhead of a table entry: a hash map slot and two pointers.

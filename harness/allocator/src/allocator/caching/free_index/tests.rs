@@ -2,14 +2,10 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::blocks::Blocks;
-use super::super::config::BLOCK_UNIT;
-use super::super::ids::StreamPoolId;
-use super::super::torch::TieOrder;
+use super::super::{blocks::Blocks, config::BLOCK_UNIT, ids::StreamPoolId, torch::TieOrder};
 use super::*;
 use crate::device::{DevicePtr, MemoryRange};
-use crate::stats::PoolKind;
-use crate::units::Bytes;
+use crate::{stats::PoolKind, units::Bytes};
 
 /// Sizes that share bins, sizes that do not, and many equal ones.
 fn sizes() -> impl Strategy<Value = u64> {

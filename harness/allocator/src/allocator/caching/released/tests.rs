@@ -1,6 +1,5 @@
 use super::*;
-use crate::allocator::caching::Config;
-use crate::allocator::{Allocator, Request};
+use crate::allocator::{Allocator, Request, caching::Config};
 use crate::device::TestDevice;
 use crate::device::sim::{SimConfig, SimDevice};
 use crate::units::Bytes;

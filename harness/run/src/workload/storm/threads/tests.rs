@@ -1,7 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::path::Path;
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
@@ -9,8 +8,7 @@ use harness_allocator::device::wrapper::{self, TestDeviceWrapper};
 use harness_allocator::device::{Device, DeviceError, MemoryRange, StreamId};
 use harness_devices::DeviceSource;
 use harness_record::{Records, RunRecord, Verdict};
-use harness_scenario::Scenario;
-use harness_scenario::steps::Action;
+use harness_scenario::{Scenario, steps::Action};
 
 use super::*;
 use crate::rig::RigOptions;

@@ -6,8 +6,7 @@
 //! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
 //! report their calls, and [`Matcher::advance`] reports the first mismatch.
 
-use std::collections::VecDeque;
-use std::fmt;
+use std::{collections::VecDeque, fmt};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;

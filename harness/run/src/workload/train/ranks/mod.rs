@@ -17,15 +17,11 @@ mod reducer;
 
 use harness_allocator::allocator::AllocatorError;
 
-use self::matcher::Matcher;
-use self::outcome::Outcomes;
 use self::rank::{Attempt, AttemptResult, End, Rank};
+use self::{matcher::Matcher, outcome::Outcomes};
 use crate::between::{Between, pause};
-use crate::context::RunContext;
-use crate::rig::Stop;
-use crate::step_result::StepResult;
-use harness_scenario::steps::ranks::Ranks;
-use harness_scenario::steps::train::Train;
+use crate::{context::RunContext, rig::Stop, step_result::StepResult};
+use harness_scenario::steps::{ranks::Ranks, train::Train};
 use harness_scenario::{Plan, Step};
 
 /// The ranks of a running training.

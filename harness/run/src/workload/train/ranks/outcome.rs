@@ -8,12 +8,10 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::matcher::Mismatch;
 use super::rank::{End, Rank, RankTotals};
 use crate::context::{RankFigures, RunContext};
-use crate::rig::Finding;
-use crate::step_result::StepResult;
 use crate::workload::train::{batch_became, judge, workload};
+use crate::{rig::Finding, step_result::StepResult};
 use harness_record::{Attempt, FailedRequest, Invariant, Outcome, Recovery, Table, Trained};
-use harness_scenario::steps::train::Train;
-use harness_scenario::{ReportKey, Step};
+use harness_scenario::{ReportKey, Step, steps::train::Train};
 
 /// Totals over the iterations that all ranks completed.
 #[derive(Default)]

@@ -7,8 +7,7 @@
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/distributed/c10d/reducer.cpp>. The copies of its
 //! broadcasts and NCCL's own memory are omitted.
 
-use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::StreamId, units::Bytes};
 
 use super::matcher::Purpose;
 use crate::context::RunContext;

@@ -5,13 +5,10 @@ use std::path::Path;
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_record::{Invariant, Outcome};
-use harness_scenario::steps::Action;
-use harness_scenario::{ReportKey, Scenario};
+use harness_scenario::{ReportKey, Scenario, steps::Action};
 
-use crate::context::RunContext;
 use crate::rig::{Rig, RigOptions};
-use crate::step_result::StepResult;
-use crate::workload::train;
+use crate::{context::RunContext, step_result::StepResult, workload::train};
 
 /// Trains on three ranks with 128 MiB each; rank 1 has `less` MiB less. Checks that everything is freed. Returns
 /// the result and whether the ranks hung.

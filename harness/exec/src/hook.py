@@ -2,7 +2,7 @@
 # - It ends the process if the library of HARNESS_GPU_EXPECTED is not loaded: without it, the program would use a real GPU.
 # - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
 # - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, HARNESS_GPU_OOMS the call stack of each out of memory error, and HARNESS_GPU_SAMPLES
-#   samples of the bytes that torch has allocated. The value `small` in HARNESS_GPU computes the values of small tensors.
+#   samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU computes operations on the CPU.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
 import atexit
 import os
@@ -76,6 +76,7 @@ def _write_statistics(torch):
     import json
 
     found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None, "traceback": []}
+    found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
         # The interpreter keeps the exception that ended the program.
         found["traceback"] = _traceback()
@@ -200,13 +201,15 @@ def _with_cuda(module):
         _sample_allocated(module)
 
 
-def _compute_small_values(torch):
+def _compute_values(torch):
     from importlib import util
 
-    spec = util.spec_from_file_location("harness_small_values", os.path.join(os.path.dirname(os.path.abspath(__file__)), "small_values.py"))
-    small_values = util.module_from_spec(spec)
-    spec.loader.exec_module(small_values)
-    small_values.begin()
+    spec = util.spec_from_file_location("harness_cpu_values", os.path.join(os.path.dirname(os.path.abspath(__file__)), "cpu_values.py"))
+    cpu_values = util.module_from_spec(spec)
+    spec.loader.exec_module(cpu_values)
+    with open("/proc/self/maps") as maps:
+        library = next(line.split()[-1] for line in maps if line.rstrip().endswith("/" + os.environ["HARNESS_GPU_EXPECTED"]))
+    torch._harness_not_computed = cpu_values.begin(library)
 
 
 class _ModuleFinder:
@@ -253,6 +256,6 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     atexit.register(_at_exit)
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
-    if '"values":"small"' in os.environ.get("HARNESS_GPU", ""):
-        sys.meta_path.insert(0, _ModuleFinder("torch", _compute_small_values))
+    if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
+        sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
 _run_hidden_sitecustomize()

@@ -27,8 +27,8 @@ pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
 /// Makes the hook write memory snapshots.
 const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
-/// Imported by the hook for `--values small`.
-const SMALL_VALUES: &str = include_str!("small_values.py");
+/// Imported by the hook for `--values cpu`.
+const CPU_VALUES: &str = include_str!("cpu_values.py");
 /// The first GNU C library with a usable auditing interface. In earlier versions audited calls are slow and some programs crash.
 const AUDITING_LIBC: (u32, u32) = (2, 35);
 /// The longest path that the dynamic linker accepts in LD_AUDIT: `SECURE_NAME_LIMIT` of the GNU C library, without the final NUL. It silently ignores
@@ -242,8 +242,8 @@ impl Launch<'_> {
         if self.ledger.is_none() {
             Ledger::create(&own_ledger(run))?;
         }
-        if settings.values == Values::Small {
-            fs::write(hook.join("small_values.py"), SMALL_VALUES)?;
+        if settings.values == Values::Cpu {
+            fs::write(hook.join("cpu_values.py"), CPU_VALUES)?;
         }
         if !self.is_audited() {
             for package in imports::packages().map(str::to_owned).chain([format!("cu{}", settings.cuda)]) {

@@ -59,8 +59,15 @@ impl Setup {
     pub fn settings(&self, gpu: &'static Gpu, memory: Bytes) -> Settings {
         let default = Settings::new(gpu, memory);
         let cuda = if self.torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 };
-        Settings { cuda, cudnn: self.torch.cudnn.unwrap_or(default.cudnn), ..default }
+        Settings { cuda, cudnn: self.torch.cudnn.unwrap_or(default.cudnn), host_memory: Bytes(available_memory().0 / 2), ..default }
     }
+}
+
+/// The memory of the host that programs can use (<https://docs.kernel.org/filesystems/proc.html#meminfo>).
+fn available_memory() -> Bytes {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    Bytes::kib(line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0))
 }
 
 /// Replaces a leading `python` with HARNESS_PYTHON, or else with `python` or `python3` from PATH.

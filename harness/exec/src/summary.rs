@@ -35,7 +35,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
     text += &not_modelled(record);
-    if settings.values != Values::Small && record.used().any(ended_by_another_error) {
+    if settings.values != Values::Cpu && record.used().any(ended_by_another_error) {
         text += "if the error depends on values that the program read back, `--values small` computes those of small tensors\n";
     }
     text
@@ -164,7 +164,7 @@ fn models(settings: &Settings) -> String {
     let values = match settings.values {
         Values::Zeros => "the program reads back zeros",
         Values::Copies => "the program reads back values written by small copies, otherwise zeros",
-        Values::Small => "values of small tensors are computed on the CPU (experimental), others read back as zeros",
+        Values::Cpu => "the CPU computes the values",
     };
     let workspace = match settings.cudnn_workspace {
         CudnnWorkspace::Operands | CudnnWorkspace::Estimate => "; cuDNN workspace sizes are estimates",

@@ -51,6 +51,9 @@ pub struct Settings {
     pub addresses: AddressOrder,
     pub cudnn_workspace: CudnnWorkspace,
     pub values: Values,
+    /// The most host memory for the contents of all devices, with [`Values::Cpu`].
+    #[serde(default)]
+    pub host_memory: Bytes,
     /// The CUDA release of the program's libraries.
     pub cuda: Cuda,
     /// The version of cuDNN: major · 10000 + minor · 100 + patch.
@@ -97,8 +100,8 @@ pub enum Values {
     Zeros,
     /// The bytes of small copies until a kernel may overwrite them, otherwise zeros.
     Copies,
-    /// As [`Values::Copies`]. In Python, the CPU also computes the operations on small tensors.
-    Small,
+    /// The CPU computes the operations of PyTorch.
+    Cpu,
 }
 
 /// A CUDA release. Structures differ between releases.
@@ -150,6 +153,7 @@ impl Settings {
             addresses: AddressOrder::Up,
             cudnn_workspace: CudnnWorkspace::Estimate,
             values: Values::Zeros,
+            host_memory: Bytes::ZERO,
             cuda: Cuda::V13,
             cudnn: 91_900,
             faults: Vec::new(),
@@ -204,7 +208,7 @@ impl fmt::Display for Settings {
     }
 }
 
-words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
+words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Cpu = "cpu");
 words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");
 
 impl fmt::Display for Events {

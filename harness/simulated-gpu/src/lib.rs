@@ -10,7 +10,8 @@
 //! `harness-gpu-settings` has the settings of the machine, the files that a process writes, and the life cycle of a process.
 //!
 //! * `audit` makes the dynamic linker load the stub libraries instead of NVIDIA's;
-//! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, `copied` bytes, and `calls`;
+//! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, `copied` bytes or the
+//!   `contents` of all memory, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
 //! * `unmodelled` answers for all functions without code here.
@@ -24,6 +25,7 @@ mod bytes;
 mod calls;
 mod clock;
 mod code;
+mod contents;
 mod context;
 mod copied;
 mod device_properties;

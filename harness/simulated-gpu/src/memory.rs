@@ -9,8 +9,9 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::Bytes;
 
-use crate::code::Code;
-use harness_gpu_settings::{driver::Kernels, settings::Settings};
+use crate::{code::Code, contents::Contents};
+use harness_gpu_settings::driver::Kernels;
+use harness_gpu_settings::settings::{Settings, Values};
 
 /// The first address of the first device, above all host addresses of a program on x86-64.
 pub(crate) const FIRST_ADDRESS: u64 = 1 << 47;
@@ -41,6 +42,8 @@ pub(crate) struct DeviceMemory {
     /// Pool allocations by address and number, until their free completes. A later allocation may get the address earlier.
     pooled: BTreeMap<(u64, u64), Pooled>,
     next_pooled: u64,
+    /// With [`Values::Cpu`].
+    contents: Option<Contents>,
 }
 
 /// A mapping of physical memory.
@@ -88,6 +91,7 @@ impl DeviceMemory {
             reservations: settings.addresses,
         };
         let shift = SHIFT + index as u64 * ADDRESSES;
+        let first = FIRST_ADDRESS + index as u64 * ADDRESSES;
         let mut memory = Self {
             sim: SimDevice::new(config),
             index,
@@ -100,6 +104,7 @@ impl DeviceMemory {
             mapped: BTreeMap::new(),
             pooled: BTreeMap::new(),
             next_pooled: 0,
+            contents: (settings.values == Values::Cpu).then(|| Contents::new(first, ADDRESSES).ok()).flatten(),
         };
         if matches!(settings.addresses, AddressOrder::Down | AddressOrder::Linux) {
             // Downward reservations start below the addresses of the next device.
@@ -166,12 +171,14 @@ impl DeviceMemory {
     pub(crate) fn allocate(&mut self, size: Bytes) -> Result<u64, Code> {
         let start = self.sim.malloc(size)?.0 + self.shift;
         self.allocations.insert(start, size);
+        self.add_contents(start, size);
         Ok(start)
     }
 
     pub(crate) fn free(&mut self, start: u64) -> Result<Bytes, Code> {
         let size = self.allocations.remove(&start).ok_or(Code::InvalidValue)?;
         self.sim.free(DevicePtr(start - self.shift))?;
+        self.contents.iter_mut().for_each(|contents| contents.remove(start));
         Ok(size)
     }
 
@@ -222,6 +229,7 @@ impl DeviceMemory {
             return Err(Code::OutOfMemory);
         }
         self.reservations.insert(start.0 + self.shift, size);
+        self.add_contents(start.0 + self.shift, size);
         Ok(start.0 + self.shift)
     }
 
@@ -232,7 +240,16 @@ impl DeviceMemory {
         }
         self.sim.unreserve(DevicePtr(start - self.shift))?;
         self.reservations.remove(&start);
+        self.contents.iter_mut().for_each(|contents| contents.remove(start));
         Ok(())
+    }
+
+    fn add_contents(&mut self, start: u64, size: Bytes) {
+        self.contents.iter_mut().for_each(|contents| contents.add(start, size.0));
+    }
+
+    pub(crate) const fn contents(&mut self) -> Option<&mut Contents> {
+        self.contents.as_mut()
     }
 
     /// Creates physical memory and returns its handle.
@@ -308,6 +325,7 @@ impl DeviceMemory {
             self.pages.entry(number).and_modify(|page| page.mappings -= 1);
             freed += u64::from(self.free_unused(number));
         }
+        self.contents.iter().for_each(|contents| contents.clear(start, size.0));
         Ok((freed, in_use))
     }
 

@@ -80,7 +80,7 @@ fn an_error_unrelated_to_memory_recommends_small_values() {
     assert!(!is_shown(&failed, Values::Zeros), "two failures were injected");
     failed.devices[0].injected = 0;
     assert!([Values::Zeros, Values::Copies].iter().all(|values| is_shown(&failed, *values)));
-    assert!(!is_shown(&failed, Values::Small));
+    assert!(!is_shown(&failed, Values::Cpu));
     failed.torch.as_mut().unwrap().ended_out_of_memory = true;
     assert!(!is_shown(&failed, Values::Zeros));
 }

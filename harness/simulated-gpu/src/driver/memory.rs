@@ -54,8 +54,8 @@ export! {
         let work = Work::Set { address: to as u64, len: count as u64, byte };
         by_kernel_mode(THIS, || runtime::cudaMemsetAsync(to, byte.into(), count, stream), || on_gpu(|gpu| gpu.submit(stream, work)))
     };
-    cuMemsetD32Async(address: usize, _: c_uint, count: usize, _: usize) = set_words(address, count);
-    cuStreamWriteValue32, cuStreamWriteValue32_v2(_: usize, address: usize, _: c_uint, _: c_uint) = set_words(address, 1);
+    cuMemsetD32Async(address: usize, word: c_uint, count: usize, _: usize) = set_words(address, word, count);
+    cuStreamWriteValue32, cuStreamWriteValue32_v2(_: usize, address: usize, word: c_uint, _: c_uint) = set_words(address, word, 1);
 }
 
 /// If kernels execute, waits for all work, as drivers do.
@@ -150,9 +150,9 @@ fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize,
     wait(|gpu| gpu.stream_done_at(stream), then)
 }
 
-fn set_words(address: usize, count: usize) -> c_int {
+fn set_words(address: usize, word: c_uint, count: usize) -> c_int {
     let machine = machine();
     machine.tick();
-    machine.state().copied.forget(address as u64, 4 * count as u64);
+    runtime::fill(machine, address as u64, 4 * count, &word.to_le_bytes());
     0
 }

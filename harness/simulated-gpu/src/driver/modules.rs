@@ -8,7 +8,7 @@ use harness_gpu_settings::{export, gpus::BLOCK_THREADS};
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
 use crate::unmodelled::{delete_object, new_object};
-use crate::{copied, world::machine};
+use crate::{contents::launched, copied, world::machine};
 
 export! {
     cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
@@ -68,6 +68,7 @@ fn text(name: Text<'_>) -> Result<&str, Code> {
 fn launch() -> c_int {
     let machine = machine();
     machine.tick();
+    launched();
     if copied::any() {
         machine.state().copied.forget_all();
     }

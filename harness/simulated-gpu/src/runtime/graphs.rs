@@ -7,6 +7,7 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use crate::code::{Code, put, remember};
+use crate::contents::launched;
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::{current_device, machine};
 
@@ -38,6 +39,7 @@ export! {
         remember(put(executable, new_object()));
     cudaGraphLaunch, cuGraphLaunch(_: usize, _: usize) = {
         machine().tick();
+        launched();
         0
     };
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {

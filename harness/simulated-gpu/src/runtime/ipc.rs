@@ -20,7 +20,9 @@ pub(crate) struct Handle {
     size: u64,
     /// The real number of the device.
     device: u64,
-    reserved: [u64; 4],
+    /// The descriptor of the device's contents in its process.
+    contents: u64,
+    reserved: [u64; 3],
 }
 
 /// Memory of another process that this one has opened.
@@ -32,8 +34,8 @@ pub(crate) struct Opened {
     count: u32,
 }
 
-fn handle(object: u64, size: u64, device: u32) -> Handle {
-    Handle { process: u64::from(std::process::id()), object, size, device: u64::from(device), reserved: [0; 4] }
+fn handle(object: u64, size: u64, device: u32, contents: u64) -> Handle {
+    Handle { process: u64::from(std::process::id()), object, size, device: u64::from(device), contents, reserved: [0; 3] }
 }
 
 export! {
@@ -41,12 +43,13 @@ export! {
         let memory = state.device_at(address as u64)?;
         let (start, size) = memory.range_of(address as u64).ok_or(Code::InvalidValue)?;
         let number = machine.visible.get(memory.index()).ok_or(Code::InvalidDevice)?;
-        put(into, handle(start, size.0, *number))
+        let contents = memory.contents().map_or(0, |contents| contents.descriptor());
+        put(into, handle(start, size.0, *number, contents))
     });
     cudaIpcOpenMemHandle(address: Out<'_, usize>, handle: Handle, _: c_uint) =
         with(|machine, state| put_address(address, open(machine, state, handle)));
     cudaIpcCloseMemHandle(address: usize) = with(|_, state| close(state, address as u64));
-    cudaIpcGetEventHandle(into: Out<'_, Handle>, event: usize) = with(|_, _| put(into, handle(event as u64, 0, 0)));
+    cudaIpcGetEventHandle(into: Out<'_, Handle>, event: usize) = with(|_, _| put(into, handle(event as u64, 0, 0, 0)));
     /// Returns a new event, which is done: work takes no time.
     cudaIpcOpenEventHandle(event: Out<'_, usize>, _: Handle) = with(|_, state| put(event, state.streams.create_event()));
 }
@@ -62,7 +65,12 @@ fn open(machine: &Machine, state: &mut State, handle: Handle) -> Result<u64, Cod
     }
     let index = machine.visible.iter().position(|number| u64::from(*number) == handle.device).ok_or(Code::InvalidDevice)?;
     let size = Bytes(handle.size);
-    let start = state.devices.get_mut(index).ok_or(Code::InvalidDevice)?.reserve(size)?;
+    let memory = state.devices.get_mut(index).ok_or(Code::InvalidDevice)?;
+    let start = memory.reserve(size)?;
+    if let Some(contents) = memory.contents() {
+        contents.remove(start);
+        contents.add_of(start, handle.size, (handle.process, handle.contents, handle.object)).map_err(|_| Code::InvalidValue)?;
+    }
     state.opened.insert(handle, Opened { start, size, count: 1 });
     Ok(start)
 }

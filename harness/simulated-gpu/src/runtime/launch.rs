@@ -8,7 +8,7 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::fat_binary::chosen_code;
 use crate::code::{Code, last, message, name, put, remember, take_last};
-use crate::copied;
+use crate::{contents::launched, copied};
 use crate::mangled::{self, Parameter};
 use crate::world::{is_device_memory, machine};
 use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS};
@@ -105,6 +105,7 @@ fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_voi
         return remember(unusable);
     }
     machine.tick();
+    launched();
     if copied::any() {
         match parameters(kernel) {
             // SAFETY: there is a pointer per parameter.

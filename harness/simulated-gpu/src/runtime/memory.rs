@@ -8,7 +8,7 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::streams::with;
 use crate::code::{Code, put, put_address, remember};
-use crate::host::Kind;
+use crate::{contents, host::Kind};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
 use harness_gpu_settings::calls::Call;
@@ -148,11 +148,15 @@ unsafe extern "C" fn cudaPointerGetAttributes(into: *mut u8, address: usize) -> 
     0
 }
 
-/// Copies bytes between host and device. Device memory reads as zeros, or with other [`Values`] as the bytes of small copies.
+/// Copies bytes between host and device. Device memory reads as zeros, or as the bytes of small copies, or as its contents ([`Values`]).
 ///
 /// # Safety
 /// Host addresses belong to the program and have `size` bytes.
 unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: usize) {
+    if machine.settings.values == Values::Cpu {
+        // SAFETY: as the caller promises.
+        return unsafe { contents::copy(state, to, from, size) };
+    }
     let stores = machine.settings.values != Values::Zeros;
     let (host_to, host_from) = (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance::<u8>(from as usize));
     // SAFETY: as the caller promises; `ptr::copy` allows both ranges to overlap.
@@ -208,13 +212,22 @@ fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c
     0
 }
 
+/// Fills device memory with a pattern.
+pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
+    let state = &mut *machine.state();
+    state.copied.forget(to, size as u64);
+    if machine.settings.values == Values::Cpu {
+        contents::fill(state, to, size, pattern);
+    }
+}
+
 /// The program passes a range of this size. CUDA uses the low byte of the value.
 fn set_bytes(to: usize, value: c_int, size: usize) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     machine.tick();
     if is_device_memory(to as u64) {
-        machine.state().copied.forget(to as u64, size as u64);
+        fill(machine, to as u64, size, &[value as u8]);
     } else {
         // SAFETY: the host address belongs to the program.
         unsafe { ptr::with_exposed_provenance_mut::<u8>(to).write_bytes(value as u8, size) };

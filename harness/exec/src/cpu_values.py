@@ -1,0 +1,435 @@
+# Computes on the CPU what a program computes on a simulated GPU, whose kernels are no-ops: `harness exec --values cpu`.
+#
+# Each operation of PyTorch runs twice: on the GPU, which allocates what a real GPU would, and then on the CPU. The library of the simulated GPU keeps
+# the contents of its memory in host memory, so the CPU works on tensors with the same bytes, offset and strides ("aliases").
+#
+# The operations arrive through a fallback for the dispatch key `Fake`, which torch itself does not use. The key lies below autograd and above the
+# GPU. Unlike a dispatch mode, it is invisible to autograd, so gradients accumulate in place as they do without it.
+import collections
+import ctypes
+import threading
+
+import torch
+
+_C = torch._C
+_KEY = _C._dispatch_key_parse("Fake")
+_DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Outputs of at least this size are checked against the limit of host memory.
+_CHECKED = 1 << 20
+# Operations that compute nothing, or change the storage of a tensor.
+_WITHOUT_VALUES = """
+empty empty_like empty_permuted empty_strided new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
+as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+""".split()
+_SEED_MASK = (1 << 63) - 1
+
+
+class NotComputed(Exception):
+    """The CPU cannot compute an operation."""
+
+
+class _Kind:
+    """What is known of an operation from its schema."""
+
+    def __init__(self, operation):
+        schema, tags = operation._schema, operation.tags
+        self.name = schema.name.removeprefix("aten::")
+        returned = [output.alias_info for output in schema.returns]
+        # For each result: whether it is an argument, changed or viewed.
+        self.is_known = [alias is not None for alias in returned]
+        self.is_random = torch.Tag.nondeterministic_seeded in tags
+        self.is_mutable = schema.is_mutable
+        self.compute = _SUBSTITUTES.get(self.name, operation)
+        self.counts = _COUNTS.get(self.name)
+
+
+class _Values:
+    def __init__(self, library):
+        self.library = library
+        self.range = (ctypes.c_uint64 * 3)()
+        self.storages = {}  # by host address and size of a range
+        self.kinds = {}
+        self.not_computed = collections.Counter()  # operations that the CPU lacks
+        self.beyond_limit = 0  # operations for which host memory did not suffice
+
+    def run(self, operation, args, kwargs):
+        kind = self.kinds.get(operation)
+        if kind is None:
+            kind = self.kinds[operation] = _Kind(operation)
+        inputs = list(_tensors((args, tuple(kwargs.values()))))
+        # Modes and subclasses of tensors call operations on plain tensors, which arrive here again.
+        passes = _C._len_torch_dispatch_stack() > 0 or any(type(tensor) not in _PLAIN for tensor in inputs)
+        device = kwargs.get("device")
+        if passes or not (any(tensor.is_cuda for tensor in inputs) or device is not None and torch.device(device).type == "cuda"):
+            return operation(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing() or not all(map(_has_storage, inputs)):
+            self.not_computed[kind.name] += 1
+            return operation(*args, **kwargs)
+        state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random else None
+        try:
+            counts = kind.counts(*self.on_cpu(args), **self.on_cpu(kwargs)) if kind.counts else ()
+        except Exception:  # The operation itself reports the problem.
+            counts = ()
+        self.library.harness_values_begin((ctypes.c_int64 * len(counts))(*counts), len(counts))
+        try:
+            result = operation(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            result = error
+        finally:
+            self.library.harness_values_end()
+        if isinstance(result, RuntimeError):
+            return self.despite(result, kind, args, kwargs, inputs, state)
+        outputs = list(_tensors((result,)))
+        if not self.fits(outputs if not kind.is_mutable else inputs):
+            self.beyond_limit += 1
+            for tensor, is_known in zip(outputs, kind.is_known if len(kind.is_known) == len(outputs) else [False] * len(outputs)):
+                if tensor.is_cuda and not is_known:
+                    self.library.harness_values_clear(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+            return result
+        try:
+            computed = self.compute(kind, args, kwargs, state)
+        except (NotComputed, NotImplementedError, RuntimeError) as error:
+            if not isinstance(error, NotComputed) and not _is_missing(error):
+                raise
+            self.not_computed[kind.name] += 1
+            return result
+        return self.taken_over(result, computed, kind.is_known)
+
+    def despite(self, error, kind, args, kwargs, inputs, state):
+        """Handles operations that check values on the GPU. Returns the CPU's result if the CPU accepts the values."""
+        if kind.is_mutable or _is_missing(error):
+            raise error
+        try:
+            computed = self.compute(kind, args, kwargs, state)
+        except Exception:
+            raise error from None
+        device = next((tensor.device for tensor in inputs if tensor.is_cuda), kwargs.get("device"))
+
+        def on_gpu(tensor):
+            created = torch.empty_like(tensor, device=device)
+            self.alias(created).copy_(tensor)
+            return created
+
+        return _mapped(on_gpu, computed)
+
+    def compute(self, kind, args, kwargs, state):
+        args, kwargs = self.on_cpu(args), self.on_cpu(kwargs)
+        kwargs.pop("pin_memory", None)
+        if state is None:
+            return kind.compute(*args, **kwargs)
+        # The program's own random numbers on the CPU must not change.
+        kwargs.pop("generator", None)
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(state)
+        try:
+            return kind.compute(*args, **kwargs)
+        finally:
+            torch.default_generator.set_state(before)
+
+    def on_cpu(self, value):
+        if isinstance(value, torch.Tensor):
+            return self.alias(value) if value.is_cuda else value
+        if type(value) in (tuple, list):
+            return type(value)(map(self.on_cpu, value))
+        if type(value) is dict:
+            return {key: self.on_cpu(item) for key, item in value.items()}
+        return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+
+    def alias(self, tensor):
+        """A tensor of the CPU over the contents of a tensor of the GPU."""
+        address = tensor.data_ptr()
+        if address == 0 or tensor.numel() == 0:
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        if not self.library.harness_values_range(address, self.range):
+            raise NotComputed
+        start, size, host = self.range
+        storage = self.storages.get((host, size))
+        if storage is None:
+            contents = torch.frombuffer((ctypes.c_uint8 * size).from_address(host), dtype=torch.uint8)
+            storage = self.storages[host, size] = contents.untyped_storage()
+        alias = torch.empty(0, dtype=tensor.dtype)
+        return alias.set_(storage, (address - start) // alias.element_size(), tensor.size(), tensor.stride())
+
+    def fits(self, written):
+        size = sum(tensor.untyped_storage().nbytes() for tensor in written if tensor.is_cuda)
+        return size < _CHECKED or self.library.harness_values_fit(2 * size)
+
+    def taken_over(self, result, computed, is_known):
+        """Returns the program's results with the computed contents, or computed numbers."""
+        if isinstance(result, (tuple, list)) and len(is_known) == len(result) > 0:
+            if isinstance(computed, (tuple, list)) and len(computed) == len(result):
+                return type(result)(self.taken_over(*results) for results in zip(result, computed, ([known] for known in is_known)))
+            return result
+        if isinstance(result, (tuple, list)) and isinstance(computed, (tuple, list)):  # A list of tensors
+            return type(result)(self.taken_over(own, other, is_known) for own, other in zip(result, computed))
+        if not isinstance(result, torch.Tensor):
+            return computed if isinstance(computed, (bool, int, float, complex)) else result
+        if is_known[:1] == [True] or not isinstance(computed, torch.Tensor) or not _has_storage(result):
+            return result
+        if result.shape != computed.shape:
+            # The shape depends on values that the GPU did not read.
+            result = torch.empty(computed.shape, dtype=result.dtype, device=result.device)
+        into = self.alias(result) if result.is_cuda else result
+        if into.data_ptr() != computed.data_ptr():
+            into.copy_(computed)
+        return result
+
+
+def _is_without_values(schema):
+    """Returns whether an operation only views tensors, or does nothing with values."""
+    returned = [output.alias_info for output in schema.returns]
+    views = bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+    return views or schema.name.removeprefix("aten::") in _WITHOUT_VALUES
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (tuple, list):
+            yield from _tensors(value)
+
+
+def _mapped(function, value):
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return type(value)(_mapped(function, item) for item in value) if isinstance(value, (tuple, list)) else value
+
+
+def _has_storage(tensor):
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def _is_missing(error):
+    text = str(error)
+    return isinstance(error, NotImplementedError) or "not implemented" in text or "Could not run" in text
+
+
+def _random_state(generator, inputs, device):
+    """A seed from the state of the GPU's generator, so a repeated operation with a restored state gives the same numbers."""
+    if generator is None:
+        device = next((tensor.device for tensor in inputs if tensor.is_cuda), device)
+        generator = torch.cuda.default_generators[torch.device(device).index or 0]
+    state = bytes(generator.get_state().tolist())
+    seed, offset = int.from_bytes(state[:8], "little"), int.from_bytes(state[8:16], "little")
+    return (seed * 0x9E3779B97F4A7C15 + offset + 1) & _SEED_MASK
+
+
+# The numbers that operations read from the GPU to choose the size of their results.
+
+
+def _elements(tensor, *_, **__):
+    return [int(torch.count_nonzero(tensor))]
+
+
+def _indices(tensor, indices, *_, **__):
+    return [int(torch.count_nonzero(index)) for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
+
+
+def _masked(tensor, mask, *_, **__):
+    return [int(torch.count_nonzero(torch.broadcast_tensors(tensor, mask)[1]))]
+
+
+def _distinct(tensor, *_, **__):
+    return [len(torch.unique(tensor))]
+
+
+def _runs(tensor, return_inverse=False, return_counts=False, dim=None):
+    return [] if dim is not None else [len(torch.unique_consecutive(tensor))]
+
+
+def _repeats(repeats, *_, **__):
+    return [int(repeats.sum())]
+
+
+_COUNTS = {
+    "nonzero": _elements,
+    "index": _indices,
+    "_unsafe_index": _indices,
+    "index_put": _indices,
+    "index_put_": _indices,
+    "_index_put_impl_": _indices,
+    "masked_select": _masked,
+    "_unique": _distinct,
+    "_unique2": _distinct,
+    "unique_consecutive": _runs,
+    "repeat_interleave": _repeats,
+}
+
+
+# Operations that exist only on the GPU, in terms of others.
+
+
+def _gradients(function, inputs, outputs_gradients):
+    """The gradients of a function of the CPU, with autograd."""
+    with _C._ForceDispatchKeyGuard(*_DEFAULT_KEYS), torch.enable_grad():
+        inputs = [None if tensor is None else tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+        outputs = function(*inputs)
+        outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        pairs = [(output, gradient) for output, gradient in zip(outputs, outputs_gradients) if gradient is not None]
+        wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+        found = iter(torch.autograd.grad([output for output, _ in pairs], wanted, [gradient for _, gradient in pairs], allow_unused=True))
+        return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
+
+
+def _attention(query, key, value, bias, is_causal, scale, dropout, seed):
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
+    scores = query.float() @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), float("-inf"))
+    if bias is not None:
+        scores = scores + bias
+    sums = torch.logsumexp(scores, -1)
+    weights = torch.softmax(scores, -1)
+    if dropout > 0:
+        kept = torch.rand(weights.shape, generator=torch.Generator().manual_seed(seed)) >= dropout
+        weights = weights * kept / (1 - dropout)
+    return (weights @ value).to(query.dtype), sums
+
+
+def _attention_forward(seed_at, count):
+    """An operation with `count` results, of which the third from `seed_at` carries the seed of dropout to the backward pass."""
+
+    def forward(query, key, value, bias=None, dropout=0.0, is_causal=False, scale=None):
+        seed = int(torch.randint(1 << 31, ()))
+        output, sums = _attention(query, key, value, bias, is_causal, scale, dropout, seed)
+        results = [None] * count
+        results[:2], results[seed_at] = (output, sums), torch.tensor(seed)
+        return results
+
+    return forward
+
+
+def _attention_backward(gradient, query, key, value, bias, dropout, is_causal, seed, scale):
+    seed = int(seed.flatten()[0]) if dropout > 0 else 0
+    run = lambda query, key, value, bias: _attention(query, key, value, bias, is_causal, scale, dropout, seed)[0]
+    gradients = _gradients(run, [query, key, value, bias], [gradient])
+    return [found if found is None else found.to(tensor.dtype) for found, tensor in zip(gradients, (query, key, value, bias))]
+
+
+def _flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
+    return _attention_forward(6, 9)(query, key, value, None, dropout_p, is_causal, scale)
+
+
+def _flash_backward(grad_out, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, scale=None):
+    return _attention_backward(grad_out, query, key, value, None, dropout_p, is_causal, seed, scale)[:3]
+
+
+def _efficient(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None):
+    output, sums, seed, _ = _attention_forward(2, 4)(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    if not compute_log_sumexp:
+        sums = sums[..., :0]
+    return output, torch.nn.functional.pad(sums, (0, -sums.shape[-1] % 32)), seed, None
+
+
+def _efficient_backward(grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p, grad_input_mask, is_causal=False, scale=None):
+    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, scale)
+
+
+def _cudnn(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
+    output, sums, *rest = _attention_forward(6, 9)(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return output, sums.unsqueeze(-1), *rest
+
+
+def _cudnn_backward(
+    grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, scale=None
+):
+    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, scale)[:3]
+
+
+def _batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon):
+    results = torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon)
+    return *results, None
+
+
+def _batch_norm_backward(input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace):
+    arguments = (grad_output, input, weight, running_mean, running_var, save_mean, save_var, True, epsilon, [True, True, True])
+    return torch.ops.aten.native_batch_norm_backward(*arguments)
+
+
+def _recurrent(input, weights, hx, cx, mode, layers, batch_first, dropout, train, bidirectional, batch_sizes):
+    function = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)[mode]
+    hidden = (hx, cx) if mode == 2 else hx
+    per_layer = len(weights) // (layers * (2 if bidirectional else 1))
+    if batch_sizes:
+        output, *last = function(input, torch.tensor(batch_sizes), hidden, weights, per_layer > 2, layers, dropout, train, bidirectional)
+    else:
+        output, *last = function(input, hidden, weights, per_layer > 2, layers, dropout, train, bidirectional, batch_first)
+    return output, *last
+
+
+def _cudnn_rnn(
+    input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state
+):
+    output, *last = _recurrent(input, weight, hx, cx, mode, num_layers, batch_first, 0.0, train, bidirectional, batch_sizes)
+    return output, last[0], last[1] if mode == 2 else None, None, None
+
+
+def _cudnn_rnn_backward(
+    input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, grad_cy, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train,
+    bidirectional, batch_sizes, dropout_state, reserve, output_mask
+):
+    run = lambda input, hx, cx, *weights: _recurrent(input, list(weights), hx, cx, mode, num_layers, batch_first, 0.0, train, bidirectional, batch_sizes)
+    input_gradient, hx_gradient, cx_gradient, *weights = _gradients(run, [input, hx, cx, *weight], [grad_output, grad_hy, grad_cy])
+    return input_gradient, hx_gradient, cx_gradient, weights
+
+
+_SUBSTITUTES = {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "cudnn_batch_norm": _batch_norm,
+    "cudnn_batch_norm_backward": _batch_norm_backward,
+    "_cudnn_rnn": _cudnn_rnn,
+    "_cudnn_rnn_backward": _cudnn_rnn_backward,
+}
+
+
+def begin(path):
+    """Computes the operations of this process with the library at `path`. Returns a function that counts what was not computed."""
+    library = ctypes.CDLL(path)
+    library.harness_values_begin.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.harness_values_range.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
+    library.harness_values_clear.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.harness_values_fit.argtypes = [ctypes.c_uint64]
+    library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
+    library.harness_values_not_computed.restype = ctypes.c_uint64
+    values = _Values(library)
+    include = _C._dispatch_tls_set_dispatch_key_included
+
+    def fallback(operation, *args, **kwargs):
+        include(_KEY, False)
+        try:
+            return values.run(operation, args, kwargs)
+        finally:
+            include(_KEY, True)
+
+    global _registrations
+    _registrations = torch.library.Library("_", "IMPL", "Fake"), torch.library.Library("aten", "IMPL", "Fake")
+    _registrations[0].fallback(fallback)
+    for schema in _C._jit_get_all_schemas():
+        if schema.name.startswith("aten::") and _is_without_values(schema):
+            name = schema.name.removeprefix("aten::") + ("." + schema.overload_name if schema.overload_name else "")
+            if _C._dispatch_has_kernel("aten::" + name.removeprefix("aten::")):
+                _registrations[1].impl(name, torch.library.fallthrough_kernel)
+    include(_KEY, True)
+    # Threads begin without the key. The backward pass gives its threads the keys of the thread that calls it.
+    start = threading.Thread._bootstrap_inner
+
+    def start_with_values(thread):
+        include(_KEY, True)
+        start(thread)
+
+    threading.Thread._bootstrap_inner = start_with_values
+    return lambda: {
+        "kernels": library.harness_values_not_computed(),
+        "operations": dict(values.not_computed),
+        "beyond_limit": values.beyond_limit,
+    }

@@ -1,0 +1,223 @@
+//! [`Contents`]: the contents of a device's memory in host memory, for [`Values::Cpu`]. Copies work on them, and the CPU computes operations on them
+//! through the functions exported here, which the Python module `cpu_values` calls.
+//!
+//! An operation runs twice: on the device, where kernels are no-ops, and then on the CPU. During the first run, copies change no contents, and those
+//! to the host return zeros, or the numbers of elements that [`harness_values_begin`] announced.
+//!
+//! [`Values::Cpu`]: harness_gpu_settings::settings::Values::Cpu
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd as _, FromRawFd as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{cell::RefCell, collections::BTreeMap, collections::VecDeque, io, ptr, slice};
+
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::settings::Values;
+
+use crate::world::{State, is_device_memory, machine};
+
+/// The contents of a device: a file in memory, which other processes can open. An address is an offset in it.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    file: File,
+    /// The address of the file's start.
+    base: u64,
+    /// Mapped ranges by start.
+    ranges: BTreeMap<u64, Mapped>,
+}
+
+/// Host memory with the contents of a range, or of another process's range.
+#[derive(Debug)]
+struct Mapped {
+    host: usize,
+    size: u64,
+    is_own: bool,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping has this size, and its entry is gone.
+        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.host), self.size as usize) };
+    }
+}
+
+/// Maps a part of a file. Pages use memory once they are written or read.
+fn map(file: &File, offset: u64, size: u64) -> io::Result<usize> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    // SAFETY: the mapping is new.
+    let start = unsafe { libc::mmap(ptr::null_mut(), size as usize, access, flags, file.as_raw_fd(), offset as libc::off_t) };
+    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.expose_provenance()) }
+}
+
+impl Contents {
+    /// The contents of a device with addresses from `base` to `base + size`.
+    pub(crate) fn new(base: u64, size: u64) -> io::Result<Self> {
+        // SAFETY: the name is a C string, and the descriptor is new.
+        let file = unsafe {
+            match libc::memfd_create(c"simulated-gpu".as_ptr(), libc::MFD_CLOEXEC) {
+                -1 => return Err(io::Error::last_os_error()),
+                descriptor => File::from_raw_fd(descriptor),
+            }
+        };
+        file.set_len(size)?;
+        Ok(Self { file, base, ranges: BTreeMap::new() })
+    }
+
+    /// Adds a range. If the host cannot map it, it reads as zeros.
+    pub(crate) fn add(&mut self, start: u64, size: u64) {
+        if let Ok(host) = map(&self.file, start - self.base, size) {
+            self.ranges.insert(start, Mapped { host, size, is_own: true });
+        }
+    }
+
+    /// Adds the range of another process, which starts at an address there.
+    pub(crate) fn add_of(&mut self, start: u64, size: u64, (process, descriptor, address): (u64, u64, u64)) -> io::Result<()> {
+        let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/fd/{descriptor}"))?;
+        // The devices of both processes have equal bases.
+        let host = map(&file, address - self.base, size)?;
+        self.ranges.insert(start, Mapped { host, size, is_own: false });
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, start: u64) {
+        if let Some(range) = self.ranges.remove(&start).filter(|range| range.is_own) {
+            self.clear(start, range.size);
+        }
+    }
+
+    /// Frees the host memory of a range, which reads as zeros afterwards.
+    pub(crate) fn clear(&self, start: u64, size: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the descriptor is open. A failure leaves old contents, which a device may do too.
+        unsafe { libc::fallocate(self.file.as_raw_fd(), mode, (start - self.base) as libc::off_t, size as libc::off_t) };
+    }
+
+    /// The range around an address: start, size, host address.
+    fn around(&self, address: u64) -> Option<(u64, u64, usize)> {
+        let (&start, range) = self.ranges.range(..=address).next_back()?;
+        (address - start < range.size).then_some((start, range.size, range.host))
+    }
+
+    /// The descriptor of the file, for other processes.
+    pub(crate) fn descriptor(&self) -> u64 {
+        self.file.as_raw_fd() as u64
+    }
+
+    /// The host memory in use.
+    fn in_use(&self) -> Bytes {
+        Bytes(self.file.metadata().map_or(0, |metadata| 512 * metadata.blocks()))
+    }
+}
+
+thread_local! {
+    /// During an operation's run on the device: the numbers of elements that it will read.
+    static OPERATION: RefCell<Option<VecDeque<i64>>> = const { RefCell::new(None) };
+}
+
+/// The number of launches outside of operations, whose results are not computed.
+static NOT_COMPUTED: AtomicU64 = AtomicU64::new(0);
+
+fn in_operation() -> bool {
+    OPERATION.with_borrow(Option::is_some)
+}
+
+/// Notes the launch of a kernel or graph.
+pub(crate) fn launched() {
+    if machine().settings.values == Values::Cpu && !in_operation() {
+        NOT_COMPUTED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The host memory with the contents of a range, or the range itself if it is not on a device. `None` without contents.
+fn host(state: &mut State, address: u64, size: usize) -> Option<usize> {
+    if !is_device_memory(address) {
+        return Some(address as usize);
+    }
+    let (start, len, host) = state.device_at(address).ok()?.contents()?.around(address)?;
+    (address - start + size as u64 <= len).then_some(host + (address - start) as usize)
+}
+
+/// Copies bytes. Without contents, device memory reads as zeros.
+///
+/// # Safety
+/// Host addresses belong to the program and have `size` bytes.
+pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
+    let pointer = ptr::with_exposed_provenance_mut::<u8>;
+    if in_operation() && (is_device_memory(to) || is_device_memory(from)) {
+        if !is_device_memory(to) {
+            let number = OPERATION.with_borrow_mut(|numbers| numbers.as_mut().and_then(VecDeque::pop_front)).filter(|_| size <= 8);
+            // SAFETY: as the caller promises.
+            let into = unsafe { slice::from_raw_parts_mut(pointer(to as usize), size) };
+            into.fill(0);
+            number.unwrap_or(0).to_le_bytes().iter().zip(into).for_each(|(byte, into)| *into = *byte);
+        }
+        return;
+    }
+    let (Some(host_to), host_from) = (host(state, to, size), host(state, from, size)) else { return };
+    // SAFETY: both ranges are mapped, or belong to the program as the caller promises; `ptr::copy` allows an overlap.
+    unsafe {
+        match host_from {
+            Some(from) => ptr::copy(pointer(from).cast_const(), pointer(host_to), size),
+            None => pointer(host_to).write_bytes(0, size),
+        }
+    }
+}
+
+/// Repeats a pattern.
+pub(crate) fn fill(state: &mut State, address: u64, size: usize, pattern: &[u8]) {
+    let Some(host) = host(state, address, size).filter(|_| !in_operation()) else { return };
+    // SAFETY: the range is mapped, and the lock of the state keeps it mapped.
+    let into = unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), size) };
+    into.chunks_mut(pattern.len()).for_each(|into| into.copy_from_slice(&pattern[..into.len()]));
+}
+
+/// Begins the run of an operation on the device. It reads these numbers, one by one.
+///
+/// # Safety
+/// There are `count` numbers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn harness_values_begin(numbers: *const i64, count: usize) {
+    // SAFETY: as the caller promises.
+    OPERATION.set(Some((0..count).map(|index| unsafe { numbers.add(index).read() }).collect()));
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_end() {
+    OPERATION.set(None);
+}
+
+/// Writes start, size and host address of the contents around an address. Returns whether there are any.
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_range(address: u64, into: &mut [u64; 3]) -> bool {
+    let mut state = machine().state();
+    let range = state.device_at(address).ok().and_then(|memory| memory.contents()?.around(address));
+    if let Some((start, size, host)) = range {
+        *into = [start, size, host as u64];
+    }
+    range.is_some()
+}
+
+/// Returns whether the contents may grow by this many bytes. The devices of the run share the host memory equally.
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_fit(bytes: u64) -> bool {
+    let machine = machine();
+    let mut state = machine.state();
+    let used: Vec<Bytes> = state.devices.iter_mut().filter_map(|memory| Some(memory.contents()?.in_use())).filter(|used| used.0 > 0).collect();
+    let share = machine.settings.host_memory.0 / u64::from(machine.settings.devices);
+    used.iter().map(|used| used.0).sum::<u64>() + bytes <= share * (used.len() as u64).max(1)
+}
+
+/// Makes a range read as zeros.
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_clear(address: u64, size: u64) {
+    if let Some(contents) = machine().state().device_at(address).ok().and_then(|memory| memory.contents()) {
+        contents.clear(address, size);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_not_computed() -> u64 {
+    NOT_COMPUTED.load(Ordering::Relaxed)
+}

@@ -97,8 +97,8 @@ pub(super) struct Exec {
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `zeros` (the default for one device); `copies` (the default for several devices), values from
-    /// small copies until a kernel may have overwritten them; or `small` (experimental), which also computes Python operations on tensors of at most
-    /// 64 KiB on the CPU, so masks, stop tests and `generate` use real values.
+    /// small copies until a kernel may have overwritten them; or `cpu`: the CPU also computes each operation of PyTorch, in half of the host's free
+    /// memory, so losses, masks and `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
     /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries once, so COUNT 2
@@ -143,7 +143,7 @@ impl Exec {
         let python = self.python.as_deref();
         let setup = if self.device.is_some() { Setup::for_real_gpu(&self.command, python) } else { Setup::of(&self.command, python) };
         let setup = setup?;
-        let (machine, gpu) = match self.device {
+        let (mut machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
                 let device = self.real_device(ordinal)?;
@@ -151,23 +151,41 @@ impl Exec {
                 (Machine::Real(ordinal, Limits { device: device.total, memory: self.memory, faults, latencies }), Some(device.name))
             }
         };
-        let launch = Launch {
+        if has_many {
+            return self.many.run(self.launch(&machine, &setup), &self.alloc_conf);
+        }
+        let run = |machine: &Machine| {
+            let ended = self.launch(machine, &setup).prepare().and_then(|prepared| prepared.run(self.many.report().is_some()))?;
+            let record = Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
+            Ok::<_, Failures>((ended, record))
+        };
+        let (mut ended, mut record) = run(&machine)?;
+        let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
+        if let Some(settings) = settings.filter(|_| self.values.is_none() && record.error_depends_on_values()) {
+            terminal::message(format_args!(
+                "\nThe error can depend on values: the program read {} instead of what it computed. It runs again with `--values cpu`; \
+                 `--values {}` prevents this.\n",
+                if settings.values == Values::Zeros { "zeros" } else { "small copies and zeros" },
+                settings.values
+            ));
+            settings.values = Values::Cpu;
+            (ended, record) = run(&machine)?;
+        }
+        self.finish(&ended, &record, &machine, gpu.as_deref())
+    }
+
+    fn launch<'a>(&'a self, machine: &'a Machine, setup: &'a Setup) -> Launch<'a> {
+        Launch {
             command: &self.command,
-            machine: &machine,
-            setup: &setup,
+            machine,
+            setup,
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
             ledger: None,
-        };
-        if has_many {
-            return self.many.run(launch, &self.alloc_conf);
         }
-        let ended = launch.prepare().and_then(|prepared| prepared.run(self.many.report().is_some()))?;
-        self.finish(&ended, &machine, gpu.as_deref())
     }
 
-    fn finish(&self, ended: &Ended, machine: &Machine, gpu: Option<&str>) -> Result<ExitCode, Failures> {
-        let record = &Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
+    fn finish(&self, ended: &Ended, record: &Record, machine: &Machine, gpu: Option<&str>) -> Result<ExitCode, Failures> {
         // Standard output belongs to the program.
         terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
         if let Some(path) = &self.record {

@@ -3,8 +3,10 @@
 # Each operation of PyTorch runs twice: on the GPU, which allocates what a real GPU would, and then on the CPU. The library of the simulated GPU keeps
 # the contents of its memory in host memory, so the CPU works on tensors with the same bytes, offset and strides ("aliases").
 #
-# The operations arrive through a fallback for the dispatch key `Fake`, which torch itself does not use. The key lies below autograd and above the
-# GPU. Unlike a dispatch mode, it is invisible to autograd, so gradients accumulate in place as they do without it.
+# The operations arrive through kernels for the dispatch key `Fake`, which torch itself does not use. The key lies below autograd and above the GPU.
+# Unlike a dispatch mode, it is invisible to autograd, so gradients accumulate in place as they do without it. What has no such kernel, for example an
+# operation of an extension, is not computed, and its launches are counted.
+import bisect
 import collections
 import ctypes
 import threading
@@ -14,13 +16,16 @@ import torch
 _C = torch._C
 _KEY = _C._dispatch_key_parse("Fake")
 _DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+_include = _C._dispatch_tls_set_dispatch_key_included
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MOST_ALIASES = 1 << 14
 # Outputs of at least this size are checked against the limit of host memory.
 _CHECKED = 1 << 20
-# Operations that compute nothing, or change the storage of a tensor.
+# Operations that compute nothing, that change the storage of a tensor, or that consist of others.
 _WITHOUT_VALUES = """
 empty empty_like empty_permuted empty_strided new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
-as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
+as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
+_cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv
 """.split()
 _SEED_MASK = (1 << 63) - 1
 
@@ -34,12 +39,16 @@ class _Kind:
 
     def __init__(self, operation):
         schema, tags = operation._schema, operation.tags
+        self.operation = operation
         self.name = schema.name.removeprefix("aten::")
         returned = [output.alias_info for output in schema.returns]
         # For each result: whether it is an argument, changed or viewed.
         self.is_known = [alias is not None for alias in returned]
         self.is_random = torch.Tag.nondeterministic_seeded in tags
+        self.is_number = torch.Tag.data_dependent_output in tags
         self.is_mutable = schema.is_mutable
+        # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
+        self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
         self.compute = _SUBSTITUTES.get(self.name, operation)
         self.counts = _COUNTS.get(self.name)
 
@@ -48,30 +57,37 @@ class _Values:
     def __init__(self, library):
         self.library = library
         self.range = (ctypes.c_uint64 * 3)()
-        self.storages = {}  # by host address and size of a range
-        self.kinds = {}
+        self.generation = ctypes.c_uint64.in_dll(library, "harness_values_generation")
+        self.known_generation = 0
+        # Mapped ranges: their first addresses in order, and end and contents of each.
+        self.starts, self.ranges = [], []
+        self.aliases = {}  # by address, type, size and strides
         self.not_computed = collections.Counter()  # operations that the CPU lacks
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
-    def run(self, operation, args, kwargs):
-        kind = self.kinds.get(operation)
-        if kind is None:
-            kind = self.kinds[operation] = _Kind(operation)
-        inputs = list(_tensors((args, tuple(kwargs.values()))))
-        # Modes and subclasses of tensors call operations on plain tensors, which arrive here again.
-        passes = _C._len_torch_dispatch_stack() > 0 or any(type(tensor) not in _PLAIN for tensor in inputs)
+    def run(self, kind, args, kwargs):
+        operation = kind.operation
+        inputs = []
+        _add_tensors(args, inputs)
+        _add_tensors(kwargs.values(), inputs)
         device = kwargs.get("device")
-        if passes or not (any(tensor.is_cuda for tensor in inputs) or device is not None and torch.device(device).type == "cuda"):
+        on_gpu = device is not None and torch.device(device).type == "cuda"
+        is_computed = True
+        for tensor in inputs:
+            # Modes and subclasses of tensors call operations on plain tensors, which arrive here again.
+            if type(tensor) not in _PLAIN:
+                return operation(*args, **kwargs)
+            on_gpu |= tensor.is_cuda
+            is_computed &= _has_storage(tensor)
+        if not on_gpu or _C._len_torch_dispatch_stack() > 0:
             return operation(*args, **kwargs)
-        if torch.cuda.is_current_stream_capturing() or not all(map(_has_storage, inputs)):
-            self.not_computed[kind.name] += 1
-            return operation(*args, **kwargs)
-        state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random else None
+        is_computed = is_computed and not _C._cuda_isCurrentStreamCapturing()
+        state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random and is_computed else None
         try:
-            counts = kind.counts(*self.on_cpu(args), **self.on_cpu(kwargs)) if kind.counts else ()
+            counts = kind.counts(*self.on_cpu(args), **self.on_cpu(kwargs)) if kind.counts and is_computed else ()
         except Exception:  # The operation itself reports the problem.
             counts = ()
-        self.library.harness_values_begin((ctypes.c_int64 * len(counts))(*counts), len(counts))
+        self.library.harness_values_begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
         try:
             result = operation(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -81,13 +97,21 @@ class _Values:
         finally:
             self.library.harness_values_end()
         if isinstance(result, RuntimeError):
+            if not is_computed:
+                raise result
             return self.despite(result, kind, args, kwargs, inputs, state)
-        outputs = list(_tensors((result,)))
+        outputs = []
+        _add_tensors((result,), outputs)
+        if not outputs and not kind.is_mutable and not kind.is_number:
+            return result
+        if not is_computed or not all(map(_has_storage, outputs)):
+            self.not_computed[kind.name] += 1
+            return result
         if not self.fits(outputs if not kind.is_mutable else inputs):
             self.beyond_limit += 1
             for tensor, is_known in zip(outputs, kind.is_known if len(kind.is_known) == len(outputs) else [False] * len(outputs)):
                 if tensor.is_cuda and not is_known:
-                    self.library.harness_values_clear(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+                    self.library.harness_values_clear(tensor.data_ptr(), tensor.nbytes)
             return result
         try:
             computed = self.compute(kind, args, kwargs, state)
@@ -96,7 +120,7 @@ class _Values:
                 raise
             self.not_computed[kind.name] += 1
             return result
-        return self.taken_over(result, computed, kind.is_known)
+        return self.taken_over(kind, result, computed, kind.is_known)
 
     def despite(self, error, kind, args, kwargs, inputs, state):
         """Handles operations that check values on the GPU. Returns the CPU's result if the CPU accepts the values."""
@@ -116,12 +140,15 @@ class _Values:
         return _mapped(on_gpu, computed)
 
     def compute(self, kind, args, kwargs, state):
-        args, kwargs = self.on_cpu(args), self.on_cpu(kwargs)
-        kwargs.pop("pin_memory", None)
+        args = self.on_cpu(args)
+        if kwargs:
+            kwargs = self.on_cpu(kwargs)
+            kwargs.pop("pin_memory", None)
         if state is None:
             return kind.compute(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            kwargs["generator"] = torch.Generator().manual_seed(state)
         # The program's own random numbers on the CPU must not change.
-        kwargs.pop("generator", None)
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(state)
         try:
@@ -143,34 +170,51 @@ class _Values:
         address = tensor.data_ptr()
         if address == 0 or tensor.numel() == 0:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-        if not self.library.harness_values_range(address, self.range):
-            raise NotComputed
-        start, size, host = self.range
-        storage = self.storages.get((host, size))
-        if storage is None:
+        if self.generation.value != self.known_generation:
+            self.known_generation = self.generation.value
+            self.starts, self.ranges, self.aliases = [], [], {}
+        key = address, tensor.dtype, tensor.size(), tensor.stride()
+        alias = self.aliases.get(key)
+        if alias is None:
+            if len(self.aliases) >= _MOST_ALIASES:
+                self.aliases.clear()
+            alias = self.aliases[key] = self.new_alias(tensor, address)
+        return alias
+
+    def new_alias(self, tensor, address):
+        index = bisect.bisect_right(self.starts, address) - 1
+        if index < 0 or address >= self.ranges[index][0]:
+            if not self.library.harness_values_range(address, self.range):
+                raise NotComputed
+            start, size, host = self.range
             contents = torch.frombuffer((ctypes.c_uint8 * size).from_address(host), dtype=torch.uint8)
-            storage = self.storages[host, size] = contents.untyped_storage()
+            index = bisect.bisect(self.starts, start)
+            self.starts.insert(index, start)
+            self.ranges.insert(index, (start + size, contents.untyped_storage()))
         alias = torch.empty(0, dtype=tensor.dtype)
-        return alias.set_(storage, (address - start) // alias.element_size(), tensor.size(), tensor.stride())
+        offset = (address - self.starts[index]) // tensor.element_size()
+        return alias.set_(self.ranges[index][1], offset, tensor.size(), tensor.stride())
 
     def fits(self, written):
-        size = sum(tensor.untyped_storage().nbytes() for tensor in written if tensor.is_cuda)
+        # Not the storages: a storage's object in Python is a reference that prevents autograd from accumulating in place.
+        size = sum(tensor.nbytes for tensor in written if tensor.is_cuda)
         return size < _CHECKED or self.library.harness_values_fit(2 * size)
 
-    def taken_over(self, result, computed, is_known):
+    def taken_over(self, kind, result, computed, is_known):
         """Returns the program's results with the computed contents, or computed numbers."""
         if isinstance(result, (tuple, list)) and len(is_known) == len(result) > 0:
             if isinstance(computed, (tuple, list)) and len(computed) == len(result):
-                return type(result)(self.taken_over(*results) for results in zip(result, computed, ([known] for known in is_known)))
+                return type(result)(self.taken_over(kind, *results) for results in zip(result, computed, ([known] for known in is_known)))
             return result
         if isinstance(result, (tuple, list)) and isinstance(computed, (tuple, list)):  # A list of tensors
-            return type(result)(self.taken_over(own, other, is_known) for own, other in zip(result, computed))
+            return type(result)(self.taken_over(kind, own, other, is_known) for own, other in zip(result, computed))
         if not isinstance(result, torch.Tensor):
             return computed if isinstance(computed, (bool, int, float, complex)) else result
-        if is_known[:1] == [True] or not isinstance(computed, torch.Tensor) or not _has_storage(result):
+        if is_known[:1] == [True] or not isinstance(computed, torch.Tensor):
             return result
         if result.shape != computed.shape:
-            # The shape depends on values that the GPU did not read.
+            if not kind.is_shaped_by_values:
+                return result
             result = torch.empty(computed.shape, dtype=result.dtype, device=result.device)
         into = self.alias(result) if result.is_cuda else result
         if into.data_ptr() != computed.data_ptr():
@@ -185,12 +229,12 @@ def _is_without_values(schema):
     return views or schema.name.removeprefix("aten::") in _WITHOUT_VALUES
 
 
-def _tensors(values):
+def _add_tensors(values, found):
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif type(value) in (tuple, list):
-            yield from _tensors(value)
+            _add_tensors(value, found)
 
 
 def _mapped(function, value):
@@ -378,7 +422,17 @@ def _cudnn_rnn_backward(
     return input_gradient, hx_gradient, cx_gradient, weights
 
 
+def _rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask):
+    dimensions = tuple(range(-len(normalized_shape), 0))
+    normalized, gradient = input.float() * rstd, grad_out.float()
+    scaled = gradient if weight is None else gradient * weight.float()
+    input_gradient = (scaled - normalized * (scaled * normalized).mean(dimensions, keepdim=True)) * rstd
+    weight_gradient = (gradient * normalized).reshape(-1, *normalized_shape).sum(0)
+    return input_gradient.to(input.dtype), None if weight is None else weight_gradient.to(weight.dtype)
+
+
 _SUBSTITUTES = {
+    "_fused_rms_norm_backward": _rms_norm_backward,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
@@ -402,29 +456,46 @@ def begin(path):
     library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
     library.harness_values_not_computed.restype = ctypes.c_uint64
     values = _Values(library)
-    include = _C._dispatch_tls_set_dispatch_key_included
 
-    def fallback(operation, *args, **kwargs):
-        include(_KEY, False)
-        try:
-            return values.run(operation, args, kwargs)
-        finally:
-            include(_KEY, True)
+    def kernel(name, overload):
+        kind = None
+
+        def run(*args, **kwargs):
+            nonlocal kind
+            _include(_KEY, False)
+            try:
+                if kind is None:
+                    kind = _Kind(getattr(getattr(torch.ops.aten, name), overload or "default"))
+                return values.run(kind, args, kwargs)
+            finally:
+                _include(_KEY, True)
+
+        return run
 
     global _registrations
     _registrations = torch.library.Library("_", "IMPL", "Fake"), torch.library.Library("aten", "IMPL", "Fake")
-    _registrations[0].fallback(fallback)
+    _registrations[0].fallback(torch.library.fallthrough_kernel)
     for schema in _C._jit_get_all_schemas():
-        if schema.name.startswith("aten::") and _is_without_values(schema):
-            name = schema.name.removeprefix("aten::") + ("." + schema.overload_name if schema.overload_name else "")
-            if _C._dispatch_has_kernel("aten::" + name.removeprefix("aten::")):
-                _registrations[1].impl(name, torch.library.fallthrough_kernel)
-    include(_KEY, True)
+        name, overload = schema.name.removeprefix("aten::"), schema.overload_name
+        full_name = f"aten::{name}.{overload}" if overload else schema.name
+        if schema.name.startswith("aten::") and not _is_without_values(schema) and _C._dispatch_has_kernel(full_name):
+            _registrations[1].impl(full_name, kernel(name, overload))
+    _include(_KEY, True)
+    # Operations of higher order call their functions with the key.
+    create = torch._ops.HigherOrderOperator.__init__
+
+    def create_without_key(operator, *args, **kwargs):
+        create(operator, *args, **kwargs)
+        operator.fallthrough(_KEY)
+
+    torch._ops.HigherOrderOperator.__init__ = create_without_key
+    for operator in torch._ops._higher_order_ops.values():
+        operator.fallthrough(_KEY)
     # Threads begin without the key. The backward pass gives its threads the keys of the thread that calls it.
     start = threading.Thread._bootstrap_inner
 
     def start_with_values(thread):
-        include(_KEY, True)
+        _include(_KEY, True)
         start(thread)
 
     threading.Thread._bootstrap_inner = start_with_values

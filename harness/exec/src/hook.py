@@ -50,7 +50,23 @@ def _write(name, write):
 def _write_snapshot(torch):
     name = "snapshot-%d.pickle" % os.getpid()
     if torch.cuda.is_initialized() and not os.path.exists(os.path.join(_RUN, name)):
-        _write(name, torch.cuda.memory._dump_snapshot)
+        _write(name, lambda path: _dump_snapshot(torch, path))
+
+
+def _dump_snapshot(torch, path):
+    """Writes a snapshot without the frames of this folder, which run operations for `--values cpu`, and of what they call."""
+    import pickle
+
+    snapshot = torch.cuda.memory._snapshot()
+    here = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    for item in blocks + [event for trace in snapshot["device_traces"] for event in trace]:
+        frames = item.get("frames") or []
+        own = [index for index, frame in enumerate(frames) if frame["filename"].startswith(here)]
+        if own:
+            item["frames"] = frames[own[-1] + 1 :]
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file)
 
 
 def _statistics(torch):
@@ -105,7 +121,8 @@ def _at_exit():
 def _frames(frame):
     """The innermost frames of a stack outside torch's own packages."""
     site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
-    own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (os.path.abspath(__file__), "<frozen ")
+    here = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (here, "<frozen ")
     found = []
     while frame is not None and len(found) < _MOST_FRAMES:
         file = frame.f_code.co_filename

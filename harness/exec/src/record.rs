@@ -66,6 +66,20 @@ pub struct TorchRecord {
     /// The last lines of the traceback, if an exception ended the process.
     #[serde(default)]
     pub traceback: Vec<String>,
+    /// With `--values cpu`.
+    #[serde(default)]
+    pub not_computed: Option<NotComputed>,
+}
+
+/// Work whose results the CPU did not compute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotComputed {
+    /// Launches of kernels and graphs outside of PyTorch's operations, for example by compiled code.
+    pub kernels: u64,
+    /// Operations that the CPU lacks, with their number.
+    pub operations: BTreeMap<String, u64>,
+    /// Operations for which the host memory did not suffice.
+    pub beyond_limit: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -104,6 +118,16 @@ impl Process {
 }
 
 impl Record {
+    /// Returns whether an exception ended a process that can depend on values which the program read back.
+    pub fn error_depends_on_values(&self) -> bool {
+        let depends = |torch: &TorchRecord| {
+            // Lines of code are indented.
+            let mut message = torch.traceback.iter().filter(|line| !line.starts_with(' '));
+            !torch.ended_out_of_memory && message.any(|line| ERRORS_OF_VALUES.iter().any(|text| line.contains(text)))
+        };
+        self.used().any(|process| process.torch.as_ref().is_some_and(depends) && process.devices.iter().all(|device| device.injected == 0))
+    }
+
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
         let (gpu, settings, devices) = match machine {
             Machine::Simulated(settings) => (settings.gpu.name.clone(), settings.to_string(), settings.devices),
@@ -175,6 +199,34 @@ impl Process {
         self.devices.iter().any(|device| device.mallocs > 0) || !self.not_modelled.is_empty()
     }
 }
+
+/// Texts of errors whose cause can be that a program read zeros instead of computed values.
+const ERRORS_OF_VALUES: &[&str] = &[
+    "Expected parameter",
+    "The expanded size of the tensor (0)",
+    "must match the existing size (0)",
+    "The size of tensor a (0)",
+    "The size of tensor b (0)",
+    "at non-singleton dimension",
+    "shape mismatch",
+    "probability tensor contains",
+    "invalid multinomial distribution",
+    "expects all elements of std",
+    "ZeroDivisionError",
+    "division by zero",
+    "non-empty",
+    "empty sequence",
+    "of 0 elements",
+    "tensor with no elements",
+    "split_with_sizes expects",
+    "Expected reduction dim",
+    "out of range",
+    "out of bounds",
+    "is singular",
+    "is not positive-definite",
+    "math domain error",
+    "StopIteration",
+];
 
 impl TorchRecord {
     /// Sums one statistic over all devices.

@@ -35,10 +35,25 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
     text += &not_modelled(record);
+    record.used().for_each(|process| text += &not_computed(process, settings));
     if settings.values != Values::Cpu && record.used().any(ended_by_another_error) {
-        text += "if the error depends on values that the program read back, `--values small` computes those of small tensors\n";
+        text += "if the error depends on values that the program read back, use `--values cpu`\n";
     }
     text
+}
+
+/// Names what `--values cpu` did not compute.
+fn not_computed(process: &Process, settings: &Settings) -> String {
+    let Some(missing) = process.torch.as_ref().and_then(|torch| torch.not_computed.as_ref()) else { return String::new() };
+    let operations: u64 = missing.operations.values().sum();
+    let names: Vec<&str> = missing.operations.keys().take(NAMES).map(String::as_str).collect();
+    let parts = [
+        (missing.kernels, format!("{} of compiled code, graphs or extensions", count(missing.kernels, "launch"))),
+        (operations, format!("{} that the CPU lacks ({})", count(operations, "operation"), names.join(", "))),
+        (missing.beyond_limit, format!("{} beyond {} of host memory", count(missing.beyond_limit, "operation"), settings.host_memory)),
+    ];
+    let parts: Vec<String> = parts.into_iter().filter(|(number, _)| *number > 0).map(|(_, text)| text).collect();
+    if parts.is_empty() { String::new() } else { format!("not computed: {}\n", parts.join("; ")) }
 }
 
 /// Returns whether an exception unrelated to memory or injected failures ended the process.
@@ -162,9 +177,9 @@ fn of_torch(process: &Process) -> String {
 
 fn models(settings: &Settings) -> String {
     let values = match settings.values {
-        Values::Zeros => "the program reads back zeros",
-        Values::Copies => "the program reads back values written by small copies, otherwise zeros",
-        Values::Cpu => "the CPU computes the values",
+        Values::Zeros => "the program reads back zeros".to_owned(),
+        Values::Copies => "the program reads back values written by small copies, otherwise zeros".to_owned(),
+        Values::Cpu => format!("the CPU computes the values, in at most {} of host memory", settings.host_memory),
     };
     let workspace = match settings.cudnn_workspace {
         CudnnWorkspace::Operands | CudnnWorkspace::Estimate => "; cuDNN workspace sizes are estimates",

@@ -210,7 +210,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
     let values = match values {
         Values::Zeros => "Kernels are no-ops: the program reads zeros.",
         Values::Copies => "Kernels are no-ops: the program reads the values of small copies, else zeros.",
-        Values::Cpu => "Kernels execute on the CPU for small tensors (experimental); other tensors read as zeros.",
+        Values::Cpu => "Kernels are no-ops: the CPU computes what the program reads.",
     };
     let workspace = match cudnn_workspace {
         CudnnWorkspace::Operands | CudnnWorkspace::Estimate => {

@@ -82,6 +82,7 @@ impl Contents {
     }
 
     pub(crate) fn remove(&mut self, start: u64) {
+        harness_values_generation.fetch_add(1, Ordering::Relaxed);
         if let Some(range) = self.ranges.remove(&start).filter(|range| range.is_own) {
             self.clear(start, range.size);
         }
@@ -115,6 +116,10 @@ thread_local! {
     /// During an operation's run on the device: the numbers of elements that it will read.
     static OPERATION: RefCell<Option<VecDeque<i64>>> = const { RefCell::new(None) };
 }
+
+/// Changes whenever contents are unmapped.
+#[unsafe(no_mangle)]
+static harness_values_generation: AtomicU64 = AtomicU64::new(0);
 
 /// The number of launches outside of operations, whose results are not computed.
 static NOT_COMPUTED: AtomicU64 = AtomicU64::new(0);

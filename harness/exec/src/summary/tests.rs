@@ -18,6 +18,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             memory_stats: serde_json::from_value(stats).unwrap(),
             problem: None,
             traceback: Vec::new(),
+            not_computed: None,
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,
@@ -66,12 +67,12 @@ fn several_processes_are_labelled_and_missing_statistics_reported() {
 }
 
 #[test]
-fn an_error_unrelated_to_memory_recommends_small_values() {
+fn an_error_unrelated_to_memory_recommends_values_of_the_cpu() {
     let mut failed = process(7, None);
     let torch = failed.torch.as_mut().unwrap();
     torch.ended_out_of_memory = false;
     torch.traceback = vec!["ValueError: Expected parameter loc".to_owned()];
-    let hint = "if the error depends on values that the program read back, `--values small` computes those of small tensors";
+    let hint = "if the error depends on values that the program read back, use `--values cpu`";
     let is_shown = |process: &Process, values| {
         let (record, mut settings) = record(vec![process.clone()]);
         settings.values = values;

@@ -24,6 +24,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         )
         .unwrap(),
         problem: None,
+        not_computed: None,
         traceback: [
             "Traceback (most recent call last):",
             "  File \"train.py\", line 7, in <module>",

@@ -1,4 +1,4 @@
-# Decisions by values of small tensors, which `--values small` makes the same as on a GPU.
+# Decisions by values, which `--values cpu` makes the same as on a GPU.
 import json, torch, torch.nn.attention.flex_attention
 
 numbers = torch.arange(10, device="cuda")
@@ -24,10 +24,10 @@ while found["losses"][-1:] != [0.0] and len(found["losses"]) < 5:  # Zeros would
 torch.manual_seed(0)
 torch.rand(5, device="cuda")
 found["same_random"] = torch.rand(1).item() == random
-# Values of large tensors are unknown.
+# Large tensors have values too.
 large = torch.ones(1 << 20, device="cuda")
 found["large"] = [large.sum().item(), large[:1].item()]
-# Tensors without a copy on the CPU have unknown values.
+# Nested and quantized tensors are not computed.
 nested = torch.nested.nested_tensor([torch.ones(3, 4, device="cuda"), torch.ones(5, 4, device="cuda")])
 quantized = torch.quantize_per_tensor(torch.ones(4, device="cuda"), 0.1, 0, torch.quint8)
 queries = torch.ones(1, 2, 16, 8, device="cuda")

@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         out_of_memory_in_a_pool,
     ));
     trials.push(of_python("convolutions that were not measured are listed and can be measured", &python, unmeasured_convolutions));
+    trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
     for scenario in ["batch_beside_server", "halve_batch"] {
         let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
@@ -360,4 +361,16 @@ fn advised(python: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{:?}: {seen:#}\n{}", verified.status, String::from_utf8_lossy(&verified.stderr)).into())
+}
+
+fn error_of_values(python: &Path) -> Result<(), Failed> {
+    let program = "import torch; print(torch.distributions.Categorical(torch.ones(3, device='cuda')).sample().item() < 3)";
+    let exec = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.arg("exec").args(options).arg("--").arg(python).args(["-c", program]).output()
+    };
+    let (again, once) = (exec(&[])?, exec(&["--values", "zeros"])?);
+    let text = String::from_utf8_lossy(&again.stderr);
+    let is_right = again.status.success() && again.stdout == b"True\n" && text.contains("It runs again with `--values cpu`");
+    if is_right && once.status.code() == Some(1) && once.stdout.is_empty() { Ok(()) } else { Err(format!("{again:?}\n{once:?}").into()) }
 }

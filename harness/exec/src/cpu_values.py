@@ -3,9 +3,10 @@
 # Each operation of PyTorch runs twice: on the GPU, which allocates what a real GPU would, and then on the CPU. The library of the simulated GPU keeps
 # the contents of its memory in host memory, so the CPU works on tensors with the same bytes, offset and strides ("aliases").
 #
-# The operations arrive through kernels for the dispatch key `Fake`, which torch itself does not use. The key lies below autograd and above the GPU.
-# Unlike a dispatch mode, it is invisible to autograd, so gradients accumulate in place as they do without it. What has no such kernel, for example an
-# operation of an extension, is not computed, and its launches are counted.
+# The operations arrive through kernels for two dispatch keys that torch itself does not use. `Fake` lies below autograd and above the handlers of
+# modes and of subclasses of tensors; `CustomRNGKeyId` lies below these and above the GPU. Unlike a mode, a key is invisible to autograd, so
+# gradients accumulate in place as they do without it. What has no such kernel, for example an operation of an extension, is not computed, and its
+# launches are counted.
 import bisect
 import collections
 import ctypes
@@ -14,9 +15,8 @@ import threading
 import torch
 
 _C = torch._C
-_KEY = _C._dispatch_key_parse("Fake")
+_KEY, _INNER_KEY = map(_C._dispatch_key_parse, ("Fake", "CustomRNGKeyId"))
 _DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-_include = _C._dispatch_tls_set_dispatch_key_included
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_ALIASES = 1 << 14
 # Outputs of at least this size are checked against the limit of host memory.
@@ -28,6 +28,11 @@ as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _neste
 _cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv
 """.split()
 _SEED_MASK = (1 << 63) - 1
+
+
+def _include(is_included, is_inner_included):
+    _C._dispatch_tls_set_dispatch_key_included(_KEY, is_included)
+    _C._dispatch_tls_set_dispatch_key_included(_INNER_KEY, is_inner_included)
 
 
 class NotComputed(Exception):
@@ -52,6 +57,11 @@ class _Kind:
         self.compute = _SUBSTITUTES.get(self.name, operation)
         self.counts = _COUNTS.get(self.name)
 
+    def passed_on(self, is_outer, args, kwargs):
+        """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
+        _include(False, is_outer)
+        return self.operation(*args, **kwargs)
+
 
 class _Values:
     def __init__(self, library):
@@ -65,7 +75,7 @@ class _Values:
         self.not_computed = collections.Counter()  # operations that the CPU lacks
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
-    def run(self, kind, args, kwargs):
+    def run(self, is_outer, kind, args, kwargs):
         operation = kind.operation
         inputs = []
         _add_tensors(args, inputs)
@@ -74,13 +84,14 @@ class _Values:
         on_gpu = device is not None and torch.device(device).type == "cuda"
         is_computed = True
         for tensor in inputs:
-            # Modes and subclasses of tensors call operations on plain tensors, which arrive here again.
             if type(tensor) not in _PLAIN:
-                return operation(*args, **kwargs)
+                return kind.passed_on(is_outer, args, kwargs)
             on_gpu |= tensor.is_cuda
             is_computed &= _has_storage(tensor)
-        if not on_gpu or _C._len_torch_dispatch_stack() > 0:
+        if not on_gpu:
             return operation(*args, **kwargs)
+        if _C._len_torch_dispatch_stack() > 0:
+            return kind.passed_on(is_outer, args, kwargs)
         is_computed = is_computed and not _C._cuda_isCurrentStreamCapturing()
         state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random and is_computed else None
         try:
@@ -462,40 +473,45 @@ def begin(path):
 
         def run(*args, **kwargs):
             nonlocal kind
-            _include(_KEY, False)
+            is_outer = _C._dispatch_tls_is_dispatch_key_included(_KEY)
+            _include(False, False)
             try:
                 if kind is None:
                     kind = _Kind(getattr(getattr(torch.ops.aten, name), overload or "default"))
-                return values.run(kind, args, kwargs)
+                return values.run(is_outer, kind, args, kwargs)
             finally:
-                _include(_KEY, True)
+                _include(is_outer, True)
 
         return run
 
     global _registrations
-    _registrations = torch.library.Library("_", "IMPL", "Fake"), torch.library.Library("aten", "IMPL", "Fake")
-    _registrations[0].fallback(torch.library.fallthrough_kernel)
+    _registrations = [torch.library.Library(name, "IMPL", key) for key in ("Fake", "CustomRNGKeyId") for name in ("_", "aten")]
+    for library_of_key in _registrations[::2]:
+        library_of_key.fallback(torch.library.fallthrough_kernel)
     for schema in _C._jit_get_all_schemas():
         name, overload = schema.name.removeprefix("aten::"), schema.overload_name
         full_name = f"aten::{name}.{overload}" if overload else schema.name
         if schema.name.startswith("aten::") and not _is_without_values(schema) and _C._dispatch_has_kernel(full_name):
-            _registrations[1].impl(full_name, kernel(name, overload))
-    _include(_KEY, True)
+            for library_of_key in _registrations[1::2]:
+                library_of_key.impl(full_name, kernel(name, overload))
+    _include(True, True)
     # Operations of higher order call their functions with the key.
     create = torch._ops.HigherOrderOperator.__init__
 
     def create_without_key(operator, *args, **kwargs):
         create(operator, *args, **kwargs)
         operator.fallthrough(_KEY)
+        operator.fallthrough(_INNER_KEY)
 
     torch._ops.HigherOrderOperator.__init__ = create_without_key
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_KEY)
+        operator.fallthrough(_INNER_KEY)
     # Threads begin without the key. The backward pass gives its threads the keys of the thread that calls it.
     start = threading.Thread._bootstrap_inner
 
     def start_with_values(thread):
-        _include(_KEY, True)
+        _include(True, True)
         start(thread)
 
     threading.Thread._bootstrap_inner = start_with_values

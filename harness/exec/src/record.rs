@@ -226,6 +226,8 @@ const ERRORS_OF_VALUES: &[&str] = &[
     "is not positive-definite",
     "math domain error",
     "StopIteration",
+    "Ran out of input",
+    "pickle data was truncated",
 ];
 
 impl TorchRecord {

@@ -17,7 +17,7 @@ pub mod gpus;
 pub mod latency;
 pub mod ledger;
 pub mod limits;
-mod mapping;
+pub mod mapping;
 pub mod process;
 pub mod settings;
 pub mod text;

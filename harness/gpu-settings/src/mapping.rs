@@ -9,11 +9,11 @@ use nix::fcntl::posix_fallocate;
 ///
 /// # Safety
 /// All bytes are valid values of the type, also those that several threads and processes change at the same time.
-pub(crate) unsafe trait SharedLayout {}
+pub unsafe trait SharedLayout {}
 
 /// A file that is mapped as a `T`.
 #[derive(Debug)]
-pub(crate) struct Mapped<T: SharedLayout>(NonNull<T>);
+pub struct Mapped<T: SharedLayout>(NonNull<T>);
 
 // SAFETY: the mapping belongs to the process, not to a thread, and threads may share the layout.
 unsafe impl<T: SharedLayout> Send for Mapped<T> {}
@@ -21,8 +21,8 @@ unsafe impl<T: SharedLayout> Send for Mapped<T> {}
 unsafe impl<T: SharedLayout> Sync for Mapped<T> {}
 
 impl<T: SharedLayout> Mapped<T> {
-    /// Reserves space for a `T` in a new file and maps it. A file with only a length would end the process with SIGBUS once the disk is full.
-    pub(crate) fn create(file: &File) -> io::Result<Self> {
+    /// Reserves space for a `T` in a file and maps it; new space contains zeros. A file with only a length would end the process with SIGBUS once the disk is full.
+    pub fn create(file: &File) -> io::Result<Self> {
         posix_fallocate(file, 0, size_of::<T>() as libc::off_t)?;
         Self::map(file)
     }

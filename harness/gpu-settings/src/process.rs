@@ -31,6 +31,11 @@ impl Program {
     }
 }
 
+/// Returns whether a process runs.
+pub fn is_running(pid: u32) -> bool {
+    Program::of_process(pid.into()).is_some()
+}
+
 /// State with a lock. [`keep_usable_after_fork`] keeps it usable in forked children.
 pub trait ForkedState: Sized + 'static {
     /// Locks the state of this process.

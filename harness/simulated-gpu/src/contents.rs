@@ -170,6 +170,34 @@ pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
     }
 }
 
+/// The bytes of a range, as far as they are known; `None` for zeros.
+pub(crate) fn read(state: &mut State, address: u64, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = match machine().settings.values {
+        Values::Zeros => return None,
+        Values::Copies if !state.copied.knows(address, len as u64) => return None,
+        Values::Copies | Values::Cpu => vec![0; len],
+    };
+    if machine().settings.values == Values::Copies {
+        state.copied.read(address, &mut bytes);
+    } else {
+        // SAFETY: the destination has this size.
+        unsafe { copy(state, bytes.as_mut_ptr().expose_provenance() as u64, address, len) };
+    }
+    Some(bytes)
+}
+
+/// Writes a range with bytes, or with zeros.
+pub(crate) fn write(state: &mut State, address: u64, len: usize, bytes: Option<&[u8]>) {
+    match (machine().settings.values, bytes) {
+        (Values::Zeros, _) => {}
+        (Values::Copies, None) => state.copied.forget(address, len as u64),
+        (Values::Copies, Some(bytes)) => state.copied.write(address, bytes),
+        (Values::Cpu, None) => fill(state, address, len, &[0]),
+        // SAFETY: the source has this size.
+        (Values::Cpu, Some(bytes)) => unsafe { copy(state, address, bytes.as_ptr().expose_provenance() as u64, bytes.len()) },
+    }
+}
+
 /// Repeats a pattern.
 pub(crate) fn fill(state: &mut State, address: u64, size: usize, pattern: &[u8]) {
     let Some(host) = host(state, address, size).filter(|_| !in_operation()) else { return };
@@ -209,7 +237,8 @@ extern "C" fn harness_values_range(address: u64, into: &mut [u64; 3]) -> bool {
 extern "C" fn harness_values_fit(bytes: u64) -> bool {
     let machine = machine();
     let mut state = machine.state();
-    let used: Vec<Bytes> = state.devices.iter_mut().filter_map(|memory| Some(memory.contents()?.in_use())).filter(|used| used.0 > 0).collect();
+    let used: Vec<Bytes> =
+        state.devices.iter_mut().filter_map(|memory| Some(memory.contents()?.in_use())).filter(|used| used.0 > 0).collect();
     let share = machine.settings.host_memory.0 / u64::from(machine.settings.devices);
     used.iter().map(|used| used.0).sum::<u64>() + bytes <= share * (used.len() as u64).max(1)
 }

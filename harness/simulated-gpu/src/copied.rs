@@ -63,6 +63,11 @@ impl CopiedBytes {
         self.publish();
     }
 
+    /// Returns whether any bytes of a range are stored.
+    pub(crate) fn knows(&self, start: u64, len: u64) -> bool {
+        self.overlapping(start, start.saturating_add(len)).next().is_some()
+    }
+
     /// Reads the stored bytes of a range; other bytes are zeros.
     pub(crate) fn read(&self, start: u64, into: &mut [u8]) {
         into.fill(0);

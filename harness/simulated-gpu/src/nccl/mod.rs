@@ -1,20 +1,27 @@
-//! A model of NCCL for processes with one device each on one machine. It assumes that all ranks have the data of this rank. So a gather writes this
-//! rank's data into every slot, a scatter copies its slice, and a reduction or broadcast copies. Broadcasts, sends and receives of a group end with the
-//! group ([`end_group`]). Results that depend on other ranks' data are wrong; every report names them as a model.
+//! A model of NCCL for processes on one machine. With [`Values::Cpu`], the processes exchange their data ([`world`]). Otherwise, or if one process has
+//! all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go different ways.
+//!
+//! A collective is done when its call returns. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
 
+mod reduce;
 mod split;
+mod world;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::{cell::RefCell, env, mem::MaybeUninit, path::Path};
 
 use harness_allocator::hash::Mixer;
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
-use harness_gpu_settings::{export, settings::RUN};
+use harness_gpu_settings::settings::{RUN, Values};
 
 use self::split::{Member, split};
-use crate::{runtime::copy_on_device, world::machine};
+use self::world::{Failure, World};
+use crate::contents;
+use crate::world::{State, machine};
 
 /// Version 2.28.9.
 const VERSION: c_int = 22_809;
@@ -23,14 +30,20 @@ const VERSION: c_int = 22_809;
 const NO_COLOR: c_int = -1;
 /// `ncclSystemError`.
 const SYSTEM_ERROR: c_int = 2;
+/// `ncclInvalidUsage`.
+const INVALID_USAGE: c_int = 5;
+/// `ncclRemoteError`.
+const REMOTE_ERROR: c_int = 6;
 
 struct Communicator {
-    ranks: c_int,
-    rank: c_int,
+    ranks: usize,
+    rank: usize,
     /// The same on all ranks. `None` if one process has all ranks.
     id: Option<u64>,
     /// The number of splits so far.
     splits: AtomicU32,
+    /// The other ranks, with [`Values::Cpu`] and a process for each rank.
+    world: Option<World>,
 }
 
 /// `ncclUniqueId`, passed by value.
@@ -62,25 +75,55 @@ export! {
         into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, _: c_int, ids: Option<&UniqueId>, _: *const c_void
     ) = create(into, ranks, rank, ids.map(|first| first.0[0]));
     ncclCommDestroy, ncclCommAbort(_: Option<Box<Communicator>>) = 0;
-    ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) = answer(write(count, communicator.ranks));
-    ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) = answer(write(rank, communicator.rank));
-    ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) = {
-        let bytes = count * element(kind);
-        (0..communicator.ranks as usize).fold(0, |_, rank| copy(from, to + rank * bytes, bytes))
-    };
-    ncclGather(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
-        if root == communicator.rank { ncclAllGather(from, to, count, kind, communicator, stream) } else { 0 };
-    ncclReduceScatter(from: usize, to: usize, count: usize, kind: c_int, _: c_int, communicator: &Communicator, _: usize) = {
-        let bytes = count * element(kind);
-        copy(from + communicator.rank as usize * bytes, to, bytes)
-    };
-    ncclAllReduce(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) =
-        copy(from, to, count * element(kind));
-    ncclReduce(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: c_int, _: *const Communicator, _: usize) =
-        copy(from, to, count * element(kind));
+    ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) = answer(write(count, communicator.ranks as c_int));
+    ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) = answer(write(rank, communicator.rank as c_int));
+    ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
+        communicator.gather("all_gather", None, from, to, count * element(kind));
+    ncclGather(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
+        communicator.gather("gather", Some(root), from, to, count * element(kind));
     ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
-        copy(from, to, count * element(kind) * communicator.ranks as usize);
+        communicator.all_to_all(from, to, count * element(kind));
+    ncclScatter(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
+        communicator.scatter(root, from, to, count * element(kind));
+    ncclReduceScatter(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, communicator: &Communicator, _: usize) =
+        communicator.reduce("reduce_scatter", None, [from, to, count], kind, operation);
+    ncclAllReduce(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, communicator: &Communicator, _: usize) =
+        communicator.reduce("all_reduce", None, [from, to, count], kind, operation);
+    ncclReduce(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, root: c_int, communicator: &Communicator, _: usize) =
+        communicator.reduce("reduce", Some(root), [from, to, count], kind, operation);
+    ncclRedOpCreatePreMulSum(operation: Out<'_, c_int>, scalar: *const u8, kind: c_int, residence: c_int, _: *const Communicator) = {
+        let len = element(kind);
+        let bytes = match residence {
+            // SAFETY: the program passes an element in host memory.
+            1 => Some(unsafe { std::slice::from_raw_parts(scalar, len) }.to_vec()),
+            _ => contents::read(&mut machine().state(), scalar.expose_provenance() as u64, len),
+        };
+        let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+        factors.push(bytes.map_or(1.0, |bytes| reduce::number(&bytes, kind)));
+        answer(write(operation, FIRST_FACTOR + factors.len() as c_int - 1))
+    };
+    ncclRedOpDestroy(_: c_int, _: *const Communicator) = 0;
+    ncclGroupStart() = in_group(|group| group.depth += 1);
+    ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
+    ncclBroadcast(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
+        communicator.broadcast(root, from, to, count * element(kind));
+    ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
+        ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
+    ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) =
+        communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
+    ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
+        let buffer = Buffer { address: to, bytes: count * element(kind) };
+        match communicator.world {
+            Some(_) => group.from_others.push(Receive { communicator, peer: peer as usize, buffer }),
+            None => group.received.push(buffer),
+        }
+    });
 }
+
+/// The factors of the operations that multiply before the sum. Their numbers begin with [`FIRST_FACTOR`].
+static FACTORS: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+/// `ncclNumOps`.
+const FIRST_FACTOR: c_int = 5;
 
 impl UniqueId {
     /// The first word is unique within the run.
@@ -92,16 +135,44 @@ impl UniqueId {
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
-    if status == 0 { c"no error".as_ptr() } else { c"unknown result code".as_ptr() }
+    match status {
+        0 => c"no error",
+        REMOTE_ERROR => c"remote process exited or there was a network error",
+        INVALID_USAGE => c"invalid usage",
+        _ => c"unknown result code",
+    }
+    .as_ptr()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetLastError(_: usize) -> *const c_char {
-    c"".as_ptr()
+    LAST_FAILURE.with_borrow(|text| text.as_ptr())
+}
+
+thread_local! {
+    static LAST_FAILURE: RefCell<CString> = RefCell::default();
+}
+
+/// Names a failed exchange, and returns its error code.
+fn failed(failure: &Failure) -> c_int {
+    eprintln!("simulated GPU: {failure}");
+    LAST_FAILURE.set(CString::new(failure.to_string()).unwrap_or_default());
+    match failure {
+        Failure::Ended { .. } => REMOTE_ERROR,
+        Failure::Mismatch { .. } => INVALID_USAGE,
+        Failure::Io(_) => SYSTEM_ERROR,
+    }
 }
 
 fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
-    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, id, splits: AtomicU32::new(0) }))))
+    let (ranks, rank) = (ranks as usize, rank as usize);
+    let has_values = machine().settings.values == Values::Cpu;
+    let joined = match (id.filter(|_| has_values && ranks > 1), env::var_os(RUN)) {
+        (Some(id), Some(folder)) => World::join(Path::new(&folder), id, ranks, rank).map(Some),
+        _ => Ok(None),
+    };
+    let Ok(world) = joined else { return SYSTEM_ERROR };
+    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, id, splits: AtomicU32::new(0), world }))))
 }
 
 #[unsafe(no_mangle)]
@@ -116,11 +187,12 @@ unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, 
 /// Waits until all ranks have called. The new communicator keeps all ranks if the run has no folder or one process has all ranks.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
-    let (Some(id), Some(folder)) = (parent.id, env::var_os(RUN)) else { return create(into, parent.ranks, parent.rank, parent.id) };
+    let (Some(id), Some(folder)) = (parent.id, env::var_os(RUN)) else {
+        return create(into, parent.ranks as c_int, parent.rank as c_int, parent.id);
+    };
     let number = parent.splits.fetch_add(1, Ordering::Relaxed);
     let file = Path::new(&folder).join(format!("nccl-{id:x}-{number}"));
-    let ranks = usize::try_from(parent.ranks).unwrap_or(0);
-    match split(&file, ranks, Member { rank: parent.rank, color, key }) {
+    match split(&file, parent.ranks, Member { rank: parent.rank as c_int, color, key }) {
         Ok(_) if color == NO_COLOR => answer(write(into, std::ptr::null_mut())),
         Ok((ranks, rank)) => {
             let mut hasher = Mixer::default();
@@ -131,13 +203,123 @@ extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, int
     }
 }
 
-/// Copies bytes between two buffers of a device.
-fn copy(from: usize, to: usize, bytes: usize) -> c_int {
-    machine().tick();
-    if from != to {
-        copy_on_device(to, from, bytes);
+/// Writes bytes to device memory, or zeros if there are none.
+fn set(state: &mut State, address: usize, len: usize, bytes: Option<&[u8]>) {
+    contents::write(state, address as u64, len, bytes);
+}
+
+impl Communicator {
+    const fn is(&self, rank: c_int) -> bool {
+        self.rank == rank as usize
     }
-    0
+
+    /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives the bytes of all, which are empty if they are
+    /// zeros or not needed.
+    fn collective(
+        &self,
+        call: String,
+        (from, len): (usize, usize),
+        needs: impl Fn(usize) -> bool,
+        finish: impl FnOnce(&mut State, &[Vec<u8>]),
+    ) -> c_int {
+        let machine = machine();
+        machine.tick();
+        let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
+        let parts = match &self.world {
+            Some(world) => world.exchange(call, data, &needs),
+            None => Ok(vec![data; self.ranks]),
+        };
+        match parts {
+            Ok(parts) if (0..self.ranks).any(needs) => finish(&mut machine.state(), &parts),
+            Ok(_) => {}
+            Err(failure) => return failed(&failure),
+        }
+        0
+    }
+
+    /// Gathers at a root, or at all ranks.
+    fn gather(&self, name: &str, root: Option<c_int>, from: usize, to: usize, len: usize) -> c_int {
+        let needs = |_| root.is_none_or(|root| self.is(root));
+        self.collective(format!("{name} of {len} bytes{}", at(root)), (from, len), needs, |state, parts| {
+            parts.iter().enumerate().for_each(|(rank, data)| set(state, to + rank * len, len, data.get(..len)));
+        })
+    }
+
+    fn all_to_all(&self, from: usize, to: usize, len: usize) -> c_int {
+        let own = self.rank * len;
+        self.collective(
+            format!("all_to_all of {len} bytes"),
+            (from, len * self.ranks),
+            |_| true,
+            |state, parts| {
+                parts.iter().enumerate().for_each(|(rank, data)| set(state, to + rank * len, len, data.get(own..own + len)));
+            },
+        )
+    }
+
+    fn scatter(&self, root: c_int, from: usize, to: usize, len: usize) -> c_int {
+        let (own, sent) = (self.rank * len, if self.is(root) { len * self.ranks } else { 0 });
+        self.collective(
+            format!("scatter of {len} bytes{}", at(Some(root))),
+            (from, sent),
+            |rank| rank == root as usize,
+            |state, parts| {
+                set(state, to, len, parts[root as usize].get(own..own + len));
+            },
+        )
+    }
+
+    fn broadcast(&self, root: c_int, from: usize, to: usize, len: usize) -> c_int {
+        if self.world.is_none() {
+            return in_group(|group| {
+                let data = Buffer { address: from, bytes: len };
+                if self.is(root) {
+                    group.own.push(data);
+                } else if from != to {
+                    group.sent.push(data);
+                }
+                group.received.push(Buffer { address: to, bytes: len });
+            });
+        }
+        let sent = if self.is(root) { len } else { 0 };
+        self.collective(
+            format!("broadcast of {len} bytes{}", at(Some(root))),
+            (from, sent),
+            |rank| rank == root as usize,
+            |state, parts| {
+                set(state, to, len, parts[root as usize].get(..len));
+            },
+        )
+    }
+
+    /// Reduces at a root, or at all ranks. The count is that of the result.
+    fn reduce(&self, name: &str, root: Option<c_int>, [from, to, count]: [usize; 3], kind: c_int, operation: c_int) -> c_int {
+        let len = count * element(kind);
+        let (sent, own) = if name == "reduce_scatter" { (len * self.ranks, len * self.rank) } else { (len, 0) };
+        let factor = usize::try_from(operation - FIRST_FACTOR).ok();
+        let factor = factor.and_then(|index| FACTORS.lock().unwrap_or_else(PoisonError::into_inner).get(index).copied());
+        let needs = |_| root.is_none_or(|root| self.is(root));
+        self.collective(format!("{name} of {len} bytes{}", at(root)), (from, sent), needs, |state, parts| {
+            // Without other ranks, the result is this rank's data.
+            let counted = if self.world.is_some() { parts } else { &parts[..1] };
+            let slices: Vec<&[u8]> = counted.iter().map(|data| data.get(own..own + len).unwrap_or(&[])).collect();
+            set(state, to, len, reduce::reduce(&slices, len, kind, operation, factor.unwrap_or(1.0)).as_deref());
+        })
+    }
+
+    fn send(&self, peer: usize, buffer: Buffer) -> c_int {
+        let Some(world) = &self.world else {
+            return in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
+        };
+        machine().tick();
+        let data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
+        world.send(peer, &data).map_or_else(|failure| failed(&failure), |()| 0)
+    }
+}
+
+/// The root in the name of a collective.
+fn at(root: Option<c_int>) -> String {
+    root.map(|root| format!(" with root {root}")).unwrap_or_default()
 }
 
 /// A buffer that a group sends or fills.
@@ -147,7 +329,14 @@ struct Buffer {
     bytes: usize,
 }
 
-/// The open group of a thread.
+/// A receive from another process.
+struct Receive {
+    communicator: *const Communicator,
+    peer: usize,
+    buffer: Buffer,
+}
+
+/// The open group of a thread. The first lists are for communicators without other processes.
 #[derive(Default)]
 struct Group {
     depth: u32,
@@ -156,6 +345,7 @@ struct Group {
     /// What it sends to other ranks.
     sent: Vec<Buffer>,
     received: Vec<Buffer>,
+    from_others: Vec<Receive>,
 }
 
 thread_local! {
@@ -166,42 +356,31 @@ thread_local! {
 fn in_group(change: impl FnOnce(&mut Group)) -> c_int {
     GROUP.with_borrow_mut(|group| {
         change(group);
-        if group.depth == 0 {
-            end_group(group);
-        }
-    });
-    0
+        if group.depth == 0 { end_group(group) } else { 0 }
+    })
 }
 
-/// Fills each received buffer with data of its size: what this rank sends to itself, because the other ranks would send the same, or else what it sends
-/// to another rank. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per rank.
-fn end_group(group: &mut Group) {
-    let Group { own, sent, received, .. } = std::mem::take(group);
+/// Fills each received buffer. Without other processes, it gets data of its size: what this rank sends to itself, because the other ranks would send the
+/// same, or else what it sends to another rank. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per rank.
+fn end_group(group: &mut Group) -> c_int {
+    let Group { own, sent, received, from_others, .. } = std::mem::take(group);
+    let machine = machine();
     for buffer in received {
-        let data = own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes);
-        copy(data.map_or(buffer.address, |data| data.address), buffer.address, buffer.bytes);
-    }
-}
-
-export! {
-    ncclGroupStart() = in_group(|group| group.depth += 1);
-    ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
-    ncclBroadcast(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
-        let bytes = count * element(kind);
-        let data = Buffer { address: from, bytes };
-        if root == communicator.rank {
-            group.own.push(data);
-        } else if from != to {
-            group.sent.push(data);
+        machine.tick();
+        let state = &mut *machine.state();
+        if let Some(data) = own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes && data.address != buffer.address) {
+            let bytes = contents::read(state, data.address as u64, data.bytes);
+            set(state, buffer.address, buffer.bytes, bytes.as_deref());
         }
-        group.received.push(Buffer { address: to, bytes });
-    });
-    ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
-        let sent = if peer == communicator.rank { &mut group.own } else { &mut group.sent };
-        sent.push(Buffer { address: from, bytes: count * element(kind) });
-    });
-    ncclRecv(to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) =
-        in_group(|group| group.received.push(Buffer { address: to, bytes: count * element(kind) }));
-    ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
-        ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
+    }
+    for Receive { communicator, peer, buffer } in from_others {
+        machine.tick();
+        // SAFETY: the program keeps the communicator until the group ends.
+        let Some(world) = unsafe { communicator.as_ref() }.and_then(|communicator| communicator.world.as_ref()) else { continue };
+        match world.receive(peer) {
+            Ok(data) => set(&mut machine.state(), buffer.address, buffer.bytes, data.get(..buffer.bytes)),
+            Err(failure) => return failed(&failure),
+        }
+    }
+    0
 }

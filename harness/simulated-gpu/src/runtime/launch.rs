@@ -8,9 +8,9 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::fat_binary::chosen_code;
 use crate::code::{Code, last, message, name, put, remember, take_last};
-use crate::{contents::launched, copied};
 use crate::mangled::{self, Parameter};
 use crate::world::{is_device_memory, machine};
+use crate::{contents::launched, copied};
 use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS};
 
 /// A grid or a block.

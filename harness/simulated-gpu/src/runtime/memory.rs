@@ -8,9 +8,9 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::streams::with;
 use crate::code::{Code, put, put_address, remember};
-use crate::{contents, host::Kind};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
+use crate::{contents, host::Kind};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
 
@@ -169,15 +169,6 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
             (true, true) if stores => state.copied.copy(to, from, size as u64),
             (true, _) => {}
         }
-    }
-}
-
-/// Copies between two device addresses.
-pub(crate) fn copy_on_device(to: usize, from: usize, size: usize) {
-    if is_device_memory(to as u64) && is_device_memory(from as u64) {
-        let machine = machine();
-        // SAFETY: there is no host address.
-        unsafe { copy(machine, &mut machine.state(), to as u64, from as u64, size) };
     }
 }
 

@@ -1,0 +1,106 @@
+//! The arithmetic of reductions.
+
+use std::ffi::c_int;
+
+use half::{bf16, f16};
+
+/// `ncclRedOp_t`: 0 sum, 1 product, 2 maximum, 3 minimum, 4 average. Later numbers multiply with a scalar before the sum.
+pub(super) type Operation = c_int;
+
+const PRODUCT: Operation = 1;
+const MAXIMUM: Operation = 2;
+const MINIMUM: Operation = 3;
+const AVERAGE: Operation = 4;
+
+/// Reduces the parts of ranks, of which empty ones are zeros, to `len` bytes. `None` if all are zeros.
+pub(super) fn reduce(parts: &[&[u8]], len: usize, kind: c_int, operation: Operation, scalar: f64) -> Option<Vec<u8>> {
+    if parts.iter().all(|part| part.is_empty()) {
+        return None;
+    }
+    macro_rules! of {
+        ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {{
+            const SIZE: usize = size_of::<$type>();
+            let value = |part: &[u8], at: usize| -> $wide {
+                let bytes = part.get(at..at + SIZE).and_then(|bytes| <[u8; SIZE]>::try_from(bytes).ok());
+                $widen(<$type>::from_ne_bytes(bytes.unwrap_or_default()))
+            };
+            let of_all = |at: usize| {
+                let values = parts.iter().map(|part| value(part, at));
+                let reduced = match operation {
+                    PRODUCT => values.reduce(|a, b| a * b),
+                    MAXIMUM => values.reduce(|a, b| if a < b { b } else { a }),
+                    MINIMUM => values.reduce(|a, b| if b < a { b } else { a }),
+                    _ => values.reduce(|a, b| a + b),
+                };
+                let reduced = reduced.unwrap_or_default();
+                let scaled = match operation {
+                    AVERAGE => reduced / parts.len() as $wide,
+                    5.. => (reduced as f64 * scalar) as $wide,
+                    _ => reduced,
+                };
+                <$type>::to_ne_bytes($narrow(scaled))
+            };
+            (0..len / SIZE).flat_map(|index| of_all(index * SIZE)).collect()
+        }};
+    }
+    // By `ncclDataType_t`. Integers of 64 bits wrap in 128.
+    Some(match kind {
+        0 => of!(i8, i64, i64::from, |wide| wide as i8),
+        1 => of!(u8, i64, i64::from, |wide| wide as u8),
+        2 => of!(i32, i64, i64::from, |wide| wide as i32),
+        3 => of!(u32, i64, i64::from, |wide| wide as u32),
+        4 => of!(i64, i128, i128::from, |wide| wide as i64),
+        5 => of!(u64, i128, i128::from, |wide| wide as u64),
+        6 => of!(f16, f32, f32::from, f16::from_f32),
+        7 => of!(f32, f32, |narrow| narrow, |wide| wide),
+        8 => of!(f64, f64, |narrow| narrow, |wide| wide),
+        9 => of!(bf16, f32, f32::from, bf16::from_f32),
+        // Sums of 8-bit floating point numbers are not computed: this rank's own part stands for the result.
+        _ => parts.iter().find(|part| !part.is_empty()).map(|part| part.to_vec())?,
+    })
+}
+
+/// The number in an element.
+pub(super) fn number(bytes: &[u8], kind: c_int) -> f64 {
+    match (kind, bytes.try_into().map(u32::from_ne_bytes), bytes.try_into().map(u64::from_ne_bytes)) {
+        (7, Ok(bits), _) => f32::from_bits(bits).into(),
+        (8, _, Ok(bits)) => f64::from_bits(bits),
+        (6 | 9, ..) => {
+            let bits = u16::from_ne_bytes(bytes.try_into().unwrap_or_default());
+            if kind == 6 { f16::from_bits(bits).to_f64() } else { bf16::from_bits(bits).to_f64() }
+        }
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn each_operation_reduces_floats_and_integers_and_takes_missing_parts_as_zeros() {
+        let floats = |values: [f32; 2]| values.into_iter().flat_map(f32::to_ne_bytes).collect::<Vec<u8>>();
+        let (first, second) = (floats([1.5, -2.0]), floats([0.5, 6.0]));
+        let reduced = |operation, scalar| reduce(&[&first, &second], 8, 7, operation, scalar).unwrap();
+        let expected = [
+            (0, [2.0, 4.0]),
+            (PRODUCT, [0.75, -12.0]),
+            (MAXIMUM, [1.5, 6.0]),
+            (MINIMUM, [0.5, -2.0]),
+            (AVERAGE, [1.0, 2.0]),
+            (5, [1.0, 2.0]),
+        ];
+        for (operation, values) in expected {
+            assert_eq!(reduced(operation, 0.5), floats(values), "{operation}");
+        }
+        let bytes = |value: i64| value.to_ne_bytes().to_vec();
+        assert_eq!(reduce(&[&bytes(3), &[], &bytes(-5)], 8, 4, 0, 1.0), Some(bytes(-2)));
+        assert_eq!(
+            reduce(&[&bf16::from_f32(1.5).to_ne_bytes(), &bf16::from_f32(2.0).to_ne_bytes()], 2, 9, 0, 1.0).unwrap(),
+            bf16::from_f32(3.5).to_ne_bytes()
+        );
+        assert_eq!(reduce(&[&[], &[]], 8, 7, 0, 1.0), None);
+    }
+}

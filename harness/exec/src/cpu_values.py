@@ -50,7 +50,7 @@ class _Kind:
         # For each result: whether it is an argument, changed or viewed.
         self.is_known = [alias is not None for alias in returned]
         self.is_random = torch.Tag.nondeterministic_seeded in tags
-        self.is_number = torch.Tag.data_dependent_output in tags
+        self.is_number = torch.Tag.data_dependent_output in tags or self.name in ("allclose", "is_nonzero", "item")
         self.is_mutable = schema.is_mutable
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
@@ -339,7 +339,7 @@ def _attention(query, key, value, bias, is_causal, scale, dropout, seed):
     if bias is not None:
         scores = scores + bias
     sums = torch.logsumexp(scores, -1)
-    weights = torch.softmax(scores, -1)
+    weights = torch._safe_softmax(scores, -1)
     if dropout > 0:
         kept = torch.rand(weights.shape, generator=torch.Generator().manual_seed(seed)) >= dropout
         weights = weights * kept / (1 - dropout)

@@ -50,7 +50,7 @@ def _write(name, write):
 def _write_snapshot(torch):
     name = "snapshot-%d.pickle" % os.getpid()
     if torch.cuda.is_initialized() and not os.path.exists(os.path.join(_RUN, name)):
-        _write(name, lambda path: _dump_snapshot(torch, path))
+        _write(name, lambda path: _dump_snapshot(torch, path) if hasattr(torch, "_harness_not_computed") else torch.cuda.memory._dump_snapshot(path))
 
 
 def _dump_snapshot(torch, path):
@@ -239,13 +239,15 @@ class _ModuleFinder:
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
             return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        # A search does not always lead to an import, so this finder stays until the module is executed.
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module):
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 execute(module)
                 self.then(module)
 

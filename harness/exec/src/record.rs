@@ -213,6 +213,7 @@ const ERRORS_OF_VALUES: &[&str] = &[
     "invalid multinomial distribution",
     "expects all elements of std",
     "ZeroDivisionError",
+    "AssertionError",
     "division by zero",
     "non-empty",
     "empty sequence",

@@ -36,7 +36,13 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &models(settings);
     text += &not_modelled(record);
     record.used().for_each(|process| text += &not_computed(process, settings));
-    if settings.values != Values::Cpu && record.used().any(ended_by_another_error) {
+    if settings.values == Values::Cpu {
+        return text;
+    }
+    if record.signal.is_some() {
+        text += "if the program waited for values that it computes, use `--values cpu`\n";
+    }
+    if record.used().any(ended_by_another_error) {
         text += "if the error depends on values that the program read back, use `--values cpu`\n";
     }
     text

@@ -120,3 +120,18 @@ fn the_summary_reports_that_no_process_used_the_gpu() {
     let (record, settings) = record(Vec::new());
     insta::assert_snapshot!(simulated(&record, &settings));
 }
+
+#[test]
+fn the_summary_names_what_the_cpu_did_not_compute() {
+    let mut computed = process(7, None);
+    let operations = [("_sparse_addmm".to_owned(), 2), ("quantize_per_tensor".to_owned(), 1)].into();
+    let not_computed = crate::record::NotComputed { kernels: 1, operations, beyond_limit: 4 };
+    computed.torch.as_mut().unwrap().not_computed = Some(not_computed);
+    let (record, mut settings) = record(vec![computed]);
+    settings.values = Values::Cpu;
+    settings.host_memory = Bytes::gib(6);
+    let text = simulated(&record, &settings);
+    let line = "not computed: 1 launch of compiled code, graphs or extensions; 3 operations that the CPU lacks (_sparse_addmm, quantize_per_tensor); \
+                4 operations beyond 6 GiB of host memory\n";
+    assert!(text.contains(line) && text.contains("the CPU computes the values, in at most 6 GiB of host memory"), "{text}");
+}

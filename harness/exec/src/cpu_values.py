@@ -15,7 +15,8 @@ import threading
 import torch
 
 _C = torch._C
-_KEY, _INNER_KEY = map(_C._dispatch_key_parse, ("Fake", "CustomRNGKeyId"))
+_KEYS = "Fake", "CustomRNGKeyId"
+_KEY, _INNER_KEY = map(_C._dispatch_key_parse, _KEYS)
 _DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_ALIASES = 1 << 14
@@ -27,6 +28,7 @@ empty empty_like empty_permuted empty_strided new_empty new_empty_strided is_pin
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
 _cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv
 """.split()
+_registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
 
 
@@ -54,7 +56,7 @@ class _Kind:
         self.is_mutable = schema.is_mutable
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
-        self.compute = _SUBSTITUTES.get(self.name, operation)
+        self.compute = operation if schema.is_mutable else _SUBSTITUTES.get(self.name, operation)
         self.counts = _COUNTS.get(self.name)
 
     def passed_on(self, is_outer, args, kwargs):
@@ -126,9 +128,9 @@ class _Values:
             return result
         try:
             computed = self.compute(kind, args, kwargs, state)
-        except (NotComputed, NotImplementedError, RuntimeError) as error:
-            if not isinstance(error, NotComputed) and not _is_missing(error):
-                raise
+        except IndexError:  # A GPU ends the program too.
+            raise
+        except Exception:  # The CPU lacks the operation, or does not have it for these types.
             self.not_computed[kind.name] += 1
             return result
         return self.taken_over(kind, result, computed, kind.is_known)
@@ -406,6 +408,15 @@ def _batch_norm_backward(input, grad_output, weight, running_mean, running_var, 
     return torch.ops.aten.native_batch_norm_backward(*arguments)
 
 
+def _softmax_of(function):
+    """A softmax of the CPU, which computes halves in single precision if it returns that."""
+    return lambda input, dim, half_to_float: function(input.float() if half_to_float else input, dim, False)
+
+
+def _softmax_backward_of(function):
+    return lambda grad_output, output, dim, input_dtype: function(grad_output, output, dim, grad_output.dtype).to(input_dtype)
+
+
 def _recurrent(input, weights, hx, cx, mode, layers, batch_first, dropout, train, bidirectional, batch_sizes):
     function = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)[mode]
     hidden = (hx, cx) if mode == 2 else hx
@@ -452,6 +463,10 @@ _SUBSTITUTES = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
+    "_softmax": _softmax_of(torch.ops.aten._softmax.default),
+    "_log_softmax": _softmax_of(torch.ops.aten._log_softmax.default),
+    "_softmax_backward_data": _softmax_backward_of(torch.ops.aten._softmax_backward_data.default),
+    "_log_softmax_backward_data": _softmax_backward_of(torch.ops.aten._log_softmax_backward_data.default),
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": _cudnn_rnn_backward,
 }
@@ -468,7 +483,7 @@ def begin(path):
     library.harness_values_not_computed.restype = ctypes.c_uint64
     values = _Values(library)
 
-    def kernel(name, overload):
+    def kernel(namespace, name, overload):
         kind = None
 
         def run(*args, **kwargs):
@@ -477,23 +492,37 @@ def begin(path):
             _include(False, False)
             try:
                 if kind is None:
-                    kind = _Kind(getattr(getattr(torch.ops.aten, name), overload or "default"))
+                    kind = _Kind(getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
                 return values.run(is_outer, kind, args, kwargs)
             finally:
                 _include(is_outer, True)
 
         return run
 
-    global _registrations
-    _registrations = [torch.library.Library(name, "IMPL", key) for key in ("Fake", "CustomRNGKeyId") for name in ("_", "aten")]
-    for library_of_key in _registrations[::2]:
-        library_of_key.fallback(torch.library.fallthrough_kernel)
-    for schema in _C._jit_get_all_schemas():
-        name, overload = schema.name.removeprefix("aten::"), schema.overload_name
-        full_name = f"aten::{name}.{overload}" if overload else schema.name
-        if schema.name.startswith("aten::") and not _is_without_values(schema) and _C._dispatch_has_kernel(full_name):
-            for library_of_key in _registrations[1::2]:
-                library_of_key.impl(full_name, kernel(name, overload))
+    def register(namespaces):
+        """Registers the operations of some namespaces."""
+        found = {namespace: [torch.library.Library(namespace, "IMPL", key) for key in _KEYS] for namespace in namespaces}
+        _registrations.extend(found.values())
+        for schema in _C._jit_get_all_schemas():
+            namespace, _, name = schema.name.partition("::")
+            full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+            if namespace in found and not _is_without_values(schema) and _C._dispatch_has_kernel(full_name):
+                for registration in found[namespace]:
+                    registration.impl(full_name, kernel(namespace, name, schema.overload_name))
+
+    others = [torch.library.Library("_", "IMPL", key) for key in _KEYS]
+    for registration in others:
+        registration.fallback(torch.library.fallthrough_kernel)
+    _registrations.append(others)
+    register(["aten"])
+    load = torch.ops.load_library
+
+    def load_and_register(*args, **kwargs):
+        known = {schema.name.partition("::")[0] for schema in _C._jit_get_all_schemas()}
+        load(*args, **kwargs)
+        register({schema.name.partition("::")[0] for schema in _C._jit_get_all_schemas()} - known)
+
+    torch.ops.load_library = load_and_register
     _include(True, True)
     # Operations of higher order call their functions with the key.
     create = torch._ops.HigherOrderOperator.__init__

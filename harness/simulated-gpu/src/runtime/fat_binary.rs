@@ -39,7 +39,7 @@ const PTX: u16 = 1;
 const CUBIN: u16 = 2;
 
 /// Returns the capability of the code that a driver chooses for a device of this capability. Machine code runs on later devices of its generation, PTX
-/// on all later devices. `None` if there is no such code.
+/// on all later devices. Kernels are no-ops, so a device without such code gets the latest older code, or else the oldest code. `None` without any code.
 ///
 /// # Safety
 /// The address is zero or that of a fat binary that a program registered.
@@ -54,24 +54,21 @@ pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
         }
         let mut at = header.byte_add(usize::from(*size)).cast::<Entry>();
         let end = at.byte_add(usize::try_from(*entries).ok()?);
-        let mut chosen = None;
+        let (mut chosen, mut older, mut oldest) = (None, None, None);
         while at < end {
             let entry = at.read_unaligned();
-            let runs = match entry.kind {
-                PTX => true,
-                CUBIN => entry.capability / 10 == device / 10,
-                _ => false,
-            };
-            if runs && entry.capability <= device {
-                chosen = chosen.max(Some(entry.capability));
-            }
+            let is_code = matches!(entry.kind, PTX | CUBIN);
+            let code = Some(entry.capability).filter(|_| is_code);
+            older = older.max(code.filter(|code| *code <= device));
+            chosen = chosen.max(code.filter(|code| *code <= device && (entry.kind == PTX || code / 10 == device / 10)));
+            oldest = oldest.into_iter().chain(code).min();
             let size = entry.header_size as usize + usize::try_from(entry.size).ok()?;
             if size == 0 {
                 break;
             }
             at = at.byte_add(size);
         }
-        chosen
+        chosen.or(older).or(oldest)
     }
 }
 
@@ -101,7 +98,7 @@ mod tests {
         let address = ptr::from_ref(&wrapper).expose_provenance();
         // SAFETY: the fat binary was just built.
         let chosen = [75, 89, 90, 100, 70].map(|device| unsafe { chosen_code(address, device) });
-        assert_eq!(chosen, [Some(75), Some(86), Some(90), Some(90), None]);
+        assert_eq!(chosen, [75, 86, 90, 90, 75].map(Some));
         // SAFETY: as above.
         assert_eq!(unsafe { chosen_code(0, 89) }, None);
     }

@@ -177,7 +177,6 @@ impl Process {
 }
 
 impl TorchRecord {
-    /// Sums one statistic over all devices.
     pub fn sum(&self, name: &str) -> u64 {
         self.memory_stats.values().filter_map(|stats| stats.get(name)?.as_u64()).sum()
     }

@@ -20,10 +20,14 @@ pub(in super::super) enum Item {
     None,
     Bool(bool),
     Int(i64),
+    /// An index into [`Objects::numbers`].
     Big(u32),
+    /// The bits of the number.
     Float(u64),
     Text(TextId),
+    /// An index into [`Objects::byte_strings`].
     Bytes(u32),
+    /// An index into [`Objects::tuples`].
     Tuple(u32),
     Object(u32),
 }
@@ -36,8 +40,11 @@ pub(in super::super) enum Object {
     List(u32),
     Dict(u32),
     Set(u32),
+    /// A dictionary that is an allocator event.
     Event(u32),
+    /// A dictionary that is a stack frame.
     Frame(u32),
+    /// A list of frames.
     Stack(StackId),
 }
 
@@ -50,6 +57,7 @@ pub(in super::super) struct RawFrame {
     pub(in super::super) extra: ExtraId,
 }
 
+/// An unexpected value.
 #[derive(Debug)]
 pub(in super::super) struct Wrong {
     /// The place of the value, as in `blocks[1].size`. Empty if it is the whole object.
@@ -87,6 +95,7 @@ pub(in super::super) struct Fields {
 }
 
 impl Fields {
+    /// Copies alternating keys and values.
     pub(in super::super) fn new(pairs: &[Item]) -> Self {
         Self { rest: pairs.as_chunks().0.to_vec() }
     }
@@ -343,11 +352,13 @@ impl Objects {
         Ok(intern(&mut self.frames, frame, size_of::<RawFrame>(), &self.budget))
     }
 
+    /// Stores alternating keys and values.
     pub(in super::super) fn keep(&mut self, pairs: &[Item]) -> ExtraId {
         let known = self.extras.get_index_of(pairs).map(|known| known as u32);
         ExtraId(known.unwrap_or_else(|| intern(&mut self.extras, pairs.to_vec(), size_of_val(pairs), &self.budget)))
     }
 
+    /// Converts a list of frames.
     pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
         const EXPECTED: &str = "a list of frames with name, filename and line";
         let (object, list) = match (item, self.object(item)) {

@@ -33,7 +33,6 @@ impl Allocators {
         slot.get_or_init(|| Front::open(self.kind, device.unsigned_abs())).as_ref().map_err(Clone::clone)
     }
 
-    /// The allocators that are open.
     fn open(&self) -> impl Iterator<Item = &Front> {
         self.devices.iter().filter_map(|device| device.get()?.as_ref().ok())
     }

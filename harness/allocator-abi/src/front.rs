@@ -121,7 +121,6 @@ impl Front {
         self.recorder.as_ref().map(|recorder| self.locked(|locked| recorder.snapshot(&*locked.allocator)))
     }
 
-    /// Runs `act` under the lock.
     fn locked<T>(&self, act: impl FnOnce(&mut Locked<Gpu, Box<dyn Allocator>>) -> T) -> T {
         let mut locked = self.allocator.lock();
         let _restore = Restore;

@@ -53,7 +53,6 @@ impl Kind {
         }
     }
 
-    /// Reads its settings from the environment.
     pub(crate) fn settings(self) -> Result<Settings, SettingsError> {
         self.parse(&env::var(self.variable()).unwrap_or_default())
     }

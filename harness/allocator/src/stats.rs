@@ -179,7 +179,6 @@ macro_rules! memory_stats {
                 match counter { $(StatCounter::$counter => self.$number,)* }
             }
 
-            /// Sets all peaks to the present values.
             pub fn reset_peaks(&mut self) {
                 $(self.$field.reset_peak();)*
             }

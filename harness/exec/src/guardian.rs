@@ -88,7 +88,6 @@ fn sweep(temporary: &Path) {
     }
 }
 
-/// Forks the guardian.
 fn start(guarded: &Guarded) -> io::Result<()> {
     let (closed, open) = io::pipe()?;
     // The guardian must not become a child of this process, which ends all its children.

@@ -85,7 +85,6 @@ fn open(path: &Path) -> Result<Library, HostError> {
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| HostError::Loader(error.to_string()))
 }
 
-/// Answers the first order with the error.
 fn refuse(error: &HostError) {
     use std::os::fd::AsFd as _;
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return };

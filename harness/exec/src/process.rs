@@ -231,7 +231,6 @@ pub(crate) fn descendants(of: pid_t) -> Vec<pid_t> {
     found.split_off(1)
 }
 
-/// Sends SIGKILL.
 pub(crate) fn kill_all(pids: &[pid_t]) {
     for pid in pids {
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);

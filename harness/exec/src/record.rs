@@ -232,7 +232,6 @@ const ERRORS_OF_VALUES: &[&str] = &[
 ];
 
 impl TorchRecord {
-    /// Sums one statistic over all devices.
     pub fn sum(&self, name: &str) -> u64 {
         self.memory_stats.values().filter_map(|stats| stats.get(name)?.as_u64()).sum()
     }

@@ -109,7 +109,6 @@ fn ended_by_signal(record: &Record) -> String {
     }
 }
 
-/// Prints how many calls each latency slowed down.
 fn slow_calls(record: &Record, latencies: &[Latency]) -> String {
     let line = |latency: &Latency| {
         let calls = record.slow_calls(latency);

@@ -128,7 +128,6 @@ fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> S
     }
 }
 
-/// The distinct causes of a failed request.
 fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = harness_record::causes(shortage).iter().map(|cause| cause.kind().name()).collect();
     kinds.dedup();

@@ -55,7 +55,6 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// The settings of a version of PyTorch.
     pub fn of_settings(torch: TorchVersion, conf: &str) -> Result<Self, ConfError> {
         Ok(Self { name: conf.to_owned(), allocator: AllocatorSpec::caching(Config::parse_for(torch, conf)?) })
     }

@@ -65,7 +65,6 @@ impl Free {
     }
 }
 
-/// Reads the rows of a file.
 fn rows(path: &Path) -> io::Result<Vec<[u64; WORDS]>> {
     let word = |bytes: &[u8; BYTES], index: usize| bytes.as_chunks::<8>().0.get(index).map_or(0, |word| u64::from_le_bytes(*word));
     Ok(fs::read(path)?.as_chunks::<BYTES>().0.iter().map(|bytes| std::array::from_fn(|index| word(bytes, index))).collect())

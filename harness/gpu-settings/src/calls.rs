@@ -21,7 +21,6 @@ impl Call {
     /// The files of a run store the position of a call in this list.
     pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
 
-    /// The name of the CUDA function.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malloc => DeviceCall::Malloc.name(),

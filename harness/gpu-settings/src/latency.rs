@@ -28,12 +28,10 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// The sum of the delays of a call.
     pub fn sum(latencies: &[Self], call: Call) -> Nanos {
         latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum()
     }
 
-    /// Returns whether it delays this call.
     pub fn is_of(&self, call: Call) -> bool {
         match self.calls {
             Slow::Call(slow) => slow == call,

@@ -56,7 +56,6 @@ impl Entry {
         self.pid.store(pid, Ordering::Relaxed);
     }
 
-    /// Returns whether its program still runs.
     fn is_alive(&self) -> bool {
         let entered = Program { started: self.started.load(Ordering::Relaxed), stack: self.stack.load(Ordering::Relaxed) };
         Program::of_process(self.pid.load(Ordering::Relaxed)).is_some_and(|program| program.is(entered))

@@ -89,7 +89,6 @@ pub(crate) fn ask(call: Call) -> Result<u64, Code> {
     answer
 }
 
-/// Returns the nanoseconds since then.
 pub(crate) fn nanos_since(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

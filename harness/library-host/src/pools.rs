@@ -93,7 +93,6 @@ pub(crate) unsafe fn get_attribute(pool: Pool, number: c_int, value: *mut c_void
     }
 }
 
-/// Returns an attribute of the device.
 pub(crate) fn device_attribute(name: &str, number: c_int) -> Result<c_int, Code> {
     if let Some(&(_, part)) = CAPABILITY.iter().find(|(attribute, _)| *attribute == number) {
         return Ok(part);

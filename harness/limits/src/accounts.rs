@@ -67,7 +67,6 @@ impl Accounts {
         None
     }
 
-    /// Removes a charge after a refused request or a free.
     pub(crate) fn discharge(&mut self, charge: Charge) {
         *self.sum(charge) -= charge.bytes;
     }

@@ -48,7 +48,6 @@ impl State {
         shared.change(NUMBER, |others| (accounts.charge(others, call, size).ok_or(Outcome::Refused), accounts.used()))
     }
 
-    /// Removes the charge of a failed request.
     fn discharge(&mut self, charge: Charge) {
         self.accounts.discharge(charge);
         self.shared.released(NUMBER, self.accounts.used());
@@ -168,7 +167,6 @@ impl Limiter {
         got
     }
 
-    /// Applies the injected latency of a call.
     pub(crate) fn delay(&self, call: Call) {
         self.counters.delay(&self.latencies, call);
     }
@@ -218,7 +216,6 @@ impl Limiter {
         }
     }
 
-    /// Counts memory that was returned to the driver.
     fn count_free(&self, state: &mut State) {
         let held = state.accounts.used();
         state.shared.released(NUMBER, held);

@@ -25,9 +25,7 @@ use crate::trace::{self, TraceEvent};
 enum Column {
     /// The operation's [`Outcome`] as a number.
     Result,
-    /// A key of `torch.cuda.memory_stats()`.
     Stat(StatKey),
-    /// A counter of the device.
     Device(&'static str, fn(&State) -> u64),
 }
 
@@ -111,7 +109,6 @@ pub enum ReplayError {
 }
 
 impl ReplayError {
-    /// The operation that failed, counted from 1.
     pub const fn operation(&self) -> usize {
         match self {
             Self::Prepare(PrepareError::IdReused { operation, .. } | PrepareError::TooManyStreams { operation })

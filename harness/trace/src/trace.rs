@@ -33,7 +33,6 @@ pub enum TraceEvent {
     },
     SynchronizeStream(StreamId),
     Synchronize,
-    /// Returns cached memory to the driver.
     EmptyCache,
     /// Limits the allocator to a fraction of the device memory.
     SetFraction(MemoryFraction),
@@ -46,7 +45,6 @@ pub enum TraceEvent {
 }
 
 impl TraceEvent {
-    /// The stream that the operation names.
     pub const fn stream_mut(&mut self) -> Option<&mut StreamId> {
         match self {
             Self::Allocate { stream, .. } | Self::RecordStream { stream, .. } | Self::SynchronizeStream(stream) => Some(stream),

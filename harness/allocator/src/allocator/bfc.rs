@@ -95,7 +95,6 @@ struct Frontier {
 }
 
 impl BfcAllocator {
-    /// Makes an empty allocator.
     pub fn new(config: BfcConfig) -> Self {
         Self { config, ..Self::default() }
     }

@@ -59,7 +59,6 @@ impl LibrarySpec {
         Err(DeviceError::Unavailable { what, why: "there is no such file: it is optional, and was not built".to_owned() })
     }
 
-    /// The named functions, by key.
     pub fn functions(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let names = [Some(&self.alloc), Some(&self.free), self.record_stream.as_ref(), self.empty_cache.as_ref()];
         Self::FUNCTIONS.into_iter().zip(names).filter_map(|((key, _), name)| Some((key, name?.as_str())))
@@ -223,7 +222,6 @@ impl LibraryAllocator {
         Ok(Timed { nanos: timed.nanos.saturating_add(driver), ..timed })
     }
 
-    /// Makes a call of the library on the device.
     fn serve(&mut self, device: &mut dyn Device, call: Call, seen: &mut Seen) -> (Code, u64) {
         let began = seen.is_timed.then(Instant::now);
         let done = self.held.call(device, call);

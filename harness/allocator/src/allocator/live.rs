@@ -39,7 +39,6 @@ pub(super) struct LiveAllocations {
 }
 
 impl LiveAllocations {
-    /// Records an allocation and returns its handle.
     pub(super) fn insert(&mut self, allocation: LiveAllocation) -> Handle {
         count(&mut self.stats, &allocation, PooledStat::increase);
         let start = allocation.range.start;
@@ -54,7 +53,6 @@ impl LiveAllocations {
         self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
     }
 
-    /// Removes an allocation.
     pub(super) fn remove(&mut self, slot: u32) -> LiveAllocation {
         let allocation = self.live.remove(slot);
         self.by_address.remove(&allocation.range.start);
@@ -72,7 +70,6 @@ impl LiveAllocations {
         self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
     }
 
-    /// The allocation that contains an address.
     pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
         let (&start, &slot) = self.by_address.range(..=address).next_back()?;
         let allocation = &self.live[slot];

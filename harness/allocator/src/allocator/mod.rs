@@ -61,7 +61,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// Requests `size` bytes for the default stream.
     pub const fn new(size: Bytes) -> Self {
         Self { size, stream: StreamId::DEFAULT }
     }
@@ -135,12 +134,10 @@ impl Allocation {
         self.size
     }
 
-    /// The stream of the request.
     pub const fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// The requested bytes as a range.
     pub const fn range(&self) -> MemoryRange {
         MemoryRange::new(self.ptr, self.requested)
     }
@@ -205,7 +202,6 @@ pub trait Allocator: Send {
     /// Limits the reserved memory to a fraction of the device's memory. The fraction 1 means no limit.
     fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction);
 
-    /// Sets all peaks to the present values.
     fn reset_peaks(&mut self);
 
     /// Returns a copy of the running counters, without recomputation.

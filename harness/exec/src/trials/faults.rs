@@ -223,7 +223,6 @@ fn is_out_of_memory(line: &str) -> bool {
     exception(line).is_some_and(|name| name.ends_with("OutOfMemoryError"))
 }
 
-/// Returns the first fault that no process reached.
 pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {
     faults.iter().find(|fault| !by_process.iter().any(|process| attempts::reach(&process.attempts, fault)))
 }

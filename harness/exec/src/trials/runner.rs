@@ -85,7 +85,6 @@ impl Runner<'_> {
     }
 }
 
-/// Returns the base name of the files with a trial's output.
 fn name(trial: &Trial) -> String {
     let fault = trial
         .faults

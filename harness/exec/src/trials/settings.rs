@@ -85,7 +85,6 @@ impl Row {
         refused || self.peak_reserved.saturating_mul(100) > memory.saturating_mul(CLOSE)
     }
 
-    /// Returns whether it ended with exit code 0.
     pub fn ends_well(&self) -> bool {
         self.exit_code == Some(0)
     }

@@ -113,7 +113,6 @@ pub struct Counts {
     /// Includes refused allocations.
     pub allocations: u64,
     pub refused: u64,
-    /// Frees of live ids.
     pub frees: u64,
 }
 
@@ -363,7 +362,6 @@ fn other(
     Ok(Outcome::Done)
 }
 
-/// Assigns slots while a trace is prepared.
 #[derive(Default)]
 struct Slots {
     count: u32,
@@ -389,7 +387,6 @@ impl Slots {
         Some(slot)
     }
 
-    /// Releases the slot of a freed id.
     fn give_back(&mut self, id: u64) -> Option<u32> {
         let (slot, _) = self.of_ids.remove(&id)?;
         self.vacant.push(slot);

@@ -56,7 +56,6 @@ impl Streams {
         self.0.values().copied()
     }
 
-    /// Returns the trace's number for a device stream.
     pub fn in_trace(&self, made: StreamId) -> StreamId {
         self.0.iter().find(|&(_, &there)| there == made).map_or(made, |(&named, _)| named)
     }

@@ -21,7 +21,6 @@ pub(super) struct PendingFrees {
     pub(super) streams: u32,
 }
 
-/// Frees that completed together.
 #[derive(Debug, Default)]
 struct Batch {
     /// Indices of the `free_requested` events. Earlier frees are in `before`, by address.

@@ -85,13 +85,11 @@ struct Recovery<'a> {
     private: PrivatePools,
     /// By failed request, which may have reserved addresses: the address of the next mapping for its pool and stream.
     mapped_next: HashMap<usize, DevicePtr>,
-    /// The last request event of each private pool.
     last_use: BTreeMap<PrivatePoolId, usize>,
     open: Option<PrivatePoolId>,
     memory_is_known: bool,
     /// The last request event, successful or not.
     last_request: usize,
-    /// The currently reserved memory and its peak.
     reserved: Bytes,
     most_reserved: Bytes,
     /// The smallest amount that did not fit: the program had less memory.
@@ -108,7 +106,6 @@ struct Group {
     completed: BTreeMap<StreamId, usize>,
 }
 
-/// A hypothesis that explains a group.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     seen_before: bool,

@@ -33,7 +33,6 @@ pub struct Setup {
 pub enum Placement {
     /// Rising addresses, without reuse.
     Rising,
-    /// The recorded addresses in order.
     Recorded,
 }
 
@@ -115,7 +114,6 @@ impl RecordedProgram {
         Segment { device: self.device, ..Segment::of(segment, stream, private_pool, stack) }
     }
 
-    /// The number of a stream, given its handle.
     pub fn stream_number(&self, handle: u64) -> StreamId {
         StreamId(self.streams.binary_search(&handle).unwrap_or(0) as u32)
     }

@@ -133,7 +133,6 @@ impl<'a> EventWriter<'a> {
         event.is_none_or(|event| event.action == Action::FreeRequested && !is_older(event))
     }
 
-    /// Adds events of frees that have completed.
     fn complete(&mut self, allocator: &dyn Allocator) {
         let mut complete: Vec<Range> = self.pending.extract_if(.., |block| !is_pending(allocator, block.address)).collect();
         // PyTorch's order depends on hashes of streams, so the recorded order is used.

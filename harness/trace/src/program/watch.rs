@@ -56,7 +56,6 @@ impl<D: Device> Logged<D> {
         Self { inner, log: Vec::new(), sizes, held, refused: None, reserved: Vec::new() }
     }
 
-    /// Returns the calls since the last `take_log`.
     pub(super) fn take_log(&mut self) -> Vec<DriverCall> {
         std::mem::take(&mut self.log)
     }

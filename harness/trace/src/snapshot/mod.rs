@@ -57,7 +57,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The devices that have segments or events.
     pub fn devices(&self) -> Vec<u32> {
         let of_events = (0_u32..).zip(&self.traces).filter(|(_, events)| !events.is_empty()).map(|(device, _)| device);
         let devices: BTreeSet<u32> = self.segments.iter().map(|segment| segment.device).chain(of_events).collect();
@@ -69,7 +68,6 @@ impl Snapshot {
         self.traces.get(device as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// The segments of a device, in file order.
     pub fn segments_of(&self, device: u32) -> impl Iterator<Item = &Segment> + Clone {
         self.segments.iter().filter(move |segment| segment.device == device)
     }
@@ -118,7 +116,6 @@ const ACTIVE: [BlockState; 2] = [BlockState::Allocated, BlockState::PendingFree]
 pub struct PoolId(pub u64, pub u64);
 
 impl PoolId {
-    /// The pool of all other memory.
     pub const DEFAULT: Self = Self(0, 0);
 
     pub const fn is_default(&self) -> bool {
@@ -224,14 +221,12 @@ pub struct Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// The allocator returned a block to the program.
     Alloc,
     FreeRequested,
     /// The block can be reused: all its events are complete.
     FreeCompleted,
     SegmentAlloc,
     SegmentFree,
-    /// Pages of an expandable segment were mapped.
     SegmentMap,
     SegmentUnmap,
     Snapshot,
@@ -239,7 +234,6 @@ pub enum Action {
 }
 
 impl Action {
-    /// All actions with PyTorch's names.
     pub(crate) const ALL: [(Self, &str); 9] = [
         (Self::Alloc, "alloc"),
         (Self::FreeRequested, "free_requested"),

@@ -19,7 +19,6 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
-    /// Removes a range from all those that it overlaps.
     pub fn remove(&mut self, start: u64, end: u64) {
         while let Some((&other, &other_end)) = self.0.range(..end).next_back() {
             if other_end <= start {

@@ -54,7 +54,6 @@ struct Builder {
     stacks: HashMap<StackId, StackId>,
     frames: HashMap<u32, FrameId>,
     extras: HashMap<ExtraId, ExtraId>,
-    /// The number of events with each unknown action.
     unknown_actions: BTreeMap<String, u64>,
     /// The number of former owners of blocks, which only very old files list.
     earlier_owners: u64,
@@ -238,7 +237,6 @@ impl Builder {
         Ok(())
     }
 
-    /// Returns the snapshot's id of a stack.
     fn stack(&mut self, raw: StackId) -> Result<StackId, SnapshotError> {
         if let Some(&known) = self.stacks.get(&raw) {
             return Ok(known);
@@ -279,7 +277,6 @@ impl Builder {
         Ok(id)
     }
 
-    /// Stores the keys that were not read.
     fn keep(&mut self, unknown: &Fields) -> Result<ExtraId, SnapshotError> {
         let raw = self.objects.keep(unknown.rest.as_flattened());
         self.extra(raw)

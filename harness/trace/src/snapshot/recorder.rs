@@ -43,7 +43,6 @@ impl Recorder {
         log.stack = log.snapshot.stacks.intern(&ids);
     }
 
-    /// Pushes a frame onto the current call stack.
     pub fn set_inner_place(&self, frame: Frame) {
         let mut log = self.log();
         let inner = log.snapshot.stacks.intern_frame(frame);
@@ -65,7 +64,6 @@ impl Recorder {
         self.log().time_us = Some(time_us);
     }
 
-    /// Sets the `user_metadata` of the next events.
     pub fn set_label(&self, label: Option<&str>) {
         let mut log = self.log();
         log.label = label.map(str::to_owned);

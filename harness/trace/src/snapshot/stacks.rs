@@ -61,7 +61,6 @@ impl Stacks {
         &self.frames[id.0 as usize]
     }
 
-    /// The distinct stacks, including the empty one.
     pub fn all(&self) -> impl Iterator<Item = StackId> {
         (0..self.stacks.len() as u32).map(StackId)
     }
@@ -71,7 +70,6 @@ impl Stacks {
         self.frames.iter()
     }
 
-    /// Stores a frame if it is new, and returns its id.
     pub fn intern_frame(&mut self, frame: Frame) -> FrameId {
         FrameId(self.frames.insert_full(frame).0 as u32)
     }

@@ -209,7 +209,6 @@ impl Blocks {
         self.numbered
     }
 
-    /// The segment that contains an address.
     fn segment(&self, address: u64) -> Option<Segment> {
         self.segments.range(..=address).next_back().map(|(_, &segment)| segment)
     }
@@ -232,7 +231,6 @@ impl Blocks {
         within.into_iter().for_each(|id| self[id].state = State::Unmapped);
     }
 
-    /// Removes a segment that consists of one block.
     pub(super) fn remove_segment(&mut self, whole: BlockId) {
         debug_assert!(!self[whole].is_split(), "the segment is one block");
         let address = self[whole].address;
@@ -317,7 +315,6 @@ impl Blocks {
         self.free_since.get(id.0 as usize).copied().unwrap_or_default()
     }
 
-    /// Records when a block became free.
     pub(super) fn set_free_since(&mut self, id: BlockId, lookups: u64) {
         let slot = id.0 as usize;
         if slot >= self.free_since.len() {
@@ -346,7 +343,6 @@ impl Blocks {
         expandable.map(|segment| MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))).collect()
     }
 
-    /// The first block of the segment at the lowest address.
     pub(super) fn first_segment(&self) -> Option<BlockId> {
         self.segments.first_key_value().map(|(_, segment)| segment.first)
     }

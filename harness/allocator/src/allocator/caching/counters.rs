@@ -228,7 +228,6 @@ impl Counters {
         self.allocated_bytes.current()
     }
 
-    /// Sets all peaks to the present values.
     pub(super) fn reset_peaks(&mut self) {
         for pooled in [
             &mut self.allocated_bytes,

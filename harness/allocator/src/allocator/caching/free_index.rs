@@ -98,7 +98,6 @@ impl FreeBlocks {
         all
     }
 
-    /// The size of the largest block.
     pub(super) fn largest(&self, blocks: &[Block]) -> u64 {
         self.in_order(blocks).last().map_or(0, |&id| blocks[id].size)
     }
@@ -274,7 +273,6 @@ fn find_size(blocks: &[Block], head: BlockId, size: u64) -> (BlockId, BlockId) {
     (before, root)
 }
 
-/// Removes a block from a heap and returns the new root.
 fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId {
     let HeapLinks { child, sibling, previous, .. } = blocks[id].heap;
     let orphans = meld_siblings(blocks, child);

@@ -75,14 +75,12 @@ struct Merged {
 }
 
 impl Default for CachingAllocator {
-    /// Makes an empty allocator with PyTorch's default settings.
     fn default() -> Self {
         Self::new(Config::default())
     }
 }
 
 impl CachingAllocator {
-    /// Makes an empty allocator.
     pub fn new(config: Config) -> Self {
         Self {
             fraction: Some(config.memory_fraction).filter(|&fraction| fraction < MemoryFraction::ALL),

@@ -237,7 +237,6 @@ impl Pools {
         Ok(())
     }
 
-    /// Marks a pool as released by its owner.
     pub(super) fn release(&mut self, id: PrivatePoolId) -> Result<(), PrivatePoolError> {
         if self.is_capturing() || self.open.contains(&id) {
             return Err(PrivatePoolError::ContextOpen(id));

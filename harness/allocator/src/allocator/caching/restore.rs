@@ -85,7 +85,6 @@ impl CachingAllocator {
         self.blocks.reservations()
     }
 
-    /// The stream pool of a segment.
     fn stream_pool_of(&mut self, segment: &SegmentInfo) -> Result<StreamPoolId, RestoreError> {
         let stream = segment.stream.ok_or(RestoreError::NoStream { at: segment.address })?;
         let pool = match segment.private_pool.map(PrivatePoolId) {

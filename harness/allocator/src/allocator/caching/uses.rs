@@ -19,7 +19,6 @@ struct BlockUses {
 }
 
 impl Uses {
-    /// Records that a stream uses a block.
     pub(super) fn record(&mut self, block: BlockId, stream: StreamId, is_capturing: bool) {
         let uses = self.by_block.entry(block).or_default();
         uses.streams.insert(stream);

@@ -69,12 +69,10 @@ impl Accounts {
         }
     }
 
-    /// Sets the reserved bytes of the pool.
     pub(super) fn set_reserved(&mut self, reserved: Bytes) {
         self.stats.reserved_bytes.set(POOL, reserved.0);
     }
 
-    /// The reserved bytes.
     pub(super) const fn reserved(&self) -> Bytes {
         Bytes(self.stats.reserved_bytes.all.current)
     }
@@ -119,7 +117,6 @@ impl Accounts {
         self.segments.get(&start).is_some_and(|segment| segment.source == Source::Pool)
     }
 
-    /// Records an allocation.
     pub(super) fn handed_out(&mut self, range: MemoryRange, stream: StreamId) -> Handle {
         let slot = self.live.insert(Live { range, stream });
         self.blocks.insert(range.start, slot);
@@ -128,12 +125,10 @@ impl Accounts {
         Handle::new(slot)
     }
 
-    /// The slot of an allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
     }
 
-    /// Records a free.
     pub(super) fn taken_back(&mut self, slot: u32) {
         let Live { range, .. } = self.live.remove(slot);
         if self.blocks.get(&range.start) == Some(&slot) {
@@ -155,7 +150,6 @@ impl Accounts {
         }
     }
 
-    /// The start of the segment that contains an address.
     fn start_of(&self, address: DevicePtr) -> Option<DevicePtr> {
         let (&start, segment) = self.segments.range(..=address).next_back()?;
         (address < start.offset(segment.size)).then_some(start)

@@ -58,7 +58,6 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The slot of the operation.
     pub const fn slot(&self) -> Option<u32> {
         match *self {
             Self::Allocate { slot, .. } | Self::Free { slot } | Self::RecordStream { slot, .. } => Some(slot),

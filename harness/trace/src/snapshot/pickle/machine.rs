@@ -96,7 +96,6 @@ impl<R: Read> Machine<R> {
         self.push(item)
     }
 
-    /// Executes opcodes that are rare in snapshots.
     fn execute_rare(&mut self, opcode: u8) -> Result<(), SnapshotError> {
         let item = match opcode {
             opcode::PROTO => match self.input.byte()? {

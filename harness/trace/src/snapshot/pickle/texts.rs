@@ -18,7 +18,6 @@ macro_rules! words {
         impl TextId {
             $(pub(in super::super) const $name: Self = Self(Word::$name as u32);)*
 
-            /// The text of one of these constants.
             pub(super) fn name(self) -> &'static str {
                 WORDS[self.0 as usize]
             }

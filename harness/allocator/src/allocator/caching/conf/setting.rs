@@ -138,7 +138,6 @@ impl Setting {
         Self::without_effect(name, "whole MiB, more than 0", Key::HostSize)
     }
 
-    /// The setting with this key.
     pub fn from_name(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|setting| setting.name == name)
     }

@@ -82,6 +82,11 @@ impl HostMemory {
         (address - start < range.size).then_some((start, range.size, range.kind))
     }
 
+    /// The address by which the device reads page-locked or managed memory: its own.
+    pub(crate) fn device_pointer(&self, address: usize) -> Result<usize, Code> {
+        self.around(address).map(|_| address).ok_or(Code::InvalidValue)
+    }
+
     pub(crate) fn is_pinned(&self, address: usize) -> bool {
         self.around(address).is_some_and(|(.., kind)| !matches!(kind, Kind::Managed(_)))
     }

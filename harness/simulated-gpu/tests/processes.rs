@@ -23,6 +23,9 @@ unsafe extern "C" {
     fn cudaMemcpy(to: usize, from: usize, size: usize, kind: c_int) -> c_int;
     fn cudaGetSymbolAddress(address: *mut usize, symbol: *const c_void) -> c_int;
     fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: usize) -> c_int;
+    fn cuMemHostRegister_v2(address: usize, size: usize, flags: c_uint) -> c_int;
+    fn cuMemHostUnregister(address: usize) -> c_int;
+    fn cuMemHostGetDevicePointer_v2(device: *mut usize, host: usize, flags: c_uint) -> c_int;
     fn cuCtxPushCurrent_v2(context: usize) -> c_int;
     fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int;
     fn cuCtxGetCurrent(context: *mut usize) -> c_int;
@@ -232,4 +235,19 @@ fn pointer_attributes_have_their_own_sizes_and_unknown_ones_are_refused() {
         assert_eq!(attribute(unknown, address), (INVALID_VALUE, u64::MAX), "attribute {unknown}");
     }
     assert_eq!(attribute(9, 4096), (INVALID_VALUE, u64::MAX), "memory of the host");
+    // Host memory has an address on the device while it is registered.
+    let buffer = vec![0_u8; 4096];
+    let host = buffer.as_ptr().addr();
+    let device_pointer = || {
+        let mut device = usize::MAX;
+        // SAFETY: the place holds the address.
+        (unsafe { cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) }, device)
+    };
+    assert_eq!(device_pointer(), (INVALID_VALUE, usize::MAX));
+    // SAFETY: the buffer lives until the end.
+    assert_eq!(unsafe { cuMemHostRegister_v2(host, buffer.len(), 0) }, 0);
+    assert_eq!((device_pointer(), attribute(3, host)), ((0, host), (0, host as u64)));
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuMemHostUnregister(host) }, 0);
+    assert_eq!(device_pointer().0, INVALID_VALUE);
 }

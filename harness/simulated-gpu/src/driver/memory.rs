@@ -40,6 +40,17 @@ export! {
         let free = || machine().state().host.free(address);
         by_kernel_mode(THIS, || answer(free()), || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free()))
     };
+    cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) = in_context(THIS, |_, state| {
+        state.host.register(address, size);
+        Ok(())
+    });
+    cuMemHostUnregister(address: usize) = in_context(THIS, |_, state| state.host.unregister(address));
+    cuMemHostGetDevicePointer_v2(device: Out<'_, usize>, host: usize, _: c_uint) =
+        in_context(THIS, |_, state| put(device, state.host.device_pointer(host)?));
+    cuMemHostGetFlags(flags: Out<'_, c_uint>, host: usize) = in_context(THIS, |_, state| {
+        state.host.device_pointer(host)?;
+        put(flags, 0)
+    });
     cuMemcpyDtoHAsync_v2(to: usize, from: usize, size: usize, stream: usize) = {
         let (address, len) = (from as u64, size as u64);
         let execute = || transfer(Work::ToHost { address, len, to }, (address, len, AccessKind::Read), to, stream);

@@ -80,7 +80,7 @@ export! {
         0
     };
     cudaHostUnregister(address: usize) = remember(machine().state().host.unregister(address));
-    cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = remember(put(device, host));
+    cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = with(|_, state| put(device, state.host.device_pointer(host)?));
 }
 
 /// Allocates device memory for a program. Zero bytes give a null pointer.

@@ -4,7 +4,6 @@
 //! A collective is done when its call returns. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
 
 mod reduce;
-mod split;
 mod world;
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -18,7 +17,6 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
 
-use self::split::{Member, split};
 use self::world::{Failure, World};
 use crate::contents;
 use crate::world::{State, machine};
@@ -38,11 +36,9 @@ const REMOTE_ERROR: c_int = 6;
 struct Communicator {
     ranks: usize,
     rank: usize,
-    /// The same on all ranks. `None` if one process has all ranks.
-    id: Option<u64>,
     /// The number of splits so far.
     splits: AtomicU32,
-    /// The other ranks, with [`Values::Cpu`] and a process for each rank.
+    /// The other ranks, if each has a process.
     world: Option<World>,
 }
 
@@ -113,7 +109,7 @@ export! {
         communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
     ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
         let buffer = Buffer { address: to, bytes: count * element(kind) };
-        match communicator.world {
+        match communicator.others() {
             Some(_) => group.from_others.push(Receive { communicator, peer: peer as usize, buffer }),
             None => group.received.push(buffer),
         }
@@ -166,13 +162,12 @@ fn failed(failure: &Failure) -> c_int {
 
 fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
     let (ranks, rank) = (ranks as usize, rank as usize);
-    let has_values = machine().settings.values == Values::Cpu;
-    let joined = match (id.filter(|_| has_values && ranks > 1), env::var_os(RUN)) {
+    let joined = match (id.filter(|_| ranks > 1), env::var_os(RUN)) {
         (Some(id), Some(folder)) => World::join(Path::new(&folder), id, ranks, rank).map(Some),
         _ => Ok(None),
     };
     let Ok(world) = joined else { return SYSTEM_ERROR };
-    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, id, splits: AtomicU32::new(0), world }))))
+    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, splits: AtomicU32::new(0), world }))))
 }
 
 #[unsafe(no_mangle)]
@@ -184,23 +179,30 @@ unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, 
     0
 }
 
-/// Waits until all ranks have called. The new communicator keeps all ranks if the run has no folder or one process has all ranks.
+/// Waits until all ranks have called. Members of a color are ordered by key, then by rank. Without other processes, the new communicator is the same.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
-    let (Some(id), Some(folder)) = (parent.id, env::var_os(RUN)) else {
-        return create(into, parent.ranks as c_int, parent.rank as c_int, parent.id);
+    let Some(world) = &parent.world else { return create(into, parent.ranks as c_int, parent.rank as c_int, None) };
+    let parts = match world.exchange("split".to_owned(), [color, key].map(i32::to_ne_bytes).concat(), |_| true) {
+        Ok(parts) => parts,
+        Err(failure) => return failed(&failure),
     };
-    let number = parent.splits.fetch_add(1, Ordering::Relaxed);
-    let file = Path::new(&folder).join(format!("nccl-{id:x}-{number}"));
-    match split(&file, parent.ranks, Member { rank: parent.rank as c_int, color, key }) {
-        Ok(_) if color == NO_COLOR => answer(write(into, std::ptr::null_mut())),
-        Ok((ranks, rank)) => {
-            let mut hasher = Mixer::default();
-            (id, number, color).hash(&mut hasher);
-            create(into, ranks as c_int, rank as c_int, Some(hasher.finish()))
-        }
-        Err(_) => SYSTEM_ERROR,
+    if color == NO_COLOR {
+        return answer(write(into, std::ptr::null_mut()));
     }
+    let mut members: Vec<(c_int, usize)> = Vec::new();
+    for (rank, part) in parts.iter().enumerate() {
+        if let [theirs, key] = *part.as_chunks().0
+            && i32::from_ne_bytes(theirs) == color
+        {
+            members.push((i32::from_ne_bytes(key), rank));
+        }
+    }
+    members.sort_unstable();
+    let rank = members.iter().position(|member| *member == (key, parent.rank)).unwrap_or(0);
+    let mut hasher = Mixer::default();
+    (world.id(), parent.splits.fetch_add(1, Ordering::Relaxed), color).hash(&mut hasher);
+    create(into, members.len() as c_int, rank as c_int, Some(hasher.finish()))
 }
 
 /// Writes bytes to device memory, or zeros if there are none.
@@ -211,6 +213,11 @@ fn set(state: &mut State, address: usize, len: usize, bytes: Option<&[u8]>) {
 impl Communicator {
     const fn is(&self, rank: c_int) -> bool {
         self.rank == rank as usize
+    }
+
+    /// The other ranks if they exchange data.
+    fn others(&self) -> Option<&World> {
+        self.world.as_ref().filter(|_| machine().settings.values == Values::Cpu)
     }
 
     /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives the bytes of all, which are empty if they are
@@ -225,7 +232,7 @@ impl Communicator {
         let machine = machine();
         machine.tick();
         let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
-        let parts = match &self.world {
+        let parts = match self.others() {
             Some(world) => world.exchange(call, data, &needs),
             None => Ok(vec![data; self.ranks]),
         };
@@ -270,7 +277,7 @@ impl Communicator {
     }
 
     fn broadcast(&self, root: c_int, from: usize, to: usize, len: usize) -> c_int {
-        if self.world.is_none() {
+        if self.others().is_none() {
             return in_group(|group| {
                 let data = Buffer { address: from, bytes: len };
                 if self.is(root) {
@@ -301,14 +308,14 @@ impl Communicator {
         let needs = |_| root.is_none_or(|root| self.is(root));
         self.collective(format!("{name} of {len} bytes{}", at(root)), (from, sent), needs, |state, parts| {
             // Without other ranks, the result is this rank's data.
-            let counted = if self.world.is_some() { parts } else { &parts[..1] };
+            let counted = if self.others().is_some() { parts } else { &parts[..1] };
             let slices: Vec<&[u8]> = counted.iter().map(|data| data.get(own..own + len).unwrap_or(&[])).collect();
             set(state, to, len, reduce::reduce(&slices, len, kind, operation, factor.unwrap_or(1.0)).as_deref());
         })
     }
 
     fn send(&self, peer: usize, buffer: Buffer) -> c_int {
-        let Some(world) = &self.world else {
+        let Some(world) = self.others() else {
             return in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
         };
         machine().tick();
@@ -376,7 +383,7 @@ fn end_group(group: &mut Group) -> c_int {
     for Receive { communicator, peer, buffer } in from_others {
         machine.tick();
         // SAFETY: the program keeps the communicator until the group ends.
-        let Some(world) = unsafe { communicator.as_ref() }.and_then(|communicator| communicator.world.as_ref()) else { continue };
+        let Some(world) = unsafe { communicator.as_ref() }.and_then(Communicator::others) else { continue };
         match world.receive(peer) {
             Ok(data) => set(&mut machine.state(), buffer.address, buffer.bytes, data.get(..buffer.bytes)),
             Err(failure) => return failed(&failure),

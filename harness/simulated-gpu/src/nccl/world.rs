@@ -22,6 +22,7 @@ static LOOK: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 }
 pub(super) struct World {
     /// The path of the shared file; the names of other files begin with it.
     path: PathBuf,
+    id: u64,
     rank: usize,
     size: usize,
     shared: Mapped<Ranks>,
@@ -74,9 +75,14 @@ impl World {
     pub(super) fn join(folder: &Path, id: u64, ranks: usize, rank: usize) -> io::Result<Self> {
         let path = folder.join(format!("nccl-{id:x}"));
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
-        let world = Self { path, rank, size: ranks, shared: Mapped::create(&file)?, own: Mutex::new(Own { kept: 1, ..Own::default() }) };
+        let world =
+            Self { path, id, rank, size: ranks, shared: Mapped::create(&file)?, own: Mutex::new(Own { kept: 1, ..Own::default() }) };
         world.state(rank).ok_or(io::ErrorKind::InvalidInput)?.process.store(std::process::id(), Ordering::Relaxed);
         Ok(world)
+    }
+
+    pub(super) const fn id(&self) -> u64 {
+        self.id
     }
 
     fn state(&self, rank: usize) -> Option<&Shared> {

@@ -1,12 +1,9 @@
-//! Calendar dates.
-
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, NaiveDate, Utc};
 use serde::Deserialize;
 
-/// A day in UTC, written as `2026-11-20`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Date(NaiveDate);

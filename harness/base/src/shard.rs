@@ -22,13 +22,11 @@ impl Shard {
 }
 
 impl fmt::Display for Shard {
-    /// Writes the form that `--shard` accepts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.index, self.count)
     }
 }
 
-/// A text that does not name a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}write the shard and the number of shards, as in `1/2` and `2/2`")]
 pub struct ShardError(String);

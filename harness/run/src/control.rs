@@ -81,12 +81,10 @@ impl Overrun {
         format!("{} to take at most {}", self.phase, duration(self.limit))
     }
 
-    /// The result for a run that has stopped since.
     pub fn seen(&self) -> String {
         format!("it was stopped after {}{}", duration(self.taken), self.last_call())
     }
 
-    /// The result for a run that does not respond.
     pub fn seen_stuck(&self) -> String {
         format!("it has not ended after {} and does not stop{}", duration(self.taken), self.last_call())
     }
@@ -146,12 +144,10 @@ impl Control {
         *present = None;
     }
 
-    /// Notes that a call to the allocator or the device begins.
     pub(crate) fn calls(&self, call: Call) {
         self.call.store(call as u8 + 1, Ordering::Relaxed);
     }
 
-    /// Returns the current phase if it has exceeded its time limit.
     pub fn overrun(&self) -> Option<Overrun> {
         let Present { phase, began, limit } = self.present().clone()?;
         let taken = began.elapsed();
@@ -159,8 +155,7 @@ impl Control {
         (taken > limit).then_some(Overrun { phase, limit, taken, call })
     }
 
-    /// Asks the run to stop if it has exceeded its time limit. The watching thread calls it repeatedly. Returns the
-    /// overrun if the run was asked to stop and did not.
+    /// Asks the run to stop if it has exceeded its time limit.
     pub fn watch(&self) -> Option<Overrun> {
         let overrun = self.overrun()?;
         let present = self.present();
@@ -173,7 +168,6 @@ impl Control {
     }
 
     fn present(&self) -> MutexGuard<'_, Option<Present>> {
-        // The value is valid even if a thread panicked while holding the lock.
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

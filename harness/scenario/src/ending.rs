@@ -34,7 +34,6 @@ impl fmt::Display for Expected {
     }
 }
 
-/// The expected end per allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     cases: Cases<Expected>,
@@ -43,12 +42,10 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// The same end with every allocator.
     pub const fn always(expected: Expected) -> Self {
         Self { cases: Cases::Always(expected), ends_loop: false }
     }
 
-    /// The expected end with an allocator, by its name.
     pub fn of(&self, arm: &str, device: DeviceKind) -> Expected {
         self.cases.of(arm, device).copied().unwrap_or(Expected::Any)
     }

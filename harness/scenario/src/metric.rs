@@ -12,29 +12,22 @@ use harness_language::expression::{self, Dimension, Quantity, Unit};
 /// A value that expectations and sizes use.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Metric {
-    /// The current value of an account: `reserved_bytes.all.current`, `device.used`, `time.now`.
     Now(Account),
     /// The value at a `measure` step, or before the first step: `before.device.used`, `start.device.used`.
     At(MeasureName, Account),
-    /// A figure of a step: `storm.failed_request`.
     Report(StepName, ReportKey),
-    /// The value of a loop variable: `i`.
     Variable(VariableName, Unit),
     /// The growth of an account since the last evaluation of the same expression: `growth(reserved)`.
     Growth(GrowthSite, Account),
-    /// A counter of another program's allocator: `server.reserved`.
     Program(ProgramName, StatKey),
-    /// A value of a process: `worker.reserved`, `worker.device.process`.
     Process(ProcessName, Account),
     /// A counter of `torch.cuda.memory_stats()` of the program of an `exec` step: `training.allocated.peak`.
     Torch(StepName, StatKey),
-    /// A figure of one rank: `training.rank1.final_batch`.
     Rank(StepName, usize, RankFigure),
     /// A metric of the run with another allocator: `expandable.reserved.peak`. It is known after all allocators have run.
     Arm(String, Box<Metric>),
 }
 
-/// A figure of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RankFigure {
     Report(ReportKey),
@@ -69,13 +62,10 @@ impl fmt::Display for RankFigure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrowthSite(pub u32);
 
-/// One comparison that should hold.
 pub type Expectation = expression::Expectation<Metric>;
-/// An amount of memory.
 pub type Amount = expression::Amount<Metric>;
 pub type Expression = expression::Expression<Metric>;
 
-/// The measure before the first step.
 pub(crate) const START: &str = "start";
 pub(crate) const DEFAULT_STREAM: &str = "default";
 
@@ -96,7 +86,6 @@ impl Metric {
         }
     }
 
-    /// The account of the metric.
     pub const fn account(&self) -> Option<Account> {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
@@ -127,9 +116,7 @@ impl fmt::Display for Metric {
 /// A buffer as a step names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferRef {
-    /// The name before the brackets.
     pub name: BufferName,
-    /// The number of a numbered buffer.
     pub index: Option<Expression>,
 }
 
@@ -149,7 +136,6 @@ pub struct Readings {
     /// `None` if it was not queried.
     pub memory: Option<DeviceMemory>,
     pub calls: DeviceCalls,
-    /// The device's clock.
     pub now: Nanos,
 }
 
@@ -202,7 +188,6 @@ impl Account {
         }
     }
 
-    /// All accounts, the allocator's counters first.
     pub fn all() -> impl Iterator<Item = Self> {
         StatKey::all().map(Self::Stat).chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
     }
@@ -246,7 +231,6 @@ fn current_name(name: &str) -> &str {
     RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new)
 }
 
-/// Declares metrics: variant, name in scenarios, unit and description.
 macro_rules! metrics {
     ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
         named_enum! {
@@ -409,7 +393,6 @@ impl ReportKey {
 }
 
 impl MeasureName {
-    /// The measure before the first step.
     pub fn start() -> Self {
         Self::new(0, START)
     }

@@ -12,12 +12,10 @@ use serde::Deserialize;
 pub struct Plan {
     /// Samples per iteration, or requests that run at the same time. At least 1.
     pub batch: u64,
-    /// Parts of the batch whose gradients are accumulated. From 1 to `batch`.
     pub micro_batches: u64,
     /// Layers per checkpoint. `None`: no activation checkpointing.
     pub checkpoint_every: Option<u64>,
     pub precision: Precision,
-    /// Tensors in host memory.
     pub spilled: Spilled,
 }
 
@@ -37,7 +35,6 @@ pub enum SpilledPart {
 }
 
 impl SpilledPart {
-    /// Its name in a plan.
     const fn words(self) -> &'static str {
         match self {
             Self::Activations => "saved activations",
@@ -47,7 +44,6 @@ impl SpilledPart {
 }
 
 impl fmt::Display for SpilledPart {
-    /// Writes its name in scenarios.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Activations => "activations",

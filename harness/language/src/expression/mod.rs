@@ -23,9 +23,7 @@ pub use parse::{
 };
 pub use value::{ArithmeticError, Dimension, Number, Operator, Unit, Value};
 
-/// Most names and literals in one expression.
 pub const MAX_TERMS: usize = 64;
-/// How deep parentheses may be nested.
 pub const MAX_DEPTH: usize = 16;
 
 /// The value of a name, which is known only when the expression is evaluated.
@@ -33,7 +31,6 @@ pub trait Quantity {
     fn dimension(&self) -> Dimension;
 }
 
-/// A parsed formula.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expression<Q> {
     pub(in crate::expression) node: Node<Q>,
@@ -81,7 +78,6 @@ impl<Q> Expression<Q> {
         }
     }
 
-    /// Its quantities, from left to right.
     pub fn quantities(&self) -> Vec<&Q> {
         match &self.node {
             Node::Literal(_) => Vec::new(),
@@ -95,7 +91,6 @@ impl<Q> Expression<Q> {
         self.dimension.unwrap_or_default()
     }
 
-    /// Returns whether it is more than one name or literal.
     pub const fn is_computed(&self) -> bool {
         !matches!(self.node, Node::Literal(_) | Node::Quantity(_))
     }
@@ -119,7 +114,6 @@ impl<Q> fmt::Display for Expression<Q> {
     }
 }
 
-/// Why an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError<E> {
     /// The lookup of a quantity failed.
@@ -130,7 +124,6 @@ pub enum EvaluateError<E> {
     Arithmetic(#[from] ArithmeticError),
 }
 
-/// One comparison that should hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expectation<Q> {
     pub left: Expression<Q>,
@@ -171,7 +164,6 @@ impl<Q> Expectation<Q> {
         self.left.dimension.or(self.right.dimension).unwrap_or_default()
     }
 
-    /// Its quantities, in order.
     pub fn quantities(&self) -> impl Iterator<Item = &Q> {
         self.left.quantities().into_iter().chain(self.right.quantities())
     }
@@ -198,7 +190,6 @@ impl<Q> fmt::Display for Expectation<Q> {
     }
 }
 
-/// An evaluated expectation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evaluation {
     pub left: Value,
@@ -206,7 +197,6 @@ pub struct Evaluation {
     pub holds: bool,
 }
 
-/// A comparison operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     Equal,
@@ -234,7 +224,6 @@ impl Comparison {
     }
 }
 
-/// An amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Amount<Q> {
     /// Known before the run.
@@ -244,7 +233,6 @@ pub enum Amount<Q> {
 }
 
 impl<Q> Amount<Q> {
-    /// Its quantities, in order.
     pub fn quantities(&self) -> Vec<&Q> {
         match self {
             Self::Fixed(_) => Vec::new(),

@@ -1,5 +1,3 @@
-//! Layers in the file of a model, and their checked form with all shapes.
-
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -371,7 +369,6 @@ fn dimension_or(given: Option<&Located<u64>>, what: &str, otherwise: u64) -> Res
     given.map_or(Ok(otherwise), |given| bounded(given, what, 0..=MAX_DIMENSION))
 }
 
-/// The side of a window, and the number of its positions along each of these sides.
 fn windows(
     sides: [u64; 2],
     at: Position,

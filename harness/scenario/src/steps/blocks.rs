@@ -1,5 +1,3 @@
-//! `program`, `process`, `kill`, `private_pool` and `release_pool`: steps that use another allocator, process or pool.
-
 use std::fmt;
 
 use harness_base::words::count;
@@ -17,7 +15,6 @@ use harness_language::{error::Problem, text::NameText};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block<N> {
     pub name: N,
-    /// Never empty.
     pub steps: Vec<Step>,
 }
 
@@ -156,7 +153,6 @@ impl StepFields<ProcessName> for KillWire {
     }
 }
 
-/// Rejects steps that a process cannot run.
 pub(super) fn check_inside(
     action: &Action,
     at: Position,

@@ -1,5 +1,3 @@
-//! `fill`, `verify` and `read_async`: the contents of buffers.
-
 use std::fmt;
 
 use harness_base::words::joined;

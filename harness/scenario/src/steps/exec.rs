@@ -1,5 +1,3 @@
-//! `exec`: runs an unmodified PyTorch program, as `harness exec` does.
-
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +14,6 @@ use harness_language::error::{Problem, did_you_mean, quoted};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
-/// The default GPU.
 const GPU: &str = "h100-80";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -25,13 +22,10 @@ pub struct Exec {
     pub command: Vec<String>,
     /// The working directory: the folder of the scenario.
     pub folder: PathBuf,
-    /// Variables that are set for the program.
     pub env: Vec<(String, String)>,
-    /// The GPU that the program must see.
     pub gpu: Option<&'static Gpu>,
     /// Settings of PyTorch's allocator that replace those of the scenario's allocator.
     pub alloc_conf: Option<String>,
-    /// Allocations that fail.
     pub fail: Vec<Fault>,
     /// Skips this step, instead of the scenario, if the program cannot run.
     pub optional: bool,
@@ -43,17 +37,14 @@ pub enum ProgramEnd {
     Code(u8),
     /// By an uncaught out-of-memory error.
     Oom,
-    /// In any way.
     Any,
 }
 
 impl Exec {
-    /// The simulated GPU.
     pub fn simulated_gpu(&self) -> &'static Gpu {
         self.gpu.or_else(|| Gpu::named(GPU)).unwrap_or(&GPUS[0])
     }
 
-    /// The expected end with an allocator, by its name.
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
         self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
     }

@@ -15,12 +15,10 @@ use harness_language::text::{AmountText, BufferText, NameText};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Free {
-    /// In order.
     Targets(Vec<FreeTarget>),
     /// The live blocks of a storm that pin just enough segments for a request.
     Pinning {
         storm: StepName,
-        /// The request that should fit afterwards.
         request: Amount,
     },
 }
@@ -32,7 +30,6 @@ pub enum FreeTarget {
         /// `true` if a recovery policy may have freed it, or its request may have failed.
         may_be_gone: bool,
     },
-    /// All live numbered buffers of a name.
     Elements(BufferName),
     Storm(StepName),
 }

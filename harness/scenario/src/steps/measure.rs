@@ -1,5 +1,3 @@
-//! `measure` and `compare`: figures at one point, and the growth since then.
-
 use std::fmt;
 
 use schemars::JsonSchema;

@@ -1,5 +1,3 @@
-//! `empty_cache`, `reset_peak_stats`, `set_memory_fraction` and `external_memory`.
-
 use std::fmt;
 
 use harness_allocator::allocator::MemoryFraction;

@@ -23,7 +23,6 @@ const fn no_use_for_ranks(kind: PolicyKind) -> Option<&'static str> {
     }
 }
 
-/// The checked ranks of a data-parallel training.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranks {
     /// Most memory of each rank. There are at least two ranks.
@@ -132,7 +131,6 @@ impl RanksWire {
         }
     }
 
-    /// The limit of ranks without an override.
     fn memory(count: u64, given: Option<&AmountText>, at: Position, checker: &Checker<'_>) -> Result<Bytes, Problem> {
         let (all, part) = (checker.declared.memory, Bytes(checker.declared.memory.0 / count));
         let Some(given) = given else {
@@ -169,7 +167,6 @@ impl RanksFields {
         Ok(Ranks { limits, reduce, bucket, sync_batch: self.sync_batch || self.agree.as_ref().is_some_and(|agree| agree.value) })
     }
 
-    /// The limits of ranks with an override.
     fn overrides(&self, count: u64, memory: Bytes, checker: &Checker<'_>) -> Result<BTreeMap<u64, Bytes>, Problem> {
         const FORM: &str = "write ranks with their limits, as in `memory_override: { 1: 2GiB }`";
         let (given, is_difference) = match (&self.memory_override, &self.less) {

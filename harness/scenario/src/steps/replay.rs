@@ -1,5 +1,3 @@
-//! `replay`: replays an allocation trace.
-
 use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
 
 use harness_allocator::device::StreamId;
@@ -16,7 +14,6 @@ use harness_language::{error::Problem, located::Located, text::NameText};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
     pub id: StepName,
-    /// As the scenario names it.
     pub path: PathBuf,
     pub trace: Arc<Trace>,
     /// The scenario's stream for each stream of the trace.

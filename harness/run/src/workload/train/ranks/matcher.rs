@@ -1,9 +1,7 @@
-//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its
-//! purpose.
+//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its purpose.
 //!
-//! A collective completes when every rank has called it with the same operation and byte count. If they differ, the
-//! behavior is undefined and usually a hang
-//! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
+//! A collective completes when every rank has called it with the same operation and byte count. If they differ, the behavior is undefined
+//! and usually a hang (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
 //! report their calls, and [`Matcher::advance`] reports the first mismatch.
 
 use std::{collections::VecDeque, fmt};
@@ -65,8 +63,7 @@ impl Collective {
         (self.purpose.is_broadcast(), self.bytes) == (other.purpose.is_broadcast(), other.bytes)
     }
 
-    /// Returns whether they have the same purpose. Gradients of different attempts at one iteration do; agreements must be
-    /// about the same attempt.
+    /// Returns whether they have the same purpose.
     fn belongs_to(&self, other: &Self) -> bool {
         let attempt_counts = self.purpose == Purpose::Agreement;
         let is_same = (self.purpose, self.iteration) == (other.purpose, other.iteration);
@@ -84,7 +81,6 @@ impl fmt::Display for Collective {
     }
 }
 
-/// The calls of one rank that others have not joined yet.
 #[derive(Clone, Debug, Default)]
 struct Calls {
     waiting: VecDeque<Collective>,
@@ -92,7 +88,6 @@ struct Calls {
     ended: Option<String>,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Matcher {
     ranks: Vec<Calls>,
@@ -100,7 +95,6 @@ pub(super) struct Matcher {
     pub(super) matched: u64,
 }
 
-/// The kind of a mismatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// Some rank waits forever.
@@ -116,7 +110,6 @@ pub(super) enum Standing {
     Called(Collective, Vec<usize>),
     /// It stopped calling.
     Ended(String),
-    /// It has not reached this collective.
     Behind,
 }
 
@@ -124,9 +117,7 @@ pub(super) enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) trouble: Trouble,
-    /// The number of the collective, counted from 1. All ranks joined the earlier ones.
     pub(super) number: u64,
-    /// The state of each rank.
     pub(super) ranks: Vec<Standing>,
 }
 
@@ -139,13 +130,11 @@ impl Matcher {
         self.ranks[rank].waiting.push_back(collective);
     }
 
-    /// Notes that a rank stops calling, with the reason.
     pub(super) fn end(&mut self, rank: usize, why: String) {
         self.ranks[rank].ended.get_or_insert(why);
     }
 
-    /// Completes the collectives that every rank has called. Returns the first mismatch, the same one each time. Waits
-    /// for ranks that have not ended.
+    /// Completes the collectives that every rank has called.
     pub(super) fn advance(&mut self) -> Option<Mismatch> {
         loop {
             let fronts: Vec<Collective> = self.ranks.iter().filter_map(|rank| rank.waiting.front().copied()).collect();

@@ -1,12 +1,14 @@
 //! Shards of work for several machines. A name alone determines its shard, so machines need not communicate, and a new scenario
 //! does not move others.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use harness_allocator::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Display)]
+#[display("{index}/{count}")]
 pub struct Shard {
     /// Counted from 1.
     pub index: u32,
@@ -18,12 +20,6 @@ impl Shard {
     /// Returns whether the name belongs to this shard. Each name belongs to exactly one shard of a count.
     pub fn has(self, name: &str) -> bool {
         fnv1a(name.as_bytes()) % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
-    }
-}
-
-impl fmt::Display for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.count)
     }
 }
 

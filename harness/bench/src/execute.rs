@@ -8,10 +8,11 @@
 //! that is skipped on its first three visits is dropped. An entry that was skipped more often than measured has no figures, because its
 //! lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the whole entry.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{borrow::Cow, fmt};
 
+use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, device::Clock, units::Nanos};
 use indexmap::IndexMap;
 use rand::{Rng, SeedableRng, seq::SliceRandom};
@@ -58,9 +59,10 @@ pub struct Progress<'a> {
     pub used: f64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Display)]
 pub enum Arm<'a> {
     Ours(&'a AllocatorSpec),
+    #[display("{}", _0.name)]
     Torch(&'a TorchArm),
 }
 
@@ -73,15 +75,6 @@ impl Arm<'_> {
             }
             Self::Ours(_) => case.hash.clone(),
             Self::Torch(arm) => hash_text([case.hash.as_str(), &arm.settings]),
-        }
-    }
-}
-
-impl fmt::Display for Arm<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ours(arm) => arm.fmt(f),
-            Self::Torch(arm) => f.write_str(&arm.name),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Component, Path};
 use std::{collections::BTreeMap, fmt};
 
+use derive_more::Display;
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, PoolKind};
@@ -231,51 +232,39 @@ impl fmt::Display for Violation {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Display)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
+    #[display("invariant {_0}")]
     Invariant(Invariant),
     /// An `expect` step, the `expect:` key of a step, or an entry of the scenario's `invariants:`.
+    #[display("expectation")]
     Expectation,
     /// An expectation that compares allocators, checked after all of them ran.
+    #[display("expectation between allocators")]
     BetweenArms,
     /// The scenario expects a failure, but the run passed.
+    #[display("expected failure")]
     ExpectedFailure,
     /// `expect_violation:` names an invariant, but the run did not violate it.
+    #[display("expected violation")]
     ExpectedViolation,
     /// The device or the allocator failed for a reason other than lack of memory.
+    #[display("device failure")]
     DeviceFailure,
+    #[display("time limit")]
     TimeLimit,
     /// A fault of the scenario matched no call, or the run did not end as the fault requires.
+    #[display("fault")]
     Fault,
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invariant(invariant) => write!(f, "invariant {invariant}"),
-            Self::Expectation => f.write_str("expectation"),
-            Self::BetweenArms => f.write_str("expectation between allocators"),
-            Self::ExpectedFailure => f.write_str("expected failure"),
-            Self::ExpectedViolation => f.write_str("expected violation"),
-            Self::DeviceFailure => f.write_str("device failure"),
-            Self::TimeLimit => f.write_str("time limit"),
-            Self::Fault => f.write_str("fault"),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Display)]
+#[display("{path}:{line}:{column}")]
 pub struct SourceLine {
     pub path: String,
     pub line: u32,
     pub column: u32,
-}
-
-impl fmt::Display for SourceLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.path, self.line, self.column)
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! [`Control`]: state shared between a run and the thread that enforces its time limits.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use derive_more::Display;
 use harness_allocator::units::Nanos;
 
 /// The time limit of a step without its own limit, of opening the device, and of the cleanup after the last step.
@@ -45,26 +45,19 @@ calls! {
     Pressure = "an allocation on behalf of other programs",
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
 pub enum Phase {
+    #[display("opening the device")]
     Opening,
+    #[display("step {number} (line {line}: {text})")]
     Step {
         /// Counted from 1 over the whole run.
         number: u32,
         line: u32,
         text: String,
     },
+    #[display("releasing everything after the last step")]
     Closing,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Opening => f.write_str("opening the device"),
-            Self::Step { number, line, text } => write!(f, "step {number} (line {line}: {text})"),
-            Self::Closing => f.write_str("releasing everything after the last step"),
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

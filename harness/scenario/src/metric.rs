@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
+use derive_more::Display;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::{named_enum, units::Nanos};
@@ -10,25 +11,34 @@ use serde::{Deserialize, Serialize};
 use harness_language::expression::{self, Dimension, Quantity, Unit};
 
 /// A value that expectations and sizes use.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Metric {
     Now(Account),
     /// The value at a `measure` step, or before the first step: `before.device.used`, `start.device.used`.
+    #[display("{_0}.{_1}")]
     At(MeasureName, Account),
+    #[display("{_0}.{_1}")]
     Report(StepName, ReportKey),
+    #[display("{_0}")]
     Variable(VariableName, Unit),
     /// The growth of an account since the last evaluation of the same expression: `growth(reserved)`.
+    #[display("growth({_1})")]
     Growth(GrowthSite, Account),
+    #[display("{_0}.{_1}")]
     Program(ProgramName, StatKey),
+    #[display("{_0}.{_1}")]
     Process(ProcessName, Account),
     /// A counter of `torch.cuda.memory_stats()` of the program of an `exec` step: `training.allocated.peak`.
+    #[display("{_0}.{_1}")]
     Torch(StepName, StatKey),
+    #[display("{_0}.rank{_1}.{_2}")]
     Rank(StepName, usize, RankFigure),
     /// A metric of the run with another allocator: `expandable.reserved.peak`. It is known after all allocators have run.
+    #[display("{_0}.{_1}")]
     Arm(String, Box<Metric>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum RankFigure {
     Report(ReportKey),
     /// A counter of its allocator at the end of the training.
@@ -47,15 +57,6 @@ impl RankFigure {
         ReportKey::Collectives,
         ReportKey::WaitedForRanks,
     ];
-}
-
-impl fmt::Display for RankFigure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Report(key) => key.fmt(f),
-            Self::Stat(key) => key.fmt(f),
-        }
-    }
 }
 
 /// The number of a `growth(…)` in the order of the file.
@@ -92,23 +93,6 @@ impl Metric {
             Self::Program(_, key) | Self::Torch(_, key) => Some(Account::Stat(*key)),
             // Processes and ranks report their figures themselves.
             Self::Rank(..) | Self::Report(..) | Self::Variable(..) | Self::Arm(..) | Self::Process(..) => None,
-        }
-    }
-}
-
-impl fmt::Display for Metric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Now(account) => account.fmt(f),
-            Self::At(measure, account) => write!(f, "{measure}.{account}"),
-            Self::Report(step, key) => write!(f, "{step}.{key}"),
-            Self::Variable(name, _) => name.fmt(f),
-            Self::Growth(_, account) => write!(f, "growth({account})"),
-            Self::Program(program, key) => write!(f, "{program}.{key}"),
-            Self::Process(process, account) => write!(f, "{process}.{account}"),
-            Self::Torch(step, key) => write!(f, "{step}.{key}"),
-            Self::Rank(step, rank, figure) => write!(f, "{step}.rank{rank}.{figure}"),
-            Self::Arm(arm, metric) => write!(f, "{arm}.{metric}"),
         }
     }
 }
@@ -165,7 +149,7 @@ impl Readings {
 }
 
 /// A value that exists at any point of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Account {
     Stat(StatKey),
     Device(DeviceMetric),
@@ -211,15 +195,6 @@ impl Account {
             Self::Stat(key) if key.is_bytes() => Unit::Bytes,
             Self::Stat(_) => Unit::Count,
             Self::Device(metric) => metric.unit(),
-        }
-    }
-}
-
-impl fmt::Display for Account {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Stat(key) => key.fmt(f),
-            Self::Device(metric) => metric.fmt(f),
         }
     }
 }
@@ -335,7 +310,8 @@ metrics! {
 macro_rules! names {
     ($($(#[doc = $doc:literal])+ $type:ident;)*) => {$(
         $(#[doc = $doc])+
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
+        #[display("{name}")]
         pub struct $type {
             index: u32,
             name: Arc<str>,
@@ -353,12 +329,6 @@ macro_rules! names {
 
             pub fn name(&self) -> &str {
                 &self.name
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.name)
             }
         }
     )*};

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use derive_more::Display;
 use harness_allocator::device::HostMemory;
 use harness_base::words::count;
 use schemars::JsonSchema;
@@ -23,14 +24,16 @@ pub struct Plan {
 pub type Spilled = BTreeMap<SpilledPart, HostMemory>;
 
 /// A part of a training that can move to host memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema, Display)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum SpilledPart {
     /// Tensors that are saved for the backward pass.
     #[default]
+    #[display("activations")]
     Activations,
     /// The optimizer's state.
+    #[display("optimizer_state")]
     OptimizerState,
 }
 
@@ -40,15 +43,6 @@ impl SpilledPart {
             Self::Activations => "saved activations",
             Self::OptimizerState => "optimizer state",
         }
-    }
-}
-
-impl fmt::Display for SpilledPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Activations => "activations",
-            Self::OptimizerState => "optimizer_state",
-        })
     }
 }
 

@@ -1,6 +1,6 @@
-use std::fmt;
 use std::path::{Path, PathBuf};
 
+use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::Deserialize;
@@ -93,17 +93,12 @@ pub struct Scenario {
 }
 
 /// A key that the file writes by its earlier name, which still works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Display)]
+#[display("`{old}` is now `{new}`")]
 pub struct Renamed {
     pub at: Position,
     pub old: &'static str,
     pub new: &'static str,
-}
-
-impl fmt::Display for Renamed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is now `{}`", self.old, self.new)
-    }
 }
 
 impl Scenario {

@@ -13,8 +13,9 @@
 mod parse;
 mod value;
 
-use std::{convert::Infallible, fmt};
+use std::convert::Infallible;
 
+use derive_more::Display;
 use harness_allocator::units::Bytes;
 use num_traits::{One, Zero};
 
@@ -31,7 +32,8 @@ pub trait Quantity {
     fn dimension(&self) -> Dimension;
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{text}")]
 pub struct Expression<Q> {
     pub(in crate::expression) node: Node<Q>,
     /// `None` if it consists of zeros only, which fit every unit.
@@ -108,12 +110,6 @@ impl<Q> Expression<Q> {
     }
 }
 
-impl<Q> fmt::Display for Expression<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError<E> {
     /// The lookup of a quantity failed.
@@ -124,7 +120,8 @@ pub enum EvaluateError<E> {
     Arithmetic(#[from] ArithmeticError),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{text}")]
 pub struct Expectation<Q> {
     pub left: Expression<Q>,
     pub comparison: Comparison,
@@ -184,12 +181,6 @@ fn is_near(left: &Number, right: &Number, tolerance: Tolerance) -> Option<bool> 
     Some(distance <= most)
 }
 
-impl<Q> fmt::Display for Expectation<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evaluation {
     pub left: Value,
@@ -224,7 +215,7 @@ impl Comparison {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
 pub enum Amount<Q> {
     /// Known before the run.
     Fixed(Bytes),
@@ -260,15 +251,6 @@ pub enum AmountError<E> {
     /// The amount is negative, or needs more than 64 bits.
     #[error("the amount evaluates to {0} B, which is not between 0 and 2^64 - 1")]
     OutOfRange(i128),
-}
-
-impl<Q> fmt::Display for Amount<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(bytes) => bytes.fmt(f),
-            Self::Computed(expression) => expression.fmt(f),
-        }
-    }
 }
 
 #[cfg(test)]

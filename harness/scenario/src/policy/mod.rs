@@ -7,6 +7,7 @@ mod wire;
 
 use std::fmt;
 
+use derive_more::Display;
 use harness_allocator::{device::HostMemory, named_enum, units::Nanos};
 use harness_base::words::{count, joined};
 
@@ -181,7 +182,8 @@ impl fmt::Display for Policy {
 }
 
 /// Policies in the order in which they are tried. The next one is tried if one has no retries left or cannot help.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{}", joined(_0, ", then "))]
 pub struct Chain(Vec<Policy>);
 
 impl Chain {
@@ -211,11 +213,5 @@ impl Chain {
 
     pub fn waits(&self) -> bool {
         self.0.iter().any(|policy| policy.kind() == PolicyKind::Wait)
-    }
-}
-
-impl fmt::Display for Chain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(&self.0, ", then "))
     }
 }

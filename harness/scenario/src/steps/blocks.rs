@@ -1,5 +1,4 @@
-use std::fmt;
-
+use derive_more::Display;
 use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -12,16 +11,11 @@ use harness_language::located::{Located, Position};
 use harness_language::{error::Problem, text::NameText};
 
 /// Steps that run in another program, process or pool. The first use of a pool creates it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{name}, {}", count(steps.len(), "step"))]
 pub struct Block<N> {
     pub name: N,
     pub steps: Vec<Step>,
-}
-
-impl<N: fmt::Display> fmt::Display for Block<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.name, count(self.steps.len(), "step"))
-    }
 }
 
 /// Runs steps as another program on the same device, with its own allocator. `programs:` declares it. The main program sees its memory as in use by

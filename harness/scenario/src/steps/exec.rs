@@ -1,6 +1,6 @@
-use std::fmt;
 use std::path::{Path, PathBuf};
 
+use derive_more::Display;
 use harness_base::shell;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::settings::Fault;
@@ -16,7 +16,8 @@ use harness_language::text::NameText;
 
 const GPU: &str = "h100-80";
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{}", shell::command(command))]
 pub struct Exec {
     /// The program and its arguments. Never empty.
     pub command: Vec<String>,
@@ -32,11 +33,14 @@ pub struct Exec {
     expect: Cases<ProgramEnd>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum ProgramEnd {
+    #[display("to end with exit code {_0}")]
     Code(u8),
     /// By an uncaught out-of-memory error.
+    #[display("to end with an out-of-memory error")]
     Oom,
+    #[display("to end in any way")]
     Any,
 }
 
@@ -47,22 +51,6 @@ impl Exec {
 
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
         self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
-    }
-}
-
-impl fmt::Display for Exec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shell::command(&self.command))
-    }
-}
-
-impl fmt::Display for ProgramEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Code(code) => write!(f, "to end with exit code {code}"),
-            Self::Oom => f.write_str("to end with an out-of-memory error"),
-            Self::Any => f.write_str("to end in any way"),
-        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! `ranks` of a `train`: data-parallel training, in which each rank has its own memory.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
+use derive_more::Display;
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,7 +24,8 @@ const fn no_use_for_ranks(kind: PolicyKind) -> Option<&'static str> {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{} ranks{}", self.count(), if *sync_batch { ", synchronized batch" } else { "" })]
 pub struct Ranks {
     /// Most memory of each rank. There are at least two ranks.
     pub limits: Vec<Bytes>,
@@ -53,13 +55,6 @@ impl Ranks {
 
     pub const fn count(&self) -> usize {
         self.limits.len()
-    }
-}
-
-impl fmt::Display for Ranks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sync = if self.sync_batch { ", synchronized batch" } else { "" };
-        write!(f, "{} ranks{sync}", self.count())
     }
 }
 

@@ -6,43 +6,37 @@
 
 use std::{collections::VecDeque, fmt};
 
+use derive_more::Display;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_scenario::model::ParameterId;
 
 /// The purpose of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub(super) enum Purpose {
     /// All ranks receive the parameters of rank 0.
+    #[display("the broadcast of the parameters")]
     Parameters,
     /// All ranks receive the bucket order of rank 0.
+    #[display("the broadcast of the order of buckets")]
     Buckets,
     /// All ranks receive the model buffers of rank 0, for example the running means of `batch_norm`.
+    #[display("the broadcast of the model's buffers")]
     Buffers,
     /// Averages the gradients of a bucket.
+    #[display("the all-reduce of bucket {_0}")]
     Bucket(usize),
     /// Averages one gradient.
+    #[display("the all-reduce of the gradient of parameter {_0}")]
     Gradient(ParameterId),
     /// Agrees whether any rank ran out of memory.
+    #[display("the all-reduce of the agreement")]
     Agreement,
 }
 
 impl Purpose {
     const fn is_broadcast(self) -> bool {
         matches!(self, Self::Parameters | Self::Buckets | Self::Buffers)
-    }
-}
-
-impl fmt::Display for Purpose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Parameters => f.write_str("the broadcast of the parameters"),
-            Self::Buckets => f.write_str("the broadcast of the order of buckets"),
-            Self::Buffers => f.write_str("the broadcast of the model's buffers"),
-            Self::Bucket(number) => write!(f, "the all-reduce of bucket {number}"),
-            Self::Gradient(parameter) => write!(f, "the all-reduce of the gradient of parameter {parameter}"),
-            Self::Agreement => f.write_str("the all-reduce of the agreement"),
-        }
     }
 }
 

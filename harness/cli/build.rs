@@ -63,7 +63,6 @@ fn git(arguments: &[&str]) -> Option<String> {
     answer(Command::new("git").args(arguments))
 }
 
-/// The output of a successful command.
 fn answer(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())

@@ -1,13 +1,10 @@
-//! Calendar dates.
-
-use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, NaiveDate, Utc};
+use derive_more::Display;
 use serde::Deserialize;
 
-/// A day in UTC, written as `2026-11-20`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Display)]
 #[serde(try_from = "String")]
 pub struct Date(NaiveDate);
 
@@ -25,12 +22,6 @@ impl TryFrom<String> for Date {
         // The parser accepts other forms too, for example a sign and fewer digits.
         let date = text.parse().map(Self).ok().filter(|date| date.to_string() == text);
         date.ok_or_else(|| format!("`{text}` is not a day: write year, month and day, as in `2026-11-20`"))
-    }
-}
-
-impl fmt::Display for Date {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -30,8 +30,7 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A text with marks for display. Long lines are cut, and control characters are replaced. Lines and columns refer to the
-/// original text; columns count characters.
+/// A text with marks for display.
 #[derive(Clone, Debug)]
 pub struct Excerpt {
     name: String,
@@ -42,8 +41,7 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// Creates an excerpt. A place is a byte range within one line, with its label; the most important place comes first. Linear
-    /// in the text.
+    /// Creates an excerpt.
     pub fn new(name: impl Into<String>, source: &str, places: &[(Range<usize>, String)]) -> Self {
         let mut excerpt = Self { name: printable(&name.into()).into_owned(), text: String::new(), labels: Vec::new(), columns: Vec::new() };
         let mut found: Vec<Option<(usize, usize)>> = vec![None; places.len()];
@@ -76,7 +74,6 @@ impl Excerpt {
         self.labels.iter().cloned()
     }
 
-    /// Adds a line or its visible part. Returns the new byte range and the original column of each given character range.
     fn add(&mut self, line: &str, ranges: &[Range<usize>]) -> Vec<(Range<usize>, usize)> {
         let length = line.chars().count();
         let is_line_feed = |at: usize| at + 1 == length && line.ends_with('\n');
@@ -113,7 +110,6 @@ impl Excerpt {
     }
 }
 
-/// The end of the visible part of a range.
 fn shown_end(range: &Range<usize>) -> usize {
     range.end.min(range.start + 2 * AROUND)
 }

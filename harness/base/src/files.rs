@@ -19,9 +19,7 @@ pub const MAX_DOCUMENT: u64 = 256 << 20;
 pub struct Document {
     name: &'static str,
     pub file_name: &'static str,
-    /// The command that writes it.
     writer: &'static str,
-    /// Advice for choosing another output location.
     elsewhere: &'static str,
 }
 
@@ -95,8 +93,7 @@ pub fn check_ours(folder: &Path, report: &str, beside: &str, document: Document)
     if is_ours { Ok(()) } else { Err(StoreError::Foreign { path, document }) }
 }
 
-/// A folder that only this process writes to. Opening it removes temporary files of killed processes. File systems without locks
-/// skip both.
+/// A folder that only this process writes to. Opening it removes temporary files of killed processes. File systems without locks skip both.
 #[derive(Debug)]
 pub struct Folder<'a> {
     path: &'a Path,
@@ -193,7 +190,6 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The target of an output path from the user.
 enum Output {
     /// A pipe, a device, or an open file such as `/dev/stdout`.
     Stream(File),
@@ -214,7 +210,6 @@ impl Output {
     }
 }
 
-/// Resolves links, even if the final target does not exist.
 fn followed(path: &Path) -> PathBuf {
     /// The limit of Linux (<https://man7.org/linux/man-pages/man7/path_resolution.7.html>).
     const MOST_LINKS: usize = 40;
@@ -272,8 +267,7 @@ pub struct Existing {
     pub ends_with_empty_line: bool,
 }
 
-/// Appends to the user's output file. Creates the file and its folder, and follows links. Pipes and devices receive the bytes
-/// directly.
+/// Appends to the user's output file. Creates the file and its folder, and follows links. Pipes and devices receive the bytes directly.
 /// Fails with the system's error; the file is then unchanged.
 pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Result<()> {
     let target = match Output::at(path)? {

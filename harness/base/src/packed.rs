@@ -12,13 +12,11 @@ const MAGIC: [u8; 2] = [0x1f, 0x8b];
 pub const MAX_UNPACKED: u64 = 128 << 20;
 
 /// Opens a file and decompresses it if needed.
-/// Fails if the file cannot be opened. Reading fails for corrupt data and beyond [`MAX_UNPACKED`] bytes.
 pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
     Ok(Box::new(BufReader::new(unpack(File::open(path)?, MAX_UNPACKED)?)))
 }
 
-/// Reads a source and decompresses it if needed. The reader is not buffered.
-/// Fails with the error of the source. Reading fails for corrupt data and beyond `at_most` bytes.
+/// Reads a source and decompresses it if needed.
 pub fn unpack<'a>(mut source: impl Read + 'a, at_most: u64) -> io::Result<Box<dyn Read + 'a>> {
     let mut first = Vec::new();
     source.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first)?;
@@ -28,7 +26,6 @@ pub fn unpack<'a>(mut source: impl Read + 'a, at_most: u64) -> io::Result<Box<dy
     Ok(Box::new(Bounded { rest: unpacked, left: at_most, at_most }))
 }
 
-/// A reader that fails beyond a limit.
 struct Bounded<R> {
     rest: R,
     left: u64,

@@ -1,5 +1,3 @@
-//! Work on several cores.
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{panic, thread};

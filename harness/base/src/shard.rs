@@ -1,12 +1,14 @@
 //! Shards of work for several machines. A name alone determines its shard, so machines need not communicate, and a new scenario
 //! does not move others.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use harness_allocator::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Display)]
+#[display("{index}/{count}")]
 pub struct Shard {
     /// Counted from 1.
     pub index: u32,
@@ -21,14 +23,6 @@ impl Shard {
     }
 }
 
-impl fmt::Display for Shard {
-    /// Writes the form that `--shard` accepts.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.index, self.count)
-    }
-}
-
-/// A text that does not name a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}write the shard and the number of shards, as in `1/2` and `2/2`")]
 pub struct ShardError(String);

@@ -1,11 +1,8 @@
-//! Reads the exported names of shared objects.
-
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
 use object::read::elf::{FileHeader as _, Sym as _};
 use object::{Endianness, ReadCache, elf};
 
-/// A file that is not a shared object for this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedObjectError {
     #[error("cannot be read: {0}")]
@@ -17,7 +14,6 @@ pub enum SharedObjectError {
 }
 
 /// Returns the names that a shared object exports.
-/// Fails if the file cannot be read or is not a 64-bit shared object.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, SharedObjectError> {
     let file = ReadCache::new(File::open(path)?);
     read_exports(&file).map_err(|error| match elf::FileHeader32::<Endianness>::parse(&file) {

@@ -33,8 +33,7 @@ impl Summary {
 /// Returns the middle value. For an even count, returns the midpoint of the two middle values, rounded down. Reorders the values;
 /// linear time.
 ///
-/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.1,
-/// <https://www.itl.nist.gov/div898/handbook/eda/section3/eda351.htm>.
+/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.1, <https://www.itl.nist.gov/div898/handbook/eda/section3/eda351.htm>.
 pub fn median(values: &mut [u64]) -> Option<u64> {
     if values.is_empty() {
         return None;
@@ -45,11 +44,9 @@ pub fn median(values: &mut [u64]) -> Option<u64> {
     Some(u64::midpoint(lower, upper))
 }
 
-/// Returns the median distance from `centre`. It is not scaled to a standard deviation, because durations are not normally
-/// distributed.
+/// Returns the median distance from `centre`. It is not scaled to a standard deviation, because durations are not normally distributed.
 ///
-/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.6,
-/// <https://www.itl.nist.gov/div898/handbook/eda/section3/eda356.htm>.
+/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.6, <https://www.itl.nist.gov/div898/handbook/eda/section3/eda356.htm>.
 pub fn median_absolute_deviation(values: &[u64], centre: u64) -> Option<u64> {
     let mut distances: Vec<u64> = values.iter().map(|value| value.abs_diff(centre)).collect();
     median(&mut distances)
@@ -57,8 +54,7 @@ pub fn median_absolute_deviation(values: &[u64], centre: u64) -> Option<u64> {
 
 /// Returns the smallest value that is at least as large as `percent` (1 to 100) of all values. Reorders the values; linear time.
 ///
-/// Source: R. J. Hyndman and Y. Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50(4), 1996,
-/// definition 1.
+/// Source: R. J. Hyndman and Y. Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50(4), 1996, definition 1.
 pub fn nearest_rank(values: &mut [u64], percent: usize) -> Option<u64> {
     let rank = (values.len() * percent).div_ceil(100);
     let index = rank.checked_sub(1).filter(|&index| index < values.len())?;

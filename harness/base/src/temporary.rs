@@ -6,7 +6,6 @@ use std::{io, os::unix::fs::PermissionsExt, path::Path};
 
 use tempfile::{NamedTempFile, TempDir};
 
-/// Prefix of the names of temporary files and folders.
 pub const PREFIX: &str = ".unfinished-";
 
 /// Creates a temporary file in this folder, with the permissions of an ordinary file. Removes files of killed processes first,
@@ -31,8 +30,7 @@ pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     }
 }
 
-/// Creates a temporary folder in a folder whose lock the caller holds. It has the permissions of an ordinary folder. The returned
-/// file holds its lock.
+/// Creates a temporary folder in a folder whose lock the caller holds.
 pub fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
     let everybody = Permissions::from_mode(0o777);
     let made = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempdir_in(folder)?;

@@ -1,5 +1,3 @@
-//! Counted nouns and lists.
-
 use std::fmt::Display;
 
 /// Formats a count with its noun: `1 run`, `2 runs`, `0 retries`.
@@ -14,7 +12,6 @@ pub fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String
     if number == N::from(1) { format!("1 {noun}") } else { format!("{number} {}", plural(noun)) }
 }
 
-/// Joins texts with a separator.
 pub fn joined<T: Display>(all: impl IntoIterator<Item = T>, separator: &str) -> String {
     all.into_iter().map(|one| one.to_string()).collect::<Vec<_>>().join(separator)
 }

@@ -15,7 +15,6 @@ pub struct AcceptedBuild {
     pub commit: String,
     /// Date of acceptance, as in `2026-11-20`.
     pub date: String,
-    /// One sentence.
     pub reason: String,
     /// Its suites; empty if the build was accepted without them.
     #[serde(default)]

@@ -35,14 +35,11 @@ struct Greeting {
     commit: Option<String>,
 }
 
-/// One visit to a case.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request<'a> {
     pub(crate) suite: Cow<'a, Path>,
     pub(crate) case: Cow<'a, str>,
-    /// The arm's displayed name.
     pub(crate) arm: Cow<'a, str>,
-    /// See [`crate::suite::Case::hash`].
     pub(crate) hash: Cow<'a, str>,
     /// Operations to time together, once known; the same for both builds.
     pub(crate) batch: Option<u64>,
@@ -65,22 +62,18 @@ pub(crate) enum Side {
     Accepted,
 }
 
-/// The processes of both builds.
 #[derive(Debug)]
 pub struct Builds {
-    /// By [`Side`].
     sides: [Build; 2],
     began: Stopwatch,
     /// Nanoseconds spent on starting processes.
     starting: u64,
 }
 
-/// A program and its current process.
 #[derive(Debug)]
 struct Build {
     /// The program, or the same program linked in several orders. Each process takes the next.
     layouts: Vec<PathBuf>,
-    /// Processes started so far.
     started: usize,
     arguments: Vec<OsString>,
     ordinal: Option<u32>,
@@ -105,7 +98,6 @@ impl Builds {
         self.sides[Side::Accepted as usize].commit.as_deref()
     }
 
-    /// Restarts both processes if the time budget allows.
     pub(crate) fn renew(&mut self) {
         if self.starting as f64 > SHARE_OF_STARTS * self.began.elapsed_ns() as f64 {
             return;

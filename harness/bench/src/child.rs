@@ -1,5 +1,4 @@
-//! A child process that takes its turn in each round. Questions and answers are one JSON object per line over its standard input
-//! and output. A file keeps its standard error, to explain failures.
+//! A child process that takes its turn in each round.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -17,20 +16,16 @@ const ERROR_TAIL: usize = 4096;
 /// Maximum bytes of an answer.
 const LINE: u64 = 16 << 20;
 
-/// Time limits of a process for its start and for each answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) start: Duration,
     pub(crate) answer: Duration,
 }
 
-/// A running child. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct ChildProcess {
-    /// The name in messages.
     name: &'static str,
     child: Child,
-    /// `None` after the end.
     input: Option<ChildStdin>,
     lines: Receiver<String>,
     errors: File,
@@ -69,7 +64,6 @@ impl ChildProcess {
         Ok(Self { name, child, input: Some(input), lines: lines_of(output), errors, patience })
     }
 
-    /// Returns whether it accepts questions.
     pub(crate) const fn is_running(&self) -> bool {
         self.input.is_some()
     }

@@ -11,7 +11,6 @@ use super::{record::Quantity, summary::median};
 /// Number of empty regions in the overhead's median.
 const EMPTY_REGIONS: usize = 10_001;
 
-/// Time since its start on the host's monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
@@ -34,7 +33,6 @@ pub(super) const fn quantity(clock: Clock) -> Quantity {
     if matches!(clock, Clock::Measured) { Quantity::HostTime } else { Quantity::ModelTime }
 }
 
-/// Times a region in picoseconds, on the host's clock or on the virtual clock of a simulated device.
 pub(super) fn time<R>(clock: Clock, device: &mut dyn TestDevice, region: impl FnOnce(&mut dyn TestDevice) -> R) -> (R, u64) {
     match clock {
         Clock::Measured => {

@@ -26,8 +26,7 @@ use crate::record::{
 /// 12 % (20 November 2026, 20 runs of the suite `traces`).
 const BETWEEN_RUNS: f64 = 0.15;
 
-/// Compares a run with the accepted build and with earlier runs, given in any order. Returns `None` if there is nothing to
-/// compare with. `base` replaces the accepted build if that was not measured.
+/// Compares a run with the accepted build and with earlier runs, given in any order.
 pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -> Option<Comparison> {
     let mut before: Vec<&BenchRun> =
         earlier.iter().copied().filter(|other| other.started < run.started && other.shard == run.shard).collect();
@@ -84,12 +83,10 @@ fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRu
     of_accepted.or_else(|| usable().find(|other| other.is_whole || !run.is_whole)).or_else(|| usable().next())
 }
 
-/// Returns whether figures are comparable: same device, same accepted build.
 fn is_comparable(other: &BenchRun, run: &BenchRun) -> bool {
     other.machine.is_same_device(&run.machine) && other.accepted.commit == run.accepted.commit
 }
 
-/// An entry with its earlier runs.
 struct Earlier<'a, 'r> {
     run: &'a BenchRun,
     name: &'a EntryName,
@@ -252,12 +249,10 @@ fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -
 }
 
 impl Machine {
-    /// Returns whether model times and memory mean the same on both.
     pub fn is_same_device(&self, other: &Self) -> bool {
         (&self.device, self.clock, &self.cost_model) == (&other.device, other.clock, &other.cost_model)
     }
 
-    /// Returns whether measured times of the two runs may be compared.
     pub fn is_same_host(&self, other: &Self) -> bool {
         self.is_same_device(other) && (&self.cpu, self.cores) == (&other.cpu, other.cores)
     }

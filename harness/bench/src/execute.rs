@@ -4,15 +4,15 @@
 //! accepted build's visit is adjacent to ours, in random order. The first rounds warm up and are dropped, except on a virtual
 //! clock. The suite ends when every interval is narrow enough, or when rounds or time are used up.
 //!
-//! A visit may be skipped in one round, for example while other processes hold the device's memory. Only that round lacks
-//! samples. An entry that is skipped on its first three visits is dropped. An entry that was skipped more often than measured has
-//! no figures, because its lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the
-//! whole entry.
+//! A visit may be skipped in one round, for example while other processes hold the device's memory. Only that round lacks samples. An entry
+//! that is skipped on its first three visits is dropped. An entry that was skipped more often than measured has no figures, because its
+//! lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the whole entry.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{borrow::Cow, fmt};
 
+use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, device::Clock, units::Nanos};
 use indexmap::IndexMap;
 use rand::{Rng, SeedableRng, seq::SliceRandom};
@@ -35,22 +35,17 @@ const EQUAL_ROUNDS: usize = 2;
 /// Skipped first visits after which a case is dropped; one is enough on a virtual clock.
 const GIVE_UP: u32 = 3;
 
-/// How to run a suite, apart from its own settings.
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub seed: u64,
-    /// Replaces the suite's own budget.
     pub budget: Option<Nanos>,
     pub shard: Option<Shard>,
-    /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
 pub struct Processes {
-    /// This build and the accepted one, measured side by side.
     pub builds: Option<Builds>,
-    /// PyTorch's own allocator.
     pub torches: Option<Torches>,
 }
 
@@ -61,13 +56,13 @@ pub struct Progress<'a> {
     pub arm: Arm<'a>,
     /// Counted from 1, including warm-up rounds.
     pub round: u32,
-    /// The used share of the budget, from 0 to 1.
     pub used: f64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Display)]
 pub enum Arm<'a> {
     Ours(&'a AllocatorSpec),
+    #[display("{}", _0.name)]
     Torch(&'a TorchArm),
 }
 
@@ -80,16 +75,6 @@ impl Arm<'_> {
             }
             Self::Ours(_) => case.hash.clone(),
             Self::Torch(arm) => hash_text([case.hash.as_str(), &arm.settings]),
-        }
-    }
-}
-
-impl fmt::Display for Arm<'_> {
-    /// The name in records.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ours(arm) => arm.fmt(f),
-            Self::Torch(arm) => f.write_str(&arm.name),
         }
     }
 }
@@ -170,12 +155,10 @@ impl Run<'_> {
         Ok(Stopped::Budget)
     }
 
-    /// Returns whether another round of `round` nanoseconds would exceed the budget.
     fn time_is_up(&self, round: u64) -> bool {
         self.began.elapsed_ns().saturating_add(round) > self.budget.0
     }
 
-    /// Runs every entry once, except settled ones.
     fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
         self.processes.builds.iter_mut().for_each(Builds::renew);
@@ -233,13 +216,10 @@ impl Run<'_> {
     }
 }
 
-/// A case on one arm, visited once per round.
 struct Task<'a> {
     case: &'a Case,
     arm: Arm<'a>,
-    /// Quantity of the case's first figures.
     quantity: Quantity,
-    /// See [`Visit::batch`].
     batch: Option<u64>,
     this: Results,
     /// Results of the accepted build, if it is measured.
@@ -248,7 +228,6 @@ struct Task<'a> {
 
 #[derive(Default)]
 struct Results {
-    /// Set if it failed or ran out of memory.
     ended: Option<Outcome>,
     /// `true` if any visit, including warm-up, was not skipped.
     can_be_done: bool,
@@ -272,12 +251,10 @@ struct Series {
 }
 
 impl Series {
-    /// Rounds with samples.
     fn measured(&self) -> impl Iterator<Item = &Vec<u64>> {
         self.rounds.iter().filter(|round| !round.is_empty())
     }
 
-    /// Returns whether several rounds had the same figures.
     fn is_steady(&self) -> bool {
         let mut measured = self.measured();
         let first = measured.next();
@@ -350,7 +327,6 @@ impl<'a> Task<'a> {
 }
 
 impl Results {
-    /// Adds a visit's readings; `before` is the number of earlier rounds.
     fn add(&mut self, readings: Vec<Reading>, before: usize) {
         self.can_be_done = true;
         for Reading { part, quantity, batch, samples } in readings {

@@ -20,7 +20,6 @@ pub struct AcceptedSuite {
     pub entries: Vec<AcceptedEntry>,
 }
 
-/// A case on an arm, with the hash of its work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedEntry {
     pub case: String,
@@ -36,7 +35,6 @@ pub struct Scope {
     pub shard: Option<Shard>,
 }
 
-/// The definitions of these suites, to be stored when a build is accepted.
 pub fn definitions(suites: &[Suite]) -> Vec<AcceptedSuite> {
     let definition = |suite: &Suite| AcceptedSuite {
         name: suite.name.clone(),

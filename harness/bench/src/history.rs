@@ -1,5 +1,3 @@
-//! Finds lasting changes of an entry over many runs.
-
 use std::collections::BTreeSet;
 
 use crate::inference::{median, spread_about_zero};
@@ -23,11 +21,8 @@ const STEADIEST: f64 = 0.001;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChangePoint {
-    /// Index of the first figure after the change.
     pub at: usize,
-    /// Median of the stretch before the change.
     pub before: f64,
-    /// Median of the stretch after it.
     pub after: f64,
 }
 

@@ -15,7 +15,6 @@ const MISSES: f64 = 0.01;
 /// Number of values from which the signed-rank sum is treated as normal; the error is then less than one rank.
 const MANY: usize = 50;
 
-/// An estimate and its 99 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     pub low: f64,
@@ -24,7 +23,6 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Converts the unit.
     pub fn map(self, unit: impl Fn(f64) -> f64) -> Self {
         Self { low: unit(self.low), middle: unit(self.middle), high: unit(self.high) }
     }

@@ -15,7 +15,6 @@ use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
 use self::host::HostUse;
 use super::record::{Conditions, GpuState, Machine};
 
-/// The machine, the device, and the compiler of this program.
 pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
     let DeviceInfo { name, clock, fingerprint, .. } = device.info().clone();
     let Fingerprint { memory, uuid_hash, driver, cuda, mig, ecc, cost_model, .. } = fingerprint;
@@ -85,7 +84,6 @@ impl Monitor {
         monitor
     }
 
-    /// Takes the last reading and returns the conditions.
     pub fn finish(mut self) -> Conditions {
         self.observe();
         let waited = self.host.until(&HostUse::now(), self.began.elapsed());
@@ -94,7 +92,6 @@ impl Monitor {
         Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
     }
 
-    /// Takes a reading between suites.
     pub fn observe(&mut self) {
         if let Some(nvml) = &self.nvml {
             self.gpu.note(self.began.elapsed(), nvml.reading());
@@ -144,7 +141,6 @@ impl GpuWatch {
         self.held = Some([self.held.map_or(held, |[first, _]| first), held]);
     }
 
-    /// Why the GPU's figures are unreliable, after a watch of this length.
     fn contended(&self, watched: Duration) -> Vec<String> {
         let others = (!self.others.is_empty()).then(|| others_in_words(self.others.values()));
         let seen = self.throttled.iter().map(|throttle| throttle.words.to_owned());

@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::record::{BenchRun, Shard, SuiteRecord};
 
-/// Merges shards in any order. The merged run has the earliest start and the longest duration.
-/// The error says why they are not one run.
+/// Merges shards in any order.
 pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, String> {
     let shard_of = |run: &BenchRun| run.shard.ok_or_else(|| format!("the run of {} is not a shard", run.started));
     let mut parts = shards.iter().map(|run| Ok((shard_of(run)?, run))).collect::<Result<Vec<_>, String>>()?;

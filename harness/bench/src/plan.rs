@@ -1,5 +1,3 @@
-//! A benchmark run: suites one after another, by name.
-
 use std::sync::atomic::Ordering;
 
 use harness_allocator::units::Nanos;
@@ -16,7 +14,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Suites with a case in the shard.
     pub fn suites(&self) -> Vec<&Suite> {
         let mut suites: Vec<&Suite> = self.suites.iter().filter(|suite| cases_of(suite, self.terms.shard).next().is_some()).collect();
         suites.sort_by(|a, b| a.name.cmp(&b.name));

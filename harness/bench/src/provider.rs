@@ -26,16 +26,13 @@ pub enum MemoryLimit {
 pub trait DeviceProvider {
     fn clock(&self) -> Clock;
 
-    /// The name that `--device` takes.
     fn device_name(&self) -> String;
 
-    /// Arguments that select the same device.
     fn device_arguments(&self) -> Vec<OsString> {
         vec!["--device".into(), self.device_name().into()]
     }
 
     /// Returns a device with this much memory and no allocations.
-    /// Fails with [`DeviceError::Unavailable`] if this much memory may not be taken; errors of opening the device.
     fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Closes open devices and opens one as a new process would.
@@ -60,7 +57,6 @@ pub struct SharedDevice {
     admitted: Option<(Bytes, Bytes)>,
 }
 
-/// A real device between two measurements.
 type IdleDevice = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
 
 impl SharedDevice {

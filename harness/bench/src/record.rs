@@ -28,7 +28,6 @@ pub struct BenchRun {
     pub seed: u64,
     /// A command that repeats the run.
     pub reproduce: String,
-    /// The part of the suites that this run measured, if they were divided among machines.
     pub shard: Option<Shard>,
     pub build: Build,
     pub accepted: Accepted,
@@ -39,14 +38,12 @@ pub struct BenchRun {
     pub is_whole: bool,
     #[serde(default)]
     pub gate: Gate,
-    /// Sorted by name.
     pub suites: Vec<SuiteRecord>,
     /// The comparison made when the run ended.
     pub comparison: Option<Comparison>,
 }
 
 impl BenchRun {
-    /// A run of unknown builds on this machine, without suites.
     pub fn new(started: String, machine: Machine) -> Self {
         Self {
             version: BENCH_VERSION,
@@ -83,7 +80,6 @@ impl BenchRun {
         !self.gate.lost.is_empty() || !self.gate.redefined.is_empty() || lost.count() > 0
     }
 
-    /// Why the comparison does not support a conclusion: the accepted build was not measured, or too many intervals are too wide.
     pub fn inconclusive(&self) -> Option<String> {
         if let (true, Some(why)) = (self.accepted.is_required, &self.accepted.missing) {
             return Some(format!("the accepted build was not measured: {why}"));
@@ -132,14 +128,12 @@ pub struct Build {
     pub dirty: Option<bool>,
 }
 
-/// The machine of a run. `None`: the value could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The device's name: `NVIDIA H200`, `simulated`.
     pub device: String,
     pub clock: Clock,
     pub memory: Option<Bytes>,
-    /// A hash of the GPU's UUID.
     pub uuid_hash: Option<String>,
     pub driver: Option<String>,
     /// Newest CUDA version that the driver supports.
@@ -148,12 +142,10 @@ pub struct Machine {
     pub mig: Option<bool>,
     /// `true` if error correction is on.
     pub ecc: Option<bool>,
-    /// Name and version of a simulated device's cost model or measured profile.
     pub cost_model: Option<String>,
     pub cpu: Option<String>,
     /// Processors available to this process.
     pub cores: u32,
-    /// Name and release.
     pub kernel: Option<String>,
     /// Compiler and profile, as in `rustc 1.95.0, release`.
     pub compiler: String,
@@ -167,7 +159,6 @@ pub struct Conditions {
     pub gpu: Vec<GpuState>,
     /// Other users of the machine: processes on the GPU, throttling, a busy processor. Empty: uncontended.
     pub contended: Vec<String>,
-    /// The simulated device's cost of each operation, with sources; empty on a real device.
     pub cost_figures: Vec<CostFigure>,
 }
 
@@ -214,13 +205,11 @@ pub enum Stopped {
     Interrupted,
 }
 
-/// A case measured on one arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// The kind of case, as in `hit`. Entries with equal group and arm form a curve.
     pub group: String,
     pub point: Option<Point>,
-    /// The allocator's name with its settings.
     pub arm: String,
     pub quantity: Quantity,
     /// Hash of the measured work. Entries with equal names and different hashes are not compared.
@@ -238,7 +227,6 @@ impl Entry {
     }
 }
 
-/// Group and point, as in `hit, 2 MiB`.
 pub(crate) fn case_name(group: &str, point: Option<&Point>) -> String {
     point.map_or_else(|| group.to_owned(), |point| format!("{group}, {point}"))
 }
@@ -277,7 +265,6 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// In display order.
     pub const ALL: [Self; 4] = [Self::HostTime, Self::DeviceTime, Self::ModelTime, Self::Memory];
 
     pub const fn is_time(self) -> bool {
@@ -326,7 +313,6 @@ pub struct Measured {
     pub summary: EntrySummary,
 }
 
-/// Statistics of samples, in the unit of the entry's [`Quantity`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntrySummary {
     pub count: u64,
@@ -342,7 +328,6 @@ pub struct EntrySummary {
     pub high: u64,
 }
 
-/// Differences from the accepted build or from an earlier run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     pub basis: Basis,
@@ -350,7 +335,6 @@ pub struct Comparison {
     pub machine: Vec<String>,
     /// Number of consecutive contended runs, including this one.
     pub contended_runs: usize,
-    /// Entries of both sides, in the order of the run.
     pub changes: Vec<Change>,
     /// Entries that only this run has.
     pub new: Vec<EntryName>,
@@ -360,7 +344,6 @@ pub struct Comparison {
     pub redefined: Vec<EntryName>,
 }
 
-/// The other side of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
@@ -370,7 +353,6 @@ pub enum Basis {
     Records { started: String, build: Build, why: String },
 }
 
-/// Identifies an entry from run to run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EntryName {
     pub suite: String,
@@ -395,7 +377,6 @@ pub struct Change {
     pub worse_than_run: Option<String>,
     /// The first run of the current stretch of worse or better runs.
     pub since: Option<String>,
-    /// Why it broke or was not compared.
     pub reason: Option<String>,
 }
 
@@ -427,9 +408,7 @@ impl Verdict {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeFigures {
-    /// Median of the other side.
     pub base: u64,
-    /// Median of this run.
     pub new: u64,
     /// New over base; side by side, the typical ratio of a round.
     pub ratio: f64,

@@ -14,7 +14,6 @@ use super::compare;
 use super::record::{BENCH_VERSION, BenchRun};
 use harness_base::files::{self, Document, Folder, StoreError, slug};
 
-/// Default folder of runs and their index.
 pub const DEFAULT_ROOT: &str = "reports";
 
 pub const NIGHTLY: &str = "nightly";
@@ -45,7 +44,6 @@ pub fn is_of_benchmark(path: &Path) -> bool {
 pub struct Runs {
     /// Readable runs, oldest first, with their folders relative to the root.
     pub whole: Vec<(String, BenchRun)>,
-    /// Why the others are unreadable.
     pub broken: Vec<StoreError>,
 }
 
@@ -59,24 +57,19 @@ pub struct Saved {
 }
 
 /// Checks before a run that it can be saved in `root`.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's
-/// name.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's name.
 pub fn check_root(root: &Path) -> Result<(), StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
     files::check_writable(&root.join(NIGHTLY), Document::BENCHMARK)?;
     files::check_writable(root, Document::BENCHMARK)
 }
 
-/// The same check for [`save_into`].
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORD, Document::BENCHMARK)?;
     files::check_writable(folder, Document::BENCHMARK)
 }
 
-/// Compares a run with the accepted build and the runs in `root`, renders it into a new folder, and updates the index. Concurrent
-/// saves wait for each other.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. Earlier files are intact then; the run
-/// itself may exist if only the index failed.
+/// Compares a run with the accepted build and the runs in `root`, renders it into a new folder, and updates the index.
 pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved, StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
     let place = Folder::open(root, Document::BENCHMARK)?;
@@ -92,8 +85,7 @@ pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved,
     Ok(Saved { folder, run, broken })
 }
 
-/// Compares a run with the accepted build only, and replaces the run in this folder. The run is in no index: for shards and
-/// single looks.
+/// Compares a run with the accepted build only, and replaces the run in this folder.
 pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result<BenchRun, StoreError> {
     files::check_ours(folder, REPORT, RECORD, Document::BENCHMARK)?;
     run.comparison = compare::compare(&run, &[], None);
@@ -120,7 +112,6 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
     write_text(file, document(run))
 }
 
-/// Replaces one text file atomically.
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     files::write(file, text).map_err(|source| StoreError::writing(Document::BENCHMARK, file, source))
 }
@@ -149,7 +140,6 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
     Ok(runs)
 }
 
-/// Reads a run from its file or folder.
 pub fn read(path: &Path) -> Result<BenchRun, StoreError> {
     files::read(path, Document::BENCHMARK, BENCH_VERSION)
 }

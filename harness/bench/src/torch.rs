@@ -1,7 +1,6 @@
 //! PyTorch's own allocator in a child process (`ci/torch_reference.py`) that takes its turn in each round.
 //!
-//! Messages are one JSON object per line; the script documents them. It is compiled in, so one program file is enough on a GPU
-//! machine.
+//! Messages are one JSON object per line; the script documents them. It is compiled in, so one program file is enough on a GPU machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::{process::Command, time::Duration};
@@ -16,8 +15,7 @@ use crate::{measure::visit::Fault, suite::Suite};
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
 
-/// Importing torch from a cold file system takes most of a minute. The longest request releases a thousand segments in well under
-/// a second.
+/// Importing torch from a cold file system takes most of a minute. The longest request releases a thousand segments in well under a second.
 const PATIENCE: Patience = Patience { start: Duration::from_secs(180), answer: Duration::from_secs(60) };
 /// The variable with the allocator's settings (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and its
 /// name before version 2.9.
@@ -27,7 +25,6 @@ const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 /// Maximum starts: a request may break the process, but a run must not spend its time on importing torch.
 const STARTS: u32 = 3;
 
-/// PyTorch with the settings of one arm of the suite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchArm {
     /// The name in records: `torch`, followed by the matching arm's name if that has settings.
@@ -69,7 +66,6 @@ pub(crate) struct Samples {
     pub(crate) pass: Option<Pass>,
 }
 
-/// The result of a pass over a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Pass {
     /// Allocations, including failed ones, and frees. Each sample is their mean.
@@ -95,7 +91,6 @@ pub struct Torches {
 }
 
 impl Torches {
-    /// Starts nothing yet.
     pub fn new(python: &str, ordinal: u32) -> Self {
         Self { place: Ok((python.to_owned(), ordinal)), running: BTreeMap::new() }
     }
@@ -140,7 +135,6 @@ impl Torch {
         }
     }
 
-    /// Loads a trace, unless it is loaded, without running it.
     pub(crate) fn load(&mut self, trace: &str, events: &[TraceEvent]) -> Result<(), Fault> {
         if !self.traces.contains(trace) {
             let events: Vec<String> = events.iter().map(ToString::to_string).collect();

@@ -1,5 +1,3 @@
-//! `harness advise`: finds settings that would have saved a recorded program. The module `verify` runs the program with them.
-
 mod verify;
 
 use std::path::PathBuf;
@@ -69,7 +67,6 @@ pub(super) struct Advise {
     verification: verify::Options,
 }
 
-/// The document of `--format json`.
 #[derive(Default, Serialize)]
 struct Document<'a> {
     faithful: bool,
@@ -87,7 +84,6 @@ struct Document<'a> {
     configurations: Vec<EndingRecord>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     not_tried: &'a [NotTried],
-    /// The results of `--verify`.
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<&'a Verified>,
 }
@@ -179,7 +175,6 @@ impl Advise {
         Ok(InProgram { changes, limit })
     }
 
-    /// With `--verify`, runs the program with the recommended settings.
     fn verify(&self, results: &Results<'_>) -> Result<Option<Verified>, CliError> {
         if !self.verification.verify {
             return Ok(None);
@@ -195,7 +190,6 @@ impl Advise {
         self.verification.run(ending.record(false), memory).map(Some)
     }
 
-    /// Writes the replay of a recommended change.
     fn explain(&self, Results { program, memory, in_program, .. }: &Results<'_>) -> Result<(), CliError> {
         let (Some(number), Some(out)) = (self.explain_advice, &self.out) else { return Ok(()) };
         let Some(change) = in_program.changes.get(number as usize - 1) else {
@@ -257,14 +251,12 @@ impl Advise {
     }
 }
 
-/// Prints unknowns and assumptions of the recovered program.
 fn print_notes(job: &RecordedProgram) {
     for note in &job.notes {
         terminal::message(format_args!("note: {note}"));
     }
 }
 
-/// The recorded settings, the given ones and those of the grid, each once.
 fn with_grid(recorded: &Config, given: Vec<Configuration>) -> Vec<Configuration> {
     let mut all = Configuration::grid(recorded);
     for configuration in given {

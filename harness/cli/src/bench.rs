@@ -1,5 +1,3 @@
-//! `harness bench`: times suites, prints the results and saves a report.
-
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{collections::BTreeSet, io, sync::atomic::Ordering};
@@ -244,7 +242,6 @@ impl Bench {
         Some(torches)
     }
 
-    /// Reads and checks all suites, or returns the first error of each invalid one.
     fn load(&self) -> Result<Vec<Suite>, Failures> {
         let paths: Vec<PathBuf> = match self.suites.as_slice() {
             [] if !Path::new(SUITES).is_dir() => {
@@ -297,7 +294,6 @@ impl Bench {
         }
     }
 
-    /// Saves the run. Returns it with its comparison, and its folder.
     fn save(&self, mut run: BenchRun) -> Result<(BenchRun, Option<PathBuf>), CliError> {
         if self.no_report {
             run.comparison = harness_bench::compare::compare(&run, &[], None);

@@ -1,5 +1,3 @@
-//! The compiler and the commit that built this program, as recorded by the build script.
-
 use std::sync::LazyLock;
 
 use harness_bench::record::Build;

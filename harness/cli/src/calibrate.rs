@@ -1,5 +1,3 @@
-//! `harness calibrate`: measures the costs of a GPU and writes a device profile for the simulated device.
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{ops::ControlFlow, sync::atomic::Ordering, time::SystemTime};
@@ -26,7 +24,6 @@ const EXAMPLES: &str = "Examples:
   harness calibrate --workspaces convolutions.tsv --output measured.tsv                   # measures them on a GPU
   harness exec --gpu h200-141 --cudnn-workspace measured.tsv -- python train.py";
 
-/// Measures workspaces with torch.
 const SCRIPT: &str = include_str!("calibrate/workspaces.py");
 
 const NEEDS_GPU: &str = "calibration needs a GPU; `harness doctor` lists the GPUs";
@@ -117,7 +114,6 @@ impl Calibrate {
         Ok(Exit::Passed)
     }
 
-    /// Returns `None` if the user interrupts.
     fn measure(&self, device: &mut dyn TestDevice) -> Result<Option<Figures>, CliError> {
         let bar = terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", Some(0)).with_message("rounds");
         let interrupt = interrupt::watch_with(&bar, "round")?;
@@ -139,7 +135,6 @@ impl Calibrate {
     }
 }
 
-/// The figures in the layout of reports.
 fn table(profile: &Profile) -> String {
     let figures = profile.cost_model().figures();
     let width = figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);

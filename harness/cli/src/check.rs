@@ -1,5 +1,3 @@
-//! `harness check`: validates scenarios without running them.
-
 use std::path::PathBuf;
 
 use clap::Args;

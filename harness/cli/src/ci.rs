@@ -1,5 +1,3 @@
-//! Options for continuous integration, shared by several commands.
-
 use std::io;
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,3 @@
-//! `harness compare`: compares the memory snapshots of two programs.
-
 use std::path::{Path, PathBuf};
 
 use clap::Args;

@@ -1,5 +1,3 @@
-//! The device that the user chose, by option or by variable, with its profile and its memory.
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +12,6 @@ use harness_scenario::{MAX_MEMORY, MIN_MEMORY, steps::exec::similar_gpus};
 
 use super::{doctor, error::CliError, terminal};
 
-/// Names the device if the option `--device` does not.
 const VARIABLE: &str = "HARNESS_DEVICE";
 
 /// The time that the driver gets to answer, as in `90s`.
@@ -117,7 +114,6 @@ pub(crate) fn gpu(name_or_file: &str) -> Result<&'static Gpu, CliError> {
     Gpu::named(name_or_file).map_or_else(|| Ok(shipped::load(Path::new(name_or_file))?), Ok)
 }
 
-/// Parses a time above 0.
 pub(crate) fn time(noun: &str, text: &str) -> Result<Nanos, String> {
     match Nanos::parse(text) {
         Ok(Nanos::ZERO) => Err(format!("the {noun} must be longer than 0, as in `60s`")),

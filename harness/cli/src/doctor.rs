@@ -123,7 +123,6 @@ fn listen(child: &mut Child, limit: Duration) -> Result<Findings, String> {
     }
 }
 
-/// The result of a look at this machine.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
     harness: String,
@@ -134,13 +133,11 @@ pub(crate) struct Findings {
     devices: Vec<Finding>,
     /// One sentence per missing or broken thing.
     missing: Vec<String>,
-    /// The device that `harness run` uses.
     conclusion: String,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Finding {
-    /// The value for `--device`.
     device: String,
     name: String,
     uuid_hash: String,

@@ -1,5 +1,3 @@
-//! [`CliError`]: an error that ends a command, with its place in a file and with advice.
-
 use std::{io, path::Path, sync::Arc};
 
 use harness_allocator::{allocator::caching::ConfError, device::DeviceError};
@@ -58,18 +56,15 @@ impl CliError {
         Self::other(error.to_string(), help, Exit::Device)
     }
 
-    /// The machine refuses something that every command needs, or the harness has a bug.
     pub(crate) fn internal(message: impl Into<String>, help: &str) -> Self {
         Self::other(message.into(), help, Exit::Internal)
     }
 
-    /// A file cannot be written, or if `target` is `None`, the standard output.
     pub(crate) fn output(target: Option<&Path>, error: &io::Error, help: &str) -> Self {
         let target = target.map_or_else(|| "standard output".to_owned(), |path| format!("`{}`", path.display()));
         Self::internal(format!("cannot write to {target}: {error}"), help)
     }
 
-    /// Invalid settings in `--alloc-conf`.
     pub(crate) fn conf(error: &ConfError, text: &str) -> Self {
         Self::conf_of("--alloc-conf", error, text)
     }
@@ -124,13 +119,11 @@ impl From<DeviceError> for CliError {
 pub(crate) struct Failures(pub(crate) Vec<CliError>);
 
 impl Failures {
-    /// Returns all results, or all errors.
     pub(crate) fn all<T, E: Into<CliError>>(results: impl IntoIterator<Item = Result<T, E>>) -> Result<Vec<T>, Self> {
         let (done, failures) = Self::split(results);
         if failures.is_empty() { Ok(done) } else { Err(Self(failures)) }
     }
 
-    /// Returns both results, or all errors.
     pub(crate) fn both<T, E: Into<CliError>>(one: Result<T, E>, other: Result<T, E>) -> Result<(T, T), Self> {
         match (one, other) {
             (Ok(one), Ok(other)) => Ok((one, other)),

@@ -1,5 +1,3 @@
-//! The exit codes: [`Exit`].
-
 use std::process::ExitCode;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +36,6 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The table of exit codes, for the help.
 pub(crate) fn explained() -> String {
     let lines = Exit::ALL.map(|exit| format!("  {:<4} {}", exit as u8, exit.about()));
     format!("Exit codes:\n{}", lines.join("\n"))

@@ -1,5 +1,3 @@
-//! `harness explain`: explains the memory of a recorded program, and why it ran out.
-
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -80,7 +78,6 @@ fn moment(text: &str) -> Result<At, String> {
     }
 }
 
-/// One device of one snapshot.
 struct Explained {
     name: String,
     explanation: Explanation,

@@ -1,5 +1,3 @@
-//! `harness import`: a recorded program as a scenario.
-
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -58,7 +56,6 @@ fn ending(record: &RunRecord) -> &'static str {
     if figure(record, "ooms") == 0 { "fits" } else { "oom" }
 }
 
-/// An `expect` step with the figures of the replay.
 fn expectations(record: &RunRecord) -> String {
     format!(
         "  - expect: [ program.ooms == {}, program.peak_live_bytes == {}, reserved.peak == {} ]\n",

@@ -1,5 +1,3 @@
-//! Scenario and suite files that the user names, directly or by their folder.
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +49,6 @@ pub(crate) fn expand(
     Ok(files)
 }
 
-/// Reads and checks all files, or returns the first error of each invalid one.
 pub(crate) fn load(paths: &[PathBuf], settings: &Settings) -> Result<Vec<Scenario>, Failures> {
     load_by(paths, |path| points(path, settings))
 }
@@ -66,7 +63,6 @@ pub(crate) fn load_with_programs(paths: &[PathBuf], settings: &Settings, memory:
     load_by(paths, |path| import::as_scenario(path, memory).map_or_else(|| points(path, settings), |scenario| Ok(vec![scenario?])))
 }
 
-/// Reads and checks one file. A scenario with a matrix yields one scenario per point.
 pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, CliError> {
     let scenarios = Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
         Some(kind) => kind.instead_of("a scenario", path),

@@ -1,5 +1,3 @@
-//! Ctrl-C: the first one requests a stop, the second one ends the program immediately.
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +18,6 @@ pub(crate) fn watch_with(bar: &ProgressBar, current: &'static str) -> Result<Int
     })
 }
 
-/// Handles Ctrl-C. The first one calls `on_interrupt` in another thread.
 pub(crate) fn watch(on_interrupt: impl Fn() + Send + 'static) -> Result<Interrupt, CliError> {
     let interrupt = Interrupt::default();
     let is_set = Arc::clone(&interrupt);

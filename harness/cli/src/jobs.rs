@@ -56,7 +56,6 @@ fn listed(devices: &[u32]) -> String {
     devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A recorded program with its snapshot.
 pub(crate) struct Recovered {
     /// A sentence about the device, if the recording has several.
     pub(crate) about_device: Option<String>,
@@ -80,7 +79,6 @@ pub(crate) fn read(path: &Path, memory: Option<Bytes>, options: &RecordingOption
     Ok(Recovered { about_device, snapshot, job, fidelity: Some(fidelity) })
 }
 
-/// Reads a trace and its text. The format does not contain the device's memory, so `memory` is required.
 pub(crate) fn trace(path: &Path, memory: Option<Bytes>) -> Result<(Trace, String, Bytes), CliError> {
     let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
     let (trace, text) = Trace::read_with_text(path).map_err(invalid)?;
@@ -112,7 +110,6 @@ pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Req
     }
 }
 
-/// The error for a program that cannot be recovered or replayed.
 pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
         ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. } => "give more `--memory`",

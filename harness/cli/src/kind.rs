@@ -14,7 +14,6 @@ const BEGINNING: u64 = 4096;
 pub(crate) enum Kind {
     /// An allocation trace: one operation per line.
     Trace,
-    /// A run of PyTorch's allocator: settings, operations and statistics.
     Recording,
     /// A file of Python's `pickle`, like PyTorch's memory snapshots.
     Pickle,
@@ -22,7 +21,6 @@ pub(crate) enum Kind {
     RmmLog,
 }
 
-/// The kind of this file; `None` if it is unreadable or of another kind.
 pub(crate) fn of(path: &Path) -> Option<Kind> {
     let mut bytes = Vec::new();
     // Only a regular file can be read twice; a pipe cannot.

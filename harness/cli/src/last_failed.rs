@@ -13,7 +13,6 @@ const VERSION: u32 = 2;
 
 const HELP: &str = "remove this file, and run without `--last-failed`";
 
-/// The failed runs, by scenario and allocator.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastFailed {
     version: u32,
@@ -51,8 +50,7 @@ impl LastFailed {
         self.failed.contains(pair)
     }
 
-    /// Removes passed runs and adds failed ones. Skipped, contended and interrupted runs change nothing. A run counts as failed if any
-    /// repetition failed.
+    /// Removes passed runs and adds failed ones.
     pub(crate) fn update(&mut self, runs: &[RunRecord]) {
         let pair = |run: &RunRecord| (run.scenario.id(), run.allocator.clone());
         for run in runs.iter().filter(|run| run.verdict == Verdict::Passed) {

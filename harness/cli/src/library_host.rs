@@ -1,5 +1,3 @@
-//! `harness library-host`: the process that runs an allocator library, started by the harness itself.
-
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;

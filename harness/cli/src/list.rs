@@ -1,5 +1,3 @@
-//! `harness list`: lists scenarios.
-
 use std::path::PathBuf;
 
 use clap::Args;

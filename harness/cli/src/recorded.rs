@@ -24,7 +24,6 @@ pub(crate) enum Explained {
     All,
 }
 
-/// Receives the recordings of runs as they end.
 pub(crate) struct Recordings {
     /// The files of the runs that have not ended, in the order of the plan.
     files: Vec<(PlannedRun, PathBuf)>,
@@ -83,7 +82,6 @@ impl Recordings {
         Some(text::render(&name, &explanation, terminal::style(), terminal::width_of_output()))
     }
 
-    /// Returns the explanations, or the first error.
     pub(crate) fn finish(self) -> Result<String, CliError> {
         if let Some(error) = self.failed {
             return Err(error);

@@ -237,7 +237,6 @@ impl<'a> Trace<'a> {
     }
 }
 
-/// An output that fails after Ctrl-C.
 struct Interruptible<'a, W> {
     output: W,
     interrupt: &'a Interrupt,
@@ -254,7 +253,6 @@ impl<W: Write> Write for Interruptible<'_, W> {
     }
 }
 
-/// Compares recordings on all cores, and prints the results in the given order.
 fn verify_all(paths: &[PathBuf], front: Front, torch: Option<TorchVersion>, addresses: Option<AddressOrder>) -> Result<Exit, Failures> {
     let mut counts = Counts::default();
     for paths in paths.chunks(TOGETHER) {

@@ -1,5 +1,3 @@
-//! `harness report`: compares, merges and renders benchmark runs, and selects the accepted build.
-
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 use std::time::SystemTime;
@@ -100,7 +98,6 @@ impl Compare {
     }
 }
 
-/// The document of `--format json`.
 #[derive(Serialize)]
 struct Document<'a> {
     counts: &'a Counts,
@@ -250,7 +247,6 @@ impl Render {
     }
 }
 
-/// Renders one run. For a killed run of scenarios, the report contains the finished steps.
 fn render(path: &Path) -> Result<(), CliError> {
     let folder = folder_of(path);
     let report = if scenario_runs::is_of_run(path) {
@@ -291,7 +287,6 @@ impl Index {
     }
 }
 
-/// Rejects a missing folder, and a subfolder of the reports folder.
 fn check_root(root: &Path) -> Result<(), CliError> {
     const HELP: &str = "name the folder of `harness bench --reports DIR`";
     if !root.is_dir() {

@@ -1,5 +1,3 @@
-//! `harness run`: runs scenarios on a device, prints the results and saves a report.
-
 mod faults;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -222,7 +220,6 @@ impl Run {
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
     }
 
-    /// The scenarios and the configurations to run.
     fn chosen(&self) -> Result<(Vec<Scenario>, Selection), Failures> {
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
         let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
@@ -250,7 +247,6 @@ impl Run {
         Ok((scenarios, selection))
     }
 
-    /// Prints and writes the results.
     fn conclude(
         &self,
         log: Log,
@@ -288,7 +284,6 @@ impl Run {
         Ok(())
     }
 
-    /// The results of `--try-settings` and `--least-memory`.
     fn what_if(&self, plan: &Plan, source: &DeviceSource) -> Result<String, CliError> {
         let what_if = WhatIf::new(plan, source);
         let show = |runs| terminal::progress(!self.quiet, PROGRESS, Some(runs));
@@ -306,7 +301,6 @@ impl Run {
         Ok(text)
     }
 
-    /// The journal of events in the report folder.
     fn journal(&self) -> Option<Journal> {
         match &self.report {
             _ if self.no_report => None,
@@ -383,7 +377,6 @@ impl Run {
         failed.write()
     }
 
-    /// Checks before the first run that the report can be written.
     fn check_report_folder(&self) -> Result<(), CliError> {
         match &self.report {
             _ if self.no_report => Ok(()),
@@ -518,7 +511,6 @@ impl Progress {
     }
 }
 
-/// Formats a time, as in `0.42s`, `61s` or `12m05s`.
 fn elapsed(time: Duration) -> String {
     match time.as_secs() {
         0..10 => format!("{:.2}s", time.as_secs_f64()),
@@ -572,7 +564,6 @@ fn names(arms: &[AllocatorSpec]) -> String {
     arms.iter().map(|arm| format!("`{arm}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// The allocators of each scenario, as a sentence.
 fn lists(scenarios: &[Scenario]) -> String {
     let lists = scenarios.iter().map(|scenario| format!("{} lists {}", scenario.path.display(), names(&scenario.allocators)));
     lists.collect::<Vec<_>>().join("; ")
@@ -603,7 +594,6 @@ fn spec_error(name: &str, error: SpecError) -> CliError {
     }
 }
 
-/// Rejects a library that is missing or lacks a named function.
 fn check_library(arm: &AllocatorSpec) -> Result<(), CliError> {
     let checked = arm.as_library().map_or(Ok(()), arms::check_library);
     checked.map_err(|arms::Unusable { message, help, .. }| CliError::input(message, help))

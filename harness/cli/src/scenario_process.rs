@@ -1,5 +1,3 @@
-//! `harness scenario-process`: a further process of a scenario, started by the harness itself.
-
 use std::process::ExitCode;
 
 use clap::Args;

@@ -1,5 +1,3 @@
-//! `harness schema`: prints the JSON Schema of scenarios or benchmark suites.
-
 use clap::Args;
 use harness_bench::suite;
 

@@ -1,5 +1,3 @@
-//! Runs scenarios that a command generates, once, on the simulated device.
-
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +8,7 @@ use harness_scenario::Scenario;
 
 use super::error::CliError;
 
-/// Runs a scenario with each of its allocators, on a simulated device that has enough memory. `trace` is the file name and the text of the
-/// trace that it replays.
+/// Runs a scenario with each of its allocators, on a simulated device that has enough memory.
 pub(crate) fn run(text: &str, trace: Option<(&str, &str)>) -> Result<Vec<RunRecord>, CliError> {
     Ok(Simulated.run(&parse(text, Path::new("scenario.yaml"), trace)?, &mut |_| ControlFlow::Continue(()))?)
 }

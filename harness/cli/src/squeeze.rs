@@ -1,5 +1,3 @@
-//! `harness squeeze`: allocates memory of a real GPU until a given amount is free, and runs a program with the rest.
-
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -32,9 +30,7 @@ results go to standard error. With `--format json` they go to standard output, a
 The exit code is 3 if the GPU cannot be used or has too little free memory; then the program is not started. It is 2 if the program cannot be started, and
 4 if the record or the report cannot be written.";
 
-/// The default sampling interval.
 const EVERY: &str = "50ms";
-/// The size limit of the curve. Beyond it, each pair of points is reduced to the point with more memory in use.
 const MOST_POINTS: usize = 4096;
 
 /// Run a program on a real GPU that has only a given amount of free memory.
@@ -160,7 +156,6 @@ impl Squeeze {
         )
     }
 
-    /// The command that repeats this run.
     fn again(&self, command: &str) -> String {
         let Self { leave, device, every, .. } = self;
         let program = program::name();

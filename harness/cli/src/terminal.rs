@@ -32,7 +32,6 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// Decides once which streams show colour.
 pub(crate) fn choose_colour(choice: ColorChoice) {
     let (no_color, term) = (std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
     let colour = |is_terminal: bool| match choice {
@@ -136,7 +135,6 @@ fn shows_colour(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
-/// Writes a text to standard output, without control characters.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     print_document(&for_terminal(text, COLOUR_OUT.load(Ordering::Relaxed)))
 }
@@ -187,7 +185,6 @@ pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError>
     Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")
 }
 
-/// Writes a document as JSON to standard output.
 pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
     print_document(&json(document)?)
 }

@@ -1,5 +1,3 @@
-//! The timeline file of `harness run --trace`.
-
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -11,14 +9,12 @@ use super::{error::CliError, terminal};
 
 const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--trace`";
 
-/// Collects the timelines of runs.
 pub(crate) struct Timelines {
     file: PathBuf,
     receiver: Receiver<Timeline>,
 }
 
 impl Timelines {
-    /// Checks before the first run that the file can be written.
     pub(crate) fn new(file: &Path) -> Result<(Self, Sender<Timeline>), CliError> {
         files::check_place(file).map_err(CliError::unwritten(file, UNWRITTEN))?;
         let (sender, receiver) = mpsc::channel();

@@ -17,7 +17,6 @@ use super::error::CliError;
 
 /// The precision of the search for the least memory.
 const STEP: Bytes = Bytes::mib(2);
-/// The search stops at this multiple of the scenario's own memory.
 const MOST: u64 = 64;
 
 enum Outcome {
@@ -27,7 +26,6 @@ enum Outcome {
     Skipped(String),
 }
 
-/// Trials of the scenarios of a plan.
 pub(crate) struct WhatIf<'a> {
     plan: &'a Plan,
     source: DeviceSource,
@@ -44,7 +42,6 @@ impl<'a> WhatIf<'a> {
         self.plan.scenarios.iter().filter(|scenario| has_pytorchs(scenario))
     }
 
-    /// The number of trials of [`Self::try_settings`].
     pub(crate) fn settings_to_try(&self) -> u64 {
         (self.with_pytorchs().count() * SETTINGS.len()) as u64
     }
@@ -106,7 +103,6 @@ impl<'a> WhatIf<'a> {
         Ok(format!("{} would be enough, and {} would not{doubt}", least.enough, least.too_little))
     }
 
-    /// Runs a scenario once with one allocator in that memory.
     fn outcome(&self, scenario: &Scenario, arm: &AllocatorSpec, memory: Bytes) -> Result<Outcome, CliError> {
         let scenarios = vec![Scenario { allocators: vec![arm.clone()], ..scenario.clone() }];
         let seed = self.plan.seed;

@@ -38,23 +38,26 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Exports C functions that return an error code, one per row: `name(argument: Type) = body;`. Equal functions share a row. In the body, `THIS` is the name of
-/// the function.
+/// Exports C functions, one per row: `name(argument: Type) = body;`. They return an error code unless the row names a type. Equal functions
+/// share a row. In the body, `THIS` is the name of the function.
 #[macro_export]
 macro_rules! export {
-    (@ $docs:tt [$($name:ident)+] $arguments:tt $body:expr) => {
-        $($crate::export! { @ $docs $name $arguments $body })+
+    (@ $docs:tt [$($name:ident)+] $arguments:tt $result:tt $body:expr) => {
+        $($crate::export! { @ $docs $name $arguments $result $body })+
     };
-    (@ [$(#[$doc:meta])*] $name:ident ($($argument:tt: $type:ty),*) $body:expr) => {
+    (@ $docs:tt $name:ident $arguments:tt [] $body:expr) => {
+        $crate::export! { @ $docs $name $arguments [std::ffi::c_int] $body }
+    };
+    (@ [$(#[$doc:meta])*] $name:ident ($($argument:tt: $type:ty),*) [$result:ty] $body:expr) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
-        pub(crate) extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+        pub(crate) extern "C" fn $name($($argument: $type),*) -> $result {
             #[allow(dead_code, reason = "some functions do not need their name")]
             const THIS: &str = stringify!($name);
             $body
         }
     };
-    ($($(#[$doc:meta])* $($name:ident),+($($argument:tt: $type:ty),*) = $body:expr;)+) => {
-        $($crate::export! { @ [$(#[$doc])*] [$($name)+] ($($argument: $type),*) $body })+
+    ($($(#[$doc:meta])* $($name:ident),+($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;)+) => {
+        $($crate::export! { @ [$(#[$doc])*] [$($name)+] ($($argument: $type),*) [$($result)?] $body })+
     };
 }

@@ -14,7 +14,6 @@ use crate::error::{Problem, choices};
 use crate::located::{Located, Position, Tree};
 use crate::text::NameText;
 
-/// Describes the form of an allocator, for the reference.
 pub const ABOUT: &str = "The name of an allocator, as in `caching`, or a map from the name to its settings, as in \
      `{ caching: { conf: \"max_split_size_mb:512\" } }`.";
 const CONF: &str = "conf";
@@ -23,10 +22,8 @@ const TORCH: &str = "torch";
 const TORCH_ABOUT: &str = "The version of PyTorch whose decisions it makes, from 2.4 to 2.15. The default is the newest.";
 const CONF_ABOUT: &str = "All settings in one string, as in `PYTORCH_ALLOC_CONF`.";
 const NAME_ABOUT: &str = "A name for this configuration. If not given, the name is made from the settings.";
-/// Most allocators of one file.
 pub const MAX_ARMS: usize = 64;
 const LIBRARY_EXAMPLE: &str = "`{ library: { path: ./my_alloc.so, alloc: my_malloc, free: my_free } }`";
-/// Describes a library in one line.
 pub const LIBRARY_ABOUT: &str =
     "a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` takes, run in its own process";
 /// The fields of a library: name, form, meaning.
@@ -128,16 +125,13 @@ fn kind_of(name: &Located<String>) -> Result<AllocatorKind, Problem> {
     AllocatorKind::from_name(&name.value).ok_or_else(unknown)
 }
 
-/// Why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unusable {
-    /// The field that is wrong.
     pub field: &'static str,
     pub message: String,
     pub help: String,
 }
 
-/// Checks that the file exists, is a library for this machine, and has the named functions.
 pub fn check_library(library: &LibrarySpec) -> Result<(), Unusable> {
     let exports = shared_object::exports(&library.path).map_err(|error| Unusable {
         field: LibrarySpec::PATH,
@@ -232,7 +226,6 @@ fn named(spec: AllocatorSpec, name: Option<Located<String>>) -> Result<Allocator
 
 type Field = (Located<String>, Located<Tree>);
 
-/// The settings, from `conf` or from fields.
 fn config(torch: TorchVersion, fields: &[&Field], source: &str) -> Result<Config, Problem> {
     match fields.iter().find(|(key, _)| key.value == CONF) {
         None => config_of_fields(torch, fields, source),
@@ -283,7 +276,6 @@ fn config_of_fields(torch: TorchVersion, fields: &[&Field], source: &str) -> Res
     Config::parse_for(torch, &conf.text).map_err(|error| refused(&error, &conf.pieces, source))
 }
 
-/// A configuration string, with the positions of its pieces in the file.
 #[derive(Default)]
 struct Composed {
     text: String,
@@ -325,7 +317,6 @@ fn interval(item: &Located<Tree>) -> Result<String, Problem> {
     }
 }
 
-/// Checks that a scalar is one value, or a whole list of intervals in brackets.
 fn plain(setting: &Setting, value: Located<String>, source: &str) -> Result<Located<String>, Problem> {
     let inside = value.value.strip_prefix('[').and_then(|rest| rest.trim_end().strip_suffix(']'));
     match inside {
@@ -387,7 +378,6 @@ fn forms(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Describes an allocator in one line.
 pub const fn about(kind: AllocatorKind) -> &'static str {
     match kind {
         AllocatorKind::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
@@ -428,7 +418,6 @@ fn library_schema() -> Value {
     })
 }
 
-/// The JSON Schema of a setting. The description contains PyTorch's rule.
 fn setting_schema(setting: &Setting) -> Value {
     let description = format!("{} Takes {}.", about_setting(setting), setting.takes);
     match setting.name {
@@ -441,19 +430,16 @@ fn setting_schema(setting: &Setting) -> Value {
     }
 }
 
-/// The fields of a library for the reference: name, form, meaning.
 pub fn library_fields() -> Vec<[String; 3]> {
     LIBRARY_FIELDS.iter().map(|(name, takes, about)| [format!("`{name}`"), (*takes).to_owned(), (*about).to_owned()]).collect()
 }
 
-/// The settings of an allocator for the reference: name, form, meaning.
 pub fn fields() -> Vec<[String; 3]> {
     let row = |name: &str, takes: &str, about: &str| [format!("`{name}`"), takes.to_owned(), about.to_owned()];
     let first = [row(NAME, "*name*", NAME_ABOUT), row(TORCH, "a version such as `\"2.9\"`", TORCH_ABOUT), row(CONF, "text", CONF_ABOUT)];
     first.into_iter().chain(Setting::ALL.iter().map(|setting| row(setting.name, setting.takes, &about_setting(setting)))).collect()
 }
 
-/// The effect of a setting, and the version that added it.
 fn about_setting(setting: &Setting) -> String {
     if setting.since == TorchVersion::ALL[0] {
         setting.about.to_owned()

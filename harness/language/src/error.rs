@@ -26,12 +26,10 @@ struct Contents {
 }
 
 impl FileError {
-    /// Makes an error of a file that could not be read.
     pub fn unreadable(path: &Path, message: String, help: String) -> Self {
         Self(Box::new(Contents { path: path.to_owned(), at: None, message, help: Some(help), excerpt: None }))
     }
 
-    /// Makes an error of a problem in the text `source`, which was read from `path`.
     pub fn text(problem: Problem, path: &Path, source: &str) -> Self {
         let Problem { at, message, label, help, related } = problem;
         let shown = |text: String| printable_lines(&text).into_owned();
@@ -42,7 +40,6 @@ impl FileError {
         Self(Box::new(Contents { path: path.to_owned(), at: Some(at), message, help: help.map(shown), excerpt }))
     }
 
-    /// The position of the mistake; `None` if the file could not be read.
     pub fn position(&self) -> Option<Position> {
         self.0.at
     }
@@ -51,13 +48,11 @@ impl FileError {
         self.0.help.as_deref()
     }
 
-    /// Replaces the advice.
     pub fn with_advice(mut self, help: String) -> Self {
         self.0.help = Some(help);
         self
     }
 
-    /// The file, with line and column.
     fn place(&self) -> String {
         let path = self.0.path.display().to_string();
         let path = printable(&path);
@@ -91,7 +86,6 @@ fn byte_range(source: &str, at: Position) -> Range<usize> {
     line_start + byte(column)..line_start + byte(column + at.length.max(1) as usize)
 }
 
-/// A mistake whose file is not known yet.
 #[derive(Clone, Debug)]
 pub struct Problem {
     at: Position,
@@ -116,7 +110,6 @@ impl Problem {
         Self::new(given.at, message).help(choices(&given.value, kinds, names))
     }
 
-    /// Adds advice.
     pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..self }
     }
@@ -126,12 +119,10 @@ impl Problem {
         if self.at == Position::default() { Self { at, ..self } } else { self }
     }
 
-    /// Sets the text under the marked place.
     pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }
     }
 
-    /// Shows another place that is involved.
     pub fn see(mut self, at: Position, text: impl Into<String>) -> Self {
         if at != self.at {
             self.related.push((at, text.into()));
@@ -184,7 +175,6 @@ pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Vec
     scored.into_iter().take(3).filter(|(score, _)| *score > best - 0.03).map(|(_, name)| name).collect()
 }
 
-/// Puts each name in backticks and joins them.
 pub fn quoted(names: &[&str], separator: &str) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)
 }

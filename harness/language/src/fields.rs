@@ -21,7 +21,6 @@ pub struct NeedsWire {
     pub memory: SizeText,
 }
 
-/// Checks that `about` is not empty.
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
         "" => Err(Problem::new(given.at, "`about` is empty").help(format!("write what the {noun} shows"))),
@@ -29,12 +28,10 @@ pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     }
 }
 
-/// Checks `memory`.
 pub fn memory(given: &SizeText) -> Result<Bytes, Problem> {
     check_memory(size(given)?, given.at)
 }
 
-/// Checks an amount of memory at a position.
 pub fn check_memory(memory: Bytes, at: Position) -> Result<Bytes, Problem> {
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);

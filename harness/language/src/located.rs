@@ -7,7 +7,6 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// A value and its position in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located<T> {
     pub value: T,
@@ -15,7 +14,6 @@ pub struct Located<T> {
 }
 
 impl<T> Located<T> {
-    /// Puts another value at the same position.
     pub fn with<U>(&self, value: U) -> Located<U> {
         Located { value, at: self.at }
     }
@@ -40,7 +38,6 @@ impl Located<String> {
     }
 }
 
-/// A position in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 pub struct Position {
     /// Line, counted from 1.
@@ -52,7 +49,6 @@ pub struct Position {
 }
 
 impl Position {
-    /// Converts a position. Files are small enough for 32 bits.
     pub fn of(location: serde_saphyr::Location) -> Self {
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         Self { line: narrow(location.line()), column: narrow(location.column()), length: narrow(location.span().len()) }
@@ -173,7 +169,6 @@ impl<'de> Deserialize<'de> for Tree {
 }
 
 impl Located<Tree> {
-    /// The text of a scalar.
     pub fn text(&self) -> Option<Located<String>> {
         match &self.value {
             Tree::One(text) => Some(self.with(text.clone())),
@@ -181,7 +176,6 @@ impl Located<Tree> {
         }
     }
 
-    /// The texts of a scalar or of a list of scalars.
     pub fn texts(&self) -> Option<Vec<Located<String>>> {
         match &self.value {
             Tree::Many(all) => all.iter().map(Self::text).collect(),

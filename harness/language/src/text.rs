@@ -85,7 +85,6 @@ pub fn exact_size(bytes: Bytes) -> String {
 const MAX_NAME: usize = 64;
 
 impl NameText {
-    /// Returns the name if it is valid.
     pub fn checked(&self) -> Result<&str, Problem> {
         let text = self.text();
         let mut chars = text.chars();
@@ -98,12 +97,10 @@ impl NameText {
     }
 }
 
-/// Checks that a number is within bounds.
 pub fn bounded(given: &Located<u64>, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
     if bounds.contains(&given.value) { Ok(given.value) } else { Err(out_of_bounds(given.at, what, &given.value, &bounds)) }
 }
 
-/// The problem of a number that is not within bounds.
 pub fn out_of_bounds(at: Position, what: &str, given: &dyn fmt::Display, bounds: &RangeInclusive<u64>) -> Problem {
     let help = if *bounds.end() == u64::MAX {
         format!("`{what}` must be {} or more", bounds.start())
@@ -113,17 +110,14 @@ pub fn out_of_bounds(at: Position, what: &str, given: &dyn fmt::Display, bounds:
     Problem::new(at, format!("`{what}` cannot be {given}")).help(help)
 }
 
-/// Parses a size.
 pub fn size(text: &SizeText) -> Result<Bytes, Problem> {
     Bytes::parse(text.text()).map_err(|why| Problem::new(text.at, why.to_string()).label("a size"))
 }
 
-/// Parses a size of at least one byte.
 pub fn positive_size(text: &SizeText, what: &str) -> Result<Bytes, Problem> {
     not_zero(size(text)?, what, text.at)
 }
 
-/// Checks that a size is at least one byte.
 pub fn not_zero(size: Bytes, what: &str, at: Position) -> Result<Bytes, Problem> {
     match size {
         Bytes::ZERO => Err(Problem::new(at, format!("`{what}` cannot be 0")).help(format!("`{what}` must be at least 1 B, as in `2MiB`"))),
@@ -131,7 +125,6 @@ pub fn not_zero(size: Bytes, what: &str, at: Position) -> Result<Bytes, Problem>
     }
 }
 
-/// Parses a duration that is not zero.
 pub fn duration(text: &DurationText) -> Result<Nanos, Problem> {
     match Nanos::parse(text.text()) {
         Ok(Nanos::ZERO) => Err(Problem::new(text.at, "the duration cannot be 0").help("as in `5ms`")),

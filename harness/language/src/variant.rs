@@ -38,7 +38,6 @@ pub enum Variant<T> {
 }
 
 impl<T: Variants> Variant<T> {
-    /// Reads a bare name.
     pub fn of_name(name: &str) -> Self {
         if !T::is_known(name) {
             return Self::Unknown(Located { value: name.to_owned(), at: Position::default() });

@@ -16,16 +16,11 @@ pub const MAX_NODES: usize = 1_000_000;
 /// The advice for YAML's syntax.
 pub const ONE_DOCUMENT: &str = "the file must be one YAML document, indented with spaces";
 
-/// A kind of file, with the words for its errors.
 #[derive(Debug)]
 pub struct Language {
-    /// As in "a scenario file".
     pub noun: &'static str,
-    /// A file to name as an example.
     pub example: &'static str,
-    /// The keys of a file of this kind.
     pub shape: &'static str,
-    /// Required keys.
     pub required: &'static [&'static str],
     /// A shorter way to write a file that is too large.
     pub shorter: &'static str,
@@ -42,7 +37,6 @@ pub struct Language {
 }
 
 /// Reads a file as text.
-/// Fails if the file cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
 pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     let Language { noun, example, shorter, .. } = language;
     let file = |why: String, help: String| FileError::unreadable(path, why, help);
@@ -72,7 +66,6 @@ pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
 }
 
 /// Reads the wire types out of a text.
-/// Fails if the text is not YAML or does not match the types.
 pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language) -> Result<T, Problem> {
     if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         let at = Position { line: 1, column: 1, length: 1 };

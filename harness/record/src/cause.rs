@@ -60,7 +60,6 @@ described! {
 }
 
 impl CauseKind {
-    /// Returns the kind of this name. Accepts the names of older records.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = if name == "fraction" { "memory_fraction" } else { name };
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
@@ -127,7 +126,6 @@ impl FailedRequest {
     }
 }
 
-/// A failed request and figures derived from it.
 struct Figures<'a> {
     request: &'a FailedRequest,
     /// Bytes that count against the memory fraction.
@@ -197,7 +195,6 @@ impl<'a> Figures<'a> {
         (!is_found_elsewhere && own.bytes + elsewhere + room >= requested).then_some(Cause::Fragmented { own, room, elsewhere })
     }
 
-    /// Free memory in closed private pools, if one block or their total would have been enough.
     fn private_pool(&self) -> Option<Cause> {
         let FailedRequest { other_private_pools: pieces, requested, asked, accounts, .. } = self.request;
         let free = accounts.device.free;

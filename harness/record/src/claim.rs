@@ -1,5 +1,3 @@
-//! Claims about GPU memory, and the result of testing them.
-
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -8,9 +6,7 @@ pub struct Claim {
     /// A link to the source, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// The result of the scenario's expectations.
     pub verdict: ClaimVerdict,
-    /// The explanation and its conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<String>,
 }

@@ -10,8 +10,7 @@ use crate::{PlannedRun, RECORD_VERSION, Records, RunRecord, StepRecord, Verdict}
 pub enum Event {
     /// The first event: [`RECORD_VERSION`] of the writer, and all runs in the order in which they will start.
     Started { version: u32, harness: String, planned: Vec<PlannedRun> },
-    /// A run opened its device. The record has no steps yet; its verdict is [`Verdict::Interrupted`] in case no further event
-    /// follows.
+    /// A run opened its device. The record has no steps yet; its verdict is [`Verdict::Interrupted`] in case no further event follows.
     RunStarted(Box<RunRecord>),
     /// A step of the current run ended. A long run emits this event for its first steps only.
     StepEnded(Box<StepRecord>),

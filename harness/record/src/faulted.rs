@@ -1,9 +1,6 @@
-//! The results of runs in which one device call was made to fail.
-
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Runs of scenarios that fail one device call at a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultedRuns {
     /// One entry per scenario and allocator.
@@ -45,9 +42,7 @@ pub struct FaultedCase {
     pub call: String,
     /// Position among the calls of this name in its process, counted from 1.
     pub number: u64,
-    /// Number of consecutive calls that failed.
     pub count: u64,
-    /// Requested bytes, if the call allocates memory.
     pub size: Option<Bytes>,
     /// The step that made the call; 0 before the first step.
     pub step: u32,

@@ -3,6 +3,7 @@
 use std::path::{Component, Path};
 use std::{collections::BTreeMap, fmt};
 
+use derive_more::Display;
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, PoolKind};
@@ -56,7 +57,6 @@ pub use recovery::{Attempt, HostUse, Recovery, Trained};
 /// The version of the record format that this build writes.
 pub const RECORD_VERSION: u32 = 1;
 
-/// All runs of one `harness run` command, as written to `records.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Records {
     /// [`RECORD_VERSION`] of the build that wrote the file.
@@ -81,16 +81,13 @@ pub struct PlannedRun {
     pub scenario: String,
     /// The allocator's name, followed by its settings if it has any.
     pub allocator: String,
-    /// The repetition, counted from 0.
     pub repetition: u32,
 }
 
-/// One run of a scenario on one device with one allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
     pub scenario: ScenarioInfo,
     pub device: DeviceInfo,
-    /// The name of the configuration, unique within the scenario.
     pub allocator: String,
     /// Settings in the form of `PYTORCH_ALLOC_CONF`, if they differ from the allocator's defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,7 +96,6 @@ pub struct RunRecord {
     #[serde(default, skip_serializing_if = "is_default")]
     pub only_observed: bool,
     pub seed: u64,
-    /// The repetition, counted from 0.
     pub repetition: u32,
     pub reproduce: String,
     /// `true` if the state was checked after every operation. Absent in records of older builds.
@@ -114,13 +110,11 @@ pub struct RunRecord {
     /// Number of steps that ran but are missing from `steps`. A long run keeps its first and last steps.
     #[serde(default)]
     pub unrecorded_steps: u64,
-    /// Figures of the claim, measured after the last step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<ClaimFigure>,
     /// Memory over time, including changes within steps. A long run keeps the minimum and maximum of equal intervals.
     pub curve: Vec<CurvePoint>,
     pub timings: Timings,
-    /// Device calls that the scenario made.
     pub calls: DeviceCalls,
     /// The allocator's counters after the last step.
     pub stats: MemoryStats,
@@ -138,9 +132,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScenarioInfo {
-    /// The file's name without its extension.
     pub name: String,
-    /// The path, as the user wrote it.
     pub path: String,
     pub about: String,
     pub memory: Bytes,
@@ -189,7 +181,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The first violation of a failed run.
     pub const fn violation(&self) -> Option<&Violation> {
         if let Self::Failed { first, .. } = self { Some(first) } else { None }
     }
@@ -208,7 +199,6 @@ pub enum SkipKind {
     Insufficient,
 }
 
-/// An expectation that was not met, or an invariant that did not hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Violation {
     /// The number of the last step before the check; 0 before the first step.
@@ -242,62 +232,45 @@ impl fmt::Display for Violation {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Display)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// An invariant that is checked after every step.
+    #[display("invariant {_0}")]
     Invariant(Invariant),
     /// An `expect` step, the `expect:` key of a step, or an entry of the scenario's `invariants:`.
+    #[display("expectation")]
     Expectation,
     /// An expectation that compares allocators, checked after all of them ran.
+    #[display("expectation between allocators")]
     BetweenArms,
     /// The scenario expects a failure, but the run passed.
+    #[display("expected failure")]
     ExpectedFailure,
     /// `expect_violation:` names an invariant, but the run did not violate it.
+    #[display("expected violation")]
     ExpectedViolation,
     /// The device or the allocator failed for a reason other than lack of memory.
+    #[display("device failure")]
     DeviceFailure,
+    #[display("time limit")]
     TimeLimit,
     /// A fault of the scenario matched no call, or the run did not end as the fault requires.
+    #[display("fault")]
     Fault,
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invariant(invariant) => write!(f, "invariant {invariant}"),
-            Self::Expectation => f.write_str("expectation"),
-            Self::BetweenArms => f.write_str("expectation between allocators"),
-            Self::ExpectedFailure => f.write_str("expected failure"),
-            Self::ExpectedViolation => f.write_str("expected violation"),
-            Self::DeviceFailure => f.write_str("device failure"),
-            Self::TimeLimit => f.write_str("time limit"),
-            Self::Fault => f.write_str("fault"),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Display)]
+#[display("{path}:{line}:{column}")]
 pub struct SourceLine {
-    /// The path, as the user wrote it.
     pub path: String,
-    /// The line, counted from 1.
     pub line: u32,
-    /// The column, counted from 1.
     pub column: u32,
-}
-
-impl fmt::Display for SourceLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.path, self.line, self.column)
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Position of the step in the run, counted from 1.
     pub number: u32,
-    /// Line of the step in the scenario file.
     pub line: u32,
     /// The step's YAML key, for example `alloc`.
     pub kind: String,
@@ -309,18 +282,14 @@ pub struct StepRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
     pub outcome: Outcome,
-    /// Memory after the step.
     pub accounts: Accounts,
     /// Duration on the device's clock. `None` if the run was not timed.
     pub duration: Option<Nanos>,
     /// Values that the step reports, by metric name: bytes, nanoseconds or counts.
     pub reports: BTreeMap<String, u64>,
-    /// Remarks, for example why a request failed.
     pub notes: Vec<String>,
-    /// Tables, for example of the blocks that pin each segment.
     pub tables: Vec<Table>,
-    /// The state when the request failed, before the step freed anything. Absent if no request failed, and in records of older
-    /// builds.
+    /// The state when the request failed, before the step freed anything. Absent if no request failed, and in records of older builds.
     #[serde(default, alias = "shortage", skip_serializing_if = "Option::is_none")]
     pub failed_request: Option<FailedRequest>,
     /// The actions of the step's recovery policies.
@@ -328,7 +297,6 @@ pub struct StepRecord {
     pub recovery: Option<Recovery>,
 }
 
-/// A request that failed after all retries, with the state of memory at that moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedRequest {
     pub requested: Bytes,
@@ -397,7 +365,6 @@ pub struct PinnedSegment {
 /// A scenario's buffer, or all buffers of one workload, in one segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The name of the buffer or of the workload's step.
     pub name: String,
     /// The line of the step that allocated it.
     pub line: u32,
@@ -415,7 +382,6 @@ pub struct UnlistedSegments {
     pub free: Bytes,
 }
 
-/// Free memory of an allocator that serves the same requests: one pool and one stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lane {
     /// `None` if the allocator does not separate small and large blocks.
@@ -455,7 +421,6 @@ impl FromIterator<Bytes> for Pieces {
     }
 }
 
-/// The outcome of a step. Running out of memory is a result, not an error of the harness.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -472,7 +437,6 @@ pub enum Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// A line above the table.
     pub title: String,
     pub columns: Vec<String>,
     /// Rows with one cell per column.

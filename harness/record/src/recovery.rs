@@ -1,5 +1,3 @@
-//! The actions of a step's recovery policies.
-
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +9,6 @@ pub const MAX_LISTED_ATTEMPTS: usize = 64;
 pub struct Recovery {
     /// The policies, in the order in which they apply.
     pub policies: String,
-    /// All attempts, including those that succeeded.
     pub attempts: u64,
     /// Attempts that follow a failed one.
     pub retries: u64,
@@ -61,7 +58,6 @@ pub struct Trained {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// A description of the request.
     pub asked: String,
     /// Why it failed. `None` if it succeeded.
     pub failed: Option<String>,

@@ -38,11 +38,9 @@ pub enum Entry {
     /// The main program's memory from this moment on.
     Memory {
         at: Nanos,
-        /// Allocated bytes, rounded by the allocator.
         allocated: Bytes,
         /// Allocated bytes plus freed blocks that wait for an event.
         active: Bytes,
-        /// Bytes reserved from the driver.
         reserved: Bytes,
     },
     /// A request that failed.

@@ -1,5 +1,3 @@
-//! Renders advice on settings that would have avoided an OOM.
-
 use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
@@ -10,8 +8,7 @@ use harness_explain::grid::{Ending, NotTried};
 
 use super::{text, words::Grid};
 
-/// Renders the result on one screen: the advice, one line per configuration, and notes on the figures. `in_program` lists changes
-/// of the program itself.
+/// Renders the result on one screen: the advice, one line per configuration, and notes on the figures.
 pub fn render(
     advice: &Advice<'_>,
     (endings, not_tried): (&[Ending], &[NotTried]),
@@ -32,7 +29,6 @@ pub fn render(
     text
 }
 
-/// One line per configuration, without advice.
 pub fn endings((endings, not_tried): (&[Ending], &[NotTried]), fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     backing(fidelity, is_complete) + &table(endings, not_tried)
 }
@@ -102,7 +98,6 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     text
 }
 
-/// The results, and the reasons for those that are missing.
 fn table(endings: &[Ending], not_tried: &[NotTried]) -> String {
     let heads = ["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"];
     let cells = |ending: &Ending| {

@@ -1,5 +1,3 @@
-//! The claims that scenarios test, each with its verdict and figures.
-
 use harness_record::{Claim, ClaimFigure, Verdict};
 
 use super::{Report, ScenarioGroup};
@@ -10,11 +8,9 @@ pub(super) struct Tested<'a> {
     pub(super) claim: &'a Claim,
     /// Figures of the first arm that has any.
     pub(super) figures: &'a [ClaimFigure],
-    /// The claim's verdict, with a warning if the scenario failed or did not run.
     pub(super) verdict: String,
 }
 
-/// All claims of a report, in the order of their scenarios.
 pub(super) fn tested<'a>(report: &'a Report<'a>) -> Vec<Tested<'a>> {
     let of_scenario = |scenario: &'a ScenarioGroup<'a>| {
         let claim = scenario.info.claim.as_ref()?;

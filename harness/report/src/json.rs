@@ -1,5 +1,3 @@
-//! The JSON format: the records, with one line per run for line-by-line comparison.
-
 use std::collections::BTreeMap;
 
 use harness_allocator::stats::{MemoryStats, StatKey};
@@ -14,7 +12,6 @@ use harness_record::RunRecord;
 struct Explained<'a> {
     #[serde(flatten)]
     run: &'a RunRecord,
-    /// All failed requests with their causes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     out_of_memory: Vec<OutOfMemory>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -11,8 +11,7 @@ use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, bench, why, words};
 use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, SuiteRecord, Verdict as BenchVerdict};
 use harness_record::{RunRecord, Verdict};
 
-/// Renders scenario runs: one suite per scenario, one case per allocator and repetition. A failure contains the violations and a
-/// command that repeats the run.
+/// Renders scenario runs: one suite per scenario, one case per allocator and repetition.
 pub fn of_runs(report: &Report<'_>) -> String {
     let mut document = Document::new("harness run");
     for scenario in &report.scenarios {

@@ -39,20 +39,16 @@ use harness_allocator::units::Bytes;
 use harness_base::files::slug;
 use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, SkipKind, Verdict};
 
-/// Runs, grouped and counted. Every format is rendered from it.
 #[derive(Clone, Debug)]
 pub struct Report<'a> {
     pub records: &'a Records,
     pub counts: Counts,
-    /// Devices, in order of appearance.
     pub devices: Vec<DeviceGroup<'a>>,
-    /// Scenarios, in order of appearance.
     pub scenarios: Vec<ScenarioGroup<'a>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Passed or failed as expected.
     pub passed: usize,
     pub failed: usize,
     pub skipped: usize,
@@ -62,12 +58,9 @@ pub struct Counts {
     pub interrupted: usize,
 }
 
-/// A device, with the facts that its runs recorded.
 #[derive(Clone, Debug)]
 pub struct DeviceGroup<'a> {
-    /// As recorded by its first run.
     pub info: &'a DeviceInfo,
-    /// A short name, unique in the report.
     pub label: String,
     /// Clock rates at the start of runs: streaming multiprocessors and memory, in MHz.
     pub clocks_mhz: BTreeSet<(u32, u32)>,
@@ -78,11 +71,9 @@ pub struct DeviceGroup<'a> {
     pub cost_figures: Vec<&'a CostFigure>,
 }
 
-/// A scenario, with its runs grouped by device.
 #[derive(Clone, Debug)]
 pub struct ScenarioGroup<'a> {
     pub info: &'a ScenarioInfo,
-    /// A name for links and files, unique in the report.
     pub slug: String,
     pub by_device: Vec<ScenarioOnDevice<'a>>,
 }
@@ -90,17 +81,13 @@ pub struct ScenarioGroup<'a> {
 /// One scenario on one device. Only the times of these runs are compared.
 #[derive(Clone, Debug)]
 pub struct ScenarioOnDevice<'a> {
-    /// Index in [`Report::devices`].
     pub device: usize,
-    /// Runs grouped by allocator, in order of appearance.
     pub arms: Vec<ArmGroup<'a>>,
 }
 
 #[derive(Clone, Debug)]
 pub struct ArmGroup<'a> {
-    /// The name of the configuration in the scenario.
     pub allocator: &'a str,
-    /// A name for links, unique in the report.
     pub slug: String,
     /// Repetitions in the order of execution; never empty.
     pub runs: Vec<&'a RunRecord>,
@@ -108,7 +95,6 @@ pub struct ArmGroup<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Groups runs by scenario, device and allocator.
     pub fn new(records: &'a Records) -> Self {
         let mut report = Self { records, counts: Counts::default(), devices: Vec::new(), scenarios: Vec::new() };
         records.runs.iter().for_each(|run| report.add(run));
@@ -116,13 +102,11 @@ impl<'a> Report<'a> {
         report
     }
 
-    /// All arms, in the order of the report.
     pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
         self.by_device()
             .flat_map(move |(scenario, on_device)| on_device.arms.iter().map(move |arm| (scenario, &self.devices[on_device.device], arm)))
     }
 
-    /// All scenarios on all devices, in the order of the report.
     fn by_device(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &ScenarioOnDevice<'a>)> {
         self.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)))
     }
@@ -151,7 +135,6 @@ impl<'a> Report<'a> {
         arms[arm].counts.add(&run.verdict);
     }
 
-    /// Names devices and sections.
     fn name(&mut self) {
         let (mut devices, mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         self.devices.iter_mut().for_each(|device| device.label = unique(&device.info.name, " ", &mut devices));

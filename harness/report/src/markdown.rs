@@ -1,5 +1,3 @@
-//! The Markdown report: verdicts, then failures in full, then each scenario with its picture, times and steps.
-
 mod summary;
 
 use std::collections::BTreeSet;
@@ -116,7 +114,6 @@ impl Page {
     }
 }
 
-/// One row per figure; the first row names the claim.
 fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
     let Tested { scenario, claim, figures, .. } = tested;
     let source = match &claim.source {
@@ -171,7 +168,6 @@ fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
     cells.map(|cell| prose(&cell)).to_vec()
 }
 
-/// Names the scenario and the allocator, and the device if there are several.
 fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &ArmGroup<'_>) -> String {
     let place = format!("{} with {}", code(&scenario.info.name), code(arm.allocator));
     if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
@@ -382,7 +378,6 @@ impl Page {
         self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
     }
 
-    /// Explains failed requests of a run that did not fail.
     fn expected_shortages(&mut self, run: &RunRecord) {
         if matches!(run.verdict, Verdict::Failed { .. }) {
             return;
@@ -456,7 +451,6 @@ const fn checks(run: &RunRecord) -> Option<&'static str> {
     }
 }
 
-/// The step's notes, except those shown above.
 fn notes(step: &StepRecord, shown_above: &[&str]) -> Vec<String> {
     let new = step.notes.iter().filter(|note| !shown_above.contains(&note.as_str()));
     new.map(|note| format!("Step {}: {}", step.number, prose(note))).collect()

@@ -1,5 +1,3 @@
-//! Builds a Markdown page with its pictures.
-
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::escape::{fenced, prose};
@@ -8,7 +6,6 @@ use super::words::{Align, Grid};
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Page {
-    /// The Markdown so far.
     pub(super) text: String,
     /// Pictures by file name, in the order of appearance.
     pub(super) pictures: Vec<(String, String)>,
@@ -26,7 +23,6 @@ impl Page {
     }
 
     pub(super) fn anchor(&mut self, name: &str) {
-        // Writing to a string cannot fail.
         let _ = writeln!(self.text, "<a id=\"{name}\"></a>\n");
     }
 
@@ -37,7 +33,6 @@ impl Page {
         self.block("</details>");
     }
 
-    /// Adds a table of plain text.
     pub(super) fn grid(&mut self, grid: &Grid) {
         let columns = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
         let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect()).collect();
@@ -78,7 +73,6 @@ impl Page {
         self.block(fenced("sh", command));
     }
 
-    /// Ends the page with one line feed.
     pub(super) fn ended(mut self) -> Self {
         self.text.truncate(self.text.trim_end().len());
         self.text.push('\n');

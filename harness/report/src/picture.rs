@@ -88,7 +88,6 @@ struct Axes<'a> {
     /// `true` if active differs from allocated at any point.
     shows_active: bool,
     shows_requests: bool,
-    /// Steps by number. They name the columns.
     steps: BTreeMap<u32, &'a StepRecord>,
 }
 
@@ -128,7 +127,6 @@ impl<'a> Axes<'a> {
         self.columns.range(..=step).next_back().map_or(0.0, |(_, &(_, right))| right)
     }
 
-    /// Pixels per unit of the x axis.
     fn pixels(&self) -> f64 {
         f64::from(WIDTH - LEFT - RIGHT) / self.right
     }
@@ -153,7 +151,6 @@ fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
     (columns.collect(), right)
 }
 
-/// Draws the legend, and the explanation of the axes below it.
 fn legend(head: &Area<'_>, axes: &Axes<'_>) -> Drawn {
     let limit_key = format!("limit {}", axes.memory);
     let keys = [
@@ -239,8 +236,7 @@ fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes<'_>) -> Drawn {
     Ok(())
 }
 
-/// Draws each failed request as a bar from the active bytes to active plus requested. A bar below the limit shows that free
-/// memory was unusable.
+/// Draws each failed request as a bar from the active bytes to active plus requested.
 fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
     let style = font(11, OOM, HPos::Right, VPos::Top);
     // The rows of marks are above.
@@ -315,8 +311,7 @@ fn curves(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn 
     Ok(())
 }
 
-/// Positions of the points. The points of a step share its column by their numbers in the run. Older records have no numbers;
-/// their points are spread evenly.
+/// Positions of the points.
 fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
     let steps = curve.chunk_by(|a, b| a.step == b.step);
     steps
@@ -335,7 +330,6 @@ fn is_numbered(step: &[CurvePoint]) -> bool {
     step.is_sorted_by(|a, b| a.at < b.at)
 }
 
-/// Number of points in a step, including dropped ones.
 fn span(step: &[CurvePoint]) -> f64 {
     match (step.first(), step.last()) {
         (Some(first), Some(last)) if is_numbered(step) => (last.at - first.at + 1) as f64,
@@ -343,7 +337,6 @@ fn span(step: &[CurvePoint]) -> f64 {
     }
 }
 
-/// Events that share one mark.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mark {
     /// Pixels from the left to the first event.

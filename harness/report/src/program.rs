@@ -1,5 +1,3 @@
-//! Renders one run of a program on simulated GPUs or a real one: a page with a picture, and a JUnit test case.
-
 mod picture;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +23,6 @@ pub struct Program<'a> {
     /// The command, quoted for a shell.
     pub command: &'a str,
     pub again: &'a str,
-    /// The device, with the name of a real GPU.
     pub machine: &'a Machine,
     pub gpu: Option<&'a str>,
     pub record: &'a Record,
@@ -93,7 +90,6 @@ const fn clock(machine: &Machine) -> Clock {
     }
 }
 
-/// Renders the page. It links to the picture by this file name.
 pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     let mut page = Page::default();
     page.block(format!("# {}", prose(program.command)));
@@ -172,7 +168,6 @@ fn calls(program: &Program<'_>) -> Grid {
     Grid::new("lr", ["function", "calls", "refused", "injected failures", "bytes served"], rows)
 }
 
-/// Locations at which torch raised OOM errors.
 fn errors(program: &Program<'_>) -> Vec<String> {
     let several = program.timelines.len() > 1;
     let of_process = |timeline: &Timeline| -> Vec<String> {

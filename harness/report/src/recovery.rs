@@ -8,7 +8,6 @@ use super::words::{self, Grid};
 use super::{ArmGroup, ScenarioOnDevice};
 use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 
-/// Maximum number of rows per arm.
 const MOST_ROWS: usize = 50;
 
 pub(super) struct Row<'a> {
@@ -19,7 +18,6 @@ pub(super) struct Row<'a> {
     rank: Option<(usize, usize)>,
 }
 
-/// The rows of a scenario on a device. Empty if no step with policies failed an attempt.
 pub(super) fn rows<'a>(on_device: &ScenarioOnDevice<'a>) -> Vec<Row<'a>> {
     let rows: Vec<Row<'a>> = on_device.arms.iter().flat_map(of_arm).collect();
     if rows.iter().any(|row| !row.recovery.listed.is_empty()) { rows } else { Vec::new() }
@@ -60,7 +58,6 @@ impl Row<'_> {
         [self, other].iter().all(|row| is_finished_training(row.step)) && workload(self).is_some() && workload(self) == workload(other)
     }
 
-    /// Orders by throughput, then by effective batch.
     fn compare(&self, other: &Self) -> Ordering {
         let batch = |row: &Self| row.trained().map_or(0, |trained| trained.effective_batch);
         let throughput = |row: &Self| row.throughput().unwrap_or(0.0);
@@ -114,7 +111,6 @@ pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
     grid.with_columns(|head| head != "host memory" || rows.iter().any(Row::uses_host))
 }
 
-/// The same rows with fewer columns, for a terminal.
 pub(super) fn brief(rows: &[Row<'_>], clock: Clock) -> Grid {
     grid(rows, clock).with_columns(|head| !["policies", "cache released", "leaked", "final batch"].contains(&head))
 }

@@ -1,5 +1,3 @@
-//! Compares two sessions of `harness run` by verdicts and figures.
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::device::Clock;

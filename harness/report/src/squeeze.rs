@@ -1,5 +1,3 @@
-//! The record and report of `harness squeeze`: a program on a real GPU with limited free memory.
-
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::printable::printable;
 use serde::Serialize;
@@ -11,32 +9,25 @@ use super::{escape::prose, page::Page};
 /// Observations of a device while a program ran. Times are measured on the host's clock.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Squeezed {
-    /// The command, quoted for a shell.
     pub command: String,
     pub exit_code: u8,
-    /// The signal that ended it.
     pub signal: Option<u8>,
     /// The requested free memory.
     pub leave: Bytes,
-    /// Memory that the harness occupied during the run.
     pub taken: Bytes,
     /// Free memory before the harness occupied any, and at the start of the program.
     pub free_before: Bytes,
     pub free_at_start: Bytes,
     pub peak_used: Bytes,
     pub least_free: Bytes,
-    /// Number of samples.
     pub looks: u64,
-    /// Duration of the program.
     pub milliseconds: u64,
-    /// The error that ended sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
     /// Changes between samples. If there are too many, those with the most memory in use are kept.
     pub curve: Vec<Look>,
 }
 
-/// A sample, with the time since the program started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Look {
     pub milliseconds: u64,
@@ -56,7 +47,6 @@ impl Squeezed {
     }
 }
 
-/// Draws device memory over time. `None` without samples.
 pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let first = squeezed.curve.first()?;
     let plot = Plot {

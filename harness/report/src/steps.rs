@@ -16,7 +16,6 @@ const NOTABLE: usize = 100;
 
 pub(super) struct Selection<'a> {
     pub(super) run: &'a RunRecord,
-    /// Ascending indices of steps.
     shown: Vec<usize>,
 }
 
@@ -25,8 +24,7 @@ impl<'a> Selection<'a> {
         Self { run, shown: (run.steps.len().saturating_sub(count)..run.steps.len()).collect() }
     }
 
-    /// Selects all steps of a short run. For a longer run, selects both ends and the first hundred steps with events between
-    /// them.
+    /// Selects all steps of a short run.
     pub(super) fn notable(run: &'a RunRecord) -> Self {
         let steps = &run.steps;
         if steps.len() <= WHOLE {
@@ -52,7 +50,6 @@ impl<'a> Selection<'a> {
         self.run.steps.len() - self.shown.len()
     }
 
-    /// The table, with a row for each gap.
     pub(super) fn grid(&self) -> Grid {
         let names = ["step", "line", "what", "outcome"];
         let sizes = ["allocated", "reserved", "active", "device used − overhead", "pressure", "peak allocated", "peak reserved"];

@@ -1,5 +1,4 @@
-//! Reports on disk: one folder per session, with `report.md`, `records.json` and the pictures. During a session, `events.jsonl`
-//! ([`Journal`]) is written. If the session is killed, a report can be rendered from it.
+//! Reports on disk: one folder per session, with `report.md`, `records.json` and the pictures.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -19,7 +18,6 @@ pub const DEFAULT_ROOT: &str = "reports/runs";
 
 pub const REPORT: &str = "report.md";
 
-/// The events of a running or killed session: one [`Event`] per line.
 pub const EVENTS: &str = "events.jsonl";
 
 pub const RECORDS: &str = Document::RECORDS.file_name;
@@ -124,7 +122,6 @@ pub struct Journal {
     /// `true` if this session creates the report's folder.
     is_new: bool,
     file: Option<File>,
-    /// Events that are not written yet.
     waiting: String,
     planned: Vec<PlannedRun>,
 }
@@ -141,8 +138,7 @@ impl Journal {
     }
 
     /// Writes an event.
-    /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] if another session writes to the
-    /// folder.
+    /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] if another session writes to the folder.
     pub fn add(&mut self, event: &Event) -> Result<(), StoreError> {
         let line = serde_json::to_string(event).expect("events are plain data with text keys, which always have a JSON form") + "\n";
         self.waiting.push_str(&line);
@@ -171,7 +167,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Removes the files of a session in which no run ended.
     pub fn discard(self) -> Result<(), StoreError> {
         if self.file.is_some() {
             remove_events(&self.folder)?;
@@ -219,13 +214,11 @@ fn folder_name(scenarios: &[&str], devices: &[&DeviceInfo]) -> String {
     }
 }
 
-/// The next free number of a folder in `root`.
 fn next_number(root: &Path) -> io::Result<u64> {
     let taken = fs::read_dir(root)?.filter_map(|entry| number(&entry.ok()?.file_name())).max().unwrap_or(0);
     Ok(taken.saturating_add(1))
 }
 
-/// The number at the start of a folder name.
 fn number(name: &OsStr) -> Option<u64> {
     let (digits, _) = name.to_str()?.split_once('-')?;
     digits.parse().ok()

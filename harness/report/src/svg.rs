@@ -31,8 +31,7 @@ pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// Draws on a white background. Adds a title and a description as SVG defines them:
-/// <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
+/// Draws on a white background.
 pub(super) fn document(height: u32, title: &str, description: &str, draw: impl FnOnce(&Area<'_>) -> Drawn) -> String {
     let mut svg = String::new();
     {
@@ -55,7 +54,6 @@ fn plain_font(size: u32) -> TextStyle<'static> {
     ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
 }
 
-/// Shortens a text at its end to `most` characters.
 pub(super) fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
 }
@@ -100,7 +98,6 @@ impl Key {
     }
 }
 
-/// Draws a text with its middle at the height of `place`.
 pub(super) fn text(area: &Area<'_>, text: impl Into<String>, place: (i32, i32), side: HPos, size: u32, colour: RGBColor) -> Drawn {
     area.draw(&Text::new(text.into(), place, font(size, colour, side, VPos::Center)))
 }
@@ -163,7 +160,6 @@ pub(super) fn chart_on<'a, 'b>(
     chart
 }
 
-/// Draws panels of equal height below a legend.
 pub(super) fn panels<T>(
     (title, description): (&str, &str),
     keys: &[(&str, Key)],

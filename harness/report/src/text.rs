@@ -1,5 +1,3 @@
-//! Terminal reports, and the step table that a failing test prints.
-
 use std::collections::BTreeSet;
 
 use anstyle::{AnsiColor, Style as Paint};
@@ -14,9 +12,7 @@ use harness_record::{RunRecord, StepRecord, Verdict, Violation};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// For files, pipes and tests.
     Plain,
-    /// With ANSI escape codes.
     Colour,
 }
 
@@ -50,7 +46,6 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
     out.text
 }
 
-/// Describes a run that just ended: verdict, scenario and allocator, and the line of a failure.
 pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
     let verdict = words::verdict(&run.verdict);
     let place = match &run.verdict {
@@ -135,12 +130,10 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Creates an empty text of at most `width` columns.
     pub(super) const fn new(style: Style, width: Option<usize>) -> Self {
         Self { text: String::new(), style, width }
     }
 
-    /// Adds the main sentence after an empty line.
     pub(super) fn important(&mut self, text: &str, is_bad: bool) {
         let paint = if is_bad { FAILED } else { PASSED };
         self.text.push('\n');
@@ -329,8 +322,7 @@ fn figures_of(run: &RunRecord) -> [String; 4] {
     ]
 }
 
-/// Wraps a line at word boundaries. Continuation lines are indented by `indent` more columns. A word that is too long has its own
-/// line.
+/// Wraps a line at word boundaries.
 fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
     let Some(width) = width else { return text.to_owned() };
     let start = text.len() - text.trim_start().len();
@@ -351,7 +343,6 @@ fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
     out
 }
 
-/// Minimum width of a shortened column.
 const LEAST_CELL: usize = 8;
 
 /// Fits a table into `width` columns if possible: omits columns from the right, except the first `names`, then shortens long

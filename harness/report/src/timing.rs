@@ -7,7 +7,6 @@ use super::{ArmGroup, Counts, DeviceGroup, ScenarioOnDevice};
 use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
-/// The reference allocator, which calls the driver for every request.
 pub(super) const BASELINE: &str = "direct";
 
 #[derive(Clone, Debug)]
@@ -23,19 +22,15 @@ pub(super) struct Timing<'a> {
 pub(super) struct Row<'a> {
     pub(super) allocator: &'a str,
     pub(super) runs: usize,
-    /// Successful `allocate` calls of all runs.
     pub(super) allocate: Summary,
     pub(super) free: Summary,
     pub(super) empty_cache: Summary,
     /// From the start of a run's first step to the end of its last.
     pub(super) scenario: Summary,
-    /// Time lost to retries, per run.
     pub(super) lost_to_retry: Summary,
     /// Fewest and most driver calls for malloc and free in a run.
     pub(super) device_calls: (u64, u64),
-    /// Median allocation time divided by the baseline's.
     pub(super) allocate_ratio: Option<f64>,
-    /// Median run time divided by the baseline's.
     pub(super) scenario_ratio: Option<f64>,
 }
 
@@ -72,7 +67,6 @@ impl<'a> Timing<'a> {
         columns(Grid::new("l", ["allocator"], rows.iter().map(|row| vec![row.allocator.to_owned()])), &rows, FULL)
     }
 
-    /// A table of medians for several scenarios on one device.
     pub(super) fn overview(by_device: &[(&str, Self)]) -> Grid {
         let rows: Vec<(&str, &Row<'_>)> = by_device.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
         let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
@@ -124,7 +118,6 @@ const FULL: &[Column] = &[
     SCENARIO_RATIO,
 ];
 
-/// Columns of the terminal table: medians.
 const BRIEF: &[Column] = &[
     Column { is_shown: |row| row.runs > 1, ..RUNS },
     Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), is_shown: |row| row.allocate.count > 0 },

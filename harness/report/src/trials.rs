@@ -1,5 +1,3 @@
-//! Summaries of many runs of one program: a sentence and a table, for a terminal ([`text`]) or a page ([`markdown`]).
-
 mod calls;
 
 use std::collections::BTreeMap;
@@ -24,7 +22,6 @@ const ORDERS: &str = "The address order of a real driver is unknown. The differe
 pub enum Trials<'a> {
     /// Each allocation was made to fail in one run, with an optional expectation.
     Faults(&'a FaultReport, Option<Expectation>),
-    /// Each device call was made to fail in one run.
     Calls(&'a FaultedRuns),
     Least(&'a LeastReport),
     Settings(&'a SettingsReport),
@@ -33,7 +30,6 @@ pub enum Trials<'a> {
 /// The sentence, whether it is bad news, the table, and notes.
 type Parts = (String, bool, Grid, Vec<String>);
 
-/// Renders text for a terminal of this width.
 pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     let (sentence, is_bad, grid, notes) = parts(trials);
     let mut text = Text::new(style, width);
@@ -105,7 +101,6 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     parts.join("; ") + "."
 }
 
-/// Completes "it …", for example "ends with OutOfMemoryError at train.py:88".
 fn ending(outcome: &Outcome, place: &str) -> String {
     let after = if place.is_empty() { String::new() } else { format!(" after the OutOfMemoryError{place}") };
     match outcome {
@@ -248,7 +243,6 @@ fn grid_of_settings(report: &SettingsReport) -> Grid {
     Grid::new("llr", heads, rows).with_columns(|head| with_least || head != "least memory")
 }
 
-/// Differences between address orders, by setting.
 fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
     let mut notes: Vec<String> =
         report.is_interrupted.then(|| "Interrupted: the remaining runs did not start.".to_owned()).into_iter().collect();

@@ -1,5 +1,3 @@
-//! Explains causes of failed requests. [`harness_record::cause`] determines the causes.
-
 use std::collections::BTreeSet;
 
 use harness_allocator::{stats::PoolKind, units::Bytes};
@@ -8,17 +6,14 @@ use serde::Serialize;
 use crate::words::{self, size};
 use harness_record::{Cause, FailedRequest, Holder, Pieces, PinnedSegment, RunRecord, StepRecord, causes};
 
-/// Maximum number of holders that a sentence names.
 const NAMED: usize = 4;
 
-/// A failed request in the JSON output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct OutOfMemory {
     pub(super) step: u32,
     pub(super) line: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) iteration: Option<String>,
-    /// Name of the stream, or its number.
     pub(super) stream: String,
     pub(super) requested: Bytes,
     /// Names of the causes, see [`harness_record::CauseKind`].
@@ -44,7 +39,6 @@ pub(crate) fn failed_requests(run: &RunRecord) -> impl Iterator<Item = (&StepRec
     run.steps.iter().filter_map(|step| Some((step, step.failed_request.as_ref()?)))
 }
 
-/// Distinct names of the causes.
 pub(crate) fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().name()).collect();
     kinds.dedup();
@@ -87,7 +81,6 @@ pub(crate) fn explain(shortage: &FailedRequest) -> String {
     )
 }
 
-/// Explains the causes other than fragmentation.
 pub(crate) fn beside_fragmentation(shortage: &FailedRequest) -> String {
     let causes = causes(shortage).into_iter().filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
     causes.map(|cause| sentence(&cause, shortage)).collect::<Vec<_>>().join(" ")
@@ -101,7 +94,6 @@ fn stream(shortage: &FailedRequest, number: u32) -> String {
     }
 }
 
-/// Explains one cause with its figures.
 fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
@@ -209,8 +201,7 @@ fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
     format!("{} {verb} {rest}.", named(&holders, is_whole))
 }
 
-/// Names holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. If some holders are unlisted, their number is
-/// unknown.
+/// Names holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. If some holders are unlisted, their number is unknown.
 fn named(holders: &[&Holder], is_whole: bool) -> String {
     let names = words::distinct(holders.iter().map(|holder| holder.name.as_str()));
     let more = names.len().saturating_sub(NAMED);

@@ -1,5 +1,3 @@
-//! Wording shared by all formats.
-
 use std::{collections::BTreeSet, fmt::Display};
 
 use harness_allocator::units::{Bytes, Nanos};
@@ -23,7 +21,6 @@ pub(super) enum Align {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Grid {
     pub(super) columns: Vec<(String, Align)>,
-    /// Rows with one cell per column.
     pub(super) rows: Vec<Vec<String>>,
 }
 
@@ -74,12 +71,10 @@ pub(super) fn step_place(step: &StepRecord) -> String {
     format!("step {}, line {}{iteration}", step.number, step.line)
 }
 
-/// The figure, or [`NOTHING`].
 pub(super) fn or_nothing(value: Option<impl Display>) -> String {
     value.map_or_else(|| NOTHING.to_owned(), |value| value.to_string())
 }
 
-/// The text, or [`NOTHING`] if it is empty.
 pub(super) fn unless_empty(text: String) -> String {
     if text.is_empty() { NOTHING.to_owned() } else { text }
 }
@@ -92,7 +87,6 @@ pub(super) fn at_most(mut items: Vec<String>, most: usize, more: impl FnOnce(usi
     items
 }
 
-/// Distinct names in the order of their first appearance.
 pub(super) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     names.into_iter().collect::<IndexSet<&str>>().into_iter().collect()
 }
@@ -217,7 +211,6 @@ pub(super) fn verdict_line(counts: Counts) -> String {
     format!("{head}: {}.", tail.join(", "))
 }
 
-/// Names planned runs that did not start. `None` if all started.
 pub(super) fn not_started(records: &Records) -> Option<String> {
     const NAMED: usize = 5;
     let all = records.not_started.len();
@@ -234,7 +227,6 @@ pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
     if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 
-/// Settings that the allocator's name does not contain.
 pub(super) fn unnamed_settings(run: &RunRecord) -> Option<&str> {
     run.settings.as_deref().filter(|settings| !run.allocator.contains(settings))
 }
@@ -258,7 +250,6 @@ pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
     }
 }
 
-/// The device's total memory, without the scenario's limit.
 pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
     or_nothing(device.info.fingerprint.memory.map(size))
 }

@@ -2,10 +2,7 @@
 
 use crate::{context::RunContext, rig::Stop};
 
-/// A callback that runs between the operations of a step: it checks the scenario's own invariants and runs `meanwhile`
-/// steps.
-/// Storms and replays call it between operations, trainings between iterations, inferences between steps, and programs
-/// after their start. A callback that enters another program must enter the previous one again. `None` costs nothing.
+/// A callback that runs between the operations of a step: it checks the scenario's own invariants and runs `meanwhile` steps.
 pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut RunContext) -> Result<(), Stop>>;
 
 pub(crate) fn pause(between: &mut Between<'_>, ctx: &mut RunContext) -> Result<(), Stop> {

@@ -1,5 +1,4 @@
-//! [`Branches`]: a run that forks itself, so that a different call fails in each copy. The steps before a failure run
-//! only once.
+//! [`Branches`]: a run that forks itself, so that a different call fails in each copy. The steps before a failure run only once.
 //!
 //! The run itself has no failures. Before each operation or launch that should fail, the process forks. The chosen
 //! call fails in the copy, which runs to its end while the original waits. After the last copy, the original exits.
@@ -15,7 +14,6 @@ use serde::{Deserialize, Serialize};
 /// A call to fail, and the allocator operation that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// The caller's index of this point.
     pub place: usize,
     /// The index of the process that makes the call; `None` for the main one.
     pub process: Option<usize>,
@@ -25,7 +23,6 @@ pub struct Point {
 }
 
 impl Point {
-    /// Returns whether the call launches work on a stream. Launches belong to no allocator operation.
     fn is_launch(&self) -> bool {
         self.made.call == DeviceCall::LaunchKernel
     }
@@ -69,7 +66,6 @@ impl Branches {
         Self(Arc::new(Mutex::new(State { points: points.into(), injector, failing: None })))
     }
 
-    /// The failing calls of this process; `None` if it is the original.
     pub fn failing(&self) -> Option<Failing> {
         self.state().failing
     }
@@ -80,8 +76,7 @@ impl Branches {
         self.state().make(|point| if point.operation <= operation { Due::Now } else { Due::Later })
     }
 
-    /// Forks for the calls of an operation that begins now. Returns whether this process is a copy, which must check
-    /// the run from here on.
+    /// Forks for the calls of an operation that begins now.
     #[must_use]
     pub fn reach_operation(&self, operation: u64) -> bool {
         self.state().make(|point| match point.operation.cmp(&operation) {
@@ -91,7 +86,6 @@ impl Branches {
         })
     }
 
-    /// Forks if the next launch should fail.
     pub fn reach_launch(&self) {
         let mut state = self.state();
         let launches = state.injector.calls_of(DeviceCall::LaunchKernel);
@@ -104,7 +98,6 @@ impl Branches {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is valid even if a thread panicked while holding the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

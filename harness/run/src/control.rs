@@ -1,10 +1,10 @@
 //! [`Control`]: state shared between a run and the thread that enforces its time limits.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use derive_more::Display;
 use harness_allocator::units::Nanos;
 
 /// The time limit of a step without its own limit, of opening the device, and of the cleanup after the last step.
@@ -45,26 +45,19 @@ calls! {
     Pressure = "an allocation on behalf of other programs",
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
 pub enum Phase {
+    #[display("opening the device")]
     Opening,
+    #[display("step {number} (line {line}: {text})")]
     Step {
         /// Counted from 1 over the whole run.
         number: u32,
         line: u32,
         text: String,
     },
+    #[display("releasing everything after the last step")]
     Closing,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Opening => f.write_str("opening the device"),
-            Self::Step { number, line, text } => write!(f, "step {number} (line {line}: {text})"),
-            Self::Closing => f.write_str("releasing everything after the last step"),
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,12 +74,10 @@ impl Overrun {
         format!("{} to take at most {}", self.phase, duration(self.limit))
     }
 
-    /// The result for a run that has stopped since.
     pub fn seen(&self) -> String {
         format!("it was stopped after {}{}", duration(self.taken), self.last_call())
     }
 
-    /// The result for a run that does not respond.
     pub fn seen_stuck(&self) -> String {
         format!("it has not ended after {} and does not stop{}", duration(self.taken), self.last_call())
     }
@@ -146,12 +137,10 @@ impl Control {
         *present = None;
     }
 
-    /// Notes that a call to the allocator or the device begins.
     pub(crate) fn calls(&self, call: Call) {
         self.call.store(call as u8 + 1, Ordering::Relaxed);
     }
 
-    /// Returns the current phase if it has exceeded its time limit.
     pub fn overrun(&self) -> Option<Overrun> {
         let Present { phase, began, limit } = self.present().clone()?;
         let taken = began.elapsed();
@@ -159,8 +148,7 @@ impl Control {
         (taken > limit).then_some(Overrun { phase, limit, taken, call })
     }
 
-    /// Asks the run to stop if it has exceeded its time limit. The watching thread calls it repeatedly. Returns the
-    /// overrun if the run was asked to stop and did not.
+    /// Asks the run to stop if it has exceeded its time limit.
     pub fn watch(&self) -> Option<Overrun> {
         let overrun = self.overrun()?;
         let present = self.present();
@@ -173,7 +161,6 @@ impl Control {
     }
 
     fn present(&self) -> MutexGuard<'_, Option<Present>> {
-        // The value is valid even if a thread panicked while holding the lock.
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

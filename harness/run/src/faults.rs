@@ -1,13 +1,10 @@
-//! [`Faults`]: the injected faults of one run, by process.
-
 use std::collections::BTreeMap;
 
 use harness_allocator::device::faulty::{Fault, Injector};
 use harness_scenario::{PlannedFault, ProcessName, Scenario};
 
-/// One fault injector per process of a scenario. Clones share their state.
-/// The device of the main process owns the main injector. Other processes have their own injectors and report the
-/// injected faults to the main process.
+/// One fault injector per process of a scenario. Clones share their state. The device of the main process owns the main injector. Other
+/// processes have their own injectors and report the injected faults to the main process.
 #[derive(Clone, Debug)]
 pub struct Faults {
     main: Injector,
@@ -34,12 +31,10 @@ impl Faults {
         &self.main
     }
 
-    /// The injector of a process; `None` is the main one.
     pub fn of(&self, process: Option<&ProcessName>) -> Option<&Injector> {
         process.map_or(Some(&self.main), |process| self.processes.get(process))
     }
 
-    /// The injectors of all processes, the main one first.
     pub fn all(&self) -> impl Iterator<Item = (Option<&ProcessName>, &Injector)> {
         [(None, &self.main)].into_iter().chain(self.processes.iter().map(|(name, injector)| (Some(name), injector)))
     }

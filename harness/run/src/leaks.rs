@@ -1,7 +1,6 @@
-//! Leak detection: growth by site, from iteration to iteration or since a measure.
-//! A site's memory fluctuates if batches differ in size or the cache is emptied. So the check compares each site's
-//! minimum over the first half of the iterations with its minimum over the second half. A leak raises the minimum by a
-//! constant amount per iteration; fluctuation does not.
+//! Leak detection: growth by site, from iteration to iteration or since a measure. A site's memory fluctuates if batches differ in size or
+//! the cache is emptied. So the check compares each site's minimum over the first half of the iterations with its minimum over the second
+//! half. A leak raises the minimum by a constant amount per iteration; fluctuation does not.
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
@@ -72,7 +71,6 @@ impl Lows {
     }
 }
 
-/// The minimum of each site; a site missing from either list counts as 0.
 fn least(one: &[u64], other: &[u64]) -> Vec<u64> {
     one.iter().zip(other).map(|(one, other)| *one.min(other)).collect()
 }
@@ -109,7 +107,6 @@ impl Watch {
         }
     }
 
-    /// Judges the iterations so far. The result contains notes, a table and the failed expectation, if any.
     pub(crate) fn judge(&self, ctx: &mut RunContext) -> Result<StepResult, Stop> {
         let Some((growth, looks)) = self.lows.growth(self.last.len()) else {
             let ended = count(self.iterations, "iteration");
@@ -155,8 +152,7 @@ impl Watch {
     }
 }
 
-/// Sorts the sites, and returns a table of those that grow fastest. Its title reports how many there are if it does not list
-/// all.
+/// Sorts the sites, and returns a table of those that grow fastest.
 fn table(title: &str, columns: [&str; 4], sites: &mut [Growing]) -> Table {
     sites.sort_by(|one, other| other.growth.cmp(&one.growth).then_with(|| one.name.cmp(&other.name)));
     let unlisted = if sites.len() > MOST_ROWS { format!(", the first {MOST_ROWS} of {}", sites.len()) } else { String::new() };
@@ -165,7 +161,6 @@ fn table(title: &str, columns: [&str; 4], sites: &mut [Growing]) -> Table {
     Table { title: format!("{title}{unlisted}"), columns: columns.map(str::to_owned).to_vec(), rows }
 }
 
-/// Describes the sites that grow fastest.
 fn named(sites: &[&Growing]) -> String {
     let one = |site: &&Growing| format!("{} grows by {} per iteration, from {} to {}", site.name, site.growth, site.first, site.last);
     let mut words: Vec<String> = sites.iter().take(MOST_NAMED).map(one).collect();
@@ -175,8 +170,7 @@ fn named(sites: &[&Growing]) -> String {
     words.join(", ")
 }
 
-/// Estimates when memory runs out at this rate, given the memory that is free on the device and in the allocator's
-/// cache.
+/// Estimates when memory runs out at this rate, given the memory that is free on the device and in the allocator's cache.
 fn time_left(ctx: &mut RunContext, growing: &[Growing]) -> Result<String, Stop> {
     let rate: Bytes = growing.iter().map(|site| site.growth).sum();
     let now = ctx.readings(true)?;

@@ -1,5 +1,4 @@
-//! [`SharedMemory`]: the device memory that a scenario shares with the programs it runs, on a simulated GPU or on a
-//! limited real one.
+//! [`SharedMemory`]: the device memory that a scenario shares with the programs it runs, on a simulated GPU or on a limited real one.
 
 use std::{io, path::PathBuf};
 
@@ -7,7 +6,6 @@ use harness_allocator::units::Bytes;
 use harness_exec::launch::RunFolder;
 use harness_gpu_settings::ledger::{Account, Ledger};
 
-/// The ordinal of the shared device.
 const DEVICE: u32 = 0;
 /// The file that records the memory of each process.
 const LEDGER: &str = "ledger";
@@ -15,7 +13,6 @@ const LEDGER: &str = "ledger";
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     folder: RunFolder,
-    /// The account of the scenario itself.
     account: Account,
 }
 
@@ -27,13 +24,11 @@ impl SharedMemory {
         Ok(Self { folder, account })
     }
 
-    /// Sets the memory that the scenario itself holds.
     pub(crate) fn hold(&mut self, held: Bytes) {
         let nothing_fails: Result<(), std::convert::Infallible> = self.account.change(DEVICE, |_| (Ok(()), held));
         let Ok(()) = nothing_fails;
     }
 
-    /// The path of the ledger, for programs.
     pub(crate) fn ledger(&self) -> PathBuf {
         self.folder.path().join(LEDGER)
     }

@@ -16,7 +16,6 @@ pub(crate) struct StepResult {
     pub(crate) tables: Vec<Table>,
     pub(crate) unmet: Vec<Unmet>,
     pub(crate) failed_request: Option<FailedRequest>,
-    /// The evaluated size of a request.
     pub(crate) size: Option<Bytes>,
     /// The recovery record of a step with policies.
     pub(crate) recovery: Option<Recovery>,
@@ -33,7 +32,6 @@ impl StepResult {
         Self { notes: vec![note], ..Self::default() }
     }
 
-    /// Adds the notes, tables and failed expectations of another result.
     pub(crate) fn append(&mut self, other: Self) {
         self.notes.extend(other.notes);
         self.tables.extend(other.tables);

@@ -1,5 +1,3 @@
-//! Values that differ between allocators, or between the simulated device and a GPU. All of them have the same form of map.
-
 use harness_language::error::Problem;
 use harness_language::located::{Located, Tree};
 
@@ -21,7 +19,6 @@ harness_allocator::named_enum! {
 /// A value that may differ between devices and between allocators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cases<T> {
-    /// The same everywhere.
     Always(T),
     /// By name of the allocator, in the order of the file. `others` exists unless all allocators are named.
     Arms {
@@ -49,7 +46,6 @@ impl<T> Cases<T> {
         }
     }
 
-    /// All values, each with its allocator if it has one.
     pub fn values(&self) -> Vec<(Option<&str>, &T)> {
         match self {
             Self::Always(value) => vec![(None, value)],
@@ -61,7 +57,6 @@ impl<T> Cases<T> {
         }
     }
 
-    /// Checks a value, or a map of values. `is_value` detects maps that are values themselves.
     pub(crate) fn check(
         given: &Located<Tree>,
         checker: &mut Checker<'_>,
@@ -133,7 +128,6 @@ enum Scope {
 }
 
 impl Reasons {
-    /// The reason for an allocator on a kind of device.
     pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&str> {
         let holds = |scope: &Scope| match scope {
             Scope::Always => true,
@@ -143,7 +137,6 @@ impl Reasons {
         self.0.iter().find(|(scope, _)| holds(scope)).map(|(_, reason)| reason.as_str())
     }
 
-    /// Checks a reason, or a map from allocators and kinds of device to reasons.
     pub(crate) fn check(
         given: &Located<Tree>,
         what: &str,

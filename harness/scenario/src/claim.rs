@@ -14,7 +14,6 @@ pub struct Figure {
     pub name: String,
     /// The formula for a PyTorch program.
     pub pytorch: Option<Expression>,
-    /// The formula for the scenario's own steps.
     pub harness: Option<Expression>,
 }
 
@@ -45,7 +44,6 @@ pub(crate) struct FigureWire {
 }
 
 impl ClaimWire {
-    /// Checks the claim after all steps.
     pub(crate) fn check(&self, checker: &Checker<'_>) -> Result<(Claim, Vec<Figure>), Problem> {
         let says = self.says.value.trim().to_owned();
         if says.is_empty() {

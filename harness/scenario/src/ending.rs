@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use derive_more::Display;
 use harness_allocator::allocator::AllocatorKind;
 use harness_record::cause::CauseKind;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -14,27 +15,18 @@ use harness_language::error::{Problem, named, quoted};
 use harness_language::located::{Located, Tree};
 
 /// The expected end of a request, after recovery.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display)]
 pub enum Expected {
     #[default]
+    #[display("to fit")]
     Fits,
     /// It fails. If a cause is given, it is one of the causes of the failure.
+    #[display("to run out of memory{}", _0.map_or_else(String::new, |cause| format!(" for the cause `{cause}`")))]
     Oom(Option<CauseKind>),
+    #[display("to fit or to run out of memory")]
     Any,
 }
 
-impl fmt::Display for Expected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fits => f.write_str("to fit"),
-            Self::Oom(None) => f.write_str("to run out of memory"),
-            Self::Oom(Some(cause)) => write!(f, "to run out of memory for the cause `{cause}`"),
-            Self::Any => f.write_str("to fit or to run out of memory"),
-        }
-    }
-}
-
-/// The expected end per allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     cases: Cases<Expected>,
@@ -43,12 +35,10 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// The same end with every allocator.
     pub const fn always(expected: Expected) -> Self {
         Self { cases: Cases::Always(expected), ends_loop: false }
     }
 
-    /// The expected end with an allocator, by its name.
     pub fn of(&self, arm: &str, device: DeviceKind) -> Expected {
         self.cases.of(arm, device).copied().unwrap_or(Expected::Any)
     }

@@ -1,5 +1,3 @@
-//! `faults:`: failures that are injected into calls of the driver.
-
 use std::{fmt, str::FromStr};
 
 use harness_allocator::device::faulty::{self, Calls, DeviceCall, Effect, Fault, InjectedError};
@@ -14,7 +12,6 @@ use crate::{checker::Checker, metric::ProcessName};
 
 pub const MAX_FAULTS: usize = 100;
 
-/// A checked fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedFault {
     /// The process whose calls it affects; `None`: the main process.
@@ -25,17 +22,14 @@ pub struct PlannedFault {
     pub ends_run: bool,
 }
 
-/// The origin of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The scenario, at this position.
     File(Position),
-    /// A command-line option with this value: `cudaMalloc:3`.
     Option(String),
 }
 
 impl PlannedFault {
-    /// Its position in the file.
     pub const fn position(&self) -> Option<Position> {
         match &self.origin {
             Origin::File(position) => Some(*position),

@@ -1,5 +1,3 @@
-//! `matrix:` of a scenario, its points, and values that the user sets.
-
 use std::collections::BTreeMap;
 
 use harness_language::located::{Located, Tree};

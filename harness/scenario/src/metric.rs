@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
+use derive_more::Display;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::{named_enum, units::Nanos};
@@ -10,32 +11,34 @@ use serde::{Deserialize, Serialize};
 use harness_language::expression::{self, Dimension, Quantity, Unit};
 
 /// A value that expectations and sizes use.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Metric {
-    /// The current value of an account: `reserved_bytes.all.current`, `device.used`, `time.now`.
     Now(Account),
     /// The value at a `measure` step, or before the first step: `before.device.used`, `start.device.used`.
+    #[display("{_0}.{_1}")]
     At(MeasureName, Account),
-    /// A figure of a step: `storm.failed_request`.
+    #[display("{_0}.{_1}")]
     Report(StepName, ReportKey),
-    /// The value of a loop variable: `i`.
+    #[display("{_0}")]
     Variable(VariableName, Unit),
     /// The growth of an account since the last evaluation of the same expression: `growth(reserved)`.
+    #[display("growth({_1})")]
     Growth(GrowthSite, Account),
-    /// A counter of another program's allocator: `server.reserved`.
+    #[display("{_0}.{_1}")]
     Program(ProgramName, StatKey),
-    /// A value of a process: `worker.reserved`, `worker.device.process`.
+    #[display("{_0}.{_1}")]
     Process(ProcessName, Account),
     /// A counter of `torch.cuda.memory_stats()` of the program of an `exec` step: `training.allocated.peak`.
+    #[display("{_0}.{_1}")]
     Torch(StepName, StatKey),
-    /// A figure of one rank: `training.rank1.final_batch`.
+    #[display("{_0}.rank{_1}.{_2}")]
     Rank(StepName, usize, RankFigure),
     /// A metric of the run with another allocator: `expandable.reserved.peak`. It is known after all allocators have run.
+    #[display("{_0}.{_1}")]
     Arm(String, Box<Metric>),
 }
 
-/// A figure of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum RankFigure {
     Report(ReportKey),
     /// A counter of its allocator at the end of the training.
@@ -56,26 +59,14 @@ impl RankFigure {
     ];
 }
 
-impl fmt::Display for RankFigure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Report(key) => key.fmt(f),
-            Self::Stat(key) => key.fmt(f),
-        }
-    }
-}
-
 /// The number of a `growth(…)` in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrowthSite(pub u32);
 
-/// One comparison that should hold.
 pub type Expectation = expression::Expectation<Metric>;
-/// An amount of memory.
 pub type Amount = expression::Amount<Metric>;
 pub type Expression = expression::Expression<Metric>;
 
-/// The measure before the first step.
 pub(crate) const START: &str = "start";
 pub(crate) const DEFAULT_STREAM: &str = "default";
 
@@ -96,7 +87,6 @@ impl Metric {
         }
     }
 
-    /// The account of the metric.
     pub const fn account(&self) -> Option<Account> {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
@@ -107,29 +97,10 @@ impl Metric {
     }
 }
 
-impl fmt::Display for Metric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Now(account) => account.fmt(f),
-            Self::At(measure, account) => write!(f, "{measure}.{account}"),
-            Self::Report(step, key) => write!(f, "{step}.{key}"),
-            Self::Variable(name, _) => name.fmt(f),
-            Self::Growth(_, account) => write!(f, "growth({account})"),
-            Self::Program(program, key) => write!(f, "{program}.{key}"),
-            Self::Process(process, account) => write!(f, "{process}.{account}"),
-            Self::Torch(step, key) => write!(f, "{step}.{key}"),
-            Self::Rank(step, rank, figure) => write!(f, "{step}.rank{rank}.{figure}"),
-            Self::Arm(arm, metric) => write!(f, "{arm}.{metric}"),
-        }
-    }
-}
-
 /// A buffer as a step names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferRef {
-    /// The name before the brackets.
     pub name: BufferName,
-    /// The number of a numbered buffer.
     pub index: Option<Expression>,
 }
 
@@ -149,7 +120,6 @@ pub struct Readings {
     /// `None` if it was not queried.
     pub memory: Option<DeviceMemory>,
     pub calls: DeviceCalls,
-    /// The device's clock.
     pub now: Nanos,
 }
 
@@ -179,7 +149,7 @@ impl Readings {
 }
 
 /// A value that exists at any point of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Account {
     Stat(StatKey),
     Device(DeviceMetric),
@@ -202,7 +172,6 @@ impl Account {
         }
     }
 
-    /// All accounts, the allocator's counters first.
     pub fn all() -> impl Iterator<Item = Self> {
         StatKey::all().map(Self::Stat).chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
     }
@@ -230,15 +199,6 @@ impl Account {
     }
 }
 
-impl fmt::Display for Account {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Stat(key) => key.fmt(f),
-            Self::Device(metric) => metric.fmt(f),
-        }
-    }
-}
-
 /// Earlier names of metrics, which still work, and their names today.
 const RENAMED: &[(&str, &str)] = &[("device.pressure", "device.external_memory"), ("recomputed_words", "recomputed_tokens")];
 
@@ -246,7 +206,6 @@ fn current_name(name: &str) -> &str {
     RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new)
 }
 
-/// Declares metrics: variant, name in scenarios, unit and description.
 macro_rules! metrics {
     ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
         named_enum! {
@@ -351,7 +310,8 @@ metrics! {
 macro_rules! names {
     ($($(#[doc = $doc:literal])+ $type:ident;)*) => {$(
         $(#[doc = $doc])+
-        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
+        #[display("{name}")]
         pub struct $type {
             index: u32,
             name: Arc<str>,
@@ -369,12 +329,6 @@ macro_rules! names {
 
             pub fn name(&self) -> &str {
                 &self.name
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.name)
             }
         }
     )*};
@@ -409,7 +363,6 @@ impl ReportKey {
 }
 
 impl MeasureName {
-    /// The measure before the first step.
     pub fn start() -> Self {
         Self::new(0, START)
     }

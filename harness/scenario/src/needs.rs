@@ -1,5 +1,3 @@
-//! `needs:` of a scenario: memory, kind and number of devices, and device features.
-
 use std::collections::BTreeSet;
 
 use harness_allocator::{named_enum, units::Bytes};
@@ -31,7 +29,6 @@ named_enum! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
     pub memory: Bytes,
-    /// `None`: any kind.
     pub device: Option<DeviceKind>,
     pub devices: u64,
     pub features: BTreeSet<Feature>,

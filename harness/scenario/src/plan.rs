@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use derive_more::Display;
 use harness_allocator::device::HostMemory;
 use harness_base::words::count;
 use schemars::JsonSchema;
@@ -12,12 +13,10 @@ use serde::Deserialize;
 pub struct Plan {
     /// Samples per iteration, or requests that run at the same time. At least 1.
     pub batch: u64,
-    /// Parts of the batch whose gradients are accumulated. From 1 to `batch`.
     pub micro_batches: u64,
     /// Layers per checkpoint. `None`: no activation checkpointing.
     pub checkpoint_every: Option<u64>,
     pub precision: Precision,
-    /// Tensors in host memory.
     pub spilled: Spilled,
 }
 
@@ -25,34 +24,25 @@ pub struct Plan {
 pub type Spilled = BTreeMap<SpilledPart, HostMemory>;
 
 /// A part of a training that can move to host memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema, Display)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum SpilledPart {
     /// Tensors that are saved for the backward pass.
     #[default]
+    #[display("activations")]
     Activations,
     /// The optimizer's state.
+    #[display("optimizer_state")]
     OptimizerState,
 }
 
 impl SpilledPart {
-    /// Its name in a plan.
     const fn words(self) -> &'static str {
         match self {
             Self::Activations => "saved activations",
             Self::OptimizerState => "optimizer state",
         }
-    }
-}
-
-impl fmt::Display for SpilledPart {
-    /// Writes its name in scenarios.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Activations => "activations",
-            Self::OptimizerState => "optimizer_state",
-        })
     }
 }
 

@@ -1,5 +1,3 @@
-//! The language reference, generated from the code.
-
 use std::fmt::Write;
 
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
@@ -15,7 +13,6 @@ use crate::{
     MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, scenario::schema, text,
 };
 
-/// The page with the reference of the language, in markdown.
 pub fn reference() -> String {
     let root = schema();
     let mut page = String::from(
@@ -84,7 +81,6 @@ pub(crate) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Ite
     text
 }
 
-/// Follows the reference of a schema.
 fn resolved<'s>(root: &'s Value, schema: &'s Value) -> &'s Value {
     match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
         Some(path) => root.pointer(path).unwrap_or(schema),
@@ -151,7 +147,6 @@ fn fields(root: &Value, schema: &Value) -> String {
     table(["key", "form", "default", "meaning"], rows)
 }
 
-/// A definition: its description and its fields.
 fn described(root: &Value, name: &str) -> String {
     let schema = root.pointer(&format!("/$defs/{name}")).unwrap_or(&Value::Null);
     format!("{}\n\n{}", about(schema), fields(root, schema))

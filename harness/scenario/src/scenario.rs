@@ -1,8 +1,6 @@
-//! A scenario: its keys in the file, and its checked form.
-
-use std::fmt;
 use std::path::{Path, PathBuf};
 
+use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::Deserialize;
@@ -55,15 +53,12 @@ pub struct Process<N = ProcessName, B = Bytes> {
     pub memory: Option<B>,
 }
 
-/// A process as the file writes it.
 type ProcessFields = Process<NameText, AmountText>;
 
-/// A checked scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
     /// The file name without extension, with the values of the matrix in brackets: `kv_cache[batch=8]`.
     pub name: String,
-    /// As the user named it.
     pub path: PathBuf,
     pub about: String,
     /// The values of the matrix parameters as the file or the user writes them.
@@ -81,19 +76,15 @@ pub struct Scenario {
     pub skip: Reasons,
     /// Reasons for known failures. A run that fails for such a reason counts as expected, and a run that passes counts as failed.
     pub expected_to_fail: Reasons,
-    /// The seed of all random choices, unless the user gives another one.
     pub seed: u64,
-    /// Never empty.
     pub steps: Vec<Step>,
     pub faults: Vec<PlannedFault>,
     /// Steps and operations from one health check to the next.
     pub health_check: Option<u64>,
-    /// Expectations that are checked after every step.
     pub invariants: Vec<Located<Expectation>>,
     /// The always-checked invariant that the run must violate.
     pub expect_violation: Option<Located<Invariant>>,
     pub claim: Option<Claim>,
-    /// The figures of the claim.
     pub figures: Vec<Figure>,
     /// Comparisons of allocators, in the order of the file. They are evaluated after all allocators have run.
     pub comparisons: Vec<Located<Expectation>>,
@@ -102,21 +93,15 @@ pub struct Scenario {
 }
 
 /// A key that the file writes by its earlier name, which still works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Display)]
+#[display("`{old}` is now `{new}`")]
 pub struct Renamed {
     pub at: Position,
     pub old: &'static str,
     pub new: &'static str,
 }
 
-impl fmt::Display for Renamed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is now `{}`", self.old, self.new)
-    }
-}
-
 impl Scenario {
-    /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&yaml::read(path, &SCENARIO)?, path)
     }
@@ -145,13 +130,11 @@ impl Scenario {
         self.all_steps().iter().any(|step| matches!(&step.action, Action::Storm(storm) if storm.threads.is_some()))
     }
 
-    /// Its `exec` steps, in the order of the file.
     pub fn execs(&self) -> Vec<&Exec> {
         let all = self.all_steps().into_iter();
         all.filter_map(|step| if let Action::Exec(exec) = &step.action { Some(exec) } else { None }).collect()
     }
 
-    /// All steps, including nested ones and those under `meanwhile`.
     pub fn all_steps(&self) -> Vec<&Step> {
         fn add<'s>(steps: &'s [Step], all: &mut Vec<&'s Step>) {
             for step in steps {
@@ -165,18 +148,15 @@ impl Scenario {
         all
     }
 
-    /// Its description for records.
     pub fn info(&self) -> ScenarioInfo {
         let path = self.path.display().to_string();
         ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory, claim: self.claim.clone() }
     }
 
-    /// Its identity: see [`harness_record::scenario_id`].
     pub fn id(&self) -> String {
         harness_record::scenario_id(&self.path, &self.name)
     }
 
-    /// A position in its file, for records.
     pub fn place(&self, position: Position) -> SourceLine {
         SourceLine { path: self.path.display().to_string(), line: position.line, column: position.column }
     }

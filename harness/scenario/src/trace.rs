@@ -6,7 +6,6 @@ use harness_allocator::device::StreamId;
 use harness_base::{excerpt::shortened, packed};
 use harness_trace::trace::{self, TraceEvent};
 
-/// The operations of a trace, with their comments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     /// In order. Each id is allocated once.
@@ -87,7 +86,6 @@ impl Trace {
         Ok((Self::parse(&text)?, text))
     }
 
-    /// The streams that it uses besides the default one.
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         let streams = self.events.iter().filter_map(|event| match *event {
             TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {

@@ -13,7 +13,6 @@ use harness_gpu_settings::settings::{LIBRARIES, mark_loaded};
 /// The newest supported version of the interface.
 const NEWEST: c_uint = 2;
 
-/// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     mark_loaded();
@@ -33,7 +32,6 @@ unsafe extern "C" fn la_objsearch(name: *const c_char, _cookie: *mut usize, _fla
     stubs.instead_of(asked).map_or(name, CStr::as_ptr)
 }
 
-/// The paths of the stub libraries.
 struct Stubs(Vec<CString>);
 
 impl Stubs {

@@ -13,7 +13,6 @@ struct Handle {
     pointer_mode: c_int,
 }
 
-/// The version of cuBLAS.
 const VERSION: c_int = 130_100;
 
 /// Success, or `CUBLAS_STATUS_INVALID_VALUE` after a null pointer.
@@ -30,21 +29,11 @@ export! {
     cublasGetPointerMode_v2(handle: Option<&Handle>, mode: Out<'_, c_int>) =
         answer(handle.is_some_and(|handle| write(mode, handle.pointer_mode)));
     cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) = answer(write(version, VERSION));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cublasGetStatusString(status: c_int) -> *const c_char {
-    if status == 0 { c"success".as_ptr() } else { c"unknown status of cuBLAS".as_ptr() }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cublasGetStatusName(status: c_int) -> *const c_char {
-    if status == 0 { c"CUBLAS_STATUS_SUCCESS".as_ptr() } else { c"CUBLAS_STATUS_UNKNOWN".as_ptr() }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cublasLtGetVersion() -> usize {
-    VERSION as usize
+    cublasGetStatusString(status: c_int) -> *const c_char =
+        if status == 0 { c"success".as_ptr() } else { c"unknown status of cuBLAS".as_ptr() };
+    cublasGetStatusName(status: c_int) -> *const c_char =
+        if status == 0 { c"CUBLAS_STATUS_SUCCESS".as_ptr() } else { c"CUBLAS_STATUS_UNKNOWN".as_ptr() };
+    cublasLtGetVersion() -> usize = VERSION as usize;
 }
 
 /// `cublasLtMatmulHeuristicResult_t`: an algorithm, its workspace, its status, and its number of waves of blocks.
@@ -63,36 +52,20 @@ impl Heuristic {
     }
 }
 
-/// Returns one algorithm without a workspace. Without an algorithm, a program fails.
-#[unsafe(no_mangle)]
-extern "C" fn cublasLtMatmulAlgoGetHeuristic(
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    requested: c_int,
-    results: Out<'_, Heuristic>,
-    returned: Out<'_, c_int>,
-) -> c_int {
-    if requested > 0 && !write(results, Heuristic::of([0; 8])) {
-        return answer(false);
-    }
-    answer(write(returned, requested.min(1)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cublasLtMatmulAlgoCheck(
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    algorithm: Option<&[u64; 8]>,
-    result: Out<'_, Heuristic>,
-) -> c_int {
-    answer(algorithm.is_some_and(|algorithm| write(result, Heuristic::of(*algorithm))))
+export! {
+    /// Returns one algorithm without a workspace. Without an algorithm, a program fails.
+    cublasLtMatmulAlgoGetHeuristic(
+        _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, requested: c_int,
+        results: Out<'_, Heuristic>, returned: Out<'_, c_int>
+    ) = {
+        if requested > 0 && !write(results, Heuristic::of([0; 8])) {
+            return answer(false);
+        }
+        answer(write(returned, requested.min(1)))
+    };
+    cublasLtMatmulAlgoCheck(
+        _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, algorithm: Option<&[u64; 8]>,
+        result: Out<'_, Heuristic>
+    ) =
+        answer(algorithm.is_some_and(|algorithm| write(result, Heuristic::of(*algorithm))));
 }

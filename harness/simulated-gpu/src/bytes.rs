@@ -1,5 +1,3 @@
-//! [`DeviceBytes`]: the bytes of device memory, if kernels execute.
-
 use std::collections::BTreeMap;
 
 /// Bytes per piece. Pieces that were never written use no host memory.
@@ -11,7 +9,6 @@ static ZEROS: [u8; PIECE] = [0; PIECE];
 #[derive(Debug, Default)]
 pub(crate) struct DeviceBytes(BTreeMap<u64, Vec<u8>>);
 
-/// The part of a range in one piece.
 struct Part {
     piece: u64,
     /// Start and end in the piece.
@@ -21,7 +18,6 @@ struct Part {
     offset: u64,
 }
 
-/// The parts of a range, in order.
 fn parts(address: u64, len: u64) -> impl Iterator<Item = Part> {
     let mut offset = 0;
     std::iter::from_fn(move || {
@@ -44,7 +40,6 @@ impl DeviceBytes {
         &mut self.0.entry(part.piece).or_insert_with(|| vec![0; PIECE])[part.from..part.to]
     }
 
-    /// Repeats the eight bytes of a pattern.
     pub(crate) fn fill(&mut self, address: u64, len: u64, pattern: [u8; 8]) {
         for part in parts(address, len) {
             let pattern = from_offset(pattern, part.offset);
@@ -71,7 +66,6 @@ impl DeviceBytes {
         (count, lowest)
     }
 
-    /// Flips the lowest bit of a byte.
     pub(crate) fn flip(&mut self, address: u64) {
         let mut byte = [0];
         self.read(address, &mut byte);
@@ -92,7 +86,6 @@ impl DeviceBytes {
         }
     }
 
-    /// Clears a freed range.
     pub(crate) fn forget(&mut self, address: u64, len: u64) {
         for part in parts(address, len) {
             if part.to - part.from == PIECE {

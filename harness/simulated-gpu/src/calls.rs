@@ -52,7 +52,6 @@ impl Calls {
     }
 }
 
-/// Appends to a file in the run's folder.
 pub(crate) fn append(path: &Path, text: &str) {
     let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
     if let Err(error) = written {

@@ -127,7 +127,6 @@ impl Streams {
         Ok(())
     }
 
-    /// The host waits for an event and for the earlier work of its stream.
     pub(crate) fn wait_for_event(&mut self, event: usize) -> Result<(), Code> {
         let event = self.event(event)?;
         event.waited = true;
@@ -139,7 +138,6 @@ impl Streams {
         Ok(())
     }
 
-    /// The time of an event's record, and the sum of the injected latencies before it.
     pub(crate) fn recorded_at(&mut self, event: usize) -> Result<Option<(u64, Nanos)>, Code> {
         let event = self.event(event)?;
         Ok(event.record.map(|(_, at)| (at, event.late_by)))
@@ -169,7 +167,6 @@ impl Streams {
     }
 }
 
-/// The key of a stream in the map.
 const fn key(handle: usize, current: usize) -> usize {
     match handle {
         0 | LEGACY | PER_THREAD => current,

@@ -70,7 +70,6 @@ pub(crate) fn last() -> c_int {
     LAST.get()
 }
 
-/// Returns and clears the thread's last error.
 pub(crate) fn take_last() -> c_int {
     LAST.replace(0)
 }

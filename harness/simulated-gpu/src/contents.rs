@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{cell::RefCell, collections::BTreeMap, collections::VecDeque, io, ptr, slice};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::settings::Values;
+use harness_gpu_settings::{export, settings::Values};
 
 use crate::world::{State, is_device_memory, machine};
 
@@ -65,7 +65,6 @@ impl Contents {
         Ok(Self { file, base, ranges: BTreeMap::new() })
     }
 
-    /// Adds a range. If the host cannot map it, it reads as zeros.
     pub(crate) fn add(&mut self, start: u64, size: u64) {
         if let Ok(host) = map(&self.file, start - self.base, size) {
             self.ranges.insert(start, Mapped { host, size, is_own: true });
@@ -101,7 +100,6 @@ impl Contents {
         (address - start < range.size).then_some((start, range.size, range.host))
     }
 
-    /// The descriptor of the file, for other processes.
     pub(crate) fn descriptor(&self) -> u64 {
         self.file.as_raw_fd() as u64
     }
@@ -128,7 +126,6 @@ fn in_operation() -> bool {
     OPERATION.with_borrow(Option::is_some)
 }
 
-/// Notes the launch of a kernel or graph.
 pub(crate) fn launched() {
     if machine().settings.values == Values::Cpu && !in_operation() {
         NOT_COMPUTED.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +183,6 @@ pub(crate) fn read(state: &mut State, address: u64, len: usize) -> Option<Vec<u8
     Some(bytes)
 }
 
-/// Writes a range with bytes, or with zeros.
 pub(crate) fn write(state: &mut State, address: u64, len: usize, bytes: Option<&[u8]>) {
     match (machine().settings.values, bytes) {
         (Values::Zeros, _) => {}
@@ -198,7 +194,6 @@ pub(crate) fn write(state: &mut State, address: u64, len: usize, bytes: Option<&
     }
 }
 
-/// Repeats a pattern.
 pub(crate) fn fill(state: &mut State, address: u64, size: usize, pattern: &[u8]) {
     let Some(host) = host(state, address, size).filter(|_| !in_operation()) else { return };
     // SAFETY: the range is mapped, and the lock of the state keeps it mapped.
@@ -221,29 +216,6 @@ extern "C" fn harness_values_end() {
     OPERATION.set(None);
 }
 
-/// Writes start, size and host address of the contents around an address. Returns whether there are any.
-#[unsafe(no_mangle)]
-extern "C" fn harness_values_range(address: u64, into: &mut [u64; 3]) -> bool {
-    let mut state = machine().state();
-    let range = state.device_at(address).ok().and_then(|memory| memory.contents()?.around(address));
-    if let Some((start, size, host)) = range {
-        *into = [start, size, host as u64];
-    }
-    range.is_some()
-}
-
-/// Returns whether the contents may grow by this many bytes. The devices of the run share the host memory equally.
-#[unsafe(no_mangle)]
-extern "C" fn harness_values_fit(bytes: u64) -> bool {
-    let machine = machine();
-    let mut state = machine.state();
-    let used: Vec<Bytes> =
-        state.devices.iter_mut().filter_map(|memory| Some(memory.contents()?.in_use())).filter(|used| used.0 > 0).collect();
-    let share = machine.settings.host_memory.0 / u64::from(machine.settings.devices);
-    used.iter().map(|used| used.0).sum::<u64>() + bytes <= share * (used.len() as u64).max(1)
-}
-
-/// Makes a range read as zeros.
 #[unsafe(no_mangle)]
 extern "C" fn harness_values_clear(address: u64, size: u64) {
     if let Some(contents) = machine().state().device_at(address).ok().and_then(|memory| memory.contents()) {
@@ -251,7 +223,24 @@ extern "C" fn harness_values_clear(address: u64, size: u64) {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn harness_values_not_computed() -> u64 {
-    NOT_COMPUTED.load(Ordering::Relaxed)
+export! {
+    /// Writes start, size and host address of the contents around an address. Returns whether there are any.
+    harness_values_range(address: u64, into: &mut [u64; 3]) -> bool = {
+        let mut state = machine().state();
+        let range = state.device_at(address).ok().and_then(|memory| memory.contents()?.around(address));
+        if let Some((start, size, host)) = range {
+            *into = [start, size, host as u64];
+        }
+        range.is_some()
+    };
+    /// Returns whether the contents may grow by this many bytes. The devices of the run share the host memory equally.
+    harness_values_fit(bytes: u64) -> bool = {
+        let machine = machine();
+        let mut state = machine.state();
+        let used: Vec<Bytes> =
+            state.devices.iter_mut().filter_map(|memory| Some(memory.contents()?.in_use())).filter(|used| used.0 > 0).collect();
+        let share = machine.settings.host_memory.0 / u64::from(machine.settings.devices);
+        used.iter().map(|used| used.0).sum::<u64>() + bytes <= share * (used.len() as u64).max(1)
+    };
+    harness_values_not_computed() -> u64 = NOT_COMPUTED.load(Ordering::Relaxed);
 }

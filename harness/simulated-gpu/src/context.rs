@@ -24,7 +24,6 @@ thread_local! {
     static BELOW: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The device of a context, during one call.
 pub(crate) struct Gpu<'a> {
     pub(crate) machine: &'static Machine,
     pub(crate) memory: &'a mut DeviceMemory,
@@ -36,7 +35,6 @@ pub(crate) fn call(function: &'static str, body: impl FnOnce() -> c_int) -> c_in
     machine().calls.injected_error(function).unwrap_or_else(body)
 }
 
-/// Runs a call that needs a context and the state of the machine.
 pub(crate) fn in_context(function: &'static str, body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     call(function, || {
         let machine = machine();
@@ -73,7 +71,6 @@ pub(crate) fn output_by_kernel_mode<'a, T>(
     })
 }
 
-/// Runs `body` on the device of the thread's context.
 pub(crate) fn on_gpu<T>(body: impl FnOnce(&mut Gpu<'_>) -> Result<T, Code>) -> Result<T, Code> {
     let machine = machine();
     let state = &mut *machine.state();
@@ -96,7 +93,6 @@ pub(crate) fn wait(
     on_gpu(then)
 }
 
-/// The device of the thread's context. Its due work runs first.
 fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a>, Code> {
     let index = CURRENT.get().ok_or(Code::InvalidContext)?;
     let others = machine.settings.processes.then(|| machine.settings.others + state.held_by_others(index));
@@ -118,7 +114,6 @@ pub(crate) fn initialized() -> Result<(), Code> {
     if early { Err(Code::NotInitialized) } else { Ok(()) }
 }
 
-/// The handle of a device's context.
 pub(crate) const fn context_of(index: usize) -> usize {
     CONTEXT + index
 }
@@ -167,12 +162,10 @@ fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
     )
 }
 
-/// The context of the calling thread, or null.
 pub(crate) fn current_context() -> usize {
     if machine().executes_kernels() { CURRENT.get().map_or(0, context_of) } else { context_of(current_device()) }
 }
 
-/// Makes a context, or null, current on the calling thread.
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
     match checked_device(context)? {
         Some(index) => set_current_device(index)?,
@@ -200,7 +193,6 @@ pub(crate) fn pop_context() -> Result<usize, Code> {
     if popped == 0 { Err(Code::InvalidContext) } else { Ok(popped) }
 }
 
-/// The device of a context that exists; `None` for null.
 fn checked_device(context: usize) -> Result<Option<usize>, Code> {
     let machine = machine();
     machine.usable()?;
@@ -228,13 +220,11 @@ impl Gpu<'_> {
         self.memory.sim()
     }
 
-    /// The number of a handle of this device.
     fn number(&self, handles: Handles, handle: usize) -> Result<u32, Code> {
         let (index, number) = handles.device_and_number(handle)?;
         if index == self.memory.index() { Ok(number) } else { Err(Code::InvalidHandle) }
     }
 
-    /// The stream of a handle; null is the default stream.
     pub(crate) fn stream(&mut self, stream: usize) -> Result<StreamId, Code> {
         let id = if stream == 0 { StreamId::DEFAULT } else { StreamId(self.number(STREAMS, stream)?) };
         self.sim().stream_done_at(id)?;
@@ -261,7 +251,6 @@ impl Gpu<'_> {
         Ok(())
     }
 
-    /// Queues work on a stream.
     pub(crate) fn submit(&mut self, stream: usize, work: Work) -> Result<(), Code> {
         let id = self.stream(stream)?;
         self.execution.submit(self.memory, id, work)?;

@@ -103,7 +103,6 @@ pub(crate) const fn pci_bus(index: u32) -> u32 {
     index + 1
 }
 
-/// The PCI address of a device.
 pub(crate) fn pci_address(index: u32) -> String {
     format!("00000000:{:02X}:00.0", pci_bus(index))
 }

@@ -1,5 +1,3 @@
-//! Finds functions of the driver by name: [`find`].
-
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::{mem::MaybeUninit, ptr};
 

@@ -1,5 +1,3 @@
-//! [`Handles`]: opaque handles of streams, events and pools, which programs take for pointers.
-
 use crate::code::Code;
 
 /// The difference of two handles. Real handles are aligned addresses too.
@@ -7,7 +5,6 @@ const STEP: usize = 16;
 /// Numbers per device.
 const PER_DEVICE_BITS: u32 = 32;
 
-/// The handles of one kind of object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handles {
     first: usize,
@@ -33,7 +30,6 @@ impl Handles {
         self.handle((device << PER_DEVICE_BITS) + number as usize + 1)
     }
 
-    /// The device and the number of such a handle.
     pub(crate) fn device_and_number(self, handle: usize) -> Result<(usize, u32), Code> {
         let number = self.number(handle)?;
         let on_device = u32::try_from(number & ((1 << PER_DEVICE_BITS) - 1)).ok().and_then(|number| number.checked_sub(1));

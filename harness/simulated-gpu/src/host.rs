@@ -26,7 +26,6 @@ pub(crate) enum Kind {
 }
 
 impl HostMemory {
-    /// Allocates zeroed pages.
     pub(crate) fn allocate(&mut self, size: usize, kind: Kind) -> Result<usize, Code> {
         let size = size.max(1);
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -41,7 +40,6 @@ impl HostMemory {
         Ok(start.expose_provenance())
     }
 
-    /// Frees page-locked memory of [`HostMemory::allocate`].
     pub(crate) fn free(&mut self, start: usize) -> Result<(), Code> {
         match self.0.get(&start) {
             Some(&Range { size, kind: Kind::Pinned }) => {
@@ -65,7 +63,6 @@ impl HostMemory {
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(start), size) };
     }
 
-    /// Registers memory of the program as page-locked.
     pub(crate) fn register(&mut self, start: usize, size: usize) {
         self.0.insert(start, Range { size, kind: Kind::Registered });
     }

@@ -6,7 +6,6 @@ use harness_allocator::{device::AccessKind, units::Nanos};
 
 use crate::{bytes::DeviceBytes, code::Code};
 
-/// A kernel of the CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
     FillWords,
@@ -35,7 +34,6 @@ pub(crate) enum Work {
         offset: u64,
         findings: u64,
     },
-    /// Sets all bytes.
     Set {
         address: u64,
         len: u64,

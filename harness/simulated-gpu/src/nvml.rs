@@ -18,7 +18,6 @@ use nvml_wrapper_sys::bindings::{
 use crate::device_properties::{pci_address, pci_bus, uuid};
 use crate::{context::call, world::machine};
 
-/// Error codes of NVML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Error {
     Uninitialized = 1,
@@ -53,7 +52,6 @@ fn of_device(function: &'static str, handle: usize, body: impl FnOnce(u32) -> Re
     })
 }
 
-/// Writes a property of a device.
 fn get<T>(function: &'static str, handle: usize, place: Out<'_, T>, property: impl FnOnce(u32) -> T) -> c_int {
     of_device(function, handle, |number| put(place, property(number)))
 }
@@ -73,7 +71,6 @@ fn total_and_used(number: u32) -> (Bytes, Bytes) {
     (machine().settings.memory, used(number) + machine().settings.others)
 }
 
-/// Copies a string and its terminator to an array of `len` characters.
 fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), Error> {
     let value = CString::new(value).map_err(|_| Error::InvalidArgument)?;
     let bytes = value.as_bytes_with_nul();
@@ -210,7 +207,6 @@ fn uuid_text(number: u32) -> String {
     format!("{kind}-{}-{}-{}-{}-{}", hex(0, 4), hex(4, 6), hex(6, 8), hex(8, 10), hex(10, 16))
 }
 
-/// The version in a structure: its size, and the number of its version in the highest byte.
 const fn version_of<T>(version: c_uint) -> c_uint {
     size_of::<T>() as c_uint | version << 24
 }

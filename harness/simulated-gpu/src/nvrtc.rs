@@ -42,15 +42,11 @@ export! {
     /// Returns the expression itself.
     nvrtcGetLoweredName(_: usize, expression: Text<'_>, lowered: Out<'_, *const c_char>) =
         answer(expression.get().is_some_and(|name| write(lowered, kept(name))));
+    nvrtcGetErrorString(status: c_int) -> *const c_char = if status == 0 { c"NVRTC_SUCCESS".as_ptr() } else { c"NVRTC_ERROR".as_ptr() };
 }
 
 fn kept(name: &CStr) -> *const c_char {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     // The text of a `CString` is on the heap, so it does not move with the map.
     names.entry(name.to_bytes().to_vec()).or_insert_with(|| name.to_owned()).as_ptr()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetErrorString(status: c_int) -> *const c_char {
-    if status == 0 { c"NVRTC_SUCCESS".as_ptr() } else { c"NVRTC_ERROR".as_ptr() }
 }

@@ -17,7 +17,6 @@ use crate::{code::Code, world};
 /// four bytes of zeros and `q` eight through the pointer; `n` writes the handle of a new object; `d` destroys the object.
 const TABLE: &str = include_str!("unmodelled.tsv");
 
-/// The data of a stub. `harness` writes it when it creates the stub library.
 #[repr(C, align(16))]
 struct Stub {
     name: *const c_char,
@@ -27,7 +26,6 @@ struct Stub {
 
 struct Function {
     name: &'static str,
-    /// The effects on its arguments.
     effects: Vec<(usize, Effect)>,
     result: u64,
 }
@@ -119,7 +117,6 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     unsafe { (*function).result }
 }
 
-/// The result of a function outside of the table.
 fn result_of_unknown(name: &[u8]) -> u64 {
     let is_cuda = name.starts_with(b"cuda") || matches!(name, [b'c', b'u', b'A'..=b'Z', ..]);
     if is_cuda { Code::NotSupported as u64 } else { 0 }

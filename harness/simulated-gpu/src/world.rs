@@ -18,14 +18,12 @@ use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings, UNMEASURED};
 use harness_gpu_settings::text::{of_variable, or_abort};
 use harness_gpu_settings::{calls::Call, counters::OwnCounters, driver::Kernels, gpus::Gpu};
 
-/// The simulated machine as this process sees it.
 pub(crate) struct Machine {
     pub(crate) settings: Settings,
     pub(crate) counters: OwnCounters,
     /// The real numbers of the devices in `CUDA_VISIBLE_DEVICES`.
     pub(crate) visible: Vec<u32>,
     pub(crate) calls: Calls,
-    /// Set by `cuInit`.
     pub(crate) initialized: AtomicBool,
     /// Set in forked children of a process with a context, in which CUDA does not work.
     inherits_context: AtomicBool,
@@ -39,7 +37,6 @@ pub(crate) struct Machine {
     state: Mutex<State>,
 }
 
-/// The part of the machine that changes.
 pub(crate) struct State {
     /// By the index that the process sees.
     pub(crate) devices: Vec<DeviceMemory>,
@@ -57,7 +54,6 @@ pub(crate) struct State {
     account: Account,
 }
 
-/// The machine. The first call creates it.
 pub(crate) fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE.get_or_init(Machine::of_environment)
@@ -136,12 +132,10 @@ impl Machine {
         self.late_by.fetch_add(by.0, Ordering::Relaxed);
     }
 
-    /// The sum of the injected latencies so far.
     pub(crate) fn late_by(&self) -> Nanos {
         Nanos(self.late_by.load(Ordering::Relaxed))
     }
 
-    /// The number of pieces of work submitted so far.
     pub(crate) fn now(&self) -> u64 {
         self.counters.submitted().load(Ordering::Relaxed)
     }
@@ -214,7 +208,6 @@ impl State {
         self.account.change(*number, |others| (memory.open(others + elsewhere).and_then(|()| act(memory)), memory.held()))
     }
 
-    /// Runs `act`, which frees memory of a device.
     pub(crate) fn release<T>(&mut self, index: usize, act: impl FnOnce(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
         let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else {
             return Err(Code::InvalidValue);
@@ -224,13 +217,11 @@ impl State {
         result
     }
 
-    /// Logs that memory of a device was freed.
     pub(crate) fn note_free(&mut self, machine: &Machine, index: usize) {
         let Some(held) = self.devices.get_mut(index).map(DeviceMemory::used) else { return };
         self.attempts.note_free(machine.now(), index as u32, held);
     }
 
-    /// Free and total bytes of the current device.
     pub(crate) fn free_and_total(&mut self) -> Result<(Bytes, Bytes), Code> {
         self.account.release_ended();
         self.on_device(current_device(), |memory| Ok(memory.free_and_total()))
@@ -273,7 +264,6 @@ impl State {
         }
     }
 
-    /// The device of an address.
     pub(crate) fn device_at(&mut self, address: u64) -> Result<&mut DeviceMemory, Code> {
         device_of(address).and_then(|index| self.devices.get_mut(index)).ok_or(Code::InvalidValue)
     }
@@ -304,7 +294,6 @@ pub(crate) fn current_device() -> usize {
     CURRENT.get().unwrap_or(0)
 }
 
-/// Sets the current device of the thread.
 pub(crate) fn set_current_device(index: usize) -> Result<(), Code> {
     if index >= machine().visible.len() {
         return Err(Code::InvalidDevice);

@@ -8,7 +8,6 @@ use procfs::{CpuInfo, CpuTime, Current as _, CurrentSI as _, FromRead as _, Kern
 /// by about its share, so below this limit it cannot pass for the smallest change that suites look for.
 const MAX_WAITING: f64 = 0.02;
 
-/// Counters in units whose ratios matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostUse {
     /// This thread's time waiting for a core, in nanoseconds.
@@ -17,7 +16,6 @@ pub(super) struct HostUse {
     cores: Option<(u64, u64)>,
 }
 
-/// Shares of time lost between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Waiting {
     thread: Option<f64>,
@@ -44,7 +42,6 @@ impl HostUse {
     }
 }
 
-/// Why the host's times are unreliable.
 pub(super) fn contended(waiting: &Waiting) -> Option<String> {
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let busy = [

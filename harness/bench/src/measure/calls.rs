@@ -27,7 +27,6 @@ pub(super) fn latency(visit: &mut Visit<'_>, size: Bytes, case: LatencyCase) -> 
     }
 }
 
-/// Times one allocation but not its free.
 fn one(bench: &mut TestBench, clock: Clock, request: Request) -> Result<u64, Fault> {
     let TestBench { device, allocator } = bench;
     let (allocation, time) = time(clock, &mut **device, |device| allocator.allocate(device, request));
@@ -43,7 +42,6 @@ fn cycles(visit: &mut Visit<'_>, untimed: u64, mut cycle: impl FnMut(u64) -> Res
     visit.timed(clock, batch, |_| Ok(cycle(batch)? / batch))
 }
 
-/// Times `batch` cycles of an allocation, its use and its free.
 fn cycle(
     bench: &mut TestBench,
     clock: Clock,
@@ -92,7 +90,6 @@ pub(super) fn empty_cache(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> 
     })
 }
 
-/// Time from a failing request to the end of the next successful step.
 pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let clock = visit.provider.clock();
     // More requests than fit, even without rounding.
@@ -122,7 +119,6 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
     })
 }
 
-/// Fills the device until a request fails.
 pub(super) fn fill<A: Allocator + ?Sized>(bench: &mut TestBench<A>, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
     let mut live = Vec::new();
     loop {
@@ -140,8 +136,7 @@ pub(super) fn fill<A: Allocator + ?Sized>(bench: &mut TestBench<A>, request: Req
 /// Turns per sample: enough to make the loop's ends negligible.
 pub(super) const TURNS: u64 = 20;
 
-/// Device time of a loop of allocation, fill and free, between events on its stream. This shows device waits that an allocator
-/// causes, even if the host's calls return immediately.
+/// Device time of a loop of allocation, fill and free, between events on its stream.
 pub(super) fn pipeline(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let (clock, quantity) = (visit.provider.clock(), device_time(visit.provider.clock()));
     let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {

@@ -1,7 +1,6 @@
-//! User libraries, where host time is measured. A call to a library crosses a process boundary, which takes longer than most
-//! allocations. The library's process therefore runs the timed operations itself and returns the time of the library's functions;
-//! the device time of their CUDA calls is added ([`LibraryAllocator::time`]). Cases that cannot be timed this way are skipped
-//! with the reason.
+//! User libraries, where host time is measured. A call to a library crosses a process boundary, which takes longer than most allocations.
+//! The library's process therefore runs the timed operations itself and returns the time of the library's functions; the device time of
+//! their CUDA calls is added ([`LibraryAllocator::time`]). Cases that cannot be timed this way are skipped with the reason.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +37,6 @@ pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Meas
     })
 }
 
-/// A request of this size into `slot`.
 const fn request(slot: u32, size: Bytes) -> Operation {
     Operation::Allocate { slot, size: size.0, stream: StreamId::DEFAULT.0 }
 }
@@ -125,7 +123,6 @@ fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result
     })
 }
 
-/// Counts the requests that succeed before one fails.
 fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> {
     let live = fill(bench, Request::new(size), memory.0 / size.0 + 1)?;
     let count = live.len() as u64;
@@ -155,8 +152,7 @@ fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) ->
     })
 }
 
-/// A trace as operations of a library's process. It frees live allocations at the end and omits empty requests. The trace is skipped if it has an event that
-/// the library interface does not have.
+/// A trace as operations of a library's process.
 fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>, Fault> {
     let (mut slots, mut vacant, mut made): (BTreeMap<u64, u32>, Vec<u32>, u32) = (BTreeMap::new(), Vec::new(), 0);
     let mut operations = Vec::new();

@@ -43,7 +43,6 @@ pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Read
     }
 }
 
-/// Quantity of a case's first figures on devices with this clock.
 pub(super) const fn quantity(measure: &Measure, clock: Clock) -> Quantity {
     match measure {
         Measure::Latency { .. }

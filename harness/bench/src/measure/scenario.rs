@@ -1,5 +1,3 @@
-//! A whole scenario: the time of its steps on the device's clock, and its memory.
-
 use std::sync::Arc;
 
 use harness_allocator::{device::Clock, units::Nanos};

@@ -1,5 +1,4 @@
-//! Start-up: the program with one small scenario, opening a device, and the device memory of its context before the first
-//! request.
+//! Start-up: the program with one small scenario, opening a device, and the device memory of its context before the first request.
 
 use std::process::{Command, Stdio};
 
@@ -32,7 +31,6 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     Ok(readings)
 }
 
-/// Runs this program with a scenario of one step.
 fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
     let Some(program) = visit.provider.program() else {
         return Err(Fault::Skipped("this program cannot be started again: its path is unknown".to_owned()));

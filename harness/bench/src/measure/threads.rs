@@ -27,9 +27,8 @@ pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Ve
     })
 }
 
-/// The time per pair, from the first thread's start to the last one's end. Each of `count` threads makes `each` pairs. A first
-/// pair per thread fills the cache. The threads take the times, because the starting thread may not run while all processors are
-/// busy.
+/// The time per pair, from the first thread's start to the last one's end. Each of `count` threads makes `each` pairs. A first pair per
+/// thread fills the cache. The threads take the times, because the starting thread may not run while all processors are busy.
 fn together(count: u64, each: u64, pair: impl Fn() -> Result<(), Fault> + Sync) -> Result<u64, Fault> {
     let threads = usize::try_from(count).unwrap_or(usize::MAX);
     let (barrier, watch) = (Barrier::new(threads), Stopwatch::start());

@@ -1,5 +1,3 @@
-//! PyTorch's own allocator: which cases it supports, and how to request them.
-
 use harness_allocator::{device::Clock, units::Bytes};
 use serde_json::{Value, json};
 
@@ -14,8 +12,7 @@ const PAIRS: u64 = 1000;
 /// Cycles with tensors that are timed together; each takes about ten calls.
 const CYCLES: u64 = 100;
 
-/// Returns whether PyTorch supports a case. It has no interpreter of scenarios, Python threads take turns with any allocator, and its
-/// start-up is mostly not the allocator's.
+/// Returns whether PyTorch supports a case.
 pub(crate) const fn can(measure: &Measure) -> bool {
     !matches!(measure, Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp)
 }
@@ -27,7 +24,6 @@ pub(crate) const fn quantity(measure: &Measure) -> Quantity {
     }
 }
 
-/// Visits a case once, as [`super::visit()`] does for our allocators.
 pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) -> Result<Vec<Reading>, Fault> {
     let (question, batch) = match &case.measure {
         Measure::Latency { size, case } => {
@@ -53,7 +49,6 @@ pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) 
     Ok(vec![Reading { part: None, quantity: quantity(&case.measure), batch, samples: Ok(samples) }])
 }
 
-/// Requests samples for one slice of time, with this much memory.
 fn samples(torch: &mut Torch, mut question: Value, memory: Bytes) -> Result<Samples, Fault> {
     question["memory"] = json!(memory);
     let watch = Stopwatch::start();

@@ -1,5 +1,3 @@
-//! Passes over an allocation trace: host time per operation, and memory.
-
 use std::convert::Infallible;
 
 use harness_allocator::device::{Clock, DeviceError};
@@ -28,7 +26,6 @@ pub(super) fn not_prepared(error: PrepareError) -> Fault {
     }
 }
 
-/// Peak reserved memory of a trace, and how much of it was not allocated then.
 #[derive(Default)]
 pub(super) struct Peak {
     pub(super) reserved: u64,

@@ -13,24 +13,20 @@ use crate::clock::{Stopwatch, quantity};
 use crate::provider::{DeviceProvider, MemoryLimit};
 use crate::record::Quantity;
 
-/// Host time for the samples of one visit, in nanoseconds: short, so that arms take turns often. The first sample is always
-/// taken.
+/// Host time for the samples of one visit, in nanoseconds: short, so that arms take turns often. The first sample is always taken.
 pub(super) const SLICE_NS: u64 = 2_000_000;
 pub(super) const MOST_SAMPLES: usize = 50;
 /// A timed region is at least this many times as long as its timing overhead, if operations can be timed together. 1 % keeps the
 /// promised 2 % even if the clock is slow for a moment.
 const REGION_BY_OVERHEAD: u64 = 100;
-/// Regions measured per batch size. The shortest decides, because an interruption only makes a region longer, and rarely hits all
-/// five.
+/// Regions measured per batch size. The shortest decides, because an interruption only makes a region longer, and rarely hits all five.
 const TRIES: usize = 5;
 const MOST_BATCH: u64 = 1 << 20;
 
-/// One visit: allocator, device, and results of earlier visits.
 pub(crate) struct Visit<'a> {
     pub(crate) provider: &'a mut dyn DeviceProvider,
     pub(crate) arm: &'a AllocatorSpec,
     pub(crate) memory: Bytes,
-    /// Overhead of a timed region on the host's clock.
     pub(crate) overhead_ps: u64,
     /// Operations per region, found in the first visit.
     pub(crate) batch: &'a mut Option<u64>,
@@ -42,13 +38,11 @@ pub(crate) struct Reading {
     /// The part of the case, if it has several.
     pub(crate) part: Option<Cow<'static, str>>,
     pub(crate) quantity: Quantity,
-    /// Operations per sample.
     pub(crate) batch: u64,
     /// `Err`: why this part cannot be measured here.
     pub(crate) samples: Result<Vec<u64>, String>,
 }
 
-/// Why a case has no figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
@@ -109,7 +103,6 @@ impl<A: Allocator + ?Sized> TestBench<A> {
         streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))
     }
 
-    /// Releases everything. A leak is the allocator's failure.
     fn close(mut self) -> Result<(), Fault> {
         self.device.synchronize()?;
         self.allocator.close(&mut *self.device)?;
@@ -135,7 +128,6 @@ impl Visit<'_> {
         self.bench_of(allocator, limit, body)
     }
 
-    /// The same with the given allocator.
     pub(super) fn bench_of<A: Allocator + ?Sized, T>(
         &mut self,
         allocator: Box<A>,

@@ -1,5 +1,3 @@
-//! Checks a suite: values within bounds, readable files, no duplicates; and hashes each case.
-
 use std::io::{ErrorKind, Read};
 use std::{collections::BTreeMap, path::Path};
 
@@ -83,7 +81,6 @@ struct Checker<'a> {
     folder: &'a Path,
     memory: Bytes,
     cases: Vec<Case>,
-    /// The position of each case's first mention.
     seen: BTreeMap<String, Position>,
 }
 

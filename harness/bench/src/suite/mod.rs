@@ -22,9 +22,7 @@ pub(super) use check::{hash_of, hash_text};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
-    /// The file's stem.
     pub name: String,
-    /// The file as named by the user.
     pub path: PathBuf,
     pub about: String,
     pub memory: Bytes,
@@ -32,7 +30,6 @@ pub struct Suite {
     pub threshold: f64,
     /// The suite may stop when half the width of each median's confidence interval is at most this share of the median.
     pub precision: f64,
-    /// The suite stops when this time is used up.
     pub budget: Nanos,
     pub rounds: Rounds,
     /// Never empty.
@@ -48,12 +45,10 @@ pub struct Rounds {
     pub most: u32,
 }
 
-/// One thing to time, at one point of its axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// The kind of case, as in `hit`.
     pub group: String,
-    /// Position on the group's axis.
     pub point: Option<Point>,
     pub measure: Measure,
     /// Hash of the parsed work. Comments, other cases, precision and rounds do not change it.
@@ -114,7 +109,6 @@ impl LatencyCase {
 }
 
 impl Suite {
-    /// Reads and checks a file and the files it refers to.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
     }

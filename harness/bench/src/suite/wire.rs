@@ -12,10 +12,8 @@ use harness_language::yaml::{Language, ONE_DOCUMENT};
 use harness_language::{arms::ArmWire, error::Problem, fields::NeedsWire, located::Located};
 
 pub(super) const MAX_ROUNDS: u64 = 1000;
-/// Maximum live blocks of a case.
 pub(super) const MAX_BLOCKS: u64 = 100_000;
 pub(super) const MAX_THREADS: u64 = 256;
-/// Maximum other streams per block.
 pub(super) const MAX_STREAMS: u64 = 64;
 
 pub(super) const SUITE: Language = Language {
@@ -42,8 +40,7 @@ pub(crate) struct SuiteWire {
     pub(super) needs: NeedsWire,
     /// Smaller relative changes are never flagged. Default: 5%.
     pub(super) threshold: Option<PercentText>,
-    /// The suite may stop when half the width of each median's 95 % confidence interval is at most this share of the median.
-    /// Default: 2%.
+    /// The suite may stop when half the width of each median's 95 % confidence interval is at most this share of the median. Default: 2%.
     pub(super) precision: Option<PercentText>,
     /// The suite stops when this time is used up. Default: 10s. `--budget` replaces it.
     pub(super) budget: Option<DurationText>,

@@ -1,5 +1,3 @@
-//! `harness advise --verify`: runs the program with the recommended settings on a simulated GPU with the memory of the recording.
-
 use std::{ffi::OsString, io};
 
 use clap::Args;
@@ -26,7 +24,6 @@ pub(super) struct Options {
     command: Vec<OsString>,
 }
 
-/// The measured results and the prediction.
 #[derive(Serialize)]
 pub(super) struct Verified {
     pub(super) conf: String,
@@ -40,7 +37,6 @@ pub(super) struct Verified {
 }
 
 impl Options {
-    /// Runs the program. Its standard output goes to our standard error, because ours contains the advice.
     pub(super) fn run(&self, predicted: EndingRecord, memory: Bytes) -> Result<Verified, CliError> {
         let setup = Setup::of(&self.command, None)?;
         let machine = Machine::Simulated(setup.settings(device::gpu(&self.gpu)?, memory));

@@ -1,5 +1,3 @@
-//! Many runs of `harness exec`: `--every-fault`, `--least-memory`, and several `--alloc-conf`.
-
 use std::path::{Path, PathBuf};
 use std::{num::NonZeroUsize, process::ExitCode, sync::atomic::Ordering, time::Duration};
 
@@ -66,7 +64,6 @@ pub(super) struct Options {
 }
 
 const MANY: &str = "Many runs";
-/// The name of a report in a folder.
 const REPORT: &str = "report.md";
 
 /// The report file: `path` itself, or `report.md` if `path` is a folder.
@@ -75,14 +72,12 @@ pub(crate) fn in_folder(path: &Path) -> PathBuf {
     if is_folder { path.join(REPORT) } else { path.to_owned() }
 }
 
-/// Parses the value of `--expect`.
 fn expectations() -> impl TypedValueParser<Value = Expectation> {
     let names = PossibleValuesParser::new(["recovers", "ends-cleanly"]);
     names.map(|name| if name == "recovers" { Expectation::Recovers } else { Expectation::EndsCleanly })
 }
 
 impl Options {
-    /// Returns whether the options request many runs. Rejects options without effect.
     pub(super) fn are_asked_for(&self, alloc_confs: &[String]) -> Result<bool, CliError> {
         let several = alloc_confs.len() > 1;
         if several && self.every_fault.is_some() {
@@ -167,7 +162,6 @@ impl Options {
         }
     }
 
-    /// Returns why further runs would show nothing.
     fn problem(&self, first: &Observed) -> Option<String> {
         if self.every_fault.is_none() && !self.least_memory {
             return None;

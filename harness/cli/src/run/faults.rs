@@ -1,5 +1,3 @@
-//! Injected failures of `harness run`: `--fail`, and `--every-fault`, which fails each device call in turn.
-
 use std::{num::NonZeroUsize, sync::atomic::Ordering};
 
 use clap::Args;
@@ -36,7 +34,6 @@ pub(super) struct FaultOptions {
 }
 
 impl FaultOptions {
-    /// Adds the failures of `--fail` to the scenarios.
     pub(super) fn add_to(&self, scenarios: &mut [Scenario]) -> Result<(), CliError> {
         for scenario in scenarios {
             let processes = scenario.processes.iter().map(|process| &process.name);
@@ -50,7 +47,6 @@ impl FaultOptions {
         self.every_fault
     }
 
-    /// Fails each chosen call in turn and shows the outcomes.
     pub(super) fn run_every_fault(
         &self,
         chosen: Chosen,
@@ -72,7 +68,6 @@ impl FaultOptions {
     }
 }
 
-/// The output of the results.
 pub(super) struct Shown<'a> {
     pub(super) bar: &'a ProgressBar,
     pub(super) format: Format,

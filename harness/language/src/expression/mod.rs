@@ -13,8 +13,9 @@
 mod parse;
 mod value;
 
-use std::{convert::Infallible, fmt};
+use std::convert::Infallible;
 
+use derive_more::Display;
 use harness_allocator::units::Bytes;
 use num_traits::{One, Zero};
 
@@ -23,9 +24,7 @@ pub use parse::{
 };
 pub use value::{ArithmeticError, Dimension, Number, Operator, Unit, Value};
 
-/// Most names and literals in one expression.
 pub const MAX_TERMS: usize = 64;
-/// How deep parentheses may be nested.
 pub const MAX_DEPTH: usize = 16;
 
 /// The value of a name, which is known only when the expression is evaluated.
@@ -33,8 +32,8 @@ pub trait Quantity {
     fn dimension(&self) -> Dimension;
 }
 
-/// A parsed formula.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{text}")]
 pub struct Expression<Q> {
     pub(in crate::expression) node: Node<Q>,
     /// `None` if it consists of zeros only, which fit every unit.
@@ -81,7 +80,6 @@ impl<Q> Expression<Q> {
         }
     }
 
-    /// Its quantities, from left to right.
     pub fn quantities(&self) -> Vec<&Q> {
         match &self.node {
             Node::Literal(_) => Vec::new(),
@@ -95,7 +93,6 @@ impl<Q> Expression<Q> {
         self.dimension.unwrap_or_default()
     }
 
-    /// Returns whether it is more than one name or literal.
     pub const fn is_computed(&self) -> bool {
         !matches!(self.node, Node::Literal(_) | Node::Quantity(_))
     }
@@ -113,13 +110,6 @@ impl<Q> Expression<Q> {
     }
 }
 
-impl<Q> fmt::Display for Expression<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-/// Why an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError<E> {
     /// The lookup of a quantity failed.
@@ -130,8 +120,8 @@ pub enum EvaluateError<E> {
     Arithmetic(#[from] ArithmeticError),
 }
 
-/// One comparison that should hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{text}")]
 pub struct Expectation<Q> {
     pub left: Expression<Q>,
     pub comparison: Comparison,
@@ -171,7 +161,6 @@ impl<Q> Expectation<Q> {
         self.left.dimension.or(self.right.dimension).unwrap_or_default()
     }
 
-    /// Its quantities, in order.
     pub fn quantities(&self) -> impl Iterator<Item = &Q> {
         self.left.quantities().into_iter().chain(self.right.quantities())
     }
@@ -192,13 +181,6 @@ fn is_near(left: &Number, right: &Number, tolerance: Tolerance) -> Option<bool> 
     Some(distance <= most)
 }
 
-impl<Q> fmt::Display for Expectation<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-/// An evaluated expectation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evaluation {
     pub left: Value,
@@ -206,7 +188,6 @@ pub struct Evaluation {
     pub holds: bool,
 }
 
-/// A comparison operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     Equal,
@@ -234,8 +215,7 @@ impl Comparison {
     }
 }
 
-/// An amount of memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
 pub enum Amount<Q> {
     /// Known before the run.
     Fixed(Bytes),
@@ -244,7 +224,6 @@ pub enum Amount<Q> {
 }
 
 impl<Q> Amount<Q> {
-    /// Its quantities, in order.
     pub fn quantities(&self) -> Vec<&Q> {
         match self {
             Self::Fixed(_) => Vec::new(),
@@ -272,15 +251,6 @@ pub enum AmountError<E> {
     /// The amount is negative, or needs more than 64 bits.
     #[error("the amount evaluates to {0} B, which is not between 0 and 2^64 - 1")]
     OutOfRange(i128),
-}
-
-impl<Q> fmt::Display for Amount<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(bytes) => bytes.fmt(f),
-            Self::Computed(expression) => expression.fmt(f),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use super::{
     Unit, Value, value::parse_decimal,
 };
 
-/// A mistake in an expression, with the position of the wrong part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpressionError {
     pub message: String,
@@ -22,7 +21,6 @@ pub struct ExpressionError {
 /// Why a name is unknown: the message and the advice.
 pub type Unresolved = (String, String);
 
-/// The meaning of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved<Q> {
     /// Looked up when the expression is evaluated.
@@ -209,7 +207,6 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         self.tokens.peek().map_or(0, |token| token.at.0)
     }
 
-    /// The range from `start` to the end of the last token.
     fn range_from(&self, start: usize) -> Range {
         (start, (self.last.0 + self.last.1).saturating_sub(start))
     }

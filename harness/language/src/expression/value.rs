@@ -9,18 +9,15 @@ use num_traits::{CheckedAdd, CheckedDiv, CheckedMul, CheckedSub};
 /// An exact fraction of two 128-bit integers: `1.1` is 11/10, and a third stays a third.
 pub type Number = Ratio<i128>;
 
-/// The unit of a metric or a literal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
     Bytes,
-    /// A plain number.
     Count,
     /// Nanoseconds on the device's clock.
     Time,
 }
 
 impl Unit {
-    /// Its name in tables.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
@@ -73,7 +70,6 @@ impl fmt::Display for Dimension {
     }
 }
 
-/// A number with its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value {
     /// In bytes, nanoseconds, or a product of them.
@@ -90,7 +86,6 @@ impl Value {
         Self { number: Number::from_integer(i128::from(number)), dimension: unit.into() }
     }
 
-    /// The number, if it is whole.
     pub fn whole(&self) -> Option<i128> {
         self.number.is_integer().then(|| self.number.to_integer())
     }
@@ -137,7 +132,6 @@ fn decimal(number: Number) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Why an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArithmeticError {
     #[error("`{0}` divides by zero")]

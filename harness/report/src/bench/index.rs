@@ -8,10 +8,8 @@ use super::super::page::Page;
 use super::super::words::{Grid, NOTHING, count, or_nothing};
 use super::{verdict, words};
 
-/// Runs listed before the collapsed part.
 const LISTED: usize = 10;
 
-/// One run, with its folder relative to the index.
 type Place<'a> = (&'a str, &'a BenchRun);
 
 /// Renders [`INDEX`]. Runs may have any order and any machine.
@@ -67,7 +65,6 @@ fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     ]
 }
 
-/// Escapes a path for a link.
 fn link(folder: &str) -> String {
     let folder = folder.trim_end_matches('/');
     let path = if folder.is_empty() { REPORT.to_owned() } else { format!("{folder}/{REPORT}") };

@@ -27,15 +27,13 @@ use super::escape::{code, prose, prose_block};
 use super::page::Page;
 use super::words::{Grid, count, distinct, or_nothing, size, unless_empty};
 
-/// Renders a run: [`REPORT`], after the pictures that it links to. `earlier` has earlier runs on the same device, the oldest
-/// first; only trends use them.
+/// Renders a run: [`REPORT`], after the pictures that it links to.
 pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
     let mut page = page(run, true);
     trend(&mut page, run, earlier);
     page.ended().files(REPORT)
 }
 
-/// Renders all sections except the trend.
 fn page(run: &BenchRun, with_pictures: bool) -> Page {
     let mut page = Page::default();
     page.block(format!("# Benchmarks of {} on {}", words::moment(&run.started), prose(&words::device(&run.machine))));
@@ -91,7 +89,6 @@ fn arms_of<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
     distinct(entries.iter().map(|entry| entry.arm.as_str()))
 }
 
-/// Arms of one case are adjacent.
 fn cases_of(entries: &[&Entry]) -> Vec<String> {
     let mut cases: Vec<String> = entries.iter().map(|entry| entry.case()).collect();
     cases.dedup();
@@ -117,7 +114,6 @@ fn precision(suite: &SuiteRecord, changes: &BTreeMap<&EntryName, &Change>) -> Op
     halves.get(halves.len() / 2).copied()
 }
 
-/// A table of cases by arms. Cases with only zeros share one line below it.
 fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTreeMap<&EntryName, &Change>) {
     let (arms, cases) = (arms_of(entries), cases_of(entries));
     let is_zero = |case: &String| {
@@ -138,7 +134,6 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
     }
 }
 
-/// A row of a table of cases by arms.
 fn row(head: String, case: &str, arms: &[&str], entries: &[&Entry], cell: impl Fn(&Entry) -> String) -> Vec<String> {
     let entry = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case);
     std::iter::once(head).chain(arms.iter().map(|arm| entry(arm).map(|entry| cell(entry)).unwrap_or_default())).collect()

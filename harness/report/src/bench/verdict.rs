@@ -8,7 +8,6 @@ use super::super::page::Page;
 use super::super::words::{Grid, count, or_nothing};
 use super::words;
 
-/// Maximum number of changes at the top of the report.
 const SHOWN: usize = 20;
 
 /// Number of consecutive contended runs after which the report asks for a dedicated machine.
@@ -65,7 +64,6 @@ pub(super) const fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// One sentence: whether entries became worse or better, and how many were compared.
 pub fn verdict(run: &BenchRun) -> String {
     let losses = if run.has_losses() { ". ENTRIES WERE LOST OR REDEFINED" } else { "" };
     let inconclusive = run.inconclusive().map(|why| format!(". INCONCLUSIVE: {why}")).unwrap_or_default();
@@ -92,7 +90,6 @@ pub fn verdict(run: &BenchRun) -> String {
     format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", count(counts.compared(), "entry"))
 }
 
-/// The evidence for the verdict, one sentence each.
 fn circumstances(run: &BenchRun) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(comparison) = &run.comparison {
@@ -172,7 +169,6 @@ pub(crate) fn in_figures(change: &Change) -> String {
     format!("{base} → {new}, {} ({}){since}", words::change(change), words::short(quantity))
 }
 
-/// Renders a comparison for the terminal.
 pub fn comparison(run: &BenchRun) -> String {
     let mut lines = vec![verdict(run)];
     lines.extend(circumstances(run));

@@ -1,5 +1,3 @@
-//! Wording of benchmark figures, shared by all formats.
-
 use harness_allocator::units::Bytes;
 
 use harness_bench::record::{Build, Change, Entry, Machine, Outcome, Quantity, Stopped};
@@ -14,7 +12,6 @@ pub(crate) fn amount(quantity: Quantity, value: u64) -> String {
     if quantity.is_time() { time(value) } else { Bytes(value).to_string() }
 }
 
-/// Formats picoseconds with three significant digits.
 pub(super) fn time(picoseconds: u64) -> String {
     let value = picoseconds as f64;
     // A value that rounds up to the next unit uses that unit.
@@ -40,7 +37,6 @@ pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
     }
 }
 
-/// The median, or the word for its absence.
 pub(super) fn figure(entry: &Entry) -> String {
     match &entry.outcome {
         Outcome::Measured(measured) => amount(entry.quantity, measured.summary.median),
@@ -101,7 +97,6 @@ fn exact_ratio(value: f64) -> String {
     }
 }
 
-/// Formats a share, for example `5 %`.
 pub(super) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent.abs() >= 9.95 || (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
@@ -129,14 +124,12 @@ pub(super) fn shortened(commit: &str) -> String {
     commit.chars().take(10).collect()
 }
 
-/// The commit, and whether the working tree had changes.
 pub(super) fn commit(build: &Build) -> String {
     let Some(commit) = &build.commit else { return "an unknown commit".to_owned() };
     let changes = if build.dirty == Some(true) { " with uncommitted changes" } else { "" };
     format!("commit {}{changes}", shortened(commit))
 }
 
-/// Formats a duration in milliseconds for readers.
 pub(super) fn took(milliseconds: u64) -> String {
     let seconds = milliseconds / 1_000;
     match (seconds / 3_600, seconds / 60 % 60) {

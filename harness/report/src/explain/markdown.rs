@@ -1,5 +1,3 @@
-//! An explanation for a pull request: [`render`] makes the Markdown, [`draw`] its picture.
-
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, Explanation};
 use harness_explain::ranks::Overview;
@@ -9,8 +7,7 @@ use super::text;
 use crate::svg::{self, Area, Drawn, INK, WIDTH, document};
 use crate::{escape::prose, page::Page};
 
-/// Renders an explanation. For several snapshots, the first one that failed follows the summary of all. The document links to
-/// `picture`, which [`draw`] makes.
+/// Renders an explanation.
 pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation), picture: Option<&str>) -> String {
     let mut page = Page::default();
     if let Some(overview) = ranks {

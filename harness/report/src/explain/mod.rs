@@ -1,5 +1,3 @@
-//! Explanations of memory snapshots.
-
 pub mod html;
 pub mod json;
 pub mod markdown;

@@ -13,9 +13,7 @@ use crate::text::{Style, Text};
 use crate::why;
 use crate::words::{self, Grid};
 
-/// Maximum number of sites, pinned segments and other list items.
 const SHOWN: usize = 5;
-/// Maximum number of differences between ranks, and between two snapshots.
 const DIFFERENCES: usize = 12;
 
 /// Renders an explanation on one screen: the main sentence, the causes, why each attempt to serve the request failed, the pinned
@@ -90,7 +88,6 @@ pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style
     out.text
 }
 
-/// Names the moment, for example `out of memory at event 43314 of 43315`.
 pub(super) fn moment(moment: &Moment, device: u32) -> String {
     let what = match moment.at {
         MomentKind::Oom => "out of memory",
@@ -157,7 +154,6 @@ pub(super) fn pinned(explanation: &Explanation) -> Grid {
     Grid::new("rrl", ["free", "segments", "each held by", "for"], rows)
 }
 
-/// Duration of a recording, in microseconds.
 fn time(us: u64, explanation: &Explanation) -> String {
     let of = if explanation.has_simulated_times() { " (model)" } else { "" };
     format!("{}{of}", harness_allocator::units::Nanos::micros(us))
@@ -180,7 +176,6 @@ fn suspects(out: &mut Text, explanation: &Explanation) {
     }
 }
 
-/// A leak suspect, as a clause.
 pub(super) fn grows(growth: &harness_explain::growth::Growth) -> String {
     let held: Vec<String> = growth.held.iter().map(ToString::to_string).collect();
     format!("{} grew by {}: {}", growth.site, growth.grown, held.join(", "))

@@ -31,7 +31,6 @@ pub(super) struct Curve<'a> {
     pub(super) title: String,
 }
 
-/// A mark on the line of reserved bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     Refused,
@@ -40,7 +39,6 @@ enum Mark {
 }
 
 impl Curve<'_> {
-    /// Attempts to allocate device memory.
     fn attempts(&self) -> impl Iterator<Item = &Attempt> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
     }

@@ -1,11 +1,8 @@
-//! Results of runs in which one device call failed at a time.
-
 use harness_allocator::units::Bytes;
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns};
 
 use crate::words::{self, Grid};
 
-/// Maximum number of defects shown, each with its command.
 const MOST_DEFECTS: usize = 20;
 
 pub(super) fn sentence(runs: &FaultedRuns) -> String {

@@ -1,5 +1,3 @@
-//! [`LiveBlocks`]: the live blocks of a storm or a replay.
-
 use std::collections::BTreeMap;
 
 use harness_allocator::{device::DevicePtr, units::Bytes};
@@ -36,7 +34,6 @@ impl LiveBlocks {
         self.blocks.values().map(|buffer| buffer.range().start)
     }
 
-    /// Removes the blocks whose address satisfies a condition.
     pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
         let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
         keys.into_iter().filter_map(|key| self.take(key)).collect()
@@ -48,7 +45,6 @@ impl<B: Block> LiveBlocks<B> {
         self.blocks.len() as u64
     }
 
-    /// The requested bytes of all blocks.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -1,5 +1,3 @@
-//! Evaluates the metrics of a scenario.
-
 use harness_scenario::{Metric, Number, RankFigure, Readings};
 
 use super::RunContext;
@@ -24,8 +22,7 @@ pub(crate) enum LookUpError {
 }
 
 impl RunContext {
-    /// The value of a metric. Current values come from `now`, so all metrics of one expression describe the same
-    /// moment.
+    /// The value of a metric. Current values come from `now`, so all metrics of one expression describe the same moment.
     pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<Number, LookUpError> {
         let not_reported = || LookUpError::NotReported(metric.to_string());
         let value = match metric {

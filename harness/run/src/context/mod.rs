@@ -31,8 +31,7 @@ pub(crate) struct RunContext {
     pub(crate) arm: String,
     pub(crate) device: DeviceKind,
     pub(crate) seed: u64,
-    /// True if a size refers to the device's memory at a `measure` step. If so, even a timed run queries the device
-    /// there.
+    /// True if a size refers to the device's memory at a `measure` step.
     sizes_use_measured_memory: bool,
     buffers: BTreeMap<BufferKey, Buffer>,
     /// The number of each buffer's last use. Entries of freed buffers stay until their name is reused.
@@ -49,7 +48,6 @@ pub(crate) struct RunContext {
     pub(crate) rank_figures: BTreeMap<StepName, Vec<RankFigures>>,
     /// Each program numbers its own private pools.
     pools: BTreeMap<(ProgramId, PoolName), PrivatePoolId>,
-    /// The loop variables of the current step.
     variables: BTreeMap<VariableName, Number>,
     /// The last value of each `growth(…)`, by its position.
     last_seen: BTreeMap<GrowthSite, u64>,
@@ -63,7 +61,6 @@ pub(crate) struct RunContext {
     pub(crate) sites_at: BTreeMap<MeasureName, Vec<u64>>,
     pub(crate) reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
-    /// The requests of the running inference.
     pub(crate) requests: Requests,
     /// The settings of PyTorch's allocator; `None` for other allocators.
     pub(crate) alloc_conf: Option<Config>,
@@ -73,16 +70,13 @@ pub(crate) struct RunContext {
     pub(crate) not_run: BTreeSet<StepName>,
     /// Device memory shared by the programs, created with the first one.
     pub(crate) shared_memory: Option<SharedMemory>,
-    /// The scenario's other processes.
     pub(crate) processes: Processes,
     /// The process that runs the current step, and the loops around the step; `None` for this process.
     pub(crate) inside: Option<Inside>,
 }
 
-/// The figures of one rank of a data-parallel training.
 #[derive(Clone, Debug)]
 pub(crate) struct RankFigures {
-    /// The counters of its allocator at the end of the training.
     pub(crate) stats: MemoryStats,
     pub(crate) reports: BTreeMap<ReportKey, u64>,
 }
@@ -90,18 +84,15 @@ pub(crate) struct RankFigures {
 /// A buffer's name and, for a numbered one, its number.
 pub(crate) type BufferKey = (BufferName, Option<i64>);
 
-/// A buffer's name in reports.
 pub(crate) fn buffer_name((name, index): &BufferKey) -> String {
     index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
 }
 
-/// The figures of one allocator for the scenario's [comparisons](Scenario::comparisons), by comparison and by index
-/// within it.
+/// The figures of one allocator for the scenario's [comparisons](Scenario::comparisons), by comparison and by index within it.
 pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
 
 impl RunContext {
-    /// Creates the scenario's streams and takes the measure `start`.
-    /// Closes the rig if that fails.
+    /// Creates the scenario's streams and takes the measure `start`. Closes the rig if that fails.
     pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Stop> {
         let mut streams = vec![StreamId::DEFAULT];
         if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.without_faults(Rig::begin_scenario))
@@ -159,7 +150,6 @@ impl RunContext {
         self.streams[name.index()]
     }
 
-    /// Returns the event, which it creates on first use.
     pub(crate) fn event(&mut self, name: &EventName) -> Result<EventId, Stop> {
         if let Some(&event) = self.events.get(name) {
             return Ok(event);
@@ -169,12 +159,10 @@ impl RunContext {
         Ok(event)
     }
 
-    /// Enters a program; `None` is the main one.
     pub(crate) fn enter(&mut self, program: Option<&ProgramName>) {
         self.rig.enter(program.map_or(ProgramId::FIRST, |name| self.programs[name.index()]));
     }
 
-    /// Returns the private pool of the current program, which it numbers on first use.
     pub(crate) fn pool(&mut self, name: &PoolName) -> PrivatePoolId {
         let key = (self.rig.entered(), name.clone());
         if let Some(&pool) = self.pools.get(&key) {
@@ -243,7 +231,6 @@ impl RunContext {
         }
     }
 
-    /// The least recently used of the live buffers with these names.
     pub(crate) fn least_recently_used(&self, names: &[BufferName]) -> Option<BufferKey> {
         let keys = names.iter().flat_map(|name| {
             let numbered = self.elements(name).into_iter().map(|index| (name.clone(), Some(index)));
@@ -252,8 +239,7 @@ impl RunContext {
         keys.filter(|key| self.is_live(key)).min_by_key(|key| self.last_used.get(key).copied().unwrap_or(0))
     }
 
-    /// Verifies the contents of buffers that their own stream wrote last and that have no queued work. Other buffers
-    /// are verified when they are freed, because the program may still order their streams.
+    /// Verifies the contents of buffers that their own stream wrote last and that have no queued work.
     pub(crate) fn verify_live(&mut self) -> Result<(), Stop> {
         self.buffers.values().filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
     }
@@ -276,8 +262,7 @@ impl RunContext {
         Ok(())
     }
 
-    /// Takes all readings. `memory` requests the device's memory too, which may take milliseconds. The clock is read
-    /// last, so a duration since these readings excludes that query.
+    /// Takes all readings.
     pub(crate) fn readings(&mut self, memory: bool) -> Result<Readings, Stop> {
         let (stats, calls) = (self.rig.stats(), self.rig.calls());
         let memory = if memory { Some(self.rig.memory()?) } else { None };
@@ -296,7 +281,6 @@ impl RunContext {
         Ok(())
     }
 
-    /// Destroys the device's handles, however the run ended.
     pub(crate) fn close(self) -> Result<(), Stop> {
         // Kills processes that still run: the run has failed.
         drop(self.processes);
@@ -312,7 +296,6 @@ fn close_failed(rig: Rig, streams: Vec<StreamId>, stop: Stop) -> Stop {
     stop
 }
 
-/// Creates the scenario's streams after the default one. On failure, `streams` still contains those already created.
 fn create_streams(rig: &mut Rig, names: &[StreamName], streams: &mut Vec<StreamId>) -> Result<(), Stop> {
     if let Some(default) = names.first() {
         rig.name_stream(StreamId::DEFAULT, &default.to_string());

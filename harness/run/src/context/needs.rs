@@ -1,9 +1,6 @@
-//! Decides from a scenario's steps what a run must track.
-
 use harness_scenario::steps::{Action, free::Free};
 use harness_scenario::{Account, Amount, Chain, Metric, PolicyKind, Scenario, Step, Unit};
 
-/// Returns whether a policy evicts the least recently used buffer.
 pub(super) fn evicts(scenario: &Scenario) -> bool {
     let steps = scenario.all_steps();
     let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
@@ -15,7 +12,6 @@ pub(super) const fn looks_at_sites(action: &Action) -> bool {
     matches!(action, Action::Compare(_)) || action.leak_check().is_some()
 }
 
-/// Returns whether a size refers to the device's memory at a `measure` step.
 pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     let of = |amount: &Amount| amount.quantities().into_iter().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
     steps.iter().any(|step| {
@@ -29,7 +25,6 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     })
 }
 
-/// Returns whether a metric needs a query of the device's memory.
 pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
     let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
     // Every size of the device comes from this query, and nothing else does.

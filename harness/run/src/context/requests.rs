@@ -1,15 +1,11 @@
-//! [`Requests`]: the requests of an inference.
-
 use std::collections::BTreeMap;
 
 use crate::rig::Buffer;
 
-/// A waiting or running request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequence {
     /// Counted from 1 in the order of arrival.
     pub(crate) number: u64,
-    /// The decoding step in which it arrives.
     pub(crate) arrives: u64,
     /// Tokens in its cache: the prompt and the answer so far.
     pub(crate) words: u64,
@@ -17,7 +13,6 @@ pub(crate) struct Sequence {
     pub(crate) left: u64,
 }
 
-/// A running request and its cache.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) sequence: Sequence,
@@ -38,8 +33,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Evicts the least recently used other request and returns its number and cache. `None`: no other request is
-    /// running.
+    /// Evicts the least recently used other request and returns its number and cache.
     pub(crate) fn evict(&mut self) -> Option<(u64, Vec<Buffer>)> {
         let others = self.running.iter().filter(|(number, _)| Some(**number) != self.trying);
         let oldest = *others.min_by_key(|(_, running)| running.used)?.0;
@@ -53,7 +47,6 @@ impl Requests {
         self.running.insert(sequence.number, Running { sequence, cache, used: self.uses });
     }
 
-    /// Counts a generated token.
     pub(crate) fn grown(&mut self, number: u64) {
         self.uses += 1;
         if let Some(running) = self.running.get_mut(&number) {

@@ -42,8 +42,7 @@ const LEDGER: &str = "ledger";
 const PERIOD: Duration = Duration::from_millis(50);
 /// The number of these intervals to wait for an exiting process.
 const MOST_PERIODS: u32 = 100;
-/// The interval and number of checks of a GPU's memory after a process was killed, because the driver releases memory
-/// asynchronously.
+/// The interval and number of checks of a GPU's memory after a process was killed, because the driver releases memory asynchronously.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +76,6 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Prepares the processes of a scenario; `None` if it has none.
-    /// Fails with [`DeviceError::Unavailable`] if the ledger cannot be created.
     pub fn of(
         scenario: &Scenario,
         allocator: &AllocatorSpec,
@@ -113,7 +111,6 @@ impl ProcessGroup {
     }
 
     /// Wraps the device of the main process.
-    /// Fails with [`DeviceError`] if the ledger cannot be opened or the device cannot be limited.
     pub fn share(&self, device: Box<dyn TestDevice>, memory: Bytes) -> Result<Box<dyn TestDevice>, DeviceError> {
         let ledger = Ledger::open(&self.folder.path().join(LEDGER)).map_err(|error| unavailable(&error))?;
         Ok(Box::new(Shared::new(device, memory, ledger)?))
@@ -126,7 +123,6 @@ pub(crate) struct Processes {
     /// `None` if the scenario has no processes.
     group: Option<ProcessGroup>,
     running: BTreeMap<ProcessName, Process>,
-    /// The readings in the last answer of each process.
     readings: BTreeMap<ProcessName, Readings>,
     /// OOMs of all these processes.
     pub(crate) ooms: u64,
@@ -145,7 +141,6 @@ struct Process {
     socket: BufReader<UnixStream>,
 }
 
-/// A running process, killed on drop.
 enum Running {
     Program(Started),
     Copy(ForkedChild),
@@ -160,7 +155,6 @@ impl Running {
         }
     }
 
-    /// Kills the process with SIGKILL and waits for its end.
     fn kill(self) -> io::Result<()> {
         match self {
             Self::Program(started) => started.kill().map(drop),
@@ -172,7 +166,6 @@ impl Running {
     }
 }
 
-/// The result of an order.
 enum Heard {
     Reply(Reply),
     /// The process ended before it answered.
@@ -222,7 +215,6 @@ impl Process {
         }
     }
 
-    /// Waits until the process exits; `None` if it does not.
     fn end(mut self) -> Option<End> {
         // Its exit closes the connection.
         for _ in 0..MOST_PERIODS {
@@ -241,7 +233,6 @@ impl Processes {
         Self { group, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
     }
 
-    /// The readings in the last answer of a process.
     pub(crate) fn readings(&self, process: &ProcessName) -> Option<&Readings> {
         self.readings.get(process)
     }
@@ -250,8 +241,7 @@ impl Processes {
         self.faults.as_ref()?.of(Some(process))
     }
 
-    /// Sends an order to a process and waits for the answer. Starts the process first if it is not running, as part of
-    /// the step with this number.
+    /// Sends an order to a process and waits for the answer.
     fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
         let Some(group) = &self.group else {
             return Err(cannot_start(name, "only `harness run` and its tests start the processes of a scenario"));
@@ -304,14 +294,12 @@ impl Processes {
         ended
     }
 
-    /// Stores the readings in an answer.
     fn note(&mut self, name: &ProcessName, now: Readings) {
         let before = self.readings.insert(name.clone(), now).map_or(0, |before| before.stats.num_ooms);
         // The counter of a restarted process starts at zero.
         self.ooms += now.stats.num_ooms.saturating_sub(before);
     }
 
-    /// Runs a step in another process.
     pub(crate) fn run(
         &mut self,
         rig: &mut Rig,
@@ -428,12 +416,10 @@ fn in_process(name: &ProcessName, expected: &str) -> String {
     format!("in the process `{name}`: {expected}")
 }
 
-/// Converts a finding of a process into one that names the process.
 fn named(name: &ProcessName, finding: Finding) -> Finding {
     Finding { expected: in_process(name, &finding.expected), ..finding }
 }
 
-/// Describes the unexpected end of a process.
 fn how(end: Option<End>) -> String {
     match end {
         None => "it closed its connection".to_owned(),
@@ -443,8 +429,7 @@ fn how(end: Option<End>) -> String {
     }
 }
 
-/// Waits on a real GPU until at most `used` is in use, within its tolerance. If it stays higher, the scenario's
-/// expectations report that.
+/// Waits on a real GPU until at most `used` is in use, within its tolerance.
 pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
     let tolerance = rig.info().used_tolerance;
     for _ in 0..LOOK.1 {

@@ -54,8 +54,7 @@ impl Shared {
         Ok(done)
     }
 
-    /// The memory of other processes, without and with their contexts. The main process releases the entries of dead
-    /// processes.
+    /// The memory of other processes, without and with their contexts.
     fn elsewhere(&mut self) -> (Bytes, Bytes) {
         let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.entered_by_others(number));
         self.inner.set_held_elsewhere(memory);

@@ -1,5 +1,4 @@
-//! The messages between the main process and another one: one line of JSON each, over a socket that is the other one's
-//! standard input.
+//! The messages between the main process and another one: one line of JSON each, over a socket that is the other one's standard input.
 
 use std::io::{self, Write};
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
@@ -23,7 +22,6 @@ pub(crate) enum Order {
     Close,
 }
 
-/// The parameters of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     /// Its name in the scenario.
@@ -36,28 +34,23 @@ pub(crate) struct Start {
     pub(crate) memory: Bytes,
     pub(crate) allocator: String,
     pub(crate) seed: u64,
-    /// True if every operation is audited.
     pub(crate) audit: bool,
     /// The command line arguments that select the device.
     pub(crate) device: Vec<OsString>,
     pub(crate) ledger: PathBuf,
-    /// The number of the step that starts it.
     pub(crate) step: u32,
     /// The faults of its device, if the run has faults.
     pub(crate) faults: Option<InjectorState>,
 }
 
-/// A step, by its number in the scenario.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Do {
-    /// The number of the step in the run.
     pub(crate) number: u32,
     pub(crate) step: usize,
     /// The loops around it: their step numbers and completed iterations.
     pub(crate) loops: Vec<(usize, u64)>,
 }
 
-/// A message of a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) reply: Reply,
@@ -65,10 +58,8 @@ pub(crate) struct Answer {
     pub(crate) faults: Option<InjectorState>,
 }
 
-/// The result of an order.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The process cannot start.
     Refused(String),
     Done(Box<Done>),
     /// The process cannot continue because of violated invariants.
@@ -81,7 +72,6 @@ pub(crate) enum Reply {
         /// The index of the injected fault that caused it, if any.
         fault: Option<usize>,
     },
-    /// Everything was released.
     Closed,
 }
 

@@ -14,12 +14,10 @@ pub(super) struct Applied {
     pub(super) did_something: bool,
     /// Cached bytes released to the driver.
     pub(super) given_back: Bytes,
-    /// A description of the effect, if the policy's name is not enough.
     pub(super) then: Option<String>,
 }
 
 impl Applied {
-    /// An effect with this description.
     pub(super) fn saying(then: String) -> Self {
         Self { did_something: true, then: Some(then), ..Self::default() }
     }

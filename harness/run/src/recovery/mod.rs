@@ -1,7 +1,6 @@
 //! Recovery: what policies do between a failed attempt and the next one, and whether the next one could succeed.
 //!
-//! The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and `batch` those that change
-//! the batch.
+//! The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and `batch` those that change the batch.
 
 mod applied;
 mod batch;
@@ -23,16 +22,11 @@ use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
 /// The longest wait, which equals the longest duration that a scenario may contain.
 const LONGEST_WAIT: Nanos = Nanos(3_600 * 1_000_000_000);
 
-/// The result of one request or iteration, including recovery.
 #[derive(Debug)]
 pub(crate) struct Recovered<T> {
-    /// The result of the last attempt.
     pub(crate) answer: Result<T, AllocatorError>,
-    /// The plan of the last attempt.
     pub(crate) plan: Plan,
-    /// The plan of the next iteration.
     pub(crate) next: Plan,
-    /// Attempts after the first.
     pub(crate) retries: u64,
 }
 
@@ -63,12 +57,9 @@ pub(crate) struct Recovery<'p> {
     trained: Option<Trained>,
 }
 
-/// The attempts at one request or iteration, until one succeeds or the policies give up.
 pub(crate) struct Attempts {
     kind: AttemptKind,
-    /// The plan of the next attempt.
     pub(crate) plan: Plan,
-    /// Attempts after the first.
     pub(crate) retries: u64,
     turn: Turn,
     /// The finding to record if the next attempt fails.
@@ -89,7 +80,6 @@ impl Attempts {
     }
 }
 
-/// The state at the start of an attempt.
 #[derive(Default)]
 struct AttemptStart {
     memory: Option<MemoryState>,
@@ -117,10 +107,9 @@ impl<'p> Recovery<'p> {
     /// Retries until an attempt succeeds or the policies give up. `plan` is the plan of the first attempt. `between`
     /// runs while a policy waits.
     ///
-    /// A retry makes progress if it succeeds or asks for less. It also makes progress if the allocator's blocks or
-    /// the device's free memory have changed since the failed attempt. Other retries violate
-    /// [`Invariant::RetryMakesProgress`]; the run continues so that the record shows how it ends. Timed runs do not
-    /// query the device's memory, so they skip this check.
+    /// A retry makes progress if it succeeds or asks for less. It also makes progress if the allocator's blocks or the device's free memory
+    /// have changed since the failed attempt. Other retries violate [`Invariant::RetryMakesProgress`]; the run continues so that the record
+    /// shows how it ends. Timed runs do not query the device's memory, so they skip this check.
     ///
     /// With a policy, each failed attempt takes time linear in the allocator's blocks.
     pub(crate) fn run<T>(
@@ -152,7 +141,6 @@ impl<'p> Recovery<'p> {
         self.chain.is_some() && !ctx.rig.is_timed()
     }
 
-    /// Begins the next attempt.
     pub(crate) fn begin(&self, ctx: &mut RunContext, attempts: &mut Attempts) -> Result<(), Stop> {
         let looks = self.checks_progress(ctx) && matches!(attempts.kind, AttemptKind::Iteration);
         attempts.start = AttemptStart {
@@ -244,8 +232,7 @@ impl<'p> Recovery<'p> {
         Ok(next)
     }
 
-    /// Handles an iteration that was abandoned because another rank ran out of memory. If training continues, all ranks
-    /// use the agreed plan.
+    /// Handles an iteration that was abandoned because another rank ran out of memory.
     pub(crate) fn given_up(&mut self, ctx: &mut RunContext, attempts: &mut Attempts, goes_on: bool) {
         self.record.attempts += 1;
         let spent = ctx.rig.now().saturating_sub(attempts.start.began);
@@ -360,7 +347,6 @@ impl<'p> Recovery<'p> {
         reports
     }
 
-    /// The record of a step with policies.
     pub(crate) fn into_record(self, ctx: &RunContext) -> Option<harness_record::Recovery> {
         self.chain?;
         let lost = ctx.rig.is_timed().then_some(self.lost);
@@ -368,8 +354,7 @@ impl<'p> Recovery<'p> {
     }
 }
 
-/// Returns whether a policy retries even if it finds nothing to do and is the only policy. Programs that do not check behave
-/// like this. The record then shows that the retries make no progress.
+/// Returns whether a policy retries even if it finds nothing to do and is the only policy.
 const fn retries_regardless(policy: &Policy) -> bool {
     matches!(policy, Policy::EmptyCache { .. } | Policy::Free { .. } | Policy::Batch { rule: BatchRule::Halve, .. })
 }

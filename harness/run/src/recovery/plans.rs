@@ -18,8 +18,7 @@ pub(super) fn half_precision(plan: &Plan) -> Option<Plan> {
     }
 }
 
-/// Keeps a part of a training in host memory of this kind; `None`: it is already there, or in memory that is at least as
-/// plentiful.
+/// Keeps a part of a training in host memory of this kind; `None`: it is already there, or in memory that is at least as plentiful.
 pub(super) fn spill_to_host(plan: &Plan, part: SpilledPart, memory: &HostMemory) -> Option<Plan> {
     let mut next = plan.clone();
     let before = next.spilled.insert(part, memory.clone());

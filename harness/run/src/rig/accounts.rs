@@ -13,7 +13,6 @@ use harness_record::{Accounts, CurvePoint};
 /// The memory state that a request meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryState {
-    /// The address, size, stream and state of each block.
     blocks: Vec<(DevicePtr, Bytes, StreamId, BlockState)>,
     pub device_free: Bytes,
 }
@@ -23,7 +22,6 @@ impl Rig {
         self.device.now()
     }
 
-    /// The counters of the current program's allocator.
     pub fn stats(&self) -> MemoryStats {
         self.program().allocator.stats()
     }
@@ -40,7 +38,6 @@ impl Rig {
         Ok(DeviceMemory { context_overhead: self.start.context_overhead, ..memory })
     }
 
-    /// The device's free memory according to the driver alone.
     pub fn free_memory(&mut self) -> Result<Bytes, Stop> {
         Ok(self.device.free_memory()?)
     }
@@ -67,12 +64,10 @@ impl Rig {
         self.device.calls().since(&self.calls_at_start)
     }
 
-    /// The current accounts of the first program.
     pub fn accounts(&mut self) -> Result<Accounts, Stop> {
         self.accounts_of(ProgramId::FIRST)
     }
 
-    /// The current accounts of a program. The device's memory covers all programs.
     pub fn accounts_of(&mut self, program: ProgramId) -> Result<Accounts, Stop> {
         let stats = self.stats_of(program);
         Ok(Accounts {
@@ -93,7 +88,6 @@ impl Rig {
         std::mem::take(&mut self.curve).into_points()
     }
 
-    /// Queries the device's memory for the curve.
     pub(super) fn refresh_memory(&mut self) -> Result<(), Stop> {
         self.last_memory = self.memory()?;
         self.last_calls = self.device.calls();

@@ -1,5 +1,3 @@
-//! [`Buffer`]: memory that a scenario or a workload holds.
-
 use harness_allocator::device::{MemoryRange, StreamId, Tag};
 use harness_allocator::{allocator::Allocation, units::Bytes};
 
@@ -39,12 +37,10 @@ impl Buffer {
         self.allocation.stream()
     }
 
-    /// Returns whether its own stream wrote its contents.
     pub fn is_own_work(&self) -> bool {
         self.content.is_some_and(|(_, writer)| writer == self.stream())
     }
 
-    /// The usable bytes.
     pub const fn range(&self) -> MemoryRange {
         self.allocation.range()
     }

@@ -7,11 +7,9 @@ use harness_allocator::device::faulty::Injector;
 use super::{Audit, Rig, Stop, program::Program};
 use crate::branches::Branches;
 
-/// The number of operations to check individually after a failure. A later error that disappears before the end of its
-/// step goes unnoticed.
+/// The number of operations to check individually after a failure.
 const CHECKED_AFTER: u64 = 16;
 
-/// The start of the checks in a run.
 #[derive(Clone, Debug, Default)]
 pub enum CheckedFrom {
     /// At the first operation.
@@ -34,7 +32,6 @@ impl CheckedFrom {
     }
 }
 
-/// The current extent of the checks.
 #[derive(Debug)]
 pub(super) enum Checking {
     From(CheckedFrom),
@@ -47,7 +44,6 @@ pub(super) enum Checking {
 }
 
 impl Rig {
-    /// Returns whether operations are not checked.
     pub(super) const fn is_asleep(&self) -> bool {
         !matches!(self.checking, Checking::Operations { .. })
     }
@@ -99,7 +95,6 @@ impl Rig {
         self.refresh_memory()
     }
 
-    /// Reduces the checks to the ends of steps.
     fn doze(&mut self) {
         self.checking = Checking::Steps;
         self.programs.iter_mut().filter_map(|program| program.audit.as_mut()).for_each(Audit::sleep);

@@ -66,8 +66,7 @@ impl Rig {
         Ok(program.allocator.empty_cache(device)?)
     }
 
-    /// Releases everything of all programs, however the run ended.
-    /// Fails if something could not be released, or leaked.
+    /// Releases everything of all programs, however the run ended. Fails if something could not be released, or leaked.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
         // The end of the run may already have made the same calls.
         self.faults.iter().for_each(Injector::state_changed);

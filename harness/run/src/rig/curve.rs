@@ -1,16 +1,14 @@
 //! The history of the accounts for a chart: exact over the whole run, in bounded memory.
 //!
-//! Points are collected in buckets. Each bucket keeps its first point, its last point and its extremes. So no peak
-//! is lost, and the counters at the bucket's ends are exact. If there are too many buckets, neighbors are merged in
-//! pairs, and each new bucket takes twice as many points. So all buckets cover the same number of points: a longer run
-//! gets a coarser chart, evenly over its length.
+//! Points are collected in buckets. Each bucket keeps its first point, its last point and its extremes. So no peak is lost, and the
+//! counters at the bucket's ends are exact. If there are too many buckets, neighbors are merged in pairs, and each new bucket takes twice
+//! as many points. So all buckets cover the same number of points: a longer run gets a coarser chart, evenly over its length.
 
 use harness_record::CurvePoint;
 
 /// With more buckets than this, neighbors are merged.
 const BUCKETS: usize = 1024;
 
-/// The relevant points of a range.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     first: CurvePoint,
@@ -29,7 +27,6 @@ impl Bucket {
         Self { first: point, last: point, lowest: point, highest: point, most_active: point, most_held: point }
     }
 
-    /// Merges the next bucket into this one.
     fn append(&mut self, next: &Self) {
         let held = |point: &CurvePoint| point.reserved.max(point.used);
         self.last = next.last;
@@ -47,7 +44,6 @@ impl Bucket {
         }
     }
 
-    /// Its points in time order.
     fn points(&self) -> Vec<CurvePoint> {
         let mut points = vec![self.first, self.lowest, self.highest, self.most_active, self.most_held, self.last];
         points.sort_by_key(|point| point.at);
@@ -75,7 +71,6 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// Adds and numbers a point, unless nothing has changed since the last one.
     pub(super) fn push(&mut self, point: CurvePoint) {
         let point = CurvePoint { at: self.pushed, ..point };
         if self.buckets.last().is_some_and(|bucket| CurvePoint { at: point.at, ..bucket.last } == point) {

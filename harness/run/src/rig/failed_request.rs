@@ -61,8 +61,7 @@ impl Rig {
     }
 }
 
-/// The free and pending memory in these segments, by pool and stream. A segment that serves several streams contains
-/// blocks of all sizes.
+/// The free and pending memory in these segments, by pool and stream. A segment that serves several streams contains blocks of all sizes.
 fn lanes(segments: &[SegmentInfo]) -> Vec<Lane> {
     let mut lanes = BTreeMap::new();
     for segment in segments {

@@ -46,7 +46,6 @@ impl Rig {
         Ok(Ok(HostBuffer { id, size, memory: memory.clone(), content: None }))
     }
 
-    /// Frees host memory after the copies queued on it.
     pub fn host_free(&mut self, buffer: HostBuffer) -> Result<(), Stop> {
         let Some(id) = buffer.id else { return Ok(()) };
         self.control.calls(Call::Host);

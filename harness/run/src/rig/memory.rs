@@ -1,5 +1,3 @@
-//! Memory operations: requests, frees, contents, the cache, and limits set from outside.
-
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, Request};
 use harness_allocator::device::{StreamId, Tag, TestDevice, faulty::Injector};
 use harness_allocator::units::{Bytes, Nanos};
@@ -103,8 +101,7 @@ impl Rig {
             return Ok(());
         }
         self.tags += 1;
-        // The odd factor spreads the counter over all eight bytes. So all tags differ, and none looks like zeroed
-        // memory.
+        // The odd factor spreads the counter over all eight bytes.
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         // After a failed fill, the contents are unknown.
         buffer.content = None;
@@ -124,8 +121,7 @@ impl Rig {
         self.stream_is_done(stream)
     }
 
-    /// Queues a verification of a buffer's contents on a stream without waiting. The result is checked when the host
-    /// next waits for the stream, at the latest at the end of the run. A buffer without contents passes.
+    /// Queues a verification of a buffer's contents on a stream without waiting.
     pub fn read(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
         self.control.calls(Call::Verify);
@@ -135,7 +131,6 @@ impl Rig {
         Ok(())
     }
 
-    /// Reports to the allocator that another stream uses the buffer.
     pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
         self.faults.iter().for_each(Injector::state_changed);
@@ -143,7 +138,6 @@ impl Rig {
         Ok(program.allocator.record_stream(&buffer.allocation, stream)?)
     }
 
-    /// Releases the cache to the driver and returns the number of released bytes.
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         let before = self.stats().reserved_bytes.all.current;
         let (emptied, duration) = self.operate(Call::EmptyCache, |program, device| program.allocator.empty_cache(device))?;
@@ -164,7 +158,6 @@ impl Rig {
         self.program_on_device().0.allocator.reset_peaks();
     }
 
-    /// Limits the allocator to a fraction of the device's memory.
     pub fn set_memory_fraction(&mut self, fraction: MemoryFraction) {
         self.faults.iter().for_each(Injector::state_changed);
         let (program, device) = self.program_on_device();

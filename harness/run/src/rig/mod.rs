@@ -52,7 +52,6 @@ use harness_record::{Accounts, Invariant, Rule};
 use harness_scenario::ProcessName;
 use harness_trace::snapshot::{Recorder, StackId};
 
-/// Why a run cannot continue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
     Violated(Vec<Finding>),
@@ -100,13 +99,10 @@ pub enum Checks {
 #[derive(Clone, Debug, Default)]
 pub struct RigOptions {
     pub checks: Checks,
-    /// Selects the samples to keep.
     pub seed: u64,
     /// Stops the run, and receives each call that begins.
     pub control: Arc<Control>,
-    /// Records the main program's allocator.
     pub recorder: Option<Recorder>,
-    /// The fault injector that the device uses.
     pub faults: Option<Injector>,
     /// The start of the checks if the device has injected faults. Another run has checked the earlier operations.
     pub checked_from: CheckedFrom,
@@ -114,7 +110,6 @@ pub struct RigOptions {
     pub tracer: Option<Tracer>,
 }
 
-/// The result of a step. A checked run has accounts, a timed run has a duration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepEnd {
     pub duration: Option<Nanos>,
@@ -142,10 +137,8 @@ pub(crate) fn without_faults<T>(faults: Option<&Injector>, act: impl FnOnce() ->
     answer
 }
 
-/// See the module.
 pub struct Rig {
     device: Box<dyn TestDevice>,
-    /// By number; never empty.
     programs: Vec<Program>,
     entered: ProgramId,
     checks: Checks,
@@ -161,7 +154,6 @@ pub struct Rig {
     /// The number of tags so far; each fill writes a new one.
     tags: u64,
     queued: Queued,
-    /// Live host memory.
     host: BTreeSet<HostId>,
     findings: Vec<Finding>,
     names: Names,
@@ -180,7 +172,6 @@ pub struct Rig {
 
 impl Rig {
     /// Takes a device before its first allocation, with one program.
-    /// Fails with [`DeviceError`] if the device cannot report its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
         let memory = without_faults(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
@@ -232,8 +223,7 @@ impl Rig {
         self.checks == Checks::Timing
     }
 
-    /// Starts the scenario after its streams were created. Their memory counts as context overhead.
-    /// Fails with [`Stop::Device`] if the device cannot report its memory.
+    /// Starts the scenario after its streams were created.
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
@@ -310,12 +300,10 @@ impl Rig {
         Ok(StepEnd { duration: None, accounts: Some(accounts) })
     }
 
-    /// The control of the run, for threads that must stop with it.
     pub(crate) fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control)
     }
 
-    /// Returns whether the user interrupted the run, or a step exceeded its time limit.
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
     }

@@ -21,7 +21,6 @@ const SMALL_PAGE: Bytes = Bytes::mib(2);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site {
     line: u32,
-    /// The name of the buffer, without a number, or of the workload.
     name: String,
     /// The purpose of the memory, or empty.
     purpose: &'static str,
@@ -64,7 +63,6 @@ struct Owned {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) streams: BTreeMap<u32, String>,
-    /// The owner of the next allocations.
     pub(super) owner: Option<Arc<Owner>>,
     live: BTreeMap<DevicePtr, Owned>,
     sites: Option<Sites>,
@@ -78,8 +76,7 @@ impl Rig {
         }
     }
 
-    /// Sets the owner of the following allocations for reports: a buffer or workload, and the line of its step. Timed
-    /// runs ignore it.
+    /// Sets the owner of the following allocations for reports: a buffer or workload, and the line of its step.
     pub fn name_buffers(&mut self, name: &dyn fmt::Display, line: u32) {
         if !self.is_timed() {
             let name = name.to_string();
@@ -89,7 +86,6 @@ impl Rig {
         }
     }
 
-    /// Sets the purpose of the step's next allocations.
     pub fn name_purpose(&mut self, purpose: &'static str) {
         if let Names { owner: Some(owner), sites: Some(_), .. } = &mut self.names {
             Arc::make_mut(owner).site.purpose = purpose;
@@ -106,7 +102,6 @@ impl Rig {
         self.names.sites.as_ref().map(|sites| sites.bytes.as_slice())
     }
 
-    /// The sites by number.
     pub fn sites(&self) -> Vec<&Site> {
         let mut all: Vec<(&Site, &usize)> = self.names.sites.iter().flat_map(|sites| &sites.numbers).collect();
         all.sort_by_key(|(_, number)| **number);
@@ -134,8 +129,7 @@ impl Names {
         }
     }
 
-    /// The segments whose live blocks pin free memory, those with the most free memory first, and the sum of the
-    /// unlisted ones. `page` is the page size of expandable segments for large blocks. Linear in blocks.
+    /// The segments whose live blocks pin free memory, those with the most free memory first, and the sum of the unlisted ones.
     pub(super) fn pinned(&self, segments: &[SegmentInfo], page: Bytes) -> (Vec<PinnedSegment>, UnlistedSegments) {
         let mut pinned: Vec<PinnedSegment> = segments.iter().filter_map(|segment| self.pinned_segment(segment, page)).collect();
         // A stable sort keeps equal segments in address order.

@@ -1,5 +1,4 @@
-//! Private pools of the current program, as `torch.cuda.MemPool` and CUDA graphs use them. While a pool's context is
-//! open, it serves all requests of the program.
+//! Private pools of the current program, as `torch.cuda.MemPool` and CUDA graphs use them.
 
 use harness_allocator::allocator::{PrivatePoolError, PrivatePoolId, PrivatePools};
 use harness_allocator::device::faulty::Injector;
@@ -26,8 +25,7 @@ impl Rig {
         PrivatePoolId(program.named_pools)
     }
 
-    /// Directs the current program's requests to a private pool, which is created on first use. Contexts nest; the
-    /// innermost one applies. The inner error is the allocator's refusal.
+    /// Directs the current program's requests to a private pool, which is created on first use.
     pub fn begin_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         let begun = self.with_pools(|pools| pools.begin(pool))?;
         if begun.is_ok() {
@@ -38,7 +36,6 @@ impl Rig {
         Ok(begun)
     }
 
-    /// Stops directing requests to a private pool. The pool keeps its memory.
     pub fn end_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         let ended = self.with_pools(|pools| pools.end(pool))?;
         if ended.is_ok() {
@@ -47,8 +44,7 @@ impl Rig {
         Ok(ended)
     }
 
-    /// Releases a private pool and its cached memory. Its live blocks stay valid until they are freed. Other pools are
-    /// released at the end of the run.
+    /// Releases a private pool and its cached memory.
     pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         self.begin_operation()?;
         self.faults.iter().for_each(Injector::state_changed);

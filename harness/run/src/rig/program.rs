@@ -1,5 +1,4 @@
-//! The programs that allocate on the rig's device. Each has its own allocator, counters and audit, like processes that
-//! share a GPU.
+//! The programs that allocate on the rig's device. Each has its own allocator, counters and audit, like processes that share a GPU.
 //!
 //! Memory operations apply to the current program ([`Rig::enter`]). Only frees apply to the buffer's own program. To
 //! one program, the memory of the others counts as used by other processes.
@@ -17,7 +16,6 @@ use super::{Audit, Checks, Finding, Held, Rig, Stop};
 pub struct ProgramId(u32);
 
 impl ProgramId {
-    /// The program that the rig was created with.
     pub const FIRST: Self = Self(0);
 
     pub(super) const fn index(self) -> usize {
@@ -66,14 +64,12 @@ impl Program {
 }
 
 impl Rig {
-    /// Adds a program to the device. The current program stays.
     pub fn add_program(&mut self, allocator: Box<dyn Allocator>) -> ProgramId {
         let id = ProgramId(u32::try_from(self.programs.len()).unwrap_or(u32::MAX));
         self.programs.push(Program::new(allocator, &*self.device, self.start, (self.checks, self.is_asleep())));
         id
     }
 
-    /// The current program.
     pub const fn entered(&self) -> ProgramId {
         self.entered
     }
@@ -97,7 +93,6 @@ impl Rig {
         }
     }
 
-    /// All programs, in the order in which they were added.
     pub fn programs(&self) -> impl Iterator<Item = ProgramId> + use<> {
         (0..self.programs.len() as u32).map(ProgramId)
     }
@@ -106,7 +101,6 @@ impl Rig {
         self.programs[program.index()].allocator.stats()
     }
 
-    /// Calls `act` in another program and returns to the current one.
     pub(super) fn within<T>(&mut self, program: ProgramId, act: impl FnOnce(&mut Self) -> T) -> T {
         let entered = self.entered;
         self.enter(program);
@@ -115,7 +109,6 @@ impl Rig {
         result
     }
 
-    /// Calls `act` in each program, until the first error.
     pub(super) fn in_each_program(&mut self, mut act: impl FnMut(&mut Self) -> Result<(), Stop>) -> Result<(), Stop> {
         self.programs().try_for_each(|program| self.within(program, &mut act))
     }
@@ -124,7 +117,6 @@ impl Rig {
         &self.programs[self.entered.index()]
     }
 
-    /// The current program and the device.
     pub(super) fn program_on_device(&mut self) -> (&mut Program, &mut dyn TestDevice) {
         (&mut self.programs[self.entered.index()], &mut *self.device)
     }
@@ -146,8 +138,7 @@ impl Rig {
         others.map(|(_, program)| program.charged(&mut *self.device)).sum()
     }
 
-    /// Lends the device, synchronized before and after. The borrower must release everything it allocates; the audit
-    /// detects a leak. Its calls are not counted and do not fail by injected faults.
+    /// Lends the device, synchronized before and after.
     pub(crate) fn lend<T>(&mut self, act: impl FnOnce(&mut dyn TestDevice) -> Result<T, Stop>) -> Result<T, Stop> {
         self.synchronize()?;
         let counted = self.calls();

@@ -12,8 +12,7 @@ impl Rig {
         }
     }
 
-    /// Sets the call site of the next operations of a trace in the recording, for example `model.py:41 forward`, inside
-    /// of `place`. Sites that name no line of code are ignored.
+    /// Sets the call site of the next operations of a trace in the recording, for example `model.py:41 forward`, inside of `place`.
     pub fn set_site(&mut self, place: Option<StackId>, site: Option<&str>) {
         self.go_back_to(place);
         if let (Some(recorder), Some(frame)) = (&self.recorder, site.and_then(frame_of_site)) {
@@ -21,7 +20,6 @@ impl Rig {
         }
     }
 
-    /// The scenario's current call stack in the recording; `None` without a recording.
     pub fn place(&self) -> Option<StackId> {
         self.recorder.as_ref().map(Recorder::place)
     }
@@ -49,7 +47,6 @@ impl Rig {
         Some(snapshot)
     }
 
-    /// Sets the time of the next events.
     pub(super) fn record_time(&mut self) {
         if let Some(recorder) = &self.recorder {
             recorder.set_time(self.device.now().0 / 1_000);

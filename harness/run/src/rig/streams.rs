@@ -1,5 +1,3 @@
-//! Streams, events and queued work.
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::device::{EventId, StreamId};
@@ -20,7 +18,6 @@ pub(super) struct Queued {
 }
 
 impl Rig {
-    /// Queues work of this duration on a stream.
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Stop> {
         self.queued.working.insert(stream);
         self.control.calls(Call::Work);
@@ -41,7 +38,6 @@ impl Rig {
         Ok(self.device.create_event()?)
     }
 
-    /// Records an event after the stream's queued work.
     pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Stop> {
         let Queued { working, behind_work, .. } = &mut self.queued;
         match working.contains(&stream) {
@@ -73,7 +69,6 @@ impl Rig {
         self.stream_is_done(stream)
     }
 
-    /// Waits for all streams and compares what was read.
     pub fn synchronize(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Synchronize);
         self.device.synchronize()?;

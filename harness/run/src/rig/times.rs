@@ -1,5 +1,3 @@
-//! The measurements of a timed run.
-
 use harness_allocator::device::DeviceCalls;
 use harness_allocator::units::{Bytes, Nanos};
 use rand::{Rng, SeedableRng};
@@ -11,8 +9,7 @@ use harness_record::{Samples, Timings};
 /// Enough for a p99 that rests on a hundred samples.
 const MOST_SAMPLES: usize = 10_000;
 
-/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R,
-/// <https://doi.org/10.1145/3147.3165>).
+/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R, <https://doi.org/10.1145/3147.3165>).
 #[derive(Clone, Debug)]
 pub(super) struct Reservoir {
     samples: Samples,
@@ -73,12 +70,10 @@ impl Times {
 }
 
 impl Rig {
-    /// Adds to the time lost to failed requests.
     pub fn add_lost_time(&mut self, lost: Nanos) {
         self.times.lost_to_retry += lost;
     }
 
-    /// The time lost to failed requests so far.
     pub const fn lost_to_retry(&self) -> Nanos {
         self.times.lost_to_retry
     }
@@ -103,7 +98,6 @@ impl Rig {
         self.times.unused_at_peak
     }
 
-    /// The clock in a timed run, else zero.
     pub(super) fn start(&mut self) -> Nanos {
         if self.is_timed() { self.device.now() } else { Nanos::ZERO }
     }
@@ -113,8 +107,7 @@ impl Rig {
         if self.is_timed() { self.device.now().saturating_sub(start) } else { Nanos::ZERO }
     }
 
-    /// Records a served request. Reads the allocator's counters only if the driver was called, so a cache hit stays
-    /// cheap.
+    /// Records a served request. Reads the allocator's counters only if the driver was called, so a cache hit stays cheap.
     pub(super) fn timed_allocate(&mut self, duration: Nanos) {
         if !self.is_timed() {
             return;

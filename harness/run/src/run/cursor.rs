@@ -1,5 +1,4 @@
-//! A position in a list of steps. Loops are unrolled one iteration at a time, so memory does not grow with their
-//! length.
+//! A position in a list of steps.
 
 use harness_scenario::steps::{Action, Step, loops::Loop};
 use harness_scenario::{Number, ProcessName, ProgramName, VariableName};
@@ -30,13 +29,11 @@ pub(super) struct Cursor<'s> {
     left: Vec<Next<'s>>,
 }
 
-/// A list of steps and the position in it.
 #[derive(Clone, Copy, Debug)]
 struct Frame<'s> {
     /// The block that contains the steps; `None` for the outermost ones.
     block: Option<&'s Step>,
     steps: &'s [Step],
-    /// The index of the next step.
     next: usize,
     /// The completed iterations of a loop.
     iterations: u64,
@@ -45,7 +42,6 @@ struct Frame<'s> {
 }
 
 impl<'s> Frame<'s> {
-    /// The loop that contains the steps, if any.
     fn as_loop(&self) -> Option<&'s Loop> {
         match &self.block?.action {
             Action::For(steps) | Action::Repeat(steps) => Some(steps),
@@ -74,7 +70,6 @@ impl<'s> Cursor<'s> {
         self.around.iter().chain(&self.frames)
     }
 
-    /// Advances; `None` after the last step.
     pub(super) fn advance(&mut self) -> Option<Next<'s>> {
         if !self.left.is_empty() {
             return Some(self.left.remove(0));

@@ -15,8 +15,7 @@ use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step, alloc::Alloc, contents::Use, streams::Synchronize};
 use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey, Unit, Value};
 
-/// Runs one step without inner steps. `between` runs between the operations of a storm or a replay, between the
-/// iterations of a training, and while a recovery policy waits.
+/// Runs one step without inner steps.
 pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(ctx, step, alloc, between),
@@ -81,7 +80,6 @@ pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
     Ok(StepResult::default())
 }
 
-/// The result of a step that may have been refused.
 fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResult {
     let unmet = why.map(|why| Unmet::at(step, expected, why.to_string()));
     StepResult { unmet: unmet.into_iter().collect(), ..StepResult::default() }
@@ -115,8 +113,7 @@ fn use_buffer(
     Ok(if was_there { StepResult::default() } else { missing(ctx, step, &key) })
 }
 
-/// Explains a missing buffer. A recovery policy may have freed a buffer without a number, so that is no error. A
-/// numbered buffer must exist.
+/// Explains a missing buffer.
 fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResult {
     let Some(index) = index else { return StepResult::default() };
     let live = ctx.elements(name);
@@ -129,9 +126,8 @@ fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResu
 
 /// Evaluates an expectation. If it does not hold, the result lists every figure in it.
 ///
-/// Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and the progress of
-/// retries. Both judge everything else. All current metrics are read at the same moment. A growth without an earlier
-/// value is not judged.
+/// Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and the progress of retries. Both judge
+/// everything else. All current metrics are read at the same moment. A growth without an earlier value is not judged.
 pub(super) fn check(ctx: &mut RunContext, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {
     if is_for_the_other_run(ctx, expectation.value.quantities()) {
         return Ok(None);
@@ -181,8 +177,7 @@ fn is_for_the_other_run<'m>(ctx: &RunContext, metrics: impl Iterator<Item = &'m 
     if ctx.rig.is_timed() { needs_checks || (needs_memory && !needs_times) } else { needs_times }
 }
 
-/// Stores this allocator's figures for a comparison between allocators. If a figure is unavailable, the comparison is
-/// not judged.
+/// Stores this allocator's figures for a comparison between allocators.
 fn keep_figures(ctx: &mut RunContext, number: usize, expectation: &Expectation) -> Result<(), Stop> {
     let own = |metric: &Metric, arm: &str| match metric {
         Metric::Arm(of, metric) if of == arm => Some((**metric).clone()),
@@ -237,7 +232,6 @@ fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Betwe
     Ok(result)
 }
 
-/// The current value of an amount. The inner error explains why it has none.
 pub(super) fn amount(ctx: &mut RunContext, amount: &Amount) -> Result<Result<Bytes, String>, Stop> {
     if let Amount::Fixed(bytes) = amount {
         return Ok(Ok(*bytes));

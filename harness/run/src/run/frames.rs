@@ -14,7 +14,6 @@ fn frame(path: &Path, step: &Step) -> Frame {
     Frame { name: name(step), file: path.to_string_lossy().into_owned(), line: step.position.line, extra: ExtraId::NONE }
 }
 
-/// The kind and the subject of a step. The name is the same in every iteration of a loop.
 fn name(step: &Step) -> String {
     let kind = step.action.kind().name();
     let about = match &step.action {

@@ -11,8 +11,7 @@ use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
 use crate::{context::RunContext, step_result::Unmet};
 
-/// The rule that a device error violates, and the expectation that goes with it. It shows whether to suspect the
-/// allocator or the machine.
+/// The rule that a device error violates, and the expectation that goes with it. It shows whether to suspect the allocator or the machine.
 pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
     let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
     let expected = match error {
@@ -31,7 +30,6 @@ pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
     (rule, expected)
 }
 
-/// Explains why a fault failed no call.
 fn not_injected(planned: &PlannedFault, matching: u64) -> String {
     match (matching, planned.fault.skip) {
         (0, _) => "it was not reached: the run made no matching call".to_owned(),
@@ -60,8 +58,7 @@ impl Runner<'_, '_> {
         ctx.rig.check_health()
     }
 
-    /// Records an exceeded time limit, unless the run has failed for another reason. `None` is the cleanup after the
-    /// last step.
+    /// Records an exceeded time limit, unless the run has failed for another reason. `None` is the cleanup after the last step.
     pub(super) fn check_time(&mut self, step: Option<&Step>) {
         if self.violations.is_empty()
             && !self.interrupted
@@ -102,8 +99,7 @@ impl Runner<'_, '_> {
         }
     }
 
-    /// Judges the loops that a failed run left early, because their leaks may be the cause. Nothing is reported if the
-    /// device no longer responds.
+    /// Judges the loops that a failed run left early, because their leaks may be the cause.
     pub(super) fn judge_open_loops(&mut self, ctx: &mut RunContext) {
         if self.interrupted {
             return;
@@ -139,15 +135,13 @@ impl Runner<'_, '_> {
         }
     }
 
-    /// Records a failure. `fault` is the injected fault that caused it: its process, and its index among the faults of
-    /// that process.
+    /// Records a failure.
     fn failed(&mut self, step: Option<&Step>, rule: Rule, expected: String, seen: String, fault: Option<(Option<&ProcessName>, usize)>) {
         let planned = fault.and_then(|(process, fault)| planned_of(self.request.scenario, process).nth(fault));
         self.ended_by = self.ended_by.or(planned.map(|(place, _)| place));
         self.violate(step.map(|step| step.position), rule, expected, seen);
     }
 
-    /// Describes the calls that faults have failed since the last call of this function.
     pub(super) fn injected_calls(&self) -> Vec<String> {
         let words = |process: Option<&ProcessName>, injected: &InjectedFault| {
             let planned = planned_of(self.request.scenario, process).nth(injected.fault);
@@ -160,8 +154,7 @@ impl Runner<'_, '_> {
             .collect()
     }
 
-    /// Reports faults that failed no call, and faults that should have ended the run but did not. A timed run makes
-    /// fewer calls, so it skips this check.
+    /// Reports faults that failed no call, and faults that should have ended the run but did not.
     fn judge_faults(&mut self) {
         let Some(faults) = self.faults.clone().filter(|_| self.checks != Checks::Timing) else { return };
         let scenario = self.request.scenario;

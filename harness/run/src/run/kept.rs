@@ -28,7 +28,6 @@ impl<T> Steps<T> {
         self.keeps
     }
 
-    /// Counts a step without keeping it.
     pub(super) const fn count(&mut self) {
         self.unrecorded += 1;
     }
@@ -50,7 +49,6 @@ impl<T> Steps<T> {
         self.last.push_back(step);
     }
 
-    /// The kept steps, and the number of the others.
     pub(super) fn into_parts(self) -> (Vec<T>, u64) {
         (self.first.into_iter().chain(self.last).collect(), self.unrecorded)
     }

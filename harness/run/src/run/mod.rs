@@ -1,5 +1,4 @@
-//! One run of a scenario with an allocator on a device. It returns a record and emits events. Failures of the run are
-//! data in the record.
+//! One run of a scenario with an allocator on a device. It returns a record and emits events. Failures of the run are data in the record.
 //!
 //! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
 //! * `judge`: periodic full checks, failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
@@ -35,7 +34,6 @@ use harness_scenario::{ReportKey, Scenario};
 use harness_trace::snapshot::{Recorder, Settings, Snapshot};
 pub(crate) use judge::of_device;
 
-/// The parameters of a run, without the device.
 #[derive(Clone, Debug)]
 pub struct RunRequest<'a> {
     pub scenario: &'a Scenario,
@@ -51,18 +49,15 @@ pub struct RunRequest<'a> {
 
 /// Receives the events of a run and controls it.
 pub struct Observer<'a> {
-    /// Stops the run and reports its phase.
     pub control: Arc<Control>,
     /// True if failed expectations become notes instead of failures. Invariants that always hold are still checked.
     pub only_observed: bool,
     /// Receives [`Event::RunStarted`], and [`Event::StepEnded`] for the first recorded steps.
     pub emit: Option<&'a mut dyn FnMut(Event)>,
-    /// Receives a PyTorch memory snapshot after the last step, before the remaining blocks are freed. `None` costs
-    /// nothing.
+    /// Receives a PyTorch memory snapshot after the last step, before the remaining blocks are freed.
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
-/// A run that has ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunResult {
     /// The record of the main process. The record of a timed run lists no steps, and its verdict judges no expectation about the device's memory.
@@ -73,7 +68,6 @@ pub struct RunResult {
     pub ooms: u64,
     /// Reserved but unallocated bytes at the first peak of reserved memory, in a timed run.
     pub unused_at_peak: Bytes,
-    /// The figures for comparisons between allocators.
     pub figures: Figures,
 }
 
@@ -225,7 +219,6 @@ impl<'a, 'o> Run<'a, 'o> {
 }
 
 impl RunRequest<'_> {
-    /// The record of a run that has done nothing.
     pub(crate) fn record(&self, device: DeviceInfo, only_observed: bool, verdict: Verdict) -> RunRecord {
         RunRecord {
             scenario: self.scenario.info(),

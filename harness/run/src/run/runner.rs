@@ -20,12 +20,10 @@ pub(super) struct Runner<'a, 'o> {
     pub(super) observer: Observer<'o>,
     /// The steps of a checked run.
     pub(super) steps: Steps<StepRecord>,
-    /// The step times of a timed run.
     pub(super) times: Steps<(u32, StepTimes)>,
     pub(super) number: u32,
     /// Steps and operations so far, if there are health checks.
     pub(super) operations: u64,
-    /// The leak checks of open loops.
     pub(super) watches: Vec<(Position, Watch)>,
     /// `eventually` expectations that have not held yet.
     pub(super) awaited: Vec<Located<Expectation>>,
@@ -39,7 +37,6 @@ pub(super) struct Runner<'a, 'o> {
     pub(super) ended_by: Option<usize>,
 }
 
-/// A sequence of steps: the scenario's steps, or `meanwhile` steps.
 struct Task<'s> {
     cursor: Cursor<'s>,
     /// The `meanwhile` tasks of the blocks around the next step.
@@ -51,7 +48,6 @@ impl<'s> Task<'s> {
         Self { cursor: Cursor::new(steps), meanwhile: Vec::new() }
     }
 
-    /// The task of a step's own `meanwhile` steps.
     fn beside(&self, step: &'s Step) -> Self {
         Self { cursor: self.cursor.meanwhile(step), meanwhile: Vec::new() }
     }
@@ -69,7 +65,6 @@ struct StepOver<'s> {
 /// True if a run or task continues.
 pub(super) type Flow = ControlFlow<()>;
 
-/// Describes a step and its iteration.
 fn described(step: &Step, iteration: Option<&str>) -> String {
     let what = format!("{} {}", step.action.kind(), step.action);
     iteration.map_or_else(|| what.trim_end().to_owned(), |iteration| format!("{} ({iteration})", what.trim_end()))
@@ -118,7 +113,6 @@ impl Runner<'_, '_> {
         ControlFlow::Continue(false)
     }
 
-    /// Restores the context of a step after another task ran: loop variables, program, process and call stack.
     fn resume<'s>(&self, ctx: &mut RunContext, task: &Task<'s>, step: &'s Step) {
         ctx.set_variables(task.cursor.variables());
         ctx.enter(task.cursor.program());
@@ -306,7 +300,6 @@ impl Runner<'_, '_> {
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
     }
 
-    /// Records a finished step. A step that was cut short may lack accounts.
     fn record(&mut self, ctx: &mut RunContext, over: StepOver<'_>, ended: Option<StepEnd>) {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
         let reports = over.result.reports_with(duration);

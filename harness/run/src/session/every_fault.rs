@@ -1,10 +1,8 @@
-//! Fails every device call of a scenario, one per run. [`every_fault`] first runs the scenario to count the calls that
-//! can fail, then once per call with that call failing. SQLite tests itself in the same setup
-//! (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
+//! Fails every device call of a scenario, one per run. [`every_fault`] first runs the scenario to count the calls that can fail, then once
+//! per call with that call failing. SQLite tests itself in the same setup (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
 //!
-//! A failing call may break the scenario's expectations. It must not break invariants, corrupt contents or leak
-//! device memory. The run must recover, end with OOM, or end with an error that names the call and, in another process,
-//! that process.
+//! A failing call may break the scenario's expectations. It must not break invariants, corrupt contents or leak device memory. The run must
+//! recover, end with OOM, or end with an error that names the call and, in another process, that process.
 //!
 //! Three optimizations make this fast:
 //!
@@ -40,8 +38,7 @@ use crate::processes::{ProcessGroup, StartedBy};
 use crate::run::{Run, RunRequest, RunResult};
 use crate::{context::kind_of, faults::Faults, rig::CheckedFrom};
 
-/// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`]. With more
-/// calls it counts as endless.
+/// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`].
 const TIMES_THE_CALLS: u64 = 10;
 const MORE_CALLS: u64 = 1000;
 
@@ -68,14 +65,11 @@ impl FromStr for Chosen {
     }
 }
 
-/// The parameters of [`every_fault`].
 pub struct Engine<'a> {
     pub plan: &'a Plan,
     pub source: &'a DeviceSource,
     pub chosen: Chosen,
-    /// The number of parallel runs.
     pub jobs: usize,
-    /// Set from outside to stop.
     pub stop: &'a AtomicBool,
     /// Called with the number of runs that follow.
     pub begun: &'a (dyn Fn(usize) + Sync),
@@ -83,7 +77,6 @@ pub struct Engine<'a> {
     pub progress: &'a (dyn Fn() + Sync),
 }
 
-/// A scenario and allocator, and their run without failures.
 struct Baseline<'a> {
     arm: ArmRun<'a>,
     seed: u64,
@@ -139,14 +132,12 @@ impl Baseline<'_> {
     }
 }
 
-/// The variable parts of a run.
 struct RunSetup {
     faults: Faults,
     checked_from: CheckedFrom,
     started_by: StartedBy,
 }
 
-/// One run with failing calls.
 #[derive(Clone, Copy)]
 struct Attempt<'a> {
     arm: &'a ArmRun<'a>,
@@ -159,8 +150,7 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Where checks start. Another process's calls have no place in this one's sequence of operations, so then the
-    /// whole run is checked.
+    /// Where checks start. Another process's calls have no place in this one's sequence of operations, so then the whole run is checked.
     const fn checked_from(&self) -> CheckedFrom {
         let Point { process, operation, .. } = self.failing.point;
         if process.is_none() { CheckedFrom::Operation(operation) } else { CheckedFrom::Start }
@@ -172,7 +162,6 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// The result of one run.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
     case: FaultedCase,
@@ -184,17 +173,14 @@ struct Outcome {
 
 /// How a run with a failure ended.
 enum RunEnd {
-    /// It completed or recorded a violation.
     Run(Box<RunResult>),
     NotBegun(DeviceError),
     /// The device does not suit the scenario, for this reason.
     Skipped(String),
-    /// It panicked with this message.
     Panicked(String),
 }
 
 /// Fails each chosen call of each allocator of a plan, one per run.
-/// Fails with [`DeviceError`] if no device can be opened.
 pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
     let arms: Vec<ArmRun<'_>> = engine.plan.arms().filter(|arm| arm.repetition == 0).collect();
     try_all(engine, &arms, &Servers::start(engine, &arms))
@@ -206,8 +192,7 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
     let mut tried: Vec<Results> = baselines.iter().map(|_| Results::new()).collect();
     engine.try_places(servers, &baselines, &mut tried, |ran, _| ran.chosen(engine.chosen))?;
     if engine.chosen == Chosen::Different(Which::All) {
-        // If the run continued after the first of several equal calls failed, the others may end differently, so they
-        // run too.
+        // If the run continued after the first of several equal calls failed, the others may end differently, so they run too.
         engine.try_places(servers, &baselines, &mut tried, |ran, ends| {
             let is_open = |place: &usize| ran.firsts[*place] != *place && !ended_at_once(ends, ran.firsts[*place]);
             (0..ran.calls.len()).filter(is_open).collect()
@@ -264,7 +249,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs an arm on a fresh device.
-    /// Fails with [`DeviceError`] if no device can be opened.
     fn run_with(&self, arm: &ArmRun<'_>, seed: u64, setup: RunSetup) -> Result<RunEnd, DeviceError> {
         let RunSetup { faults, checked_from, started_by } = setup;
         let scenario = self.plan.sized(arm.scenario);
@@ -347,8 +331,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Fails one call, and if the allocator still got memory, also the next call of its kind. Runs nothing after an
-    /// interrupt.
+    /// Fails one call, and if the allocator still got memory, also the next call of its kind.
     fn try_call(&self, attempt: Attempt<'_>) -> Result<Vec<Outcome>, DeviceError> {
         let mut runs: Vec<Outcome> = Vec::new();
         while runs.last().map_or_else(|| !self.stop.load(Ordering::Relaxed), |last| last.wants_one_more) {
@@ -377,7 +360,6 @@ impl<'a> Engine<'a> {
         run.unwrap_or_else(|panic| Ok(RunEnd::Panicked(message(&*panic))))
     }
 
-    /// Judges a run with failing calls.
     fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, run_end: &RunEnd) -> Outcome {
         let Attempt { arm, seed, failing: Failing { point: Point { made, operation, .. }, count }, ooms_without, .. } = attempt;
         let process = attempt.process();

@@ -55,20 +55,17 @@ pub struct Plan {
 /// Receivers of additional output. `None` costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Sinks {
-    /// A snapshot of each checked run, sent before its [`Event::RunEnded`]. [`AllocatorKind::not_recorded`] lists the
-    /// allocators that cannot be recorded.
+    /// A snapshot of each checked run, sent before its [`Event::RunEnded`].
     pub snapshots: Option<Sender<Snapshot>>,
     /// A timeline of each arm, from an additional run.
     pub timelines: Option<Sender<Timeline>>,
 }
 
-/// Selects and adds allocators.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// The names of the scenarios' allocators to run; `None`: all.
     pub only: Option<Vec<String>>,
-    /// Additional allocators: PyTorch's for every scenario that lists it with any settings, libraries for every
-    /// scenario.
+    /// Additional allocators: PyTorch's for every scenario that lists it with any settings, libraries for every scenario.
     pub added: Vec<AllocatorSpec>,
     /// Restricts everything to these pairs of a scenario's [id](Scenario::id) and an allocator's name; `None`: no restriction.
     pub pairs: Option<BTreeSet<(String, String)>>,
@@ -80,8 +77,7 @@ impl Selection {
         Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), ..Self::default() }
     }
 
-    /// The allocators of a scenario in its order, then the added ones. An added allocator that the scenario also lists
-    /// runs once, as listed.
+    /// The allocators of a scenario in its order, then the added ones.
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
         let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
         let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
@@ -160,11 +156,7 @@ impl Plan {
         Ok(collector.into_records())
     }
 
-    /// Runs everything and emits events; stops early on an interrupt. If the device fails to open after earlier runs,
-    /// that arm fails and the later ones are skipped. The existing records most likely show what broke the device.
-    ///
-    /// A scenario that does not fit on the device is skipped with the reason.
-    /// Fails with [`DeviceError`] if the first run cannot open a device.
+    /// Runs everything and emits events; stops early on an interrupt.
     pub fn observe(
         &self,
         source: &DeviceSource,
@@ -210,8 +202,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Runs one arm in this thread. The allocators that it is compared with run before it.
-    /// Fails with [`DeviceError`] if the device cannot be opened.
+    /// Runs one arm in this thread.
     pub fn run_arm(&self, arm: &ArmRun<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
         let mut comparisons = Comparisons::default();
@@ -229,8 +220,7 @@ impl Plan {
         Ok(record)
     }
 
-    /// Runs one arm twice on fresh devices: with all checks and, if it passes, for its times. A timeline takes another
-    /// run, even if the arm failed.
+    /// Runs one arm twice on fresh devices: with all checks and, if it passes, for its times.
     fn observe_arm(
         &self,
         arm: &ArmRun<'_>,
@@ -321,7 +311,6 @@ impl Plan {
         RunRequest { scenario, allocator, seed, repetition, reproduce, audit: self.audit, interrupt: Arc::default() }
     }
 
-    /// The record of an arm that did not start.
     fn not_run(&self, arm: &ArmRun<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
         self.request(arm, &self.sized(arm.scenario), source).record(device, arm.only_observed(), verdict)
     }
@@ -347,7 +336,6 @@ impl Plan {
 /// The device of an arm, or its description and the reason why the arm does not run on it.
 type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, SkipKind, String)>;
 
-/// Opens a fresh device of the size that the scenario needs.
 fn open(
     source: &DeviceSource,
     scenario: &Scenario,

@@ -1,5 +1,3 @@
-//! Checks that a second run from the same seed recovers in the same way.
-
 use harness_base::words::count;
 use harness_record::{Invariant, Rule, RunRecord, Violation};
 

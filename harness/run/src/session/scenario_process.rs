@@ -1,5 +1,4 @@
-//! The other side: a process of a scenario that the main one started. It has its own device, allocator and audit, and
-//! runs the steps that it receives.
+//! The other side: a process of a scenario that the main one started.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -73,14 +72,12 @@ fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Inherited, String>
     Ok(())
 }
 
-/// The next order; `None` if the main process is gone.
 fn next(from: &mut BufReader<File>) -> io::Result<Option<Order>> {
     let mut line = Vec::new();
     from.read_until(b'\n', &mut line)?;
     if line.is_empty() { Ok(None) } else { wire::read(&line).map(Some) }
 }
 
-/// The state of this process.
 struct Process {
     scenario: Scenario,
     ctx: RunContext,
@@ -117,7 +114,6 @@ impl Process {
         self.done(result.and_then(|result| ended.map(|_| result)))
     }
 
-    /// The reply to an order.
     fn done(&mut self, result: Result<StepResult, Stop>) -> Reply {
         let done = result.and_then(|result| Ok((result, self.ctx.readings(true)?)));
         match done {
@@ -159,7 +155,6 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
     }
 }
 
-/// Reads the scenario again.
 fn read(start: &Start) -> Result<Inherited, String> {
     let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
     let scenario = points.pop().ok_or("the scenario has no points")?;

@@ -1,5 +1,3 @@
-//! Runs a session in a separate thread, so that the program can report a call that never returns.
-
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, atomic::AtomicBool};
 use std::{panic, thread, time::Duration};
@@ -26,11 +24,7 @@ pub enum End {
     Stuck(Overrun),
 }
 
-/// Runs a plan in a separate thread, calls `on_event` in this one, and sends recordings to `sinks`. Returns if a step
-/// exceeds its time limit and does not stop; its run has then failed.
-///
-/// # Panics
-/// If the plan's thread panics.
+/// Runs a plan in a separate thread, calls `on_event` in this one, and sends recordings to `sinks`.
 #[must_use]
 pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, sinks: Sinks, mut on_event: impl FnMut(Event)) -> End {
     let control = Arc::new(Control::new(interrupt));
@@ -72,7 +66,6 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, s
     }
 }
 
-/// The record of a stuck run.
 fn stuck(run: RunRecord, overrun: &Overrun) -> RunRecord {
     let (step, at) = match overrun.phase {
         Phase::Step { number, line, .. } => (number, Some(SourceLine { path: run.scenario.path.clone(), line, column: 1 })),

@@ -19,9 +19,7 @@ pub struct TracedDevice {
     tracer: Tracer,
     /// A completed event and its time on the device's clock.
     origin: (EventId, Nanos),
-    /// Work without a known duration yet.
     pending: Vec<Pending>,
-    /// Events to reuse.
     spare: Vec<EventId>,
     /// The number of events created here, including the origin.
     events: u64,
@@ -37,7 +35,6 @@ struct Pending {
 
 impl TracedDevice {
     /// Wraps a device before its first use.
-    /// Fails if an event cannot be created.
     pub fn new(mut inner: Box<dyn TestDevice>, tracer: Tracer) -> Result<Self, DeviceError> {
         let device = &mut *inner;
         let event = device.create_timed_event()?;
@@ -47,7 +44,6 @@ impl TracedDevice {
         Ok(Self { inner, tracer, origin, pending: Vec::new(), spare: Vec::new(), events: 1 })
     }
 
-    /// Times a driver call.
     fn call<T>(
         &mut self,
         name: &'static str,
@@ -62,7 +58,6 @@ impl TracedDevice {
         answer
     }
 
-    /// Times work on a stream.
     fn work<T>(
         &mut self,
         name: &'static str,
@@ -89,7 +84,6 @@ impl TracedDevice {
         self.inner_mut().create_timed_event()
     }
 
-    /// Records the work that has completed.
     fn collect(&mut self) -> Result<(), DeviceError> {
         let mut waiting = Vec::new();
         for work in std::mem::take(&mut self.pending) {

@@ -1,8 +1,7 @@
 //! Traced runs: a timeline of the steps, the driver calls, the stream work and the memory. Tracing takes time, so a
 //! traced run is neither checked nor timed.
 //!
-//! The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and, with events, the
-//! work of streams.
+//! The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and, with events, the work of streams.
 
 mod device;
 
@@ -14,21 +13,18 @@ use harness_record::timeline::{Entry, Timeline, Track};
 
 pub use device::TracedDevice;
 
-/// A timeline with several writers.
 #[derive(Clone, Debug)]
 pub struct Tracer(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     timeline: Timeline,
-    /// Open steps, the innermost last.
     open: Vec<(String, Nanos)>,
     /// The last recorded allocated, active and reserved bytes.
     last: Option<[u64; 3]>,
 }
 
 impl Tracer {
-    /// Adds to this timeline, which names its run.
     pub fn new(timeline: Timeline) -> Self {
         Self(Arc::new(Mutex::new(State { timeline, open: Vec::new(), last: None })))
     }
@@ -46,12 +42,10 @@ impl Tracer {
         self.state().timeline.streams.push((stream, name.to_owned()));
     }
 
-    /// Begins a step inside the open ones.
     pub fn begin_step(&self, name: String, now: Nanos) {
         self.state().open.push((name, now));
     }
 
-    /// Ends the innermost step.
     pub fn end_step(&self, now: Nanos) {
         let mut state = self.state();
         if let Some((name, start)) = state.open.pop() {
@@ -60,7 +54,6 @@ impl Tracer {
         }
     }
 
-    /// Records the allocator's counters if they changed.
     pub fn memory(&self, stats: &MemoryStats, now: Nanos) {
         let values = [&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes].map(|bytes| bytes.all.current);
         let mut state = self.state();
@@ -70,7 +63,6 @@ impl Tracer {
         }
     }
 
-    /// Records a refused request.
     pub fn refused(&self, size: Bytes, now: Nanos) {
         self.push(Entry::Refused { at: now, size });
     }

@@ -107,7 +107,6 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
     Ok(result(step, (exec.expected(&ctx.arm, ctx.device), limit), (&record, &observed), missed, again))
 }
 
-/// The ledger of the scenario's memory, with an entry for the scenario itself.
 fn shared_memory(ctx: &mut RunContext, memory: DeviceMemory) -> io::Result<PathBuf> {
     if ctx.shared_memory.is_none() {
         ctx.shared_memory = Some(SharedMemory::new()?);
@@ -156,7 +155,6 @@ fn torch_stats(record: &Record) -> BTreeMap<StatKey, u64> {
     StatKey::all().filter(|_| !torches.is_empty()).map(|key| (key, sum(&key))).collect()
 }
 
-/// Reports the program's figures and compares its end with the expectations.
 fn result(
     step: &Step,
     (expected, limit): (ProgramEnd, Duration),
@@ -200,7 +198,6 @@ fn result(
     StepResult { outcome, reports, notes, unmet, ..StepResult::default() }
 }
 
-/// Describes the end of a program.
 fn seen(record: &Record, observed: &Observed) -> String {
     let end = match (observed.ending, record.signal) {
         (Ending::Hang, _) => return "it continued and was killed".to_owned(),

@@ -1,5 +1,4 @@
-//! Inference as a pattern of allocations. Requests arrive, their key-value caches grow with every token, and are freed
-//! at the end, or earlier if memory runs out.
+//! Inference as a pattern of allocations.
 
 use std::collections::VecDeque;
 
@@ -40,7 +39,6 @@ struct Serving<'a> {
     counts: Counts,
 }
 
-/// Serves all requests, and calls `between` after each decoding step.
 pub(crate) fn run(ctx: &mut RunContext, step: &Step, infer: &Infer, mut between: Between<'_>) -> Result<StepResult, Stop> {
     ctx.rig.name_buffers(&infer.id, step.position.line);
     let (stream, waiting) = (ctx.stream(&infer.stream), arrivals(ctx.seed, infer));
@@ -75,8 +73,7 @@ fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
 }
 
 impl Serving<'_> {
-    /// Runs one decoding step: begins requests while there is room, then adds a token to each running one. Returns the
-    /// error that ends serving, if any.
+    /// Runs one decoding step: begins requests while there is room, then adds a token to each running one.
     fn decode(&mut self, ctx: &mut RunContext, now: u64) -> Result<Option<AllocatorError>, Stop> {
         let mut progress = self.waiting.front().is_some_and(|next| next.arrives > now);
         let mut refused = None;
@@ -141,7 +138,6 @@ impl Serving<'_> {
         }
     }
 
-    /// Allocates and fills a buffer for a request, with recovery.
     fn make(&mut self, ctx: &mut RunContext, size: Bytes, number: u64) -> Result<Buffer, Failed> {
         let request = Request { size, stream: self.stream };
         self.requests.trying = Some(number);
@@ -173,13 +169,11 @@ impl Serving<'_> {
         Ok(answer)
     }
 
-    /// The cache of a running request.
     fn cache(&mut self, number: u64) -> &mut Vec<Buffer> {
         &mut self.requests.running.get_mut(&number).expect("an allocating request keeps its cache").cache
     }
 
-    /// Grows the keys and values of each layer: allocates a larger buffer, then reads and frees the old one. Skips
-    /// buffers that an earlier attempt has already grown.
+    /// Grows the keys and values of each layer: allocates a larger buffer, then reads and frees the old one.
     fn copy_to_larger(&mut self, ctx: &mut RunContext, number: u64, words: u64) -> Result<(), Failed> {
         let size = self.of_words(words);
         for place in 0..self.cache(number).len() {

@@ -12,7 +12,6 @@ use crate::rig::{Buffer, Stop};
 pub(super) enum Failed {
     /// An OOM, which is data.
     OutOfMemory(AllocatorError, Option<Box<FailedRequest>>),
-    /// The run cannot continue.
     Stop(Stop),
 }
 

@@ -18,7 +18,6 @@ use harness_scenario::{ReportKey, StepName};
 /// The number of table rows: the segments with the lowest ratio of live bytes to size.
 const MOST_ROWS: usize = 16;
 
-/// A segment with its live and free memory.
 struct Pinned {
     segment: SegmentInfo,
     /// The live blocks of the storm, and the live blocks outside of it.

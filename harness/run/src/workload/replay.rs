@@ -21,14 +21,12 @@ struct Counts {
     peak_live: u64,
     /// The first refused request: its operation, counted from 1, its size, and the error.
     refused: Option<(u64, Bytes, String)>,
-    /// The facts about the same request.
     failed_request: Option<FailedRequest>,
     /// The first misuse of a private pool.
     misused: Option<String>,
 }
 
-/// Replays all operations of a trace and calls `between` after each. Each operation takes time logarithmic in live
-/// blocks, plus the allocator and the audit.
+/// Replays all operations of a trace and calls `between` after each.
 pub(crate) fn run(ctx: &mut RunContext, step: &Step, replay: &Replay, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let mut counts = Counts::default();
     let (line, place) = (step.position.line, ctx.rig.place());
@@ -43,9 +41,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, replay: &Replay, mut betwee
 struct Replayer<'a> {
     replay: &'a Replay,
     line: u32,
-    /// The rig's id of each private pool in the trace.
     pools: BTreeMap<PrivatePoolId, PrivatePoolId>,
-    /// The current external memory.
     pressure: Bytes,
     /// The step's call stack in the recording.
     place: Option<StackId>,

@@ -1,5 +1,3 @@
-//! Tracks which buffers, numbered buffers and storm blocks are live.
-
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
 use harness_language::text::{BufferText, NameText};
@@ -83,7 +81,6 @@ impl Checker<'_> {
         Ok(elements.name.clone())
     }
 
-    /// The number for a new name.
     fn new_buffer_number(&self, name: &NameText) -> Result<usize, Problem> {
         let number = self.names.buffers.len() + self.names.elements.len();
         let is_known = self.names.buffers.contains_key(name.text()) || self.names.elements.contains_key(name.text());
@@ -132,7 +129,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns a buffer that is certainly live, or a numbered buffer.
     pub(crate) fn live_buffer(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
         let (name, index) = self.parts(text)?;
         Ok(BufferRef { name: if index.is_some() { self.element(&name)? } else { self.live_named(&name)? }, index })
@@ -143,7 +139,6 @@ impl Checker<'_> {
         elements.map(|elements| elements.name.clone()).ok_or_else(|| self.no_such_buffer(name.text(), name.at))
     }
 
-    /// Returns a buffer without a number that is certainly live.
     pub(crate) fn live_named(&mut self, name: &NameText) -> Result<BufferName, Problem> {
         let text = name.checked()?;
         self.named.insert(text.to_owned());
@@ -158,7 +153,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns a buffer without a number that is certainly live, or the name of numbered buffers.
     pub(crate) fn live_or_numbered(&mut self, name: &NameText) -> Result<BufferName, Problem> {
         match self.names.elements.get(name.text()) {
             Some(elements) => {
@@ -179,7 +173,6 @@ impl Checker<'_> {
         Problem::new(at, format!("no earlier step makes a buffer `{text}`")).help(choices(text, "buffers", names))
     }
 
-    /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
     pub(crate) fn free(&mut self, text: &Located<String>) -> Result<FreeTarget, Problem> {
         let ((name, index), at) = (self.parts(text)?, text.at);
         if index.is_some() {

@@ -32,19 +32,15 @@ use harness_language::expression::Unit;
 
 /// Most operations of a scenario, with loops unrolled. A step is one, a `storm` counts its requests and frees, a `train` counts its layers per iteration.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
-/// Deepest nesting of blocks.
 pub const MAX_NESTING: u32 = 8;
 
 /// Values of the matrix parameters, by name.
 pub(crate) type Parameters = BTreeMap<String, Value>;
 
-/// The state of the check at one point.
 pub(crate) struct Checker<'a> {
     source: &'a str,
     pub(crate) declared: Declared<'a>,
-    /// The time limit of steps without their own.
     pub(crate) time_limit: Option<Nanos>,
-    /// Streams for traces, after those of the scenario.
     pub(crate) streams_of_traces: Vec<StreamName>,
     /// The process at this point, unless it is the main one. `names` belongs to it, and the names of the others are in `names_of_processes`.
     pub(crate) process: Option<ProcessName>,
@@ -56,7 +52,6 @@ pub(crate) struct Checker<'a> {
     variables: Vec<(VariableName, Unit)>,
     variable_count: usize,
     growth_sites: u32,
-    /// Comparisons of allocators, in the order of the file.
     pub(crate) comparisons: Vec<Located<Expectation>>,
     /// Buffers and storms that were named since this set was last emptied.
     named: BTreeSet<String>,
@@ -68,11 +63,9 @@ pub(crate) struct Checker<'a> {
     /// How often the current step runs; 0 while a loop body is checked again.
     multiplier: u64,
     operations: u64,
-    /// Keys that the file writes by their earlier names.
     pub(crate) renamed: RefCell<BTreeSet<Renamed>>,
 }
 
-/// The names of one process.
 struct Names {
     buffers: BTreeMap<String, (BufferName, Buffer)>,
     elements: BTreeMap<String, Elements>,
@@ -90,7 +83,6 @@ impl Default for Names {
     }
 }
 
-/// Declarations at the top of a scenario.
 #[derive(Clone, Copy)]
 pub(crate) struct Declared<'a> {
     pub(crate) folder: &'a Path,
@@ -103,7 +95,6 @@ pub(crate) struct Declared<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// `announced` are the ids and measures of the whole file.
     pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
         Self {
             source,
@@ -139,7 +130,6 @@ impl<'a> Checker<'a> {
             .help("a step is one operation, a storm or replay counts its requests and frees, a training counts its layers per iteration; use fewer operations or fewer iterations"))
     }
 
-    /// Checks nested steps.
     pub(crate) fn nested<T>(&mut self, at: Position, body: impl FnOnce(&mut Self) -> Result<T, Problem>) -> Result<T, Problem> {
         if self.nesting == MAX_NESTING {
             let message = format!("steps are nested more than {MAX_NESTING} deep");
@@ -199,7 +189,6 @@ impl<'a> Checker<'a> {
         Ok(steps)
     }
 
-    /// Checks steps with a loop variable.
     pub(crate) fn with_variable<T>(
         &mut self,
         name: &NameText,
@@ -215,8 +204,7 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// Checks two groups of steps that run interleaved. They must not share a buffer, because their order depends on the run. The figures of the
-    /// first group's `id` are known after both.
+    /// Checks two groups of steps that run interleaved.
     pub(crate) fn at_the_same_time<A, B>(
         &mut self,
         first: impl FnOnce(&mut Self) -> Result<A, Problem>,
@@ -241,7 +229,6 @@ impl<'a> Checker<'a> {
         Ok((checked, beside))
     }
 
-    /// Records a key with an earlier name.
     pub(crate) fn renamed(&self, at: Position, old: &'static str, new: &'static str) {
         self.renamed.borrow_mut().insert(Renamed { at, old, new });
     }

@@ -1,5 +1,3 @@
-//! Resolves names of streams, events, ids, measures, allocators, programs, processes, private pools and variables.
-
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
@@ -15,7 +13,6 @@ use crate::metric::{
 /// A step with an id.
 pub(super) struct Id {
     pub(super) name: StepName,
-    /// Its key in YAML.
     pub(super) step: &'static str,
     pub(super) reports: &'static [ReportKey],
     pub(super) at: Position,
@@ -39,7 +36,6 @@ fn declared<'n, T: Clone + 'n>(
     })
 }
 
-/// Finds a name that an earlier step made.
 fn earlier<'m, T>(name: &NameText, known: &'m BTreeMap<String, T>, does: &str, kinds: &str) -> Result<&'m T, Problem> {
     let text = name.text();
     let unknown = || Problem::not_among(name, format!("no earlier step {does} `{text}`"), kinds, known.keys().map(String::as_str));
@@ -56,7 +52,6 @@ impl Checker<'_> {
         declared(name, ["program", "programs"], self.declared.programs.iter(), ProgramName::name)
     }
 
-    /// Returns a declared process.
     pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
         declared(name, ["process", "processes"], self.declared.processes.iter().map(|process| &process.name), ProcessName::name)
     }
@@ -78,7 +73,6 @@ impl Checker<'_> {
         Ok(self.names.pools.entry(text.to_owned()).or_insert_with(|| PoolName::new(index, text)).clone())
     }
 
-    /// Returns a private pool that an earlier step used.
     pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
         earlier(name, &self.names.pools, "uses a private pool", "private pools").cloned()
     }
@@ -98,7 +92,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Declares a storm with live blocks.
     pub(crate) fn declare_storm(&mut self, name: &NameText, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = name.text();
         if self.names.buffers.contains_key(text) || self.names.elements.contains_key(text) {
@@ -113,7 +106,6 @@ impl Checker<'_> {
         Ok(id)
     }
 
-    /// Marks the blocks of a storm as freed.
     pub(crate) fn storm_has_freed(&mut self, id: &StepName) {
         if let Some(declared) = self.names.ids.get_mut(id.name()) {
             declared.storm = Some(false);
@@ -127,7 +119,6 @@ impl Checker<'_> {
         Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.at)).0.clone())
     }
 
-    /// Returns the measure of an earlier step, or `start`.
     pub(crate) fn measure(&self, name: &NameText) -> Result<MeasureName, Problem> {
         earlier(name, &self.names.measures, "measures", "measures").map(|(measure, _)| measure.clone())
     }
@@ -182,7 +173,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns a storm with live blocks.
     pub(crate) fn live_storm(&mut self, name: &NameText) -> Result<StepName, Problem> {
         let text = name.text();
         self.named.insert(text.to_owned());
@@ -209,7 +199,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns the name of an allocator of this scenario.
     pub(crate) fn arm(&self, name: &Located<String>) -> Result<String, Problem> {
         let text = &name.value;
         let arms = self.arms();
@@ -224,7 +213,6 @@ impl Checker<'_> {
         }
     }
 
-    /// The names of all allocators.
     pub(crate) fn arms(&self) -> Vec<String> {
         self.declared.allocators.iter().map(AllocatorSpec::to_string).collect()
     }

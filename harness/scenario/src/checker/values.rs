@@ -1,5 +1,3 @@
-//! Sizes, counts, indices and expectations, and the names in them.
-
 use std::{fmt, ops::RangeInclusive};
 
 use harness_allocator::{stats::StatKey, units::Bytes};
@@ -14,7 +12,6 @@ use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric
 const GROWTH: &str = "growth";
 
 impl Checker<'_> {
-    /// Parses an amount of memory that may depend on earlier steps.
     pub(crate) fn amount(&self, text: &AmountText) -> Result<Amount, Problem> {
         let resolve = |name: &str| match name.starts_with(GROWTH) {
             true => Err((format!("`{name}` works in expectations only"), "use a `measure` and the difference".to_owned())),
@@ -23,17 +20,14 @@ impl Checker<'_> {
         expression::parse_amount(text.text(), &resolve).map_err(|error| self.locate(&text.0, 0, error))
     }
 
-    /// Parses a size that is known before the run.
     pub(crate) fn size(&self, text: &AmountText) -> Result<Bytes, Problem> {
         size(text, self.declared.parameters, self.source)
     }
 
-    /// Parses a size of at least one byte that is known before the run.
     pub(crate) fn positive_size(&self, text: &AmountText, what: &str) -> Result<Bytes, Problem> {
         not_zero(self.size(text)?, what, text.at)
     }
 
-    /// Parses a whole number within bounds that is known before the run.
     pub(crate) fn whole(&self, text: &CountText, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
         let value = constant(&text.0, self.declared.parameters, self.source)?;
         let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
@@ -41,7 +35,6 @@ impl Checker<'_> {
         whole.ok_or_else(|| out_of_bounds(text.at, what, &value, &bounds))
     }
 
-    /// Parses a whole number within bounds, if one is given.
     pub(crate) fn whole_or(
         &self,
         given: Option<&CountText>,
@@ -52,7 +45,6 @@ impl Checker<'_> {
         given.map_or(Ok(otherwise), |text| self.whole(text, what, bounds))
     }
 
-    /// Parses the ends of a range, both within bounds.
     pub(crate) fn range(&self, min: &CountText, max: &CountText, bounds: RangeInclusive<u64>) -> Result<RangeInclusive<u64>, Problem> {
         let at = min.at;
         let (min, max) = (self.whole(min, "min", bounds.clone())?, self.whole(max, "max", bounds)?);
@@ -60,7 +52,6 @@ impl Checker<'_> {
         Ok(min..=max)
     }
 
-    /// Parses a value that is known before the run.
     pub(crate) fn constant(&self, text: &Located<String>) -> Result<Value, Problem> {
         constant(text, self.declared.parameters, self.source)
     }
@@ -70,7 +61,6 @@ impl Checker<'_> {
         expression::parse_count(index, &|name| self.resolve(name)).map_err(|error| self.locate(text, offset, error))
     }
 
-    /// Parses a formula of a claim, evaluated after the last step.
     pub(crate) fn formula(&self, text: &Located<String>) -> Result<Expression, Problem> {
         let formula = expression::parse_formula(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, 0, error))?;
         match formula.dimension() {
@@ -80,7 +70,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Parses an expectation.
     pub(crate) fn expectation(&mut self, text: &Located<String>) -> Result<Expectation, Problem> {
         let sites = std::cell::Cell::new(self.growth_sites);
         let growth_of = |name: &str| Some(name.strip_prefix(GROWTH)?.strip_prefix('(')?.strip_suffix(')')?.to_owned());
@@ -146,7 +135,6 @@ impl Checker<'_> {
         locate(text, self.source, offset, error)
     }
 
-    /// Resolves a name at this point.
     fn resolve(&self, name: &str) -> Result<Resolved<Metric>, Unresolved> {
         if let Some(account) = Account::from_name(name) {
             return Ok(Resolved::Quantity(Metric::Now(account)));
@@ -221,7 +209,6 @@ impl Checker<'_> {
         }
     }
 
-    /// Resolves measures and figures of steps.
     fn resolve_named(&self, name: &str, head: &str, rest: &str) -> Result<Metric, Unresolved> {
         if let Some((measure, _)) = self.names.measures.get(head) {
             return match Account::from_name(rest) {
@@ -296,7 +283,6 @@ fn growth(inner: &str, site: GrowthSite) -> Result<Metric, Unresolved> {
     }
 }
 
-/// Parses a size that is known before the run.
 pub(crate) fn size(text: &AmountText, parameters: &Parameters, source: &str) -> Result<Bytes, Problem> {
     match expression::parse_amount::<Metric>(text.text(), &|name| of_parameters(name, parameters)) {
         Ok(Amount::Fixed(bytes)) => Ok(bytes),
@@ -305,7 +291,6 @@ pub(crate) fn size(text: &AmountText, parameters: &Parameters, source: &str) -> 
     }
 }
 
-/// Parses a value that is known before the run: a literal, or a formula of matrix parameters.
 pub(crate) fn constant(text: &Located<String>, parameters: &Parameters, source: &str) -> Result<Value, Problem> {
     let resolve = |name: &str| of_parameters(name, parameters);
     expression::parse_constant::<Metric>(&text.value, &resolve).map_err(|error| locate(text, source, 0, error))
@@ -328,7 +313,6 @@ fn locate(text: &Located<String>, source: &str, offset: usize, error: Expression
     if error.help.is_empty() { problem } else { problem.help(error.help) }
 }
 
-/// Checks that the lower end of a range is not above its upper end.
 pub(crate) fn in_order<T: PartialOrd + fmt::Display>(min: &T, max: &T, at: Position) -> Result<(), Problem> {
     if min <= max {
         return Ok(());

@@ -15,21 +15,17 @@ use crate::plan::Precision;
 /// Rounding of PyTorch's allocator. The simulated GPU rounds the operands of a convolution in the same way.
 const ROUNDING: u64 = 512;
 
-/// A tensor between two layers.
 #[derive(Clone, Copy, Debug)]
 struct Value {
     id: TensorId,
     elements: u64,
     is_half: bool,
-    /// `true` if autograd computes its gradient.
     wants_gradient: bool,
 }
 
-/// A program, the sizes of its model, and what the next layers need.
 #[derive(Default)]
 pub(super) struct Compiler {
     pub(super) program: Program,
-    /// Bytes of each parameter, in the order of the layers.
     pub(super) parameters: Vec<Bytes>,
     /// Bytes of tensors that live as long as the parameters and are not trained.
     pub(super) constants: Vec<Bytes>,
@@ -43,7 +39,6 @@ pub(super) struct Compiler {
     unit: usize,
 }
 
-/// Compiles one pass over this many samples of this length.
 pub(super) fn compile(layers: &[Layer], input: Shape, samples: u64, length: u64, precision: Precision) -> Compiler {
     let mut compiler = Compiler { samples, length, is_mixed: precision == Precision::Mixed, ..Compiler::default() };
     let (elements, bytes, targets) = match input {
@@ -87,7 +82,6 @@ impl Compiler {
         self.program.tensors.len() - 1
     }
 
-    /// Adds a result of an operation.
     fn made(&mut self, elements: u64, is_half: bool) -> Value {
         let id = self.tensor(elements, if is_half { 2 } else { 4 });
         Value { id, elements, is_half, wants_gradient: true }
@@ -196,8 +190,7 @@ impl Compiler {
         result
     }
 
-    /// Adds an operation with a weight, and an optional bias of this many elements. Under autocast it reads a 16-bit copy of the weight, whose
-    /// gradient is the weight's gradient.
+    /// Adds an operation with a weight, and an optional bias of this many elements.
     fn weighted(
         &mut self,
         value: Value,
@@ -289,8 +282,7 @@ impl Compiler {
         sum
     }
 
-    /// Fused attention: memory-efficient in 32 bits, flash in 16 bits. Queries, keys and values are views of one tensor, whose gradient is
-    /// concatenated from three parts.
+    /// Fused attention: memory-efficient in 32 bits, flash in 16 bits.
     fn attention(&mut self, value: Value, width: u64, heads: u64) -> Value {
         let projected = self.linear(value, width, width.saturating_mul(3), true, false);
         let result = self.made(projected.elements / 3, projected.is_half);

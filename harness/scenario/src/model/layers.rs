@@ -1,7 +1,4 @@
-//! Layers in the file of a model, and their checked form with all shapes.
-
-use std::fmt;
-
+use derive_more::Display;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -15,23 +12,16 @@ pub const MAX_DIMENSION: u64 = 1 << 20;
 pub const MAX_LAYERS: usize = 10_000;
 
 /// The shape of one sample between two layers: token ids, one for each position of the sequence; a vector for each token; one vector; an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum Shape {
+    #[display("tokens")]
     Tokens,
+    #[display("a sequence of vectors of {width}")]
     Sequence { width: u64 },
+    #[display("{width} features")]
     Features { width: u64 },
+    #[display("an image of {channels} × {height} × {width}")]
     Image { channels: u64, height: u64, width: u64 },
-}
-
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tokens => f.write_str("tokens"),
-            Self::Sequence { width } => write!(f, "a sequence of vectors of {width}"),
-            Self::Features { width } => write!(f, "{width} features"),
-            Self::Image { channels, height, width } => write!(f, "an image of {channels} × {height} × {width}"),
-        }
-    }
 }
 
 /// A layer with everything that determines its memory, except samples and length. A block is a unit of checkpointing.
@@ -371,7 +361,6 @@ fn dimension_or(given: Option<&Located<u64>>, what: &str, otherwise: u64) -> Res
     given.map_or(Ok(otherwise), |given| bounded(given, what, 0..=MAX_DIMENSION))
 }
 
-/// The side of a window, and the number of its positions along each of these sides.
 fn windows(
     sides: [u64; 2],
     at: Position,

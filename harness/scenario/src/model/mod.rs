@@ -38,17 +38,13 @@ pub const MODEL: Language = Language {
     advice: ONE_DOCUMENT,
 };
 
-/// A checked model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// The file name without extension.
     pub name: String,
     pub about: String,
-    /// The input of the first layer.
     pub input: Shape,
     /// Most tokens per sample; 1 if samples are not sequences.
     pub length: u64,
-    /// Its layers. Blocks are repeated.
     pub layers: Vec<Layer>,
 }
 
@@ -81,7 +77,6 @@ enum InputWire {
 }
 
 impl Model {
-    /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&yaml::read(path, &MODEL)?, path)
     }
@@ -92,7 +87,6 @@ impl Model {
         checked.map_err(|problem| FileError::text(problem, path, source))
     }
 
-    /// Compiles one pass over this many samples of this length.
     pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
         compile::compile(&self.layers, self.input, samples, length, precision).program
     }
@@ -102,7 +96,6 @@ impl Model {
         compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).parameters
     }
 
-    /// Sizes of tensors that live as long as the parameters and are not trained, such as the running means of `batch_norm`.
     pub fn constants(&self) -> Vec<Bytes> {
         compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).constants
     }
@@ -154,12 +147,10 @@ pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, 
     })
 }
 
-/// The JSON Schema of models.
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ModelWire).to_value()
 }
 
-/// The table of layers for the reference.
 pub fn reference() -> String {
     let schemas = layers::schemas(&mut schemars::SchemaGenerator::default());
     let rows = schemas.into_iter().zip(LAYERS).map(|((name, schema), (_, about))| {

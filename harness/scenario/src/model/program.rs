@@ -6,20 +6,16 @@ use harness_allocator::units::Bytes;
 
 use crate::plan::Precision;
 
-/// The index of a tensor of a program.
 pub type TensorId = usize;
 
-/// The index of a parameter of a model.
 pub type ParameterId = usize;
 
 /// The operations of one forward pass and their backward passes, for one number of samples, one length and one precision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
-    /// The size of each tensor.
     pub tensors: Vec<Bytes>,
     /// Tensors that exist before the first operation and until the end of the pass: the samples.
     pub inputs: Vec<TensorId>,
-    /// In the order of the forward pass.
     pub operations: Vec<Operation>,
     /// Groups of operations that checkpointing can recompute, in order and without gaps.
     pub units: Vec<Unit>,
@@ -36,7 +32,6 @@ pub struct Unit {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Operation {
     pub reads: Vec<TensorId>,
-    /// Tensors that it allocates.
     pub makes: Vec<TensorId>,
     /// Its result: a tensor that it allocates, or one that it changes in place.
     pub output: TensorId,
@@ -49,26 +44,21 @@ pub struct Operation {
     pub backward: Backward,
     /// `true` if it uses cuBLAS, which allocates its own workspace once and keeps it.
     pub uses_cublas: bool,
-    /// Multiply-adds of the forward pass.
     pub work: u64,
 }
 
 /// The backward pass of one operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Backward {
-    /// Buffers that live while it runs.
     pub scratch: Vec<Bytes>,
-    /// The gradients of the tensors that the operation read.
     pub gradients: Vec<Gradient>,
     /// Memory that it needs while it computes a tensor's gradient.
     pub workspace: Bytes,
-    /// Parameters whose gradients it computes.
     pub parameters: Vec<ParameterId>,
     /// Memory that it needs while it computes the first parameter's gradient.
     pub parameter_workspace: Bytes,
 }
 
-/// The gradient of a tensor that an operation read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gradient {
     /// A new buffer of the tensor's size.
@@ -86,7 +76,6 @@ pub struct Segment {
 }
 
 impl Program {
-    /// The segments of the program, with one checkpoint per `checkpoint_every` units.
     pub fn segments(&self, checkpoint_every: Option<u64>) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         let mut units_in_last = 0;
@@ -118,7 +107,6 @@ impl Program {
         makers
     }
 
-    /// Multiply-adds of the forward pass.
     pub fn work(&self) -> u64 {
         self.operations.iter().map(|operation| operation.work).fold(0, u64::saturating_add)
     }
@@ -127,7 +115,6 @@ impl Program {
 /// A model that is described by sizes only: all layers have the same parameters and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uniform {
-    /// Size of all parameters.
     pub parameters: Bytes,
     pub layers: u64,
     /// Size of one sample's activations in all layers, in 32-bit precision.

@@ -13,17 +13,12 @@ use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText, duration};
 use harness_language::variant::Variant;
 
-/// A step that can recover.
 pub(crate) struct Recoverable {
-    /// Its key in YAML.
     step: &'static str,
-    /// The parts of a plan that it supports.
     parts: &'static [PlanPart],
-    /// The plan of the first attempt.
     first: Plan,
     /// Layers with activations, or 0.
     layers: u64,
-    /// `true` if it has an optimizer with state.
     has_state: bool,
 }
 
@@ -39,7 +34,6 @@ impl Recoverable {
         Self::of(0, Plan::of_batch(1), 0, false)
     }
 
-    /// A training. `first` is the plan of the first iteration.
     pub(crate) const fn train(first: Plan, layers: u64, has_state: bool) -> Self {
         Self::of(1, first, layers, has_state)
     }
@@ -67,7 +61,6 @@ impl Recoverable {
     }
 }
 
-/// Checks the policies of a step.
 pub(crate) fn check(wire: &ChainWire, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
     let (wires, at) = wire.policies();
     if wires.is_empty() {
@@ -165,7 +158,6 @@ fn nothing_to_do(at: Position, why: &str, help: &str) -> Problem {
     Problem::new(at, format!("this policy cannot help: {why}")).help(help.to_owned())
 }
 
-/// Resolves the buffers of a policy.
 fn buffers(
     names: &[NameText],
     policy: &str,

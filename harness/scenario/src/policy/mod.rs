@@ -7,6 +7,7 @@ mod wire;
 
 use std::fmt;
 
+use derive_more::Display;
 use harness_allocator::{device::HostMemory, named_enum, units::Nanos};
 use harness_base::words::{count, joined};
 
@@ -53,7 +54,6 @@ impl PolicyKind {
     }
 }
 
-/// An action between a failed request and the next attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Fails without another attempt.
@@ -113,9 +113,7 @@ pub enum Policy {
 /// The rule for a smaller batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchRule {
-    /// Half of the failed batch, rounded down.
     Halve,
-    /// Nine tenths of the failed batch, rounded down.
     Shrink,
     /// Half way to the largest batch that worked. After a success, half way to the smallest batch that failed.
     Bisect,
@@ -140,7 +138,6 @@ impl Policy {
         }
     }
 
-    /// Most retries.
     pub const fn retries(&self) -> u32 {
         match self {
             Self::GiveUp => 0,
@@ -185,7 +182,8 @@ impl fmt::Display for Policy {
 }
 
 /// Policies in the order in which they are tried. The next one is tried if one has no retries left or cannot help.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{}", joined(_0, ", then "))]
 pub struct Chain(Vec<Policy>);
 
 impl Chain {
@@ -194,7 +192,6 @@ impl Chain {
         &self.0
     }
 
-    /// Most attempts of one request or iteration, including the first.
     pub fn most_attempts(&self) -> u64 {
         1 + self.0.iter().map(|policy| u64::from(policy.retries())).sum::<u64>()
     }
@@ -204,7 +201,6 @@ impl Chain {
         Self(vec![Policy::Evict { buffers: Vec::new() }])
     }
 
-    /// Returns whether it evicts running requests.
     pub fn evicts_requests(&self) -> bool {
         self.0.iter().any(|policy| matches!(policy, Policy::Evict { buffers } if buffers.is_empty()))
     }
@@ -215,14 +211,7 @@ impl Chain {
         ((!self.0.is_empty()).then_some(self), waits)
     }
 
-    /// Returns whether it contains `wait`.
     pub fn waits(&self) -> bool {
         self.0.iter().any(|policy| policy.kind() == PolicyKind::Wait)
-    }
-}
-
-impl fmt::Display for Chain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(&self.0, ", then "))
     }
 }

@@ -1,5 +1,3 @@
-//! `alloc`: requests memory.
-
 use std::fmt;
 
 use schemars::JsonSchema;
@@ -17,7 +15,6 @@ use harness_language::{error::Problem, located::Located};
 pub struct Alloc {
     pub buffer: BufferRef,
     pub size: Amount,
-    /// The stream of the block.
     pub stream: StreamName,
     pub expect: Ending,
     pub on_oom: Option<Chain>,

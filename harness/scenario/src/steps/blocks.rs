@@ -1,7 +1,4 @@
-//! `program`, `process`, `kill`, `private_pool` and `release_pool`: steps that use another allocator, process or pool.
-
-use std::fmt;
-
+use derive_more::Display;
 use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,17 +11,11 @@ use harness_language::located::{Located, Position};
 use harness_language::{error::Problem, text::NameText};
 
 /// Steps that run in another program, process or pool. The first use of a pool creates it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{name}, {}", count(steps.len(), "step"))]
 pub struct Block<N> {
     pub name: N,
-    /// Never empty.
     pub steps: Vec<Step>,
-}
-
-impl<N: fmt::Display> fmt::Display for Block<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.name, count(self.steps.len(), "step"))
-    }
 }
 
 /// Runs steps as another program on the same device, with its own allocator. `programs:` declares it. The main program sees its memory as in use by
@@ -156,7 +147,6 @@ impl StepFields<ProcessName> for KillWire {
     }
 }
 
-/// Rejects steps that a process cannot run.
 pub(super) fn check_inside(
     action: &Action,
     at: Position,

@@ -1,7 +1,4 @@
-//! `fill`, `verify` and `read_async`: the contents of buffers.
-
-use std::fmt;
-
+use derive_more::Display;
 use harness_base::words::joined;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,17 +11,12 @@ use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{BufferText, NameText};
 
 /// Buffers that work on a stream uses.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{}, on {stream}", joined(buffers, ", "))]
 pub struct Use {
     /// In order; never empty.
     pub buffers: Vec<BufferRef>,
     pub stream: StreamName,
-}
-
-impl fmt::Display for Use {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, on {}", joined(&self.buffers, ", "), self.stream)
-    }
 }
 
 /// A buffer, a list of buffers, or a map with a stream.

@@ -1,8 +1,6 @@
-//! `exec`: runs an unmodified PyTorch program, as `harness exec` does.
-
-use std::fmt;
 use std::path::{Path, PathBuf};
 
+use derive_more::Display;
 use harness_base::shell;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::settings::Fault;
@@ -16,62 +14,43 @@ use harness_language::error::{Problem, did_you_mean, quoted};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
-/// The default GPU.
 const GPU: &str = "h100-80";
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{}", shell::command(command))]
 pub struct Exec {
     /// The program and its arguments. Never empty.
     pub command: Vec<String>,
     /// The working directory: the folder of the scenario.
     pub folder: PathBuf,
-    /// Variables that are set for the program.
     pub env: Vec<(String, String)>,
-    /// The GPU that the program must see.
     pub gpu: Option<&'static Gpu>,
     /// Settings of PyTorch's allocator that replace those of the scenario's allocator.
     pub alloc_conf: Option<String>,
-    /// Allocations that fail.
     pub fail: Vec<Fault>,
     /// Skips this step, instead of the scenario, if the program cannot run.
     pub optional: bool,
     expect: Cases<ProgramEnd>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum ProgramEnd {
+    #[display("to end with exit code {_0}")]
     Code(u8),
     /// By an uncaught out-of-memory error.
+    #[display("to end with an out-of-memory error")]
     Oom,
-    /// In any way.
+    #[display("to end in any way")]
     Any,
 }
 
 impl Exec {
-    /// The simulated GPU.
     pub fn simulated_gpu(&self) -> &'static Gpu {
         self.gpu.or_else(|| Gpu::named(GPU)).unwrap_or(&GPUS[0])
     }
 
-    /// The expected end with an allocator, by its name.
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
         self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
-    }
-}
-
-impl fmt::Display for Exec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shell::command(&self.command))
-    }
-}
-
-impl fmt::Display for ProgramEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Code(code) => write!(f, "to end with exit code {code}"),
-            Self::Oom => f.write_str("to end with an out-of-memory error"),
-            Self::Any => f.write_str("to end in any way"),
-        }
     }
 }
 

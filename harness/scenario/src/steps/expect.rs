@@ -1,5 +1,3 @@
-//! `expect` and `eventually`.
-
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -12,12 +10,10 @@ use crate::{checker::Checker, ending::by_case};
 use harness_language::located::{Located, Position, Tree};
 use harness_language::{error::Problem, text::ExpressionText};
 
-/// A checked expectation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     pub expectation: Located<Expectation>,
-    /// For a comparison of allocators, its index in [`Scenario::comparisons`](crate::Scenario::comparisons). Its values are kept at this step, and it
-    /// is evaluated after all allocators have run.
+    /// For a comparison of allocators, its index in [`Scenario::comparisons`](crate::Scenario::comparisons).
     pub comparison: Option<usize>,
 }
 
@@ -28,7 +24,6 @@ pub struct Expect(Cases<Vec<Expected>>);
 pub struct Eventually(pub Vec<Located<Expectation>>);
 
 impl Expect {
-    /// The expectations for an allocator, by its name.
     pub fn of(&self, arm: &str, device: DeviceKind) -> &[Expected] {
         self.0.of(arm, device).map_or(&[], Vec::as_slice)
     }

@@ -30,7 +30,6 @@ pub(crate) trait StepFields<Checked>: for<'de> Deserialize<'de> + JsonSchema {
     /// Returns the field `id`.
     const ID: fn(&Self) -> Option<&NameText> = |_| None;
 
-    /// Checks the step at this point of the scenario.
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Checked, Problem>;
 }
 

@@ -1,7 +1,6 @@
 //! `free`: returns memory to the allocator.
 
-use std::fmt;
-
+use derive_more::Display;
 use harness_base::words::joined;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,47 +12,25 @@ use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located};
 use harness_language::text::{AmountText, BufferText, NameText};
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
 pub enum Free {
-    /// In order.
+    #[display("{}", joined(_0, ", "))]
     Targets(Vec<FreeTarget>),
     /// The live blocks of a storm that pin just enough segments for a request.
-    Pinning {
-        storm: StepName,
-        /// The request that should fit afterwards.
-        request: Amount,
-    },
+    #[display("blocks of {storm} that pin segments, for {request}")]
+    Pinning { storm: StepName, request: Amount },
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
 pub enum FreeTarget {
+    #[display("{buffer}")]
     Buffer {
         buffer: BufferRef,
         /// `true` if a recovery policy may have freed it, or its request may have failed.
         may_be_gone: bool,
     },
-    /// All live numbered buffers of a name.
     Elements(BufferName),
     Storm(StepName),
-}
-
-impl fmt::Display for FreeTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Buffer { buffer, .. } => buffer.fmt(f),
-            Self::Elements(name) => name.fmt(f),
-            Self::Storm(storm) => storm.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for Free {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Targets(targets) => f.write_str(&joined(targets, ", ")),
-            Self::Pinning { storm, request } => write!(f, "blocks of {storm} that pin segments, for {request}"),
-        }
-    }
 }
 
 /// Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or

@@ -17,7 +17,6 @@ use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText};
 
 pub const MAX_REQUESTS: u64 = 100_000;
-/// Most tokens of a prompt or an output.
 pub const MAX_TOKENS: u64 = 1 << 20;
 /// Largest number of layers, heads, and elements of a head.
 pub const MAX_WIDTH: u64 = 1 << 16;

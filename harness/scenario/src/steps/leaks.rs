@@ -11,7 +11,6 @@ use harness_language::text::{AmountText, CountText};
 
 /// Largest `warmup` and `every`.
 pub const MAX_ITERATIONS: u64 = 1_000_000;
-/// Default of `warmup`.
 const WARMUP: u64 = 3;
 
 /// Finds leaks. After each iteration it compares the allocated bytes of each allocation site. A site is a step with the name of its buffer, or
@@ -31,16 +30,13 @@ pub struct LeakCheck<B = Bytes, N = u64> {
     pub every: N,
 }
 
-/// A leak check as the file writes it.
 pub(crate) type LeakCheckWire = LeakCheck<AmountText, Option<CountText>>;
 
-/// Checks `leak_check` of a step with at most this many iterations.
 pub(super) fn check(given: Option<&Located<LeakCheckWire>>, iterations: u64, checker: &Checker<'_>) -> Result<Option<LeakCheck>, Problem> {
     given.map(|check| check.value.check(check.at, iterations, checker)).transpose()
 }
 
 impl LeakCheckWire {
-    /// `at` is its position.
     fn check(&self, at: Position, iterations: u64, checker: &Checker<'_>) -> Result<LeakCheck, Problem> {
         let size = |text: &Option<AmountText>| text.as_ref().map(|text| checker.size(text)).transpose();
         let (per_iteration, total) = (size(&self.per_iteration)?, size(&self.total)?);

@@ -1,5 +1,3 @@
-//! `for` and `repeat`: loops.
-
 use std::fmt;
 
 use harness_allocator::units::Bytes;
@@ -22,14 +20,12 @@ pub const MAX_VALUES: usize = 10_000;
 /// Most iterations of a `repeat: until oom` without `times`.
 const UNTIL_OOM_TIMES: u64 = 10_000;
 
-/// A checked loop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
     pub rounds: Rounds,
     /// `true` if the loop runs until a request runs out of memory.
     pub until_oom: bool,
     pub leak_check: Option<LeakCheck>,
-    /// Never empty.
     pub steps: Vec<Step>,
 }
 
@@ -62,7 +58,6 @@ impl Values {
 }
 
 impl Rounds {
-    /// The largest number of iterations.
     pub const fn count(&self) -> u64 {
         match self {
             Self::Times(times) => *times,

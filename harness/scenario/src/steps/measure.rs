@@ -1,7 +1,4 @@
-//! `measure` and `compare`: figures at one point, and the growth since then.
-
-use std::fmt;
-
+use derive_more::Display;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -32,15 +29,10 @@ impl StepFields<MeasureName> for MeasureWire {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("since {since}")]
 pub struct Compare {
     pub since: MeasureName,
-}
-
-impl fmt::Display for Compare {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "since {}", self.since)
-    }
 }
 
 /// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows the sites that grew, largest growth first. A site is

@@ -1,7 +1,4 @@
-//! `empty_cache`, `reset_peak_stats`, `set_memory_fraction` and `external_memory`.
-
-use std::fmt;
-
+use derive_more::Display;
 use harness_allocator::allocator::MemoryFraction;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,24 +10,14 @@ use harness_language::text::{AmountText, NameText};
 use harness_language::{error::Problem, located::Located};
 
 /// A step that its name describes completely.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("")]
 pub struct NoOperand;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{}", fraction.get())]
 pub struct SetMemoryFraction {
     pub fraction: MemoryFraction,
-}
-
-impl fmt::Display for NoOperand {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
-    }
-}
-
-impl fmt::Display for SetMemoryFraction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.fraction.get())
-    }
 }
 
 /// Releases all unused cached memory to the driver.

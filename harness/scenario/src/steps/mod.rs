@@ -36,13 +36,10 @@ use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{DurationText, NameText, duration};
 
-/// A checked step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub position: Position,
-    /// The `id` of the step.
     pub id: Option<StepName>,
-    /// Limit on the host's clock.
     pub time_limit: Option<Nanos>,
     pub action: Action,
     /// Steps that run in between: one after each operation of this step.
@@ -199,7 +196,6 @@ impl Action {
         !self.steps().is_empty()
     }
 
-    /// The steps inside it.
     pub const fn steps(&self) -> &[Step] {
         match self {
             Self::For(steps) | Self::Repeat(steps) => steps.steps.as_slice(),
@@ -257,8 +253,7 @@ impl StepWire {
     }
 }
 
-/// The ids and measures of these steps and of the steps inside them, each with its first position. They distinguish a name that is defined
-/// later from an unknown name.
+/// The ids and measures of these steps and of the steps inside them, each with its first position.
 pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Position> {
     let mut names = BTreeMap::new();
     for step in steps {

@@ -1,7 +1,8 @@
 //! `ranks` of a `train`: data-parallel training, in which each rank has its own memory.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
+use derive_more::Display;
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,8 +24,8 @@ const fn no_use_for_ranks(kind: PolicyKind) -> Option<&'static str> {
     }
 }
 
-/// The checked ranks of a data-parallel training.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{} ranks{}", self.count(), if *sync_batch { ", synchronized batch" } else { "" })]
 pub struct Ranks {
     /// Most memory of each rank. There are at least two ranks.
     pub limits: Vec<Bytes>,
@@ -54,13 +55,6 @@ impl Ranks {
 
     pub const fn count(&self) -> usize {
         self.limits.len()
-    }
-}
-
-impl fmt::Display for Ranks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sync = if self.sync_batch { ", synchronized batch" } else { "" };
-        write!(f, "{} ranks{sync}", self.count())
     }
 }
 
@@ -132,7 +126,6 @@ impl RanksWire {
         }
     }
 
-    /// The limit of ranks without an override.
     fn memory(count: u64, given: Option<&AmountText>, at: Position, checker: &Checker<'_>) -> Result<Bytes, Problem> {
         let (all, part) = (checker.declared.memory, Bytes(checker.declared.memory.0 / count));
         let Some(given) = given else {
@@ -169,7 +162,6 @@ impl RanksFields {
         Ok(Ranks { limits, reduce, bucket, sync_batch: self.sync_batch || self.agree.as_ref().is_some_and(|agree| agree.value) })
     }
 
-    /// The limits of ranks with an override.
     fn overrides(&self, count: u64, memory: Bytes, checker: &Checker<'_>) -> Result<BTreeMap<u64, Bytes>, Problem> {
         const FORM: &str = "write ranks with their limits, as in `memory_override: { 1: 2GiB }`";
         let (given, is_difference) = match (&self.memory_override, &self.less) {

@@ -1,7 +1,6 @@
-//! `replay`: replays an allocation trace.
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
-
+use derive_more::Display;
 use harness_allocator::device::StreamId;
 use harness_base::words::count;
 use schemars::JsonSchema;
@@ -13,10 +12,10 @@ use crate::metric::{ReportKey, StepName, StreamName};
 use crate::{checker::Checker, trace::Trace};
 use harness_language::{error::Problem, located::Located, text::NameText};
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Display)]
+#[display("{id}, {} of {}{expect}", count(trace.events.len(), "operation"), path.display())]
 pub struct Replay {
     pub id: StepName,
-    /// As the scenario names it.
     pub path: PathBuf,
     pub trace: Arc<Trace>,
     /// The scenario's stream for each stream of the trace.
@@ -24,13 +23,6 @@ pub struct Replay {
     pub expect: Ending,
     /// Fills every block, and verifies it before its free.
     pub fill: bool,
-}
-
-impl fmt::Display for Replay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} of {}", self.id, count(self.trace.events.len(), "operation"), self.path.display())?;
-        self.expect.fmt(f)
-    }
 }
 
 /// Replays an allocation trace, for example one that `harness import` wrote for a real program. `harness replay --help` documents the format; the file may

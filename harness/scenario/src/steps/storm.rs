@@ -59,13 +59,11 @@ pub struct Storm {
     pub streams: Vec<StreamName>,
     /// Condition that ends the storm.
     pub until: Option<Until>,
-    /// Fills every block, and verifies it before its free.
     pub fill: bool,
     /// Host threads. `None`: one thread with the scenario's allocator.
     pub threads: Option<u64>,
 }
 
-/// Sizes of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StormSizes {
     /// Each with the same probability.

@@ -2,8 +2,7 @@
 //!
 //! A step in the file and a checked step have the same fields, of different types.
 
-use std::fmt;
-
+use derive_more::Display;
 use harness_allocator::units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,31 +13,10 @@ use crate::metric::{BufferRef, EventName, StreamName};
 use harness_language::text::{BufferText, DurationText, NameText, duration};
 use harness_language::{error::Problem, located::Located};
 
-impl fmt::Display for Record {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, on {}", self.event, self.stream)
-    }
-}
-
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "for {}, on {}", self.event, self.stream)
-    }
-}
-
-impl fmt::Display for Synchronize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Device => f.write_str("device"),
-            Self::Stream(stream) => write!(f, "stream {stream}"),
-            Self::Event(event) => write!(f, "event {event}"),
-        }
-    }
-}
-
 /// Records an event after all work of a stream so far. The first `record` creates the event. Recording it again replaces the earlier record.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "record")]
+#[display("{event}, on {stream}")]
 pub struct Record<E = EventName, S = StreamName> {
     /// The event.
     pub event: E,
@@ -49,8 +27,9 @@ pub struct Record<E = EventName, S = StreamName> {
 pub(crate) type RecordWire = Record<NameText, Option<NameText>>;
 
 /// Makes all later work of a stream wait for the last record of an event. The next step starts immediately.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "wait")]
+#[display("for {event}, on {stream}")]
 pub struct Wait<E = EventName, S = StreamName> {
     /// A recorded event.
     pub event: E,
@@ -61,14 +40,17 @@ pub struct Wait<E = EventName, S = StreamName> {
 pub(crate) type WaitWire = Wait<NameText, Option<NameText>>;
 
 /// Waits for all work of the `device`, for all work of one stream, or for the last record of an event.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(rename_all = "snake_case", rename = "synchronize")]
 pub enum Synchronize<E = EventName, S = StreamName> {
     /// All work of all streams.
+    #[display("device")]
     Device,
     /// All work of one stream.
+    #[display("stream {_0}")]
     Stream(S),
     /// The last record of an event.
+    #[display("event {_0}")]
     Event(E),
 }
 
@@ -108,15 +90,10 @@ impl StepFields<Synchronize> for SynchronizeWire {
     }
 }
 
-impl fmt::Display for Busy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {}", self.duration, self.stream)
-    }
-}
-
 /// Queues work that keeps a stream busy for some time. The next step starts immediately.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "busy")]
+#[display("{duration} on {stream}")]
 pub struct Busy<S = StreamName, D = Nanos> {
     /// The stream. Default: `default`.
     pub stream: S,
@@ -134,15 +111,10 @@ impl StepFields<Busy> for BusyWire {
     }
 }
 
-impl fmt::Display for RecordStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, on {}", self.buffer, self.stream)
-    }
-}
-
 /// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "record_stream")]
+#[display("{buffer}, on {stream}")]
 pub struct RecordStream<B = BufferRef, S = StreamName> {
     /// A live buffer.
     pub buffer: B,

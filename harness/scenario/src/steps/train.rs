@@ -1,5 +1,3 @@
-//! `train`: iterations of a training and their memory.
-
 use std::{fmt, sync::Arc};
 
 use harness_allocator::units::Bytes;
@@ -47,16 +45,13 @@ pub struct Train {
     pub expect: Ending,
 }
 
-/// The trained model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Trained {
-    /// A model that is described by sizes only.
     Uniform(Uniform),
     Model(Arc<Model>),
 }
 
 impl Trained {
-    /// Sizes of the parameters.
     pub fn parameters(&self) -> Vec<Bytes> {
         match self {
             Self::Uniform(uniform) => vec![uniform.parameters_per_layer(); uniform.layers as usize],
@@ -72,7 +67,6 @@ impl Trained {
         }
     }
 
-    /// The operations of one pass over this many samples of this length.
     pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
         match self {
             Self::Uniform(uniform) => uniform.program(samples, precision),

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{collections::BTreeMap, slice};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use super::answer;
@@ -47,7 +48,6 @@ const OBJECTS: i32 = 15;
 /// Plans per graph.
 const PLANS: usize = 3;
 
-/// A reference to a backend object. Programs have pointers to shared objects.
 type Handle = Arc<Object>;
 
 struct Object {
@@ -70,19 +70,16 @@ impl Object {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The objects of an attribute.
     fn objects(&self, number: i32) -> Vec<Handle> {
         self.state().objects.get(&number).cloned().unwrap_or_default()
     }
 
-    /// The 64-bit numbers of an attribute.
     fn numbers(&self, number: i32) -> Vec<i64> {
         let state = self.state();
         let bytes = state.values.get(&number).map_or(&[][..], Vec::as_slice);
         bytes.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
     }
 
-    /// The 32-bit number of an attribute.
     fn number(&self, number: i32) -> Option<i32> {
         self.state().values.get(&number).and_then(|bytes| Some(i32::from_le_bytes(*bytes.first_chunk()?)))
     }
@@ -116,7 +113,6 @@ impl Object {
             .collect()
     }
 
-    /// The workspace of a plan for this graph of operations.
     fn workspace(&self, plan: usize) -> i64 {
         let whole = self.workspaces().iter().map(|(_, workspace)| workspace.bytes).sum();
         match plan {
@@ -126,7 +122,6 @@ impl Object {
         }
     }
 
-    /// Notes the estimates among the workspaces of this graph.
     fn note_estimates(&self) {
         let machine = machine();
         for (convolution, Workspace { bytes, least, most }) in self.workspaces() {
@@ -183,9 +178,9 @@ unsafe fn handle(pointer: *const Object) -> Handle {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnBackendCreateDescriptor(kind: c_int, descriptor: Out<'_, *const Object>) -> c_int {
-    answer(write(descriptor, Arc::into_raw(Arc::new(Object { kind, state: Mutex::default() }))))
+export! {
+    cudnnBackendCreateDescriptor(kind: c_int, descriptor: Out<'_, *const Object>) =
+        answer(write(descriptor, Arc::into_raw(Arc::new(Object { kind, state: Mutex::default() }))));
 }
 
 #[unsafe(no_mangle)]

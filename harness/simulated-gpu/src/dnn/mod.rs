@@ -16,31 +16,21 @@ fn answer(written: bool) -> c_int {
     if written { 0 } else { 2002 }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetVersion() -> usize {
-    machine().settings.cudnn as usize
-}
-
-/// The major, minor or patch level of the version.
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetProperty(kind: c_int, value: Out<'_, c_int>) -> c_int {
-    let version = c_int::try_from(machine().settings.cudnn).unwrap_or(0);
-    let level = match kind {
-        0 => version / 10_000,
-        1 => version / 100 % 100,
-        _ => version % 100,
+export! {
+    cudnnGetVersion() -> usize = machine().settings.cudnn as usize;
+    /// The major, minor or patch level of the version.
+    cudnnGetProperty(kind: c_int, value: Out<'_, c_int>) = {
+        let version = c_int::try_from(machine().settings.cudnn).unwrap_or(0);
+        let level = match kind {
+            0 => version / 10_000,
+            1 => version / 100 % 100,
+            _ => version % 100,
+        };
+        answer(write(value, level))
     };
-    answer(write(value, level))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetCudartVersion() -> usize {
-    usize::try_from(machine().settings.cuda.driver_version()).unwrap_or(0)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetErrorString(status: c_int) -> *const c_char {
-    if status == 0 { c"CUDNN_STATUS_SUCCESS".as_ptr() } else { c"CUDNN_STATUS_NOT_SUPPORTED".as_ptr() }
+    cudnnGetCudartVersion() -> usize = usize::try_from(machine().settings.cuda.driver_version()).unwrap_or(0);
+    cudnnGetErrorString(status: c_int) -> *const c_char =
+        if status == 0 { c"CUDNN_STATUS_SUCCESS".as_ptr() } else { c"CUDNN_STATUS_NOT_SUPPORTED".as_ptr() };
 }
 
 #[unsafe(no_mangle)]
@@ -107,19 +97,15 @@ unsafe extern "C" fn cudnnSetTensorNdDescriptor(
     answer(tensor.map(|tensor| tensor.set(kind, sizes, strides)).is_some())
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetTensorNdDescriptor(
-    tensor: Option<&Tensor>,
-    requested: c_int,
-    kind: Out<'_, c_int>,
-    count: Out<'_, c_int>,
-    sizes: *mut c_int,
-    strides: *mut c_int,
-) -> c_int {
-    let Some(tensor) = tensor else { return answer(false) };
-    tensor.copy_numbers(&tensor.sizes, sizes, requested);
-    tensor.copy_numbers(&tensor.strides, strides, requested);
-    answer(write(kind, tensor.kind) && write(count, tensor.count))
+export! {
+    cudnnGetTensorNdDescriptor(
+        tensor: Option<&Tensor>, requested: c_int, kind: Out<'_, c_int>, count: Out<'_, c_int>, sizes: *mut c_int, strides: *mut c_int
+    ) = {
+        let Some(tensor) = tensor else { return answer(false) };
+        tensor.copy_numbers(&tensor.sizes, sizes, requested);
+        tensor.copy_numbers(&tensor.strides, strides, requested);
+        answer(write(kind, tensor.kind) && write(count, tensor.count))
+    };
 }
 
 #[unsafe(no_mangle)]
@@ -135,23 +121,20 @@ unsafe extern "C" fn cudnnSetFilterNdDescriptor(
     answer(filter.map(|filter| filter.set(kind, sizes, &[])).is_some())
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetFilterNdDescriptor(
-    filter: Option<&Tensor>,
-    requested: c_int,
-    kind: Out<'_, c_int>,
-    format: Out<'_, c_int>,
-    count: Out<'_, c_int>,
-    sizes: *mut c_int,
-) -> c_int {
-    let Some(filter) = filter else { return answer(false) };
-    filter.copy_numbers(&filter.sizes, sizes, requested);
-    answer(write(kind, filter.kind) && write(format, 0) && write(count, filter.count))
+export! {
+    cudnnGetFilterNdDescriptor(
+        filter: Option<&Tensor>, requested: c_int, kind: Out<'_, c_int>, format: Out<'_, c_int>, count: Out<'_, c_int>, sizes: *mut c_int
+    ) = {
+        let Some(filter) = filter else { return answer(false) };
+        filter.copy_numbers(&filter.sizes, sizes, requested);
+        answer(write(kind, filter.kind) && write(format, 0) && write(count, filter.count))
+    };
 }
 
-/// Returns a model: the state of a generator per resident thread.
-#[unsafe(no_mangle)]
-extern "C" fn cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) -> c_int {
-    let gpu = machine().settings.gpu;
-    answer(write(bytes, 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
+export! {
+    /// Returns a model: the state of a generator per resident thread.
+    cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) = {
+        let gpu = machine().settings.gpu;
+        answer(write(bytes, 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
+    };
 }

@@ -4,11 +4,11 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use super::{Tensor, answer};
 
-/// A recurrent network, at the start of an object.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Network {
@@ -26,7 +26,6 @@ struct Network {
 struct Layer {
     gates: usize,
     hidden: usize,
-    /// Elements that the layer reads.
     input: usize,
     /// Elements of the hidden state or of its projection.
     output: usize,
@@ -92,7 +91,6 @@ impl Network {
         }
     }
 
-    /// Bytes of all weights.
     fn bytes(&self) -> usize {
         let layers = (0..self.pseudo_layers()).map(|index| self.layer(index));
         let elements: usize = layers.map(|layer| layer.matrices() + if self.biased != 0 { layer.biases() } else { 0 }).sum();
@@ -126,53 +124,31 @@ struct Weights {
     hidden: usize,
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnSetRNNDescriptor_v8(
-    network: Out<'_, Network>,
-    _: c_int,
-    cell: c_int,
-    bias: c_int,
-    direction: c_int,
-    _: c_int,
-    kind: c_int,
-    _: c_int,
-    _: c_int,
-    input: c_int,
-    hidden: c_int,
-    projection: c_int,
-    layers: c_int,
-    _: *const c_void,
-    _: c_uint,
-) -> c_int {
-    let biased = c_int::from(bias != 0);
-    answer(write(network, Network { cell, biased, two_directions: direction, kind, input, hidden, projection, layers }))
+export! {
+    cudnnSetRNNDescriptor_v8(
+        network: Out<'_, Network>, _: c_int, cell: c_int, bias: c_int, direction: c_int, _: c_int, kind: c_int, _: c_int, _: c_int, input:
+        c_int, hidden: c_int, projection: c_int, layers: c_int, _: *const c_void, _: c_uint
+    ) = {
+        let biased = c_int::from(bias != 0);
+        answer(write(network, Network { cell, biased, two_directions: direction, kind, input, hidden, projection, layers }))
+    };
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetRNNWeightSpaceSize(_: usize, network: Option<&Network>, bytes: Out<'_, usize>) -> c_int {
-    answer(network.is_some_and(|network| write(bytes, network.bytes())))
-}
-
-/// Both pairs of outputs may be null.
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetRNNWeightParams(
-    _: usize,
-    network: Option<&Network>,
-    pseudo_layer: c_int,
-    _: usize,
-    space: usize,
-    number: c_int,
-    matrix: Option<&mut Tensor>,
-    matrix_address: Out<'_, usize>,
-    bias: Option<&mut Tensor>,
-    bias_address: Out<'_, usize>,
-) -> c_int {
-    let Some(network) = network else { return answer(false) };
-    let (pseudo_layer, number) = (usize::try_from(pseudo_layer).unwrap_or(0), usize::try_from(number).unwrap_or(0));
-    let weights = network.weights(pseudo_layer, number);
-    put(matrix, matrix_address, network.kind, [weights.rows, weights.columns], Some(space + weights.matrix));
-    put(bias, bias_address, network.kind, [weights.hidden, 1], weights.bias.map(|offset| space + offset));
-    0
+export! {
+    cudnnGetRNNWeightSpaceSize(_: usize, network: Option<&Network>, bytes: Out<'_, usize>) =
+        answer(network.is_some_and(|network| write(bytes, network.bytes())));
+    /// Both pairs of outputs may be null.
+    cudnnGetRNNWeightParams(
+        _: usize, network: Option<&Network>, pseudo_layer: c_int, _: usize, space: usize, number: c_int, matrix: Option<&mut Tensor>,
+        matrix_address: Out<'_, usize>, bias: Option<&mut Tensor>, bias_address: Out<'_, usize>
+    ) = {
+        let Some(network) = network else { return answer(false) };
+        let (pseudo_layer, number) = (usize::try_from(pseudo_layer).unwrap_or(0), usize::try_from(number).unwrap_or(0));
+        let weights = network.weights(pseudo_layer, number);
+        put(matrix, matrix_address, network.kind, [weights.rows, weights.columns], Some(space + weights.matrix));
+        put(bias, bias_address, network.kind, [weights.hidden, 1], weights.bias.map(|offset| space + offset));
+        0
+    };
 }
 
 /// Describes a matrix at an address; without an address the matrix is empty.
@@ -185,19 +161,15 @@ fn put(tensor: Option<&mut Tensor>, place: Out<'_, usize>, kind: c_int, [rows, c
     write(place, address.unwrap_or(0));
 }
 
-/// Returns a model: one page of workspace, and one page that is kept for the backward pass.
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetRNNTempSpaceSizes(
-    _: usize,
-    _: *const Network,
-    _: c_int,
-    _: *const c_void,
-    workspace: Out<'_, usize>,
-    reserve: Out<'_, usize>,
-) -> c_int {
-    write(workspace, 4096);
-    write(reserve, 4096);
-    0
+export! {
+    /// Returns a model: one page of workspace, and one page that is kept for the backward pass.
+    cudnnGetRNNTempSpaceSizes(
+        _: usize, _: *const Network, _: c_int, _: *const c_void, workspace: Out<'_, usize>, reserve: Out<'_, usize>
+    ) = {
+        write(workspace, 4096);
+        write(reserve, 4096);
+        0
+    };
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ const FABRIC: c_uint = 8;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_AND_WRITE: c_uint = 3;
 
-/// `CUmemAllocationProp`.
 #[repr(C)]
 struct AllocationProperties {
     kind: c_uint,
@@ -48,7 +47,6 @@ impl AllocationProperties {
     }
 }
 
-/// `CUmemAccessDesc`.
 #[repr(C)]
 struct AccessDescription {
     location_kind: c_uint,

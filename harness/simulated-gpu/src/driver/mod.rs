@@ -83,7 +83,6 @@ fn write_name(text: *mut u8, len: c_int) -> Result<(), Code> {
     Ok(())
 }
 
-/// The device of a stream.
 fn device_of(stream: usize) -> Result<usize, Code> {
     machine().usable()?;
     if machine().executes_kernels() {

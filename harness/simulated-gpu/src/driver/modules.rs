@@ -34,7 +34,6 @@ export! {
     cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 
-/// A new module without kernels: an opaque object, whose image is not read.
 fn object() -> usize {
     new_object().expose_provenance()
 }
@@ -45,7 +44,6 @@ fn delete(module: *mut u8) -> c_int {
     0
 }
 
-/// Loads PTX text.
 fn load(image: Text<'_>) -> Result<usize, Code> {
     let text = image.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::InvalidPtx)?;
     on_gpu(|gpu| gpu.execution.load(text))

@@ -12,7 +12,6 @@ use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode, wait};
 use crate::{kernels::Work, runtime::pools as runtime};
 
-/// `CUmemPoolProps`.
 #[repr(C)]
 struct PoolProperties {
     kind: c_uint,

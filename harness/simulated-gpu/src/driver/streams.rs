@@ -77,7 +77,6 @@ fn create_event(flags: c_uint) -> Result<usize, Code> {
     })
 }
 
-/// Makes a call of the simulated device about an event.
 fn with_event<T>(event: usize, call: impl FnOnce(&mut Gpu<'_>, EventId) -> Result<T, DeviceError>) -> Result<T, Code> {
     on_gpu(|gpu| {
         let id = gpu.event(event)?;
@@ -119,7 +118,6 @@ fn elapsed_time(start: usize, end: usize) -> Result<c_float, Code> {
     })
 }
 
-/// When an event with timing is done.
 fn done_at(gpu: &mut Gpu<'_>, event: usize) -> Result<Nanos, Code> {
     let id = gpu.event(event)?;
     let time = gpu.sim().event_time(id)?;

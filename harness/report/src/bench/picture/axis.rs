@@ -1,5 +1,3 @@
-//! Logarithmic axes: positions and labels.
-
 use std::ops::Range;
 
 use harness_allocator::units::Bytes;
@@ -8,10 +6,8 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 use super::super::words;
 use harness_bench::record::Quantity;
 
-/// The unit of an axis. `None`: numbers without a unit.
 type Unit = Option<Quantity>;
 
-/// Formats an axis label without needless digits.
 fn label(unit: Unit, value: u64) -> String {
     match unit {
         None => value.to_string(),
@@ -29,7 +25,6 @@ fn label(unit: Unit, value: u64) -> String {
 #[derive(Clone, Debug)]
 pub(super) struct LogAxis {
     unit: Unit,
-    /// Logarithms of both ends.
     ends: Range<f64>,
     /// The position of zero, if it occurs.
     zero: Option<f64>,
@@ -38,8 +33,7 @@ pub(super) struct LogAxis {
 }
 
 impl LogAxis {
-    /// Creates an axis that contains `values` with a margin on both sides. It spans at least a few percent, so that a constant
-    /// looks constant.
+    /// Creates an axis that contains `values` with a margin on both sides.
     pub(super) fn new(unit: Unit, values: impl IntoIterator<Item = u64>) -> Self {
         let (zeros, others): (Vec<u64>, Vec<u64>) = values.into_iter().partition(|value| *value == 0);
         let log = |value: Option<&u64>, none| value.map_or(none, |value| (*value as f64).ln());
@@ -64,7 +58,6 @@ impl LogAxis {
         Self { marks: Some(marks), ..axis }
     }
 
-    /// The position of a value: 0 at the start of the axis, 1 at its end.
     fn share(&self, value: u64) -> f64 {
         let place = if value == 0 { self.zero.unwrap_or(self.ends.start) } else { (value as f64).ln() };
         (place - self.ends.start) / (self.ends.end - self.ends.start)

@@ -9,7 +9,6 @@ use crate::svg::{Area, Drawn, INK, LIMIT, Legend, WIDTH, chart_on, cut, document
 use crate::{bench::words, words::distinct};
 use harness_bench::record::{Entry, EntrySummary, Outcome, Quantity, SuiteRecord};
 
-/// Minimum number of points of a curve. A table shows fewer points better.
 const LEAST_POINTS: usize = 3;
 
 /// Height of a panel with title and axis, in pixels.
@@ -20,7 +19,6 @@ struct Group<'a> {
     name: &'a str,
     axis: &'a str,
     is_bytes: bool,
-    /// By arm, then by point.
     lines: Vec<Vec<(u64, EntrySummary)>>,
 }
 

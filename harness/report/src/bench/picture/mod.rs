@@ -10,9 +10,8 @@ use plotters::prelude::*;
 
 use crate::svg::{Area, Drawn};
 
-// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white:
-// <https://jfly.uni-koeln.de/color/>. Then wine and olive of Paul Tol's muted scheme: <https://sronpersonalpages.nl/~pault/>.
-// Arms also differ by their marks.
+// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white: <https://jfly.uni-koeln.de/color/>. Then
+// wine and olive of Paul Tol's muted scheme: <https://sronpersonalpages.nl/~pault/>. Arms also differ by their marks.
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -25,7 +24,6 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(153, 153, 51),
 ];
 
-/// Color and mark of an item, by its position in the legend.
 fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]
 }

@@ -1,5 +1,3 @@
-//! The data of the page: [`PageData`].
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
@@ -39,8 +37,7 @@ impl PageData {
 }
 
 impl RankData {
-    /// Collects the page's data. Timeline, segments and flame graph come from the recording; device, moment, sentences and causes
-    /// come from the explanation. Takes `n log n` time for `n` events.
+    /// Collects the page's data.
     pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation) -> Self {
         let device = explanation.device;
         let lives = Lifetimes::of(snapshot, device);
@@ -101,7 +98,6 @@ fn cause(found: &CauseBytes) -> Value {
     cause
 }
 
-/// A free that waited for other streams. `None` while it is live; the page derives the state at any moment.
 fn wait(wait: &Wait) -> Option<Value> {
     let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
     Some(json!({ "site": wait.site, "size": wait.size, "freed": freed, "end": wait.completed_at? as usize + 1 }))
@@ -147,12 +143,10 @@ fn segments(lives: &[SegmentLife], base: u64, streams: &[u64], pools: &[Option<(
     })
 }
 
-/// Distinct values, sorted.
 fn names<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
     BTreeSet::from_iter(values).into_iter().collect()
 }
 
-/// The position of a name.
 fn position<T: Ord>(names: &[T], name: &T) -> usize {
     names.binary_search(name).unwrap_or_default()
 }
@@ -162,11 +156,8 @@ struct Stack {
     site: usize,
     /// Indices of frames, outermost first.
     frames: Vec<usize>,
-    /// Bytes at the peak of allocated memory.
     at_peak: Bytes,
-    /// Bytes at the explained moment.
     at_moment: Bytes,
-    /// Bytes × events of allocation.
     byte_events: f64,
     /// Bytes × seconds, if the events have times.
     byte_seconds: Option<f64>,
@@ -178,9 +169,7 @@ type Key = (StackId, SiteId);
 /// The stacks of blocks and failed requests, with their sites and frames.
 struct StackTable {
     keys: Vec<Key>,
-    /// The stack index of each block.
     of_blocks: Vec<usize>,
-    /// The stack index of each failed request.
     of_refused: Vec<usize>,
     stacks: Vec<Stack>,
     sites: Vec<String>,
@@ -294,7 +283,6 @@ fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Value> {
     phases.into_iter().map(|(begin, end, name)| json!({ "name": name, "begin": begin, "end": end })).collect()
 }
 
-/// Notes on events that contradict the final state.
 fn contradictions(lives: &Lifetimes) -> Vec<String> {
     let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
     let (frees, blocks, bytes) = (count(missing_frees, "free"), count(missing_blocks, "block"), Bytes(missing_segment_bytes));

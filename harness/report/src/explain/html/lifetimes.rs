@@ -65,7 +65,6 @@ pub struct Contradictions {
 }
 
 impl BlockLife {
-    /// Returns whether it is allocated, or waits for events, at that moment.
     pub const fn is_there(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.end
     }
@@ -99,12 +98,10 @@ impl Lifetimes {
         }
     }
 
-    /// The first moment at the peak of allocated memory, and that peak.
     pub fn peak_allocated(&self) -> (usize, Bytes) {
         self.peak(self.blocks.iter().map(|life| (life.start, life.freed, life.size)))
     }
 
-    /// The first moment at the peak of reserved memory, and that peak.
     pub fn peak_reserved(&self) -> (usize, Bytes) {
         self.peak(self.segments.iter().map(|life| (life.start, life.end, life.size)))
     }
@@ -196,12 +193,10 @@ fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradiction
     lives
 }
 
-/// Creates a block for an event that frees an unknown one.
 fn before_recording(life: BlockLife, sizes: &Sizes) -> BlockLife {
     BlockLife { start: 0, stack: StackId::EMPTY, size: sizes.before(life.address).unwrap_or(life.size), ..life }
 }
 
-/// Copies facts about a block from the final state.
 fn fit(life: &mut BlockLife, block: &Block, never: usize) {
     life.size = block.size;
     life.requested = block.requested;
@@ -219,7 +214,6 @@ fn fit(life: &mut BlockLife, block: &Block, never: usize) {
 /// Reserved ranges by address, while events are traced backward. Their `start` is not yet known.
 type Ranges = BTreeMap<u64, SegmentLife>;
 
-/// Traces segments backward from the final state.
 fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<SegmentLife> {
     let never = events.len() + 1;
     let mut lives = Vec::new();

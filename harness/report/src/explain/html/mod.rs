@@ -32,7 +32,6 @@ pub fn page(data: &PageData) -> String {
     // A `<` could end the script element that contains the data:
     // https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
     let json = json.replace('<', "\\u003c");
-    // Text and slots take turns.
     let parts = PAGE.split("{{").flat_map(|part| part.split("}}")).enumerate();
     let filled = parts.map(|(index, part)| match part {
         text if index % 2 == 0 => text.to_owned(),

@@ -1,12 +1,9 @@
-//! Compares the programs' accounts with the device's memory.
-
 use harness_allocator::device::{Clock, DeviceInfo, DeviceMemory, PoolMemory, TestDevice};
 use harness_allocator::{stats::MemoryStats, units::Bytes};
 
 use super::Finding;
 use harness_record::Invariant;
 
-/// The device memory of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     pub reserved: u64,
@@ -18,27 +15,23 @@ impl Held {
     /// A program before its first request.
     pub const NOTHING: Self = Self { reserved: 0, charged: Some(0) };
 
-    /// The sum of two programs.
     pub fn and(self, other: Self) -> Self {
         let charged = self.charged.zip(other.charged).map(|(one, other)| one.saturating_add(other));
         Self { reserved: self.reserved.saturating_add(other.reserved), charged }
     }
 }
 
-/// The figures to compare with the device.
 pub(super) struct Figures<'a> {
     pub(super) stats: &'a MemoryStats,
     pub(super) pool: Option<PoolMemory>,
     /// The allocator's memory. It comes from the structure, or from the counters if the structure is outdated.
     pub(super) held: Held,
-    /// The memory of the other programs on the device.
     pub(super) others: Held,
 }
 
 #[derive(Debug)]
 pub(super) struct DeviceAccount {
     tolerance: Bytes,
-    /// True if no other process can use the device.
     simulated: bool,
     /// Describes how other processes changed the device's figures, if they did.
     pub(super) contention: Option<String>,
@@ -100,8 +93,7 @@ impl DeviceAccount {
         }
     }
 
-    /// The differences between the accounts and the device. If their origin is unknown, they count as contention
-    /// instead.
+    /// The differences between the accounts and the device. If their origin is unknown, they count as contention instead.
     fn compare(&mut self, look: &Figures<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let findings = self.differences(look, memory);
         let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
@@ -149,8 +141,7 @@ const fn reserved(stats: &MemoryStats) -> NamedAmount {
     ("reserved", stats.reserved_bytes.all.current)
 }
 
-/// Pairs of accounts whose first is never larger than the second. A block that waits for events is no longer allocated
-/// but still requested and active.
+/// Pairs of accounts whose first is never larger than the second.
 pub(super) fn account_pairs(stats: &MemoryStats) -> Vec<(NamedAmount, NamedAmount)> {
     let (requested, active) = (("requested", stats.requested_bytes.all.current), ("active", stats.active_bytes.all.current));
     vec![(requested, active), (allocated(stats), active), (active, reserved(stats))]

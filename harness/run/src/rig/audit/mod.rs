@@ -1,14 +1,12 @@
-//! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with
-//! the device.
+//! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with the device.
 //!
 //! It tracks live allocations ([`Audit::allocated`], [`Audit::freed`]) and compares the counters with them
 //! after each operation. Usually it reads only the segment that an operation touched. It reads the whole structure if
 //! counters or driver calls changed in a way that the operation does not explain.
 //!
-//! Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds
-//! [`BLOCKS_PER_STEP`]. If the budget is too small, only the counters are compared. The whole structure is read when
-//! the budget allows it, at the latest at the end of the run. So small structures are read after every operation, and
-//! an audit takes time linear in the operations for any number of live blocks.
+//! Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds [`BLOCKS_PER_STEP`]. If the budget is too
+//! small, only the counters are compared. The whole structure is read when the budget allows it, at the latest at the end of the run. So
+//! small structures are read after every operation, and an audit takes time linear in the operations for any number of live blocks.
 //!
 //! If several programs share the device, each has its own audit. The device's memory is compared with the sum of all
 //! programs: [`Audit::resume`] passes the memory of the others.
@@ -31,7 +29,6 @@ const BLOCKS_PER_OPERATION: u64 = 64;
 
 const BLOCKS_PER_STEP: u64 = 1024;
 
-/// A violated invariant, before its step is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub invariant: Invariant,
@@ -61,11 +58,9 @@ pub(crate) fn check_structure<'a>(
     findings
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Audit {
     live: Live,
-    /// The total size of the live allocations.
     live_bytes: u64,
     structure: Structure,
     /// True if the allocator changed since the structure was read.
@@ -77,9 +72,7 @@ pub struct Audit {
     /// True if it only tracks allocations, until [`Audit::wake`].
     asleep: bool,
     device: DeviceAccount,
-    /// The memory of the other programs on the device.
     others: Held,
-    /// The counters after the last operation.
     last_stats: MemoryStats,
     last_calls: DeviceCalls,
     /// The memory of the driver's pool, if the allocator uses one. The structure then shows only live allocations, so
@@ -149,12 +142,10 @@ impl Audit {
         }
     }
 
-    /// Describes how other processes changed the device's figures during the run.
     pub fn contention(&self) -> Option<&str> {
         self.device.contention.as_deref()
     }
 
-    /// Tracks a new allocation, and checks that it matches the request and what it touched.
     pub fn allocated(
         &mut self,
         allocator: &dyn Allocator,
@@ -184,7 +175,6 @@ impl Audit {
         self.after_operation(allocator, device, start, 1)
     }
 
-    /// Forgets a freed allocation and checks what it touched.
     pub fn freed(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
         let Some(entry) = self.live.remove(&address) else { return Ok(()) };
         self.live_bytes -= entry.size.0;
@@ -225,8 +215,7 @@ impl Audit {
         self.check_within_budget(allocator, device)
     }
 
-    /// Called at the end of a step while the audit sleeps. Whether the budget from operations and steps allows another
-    /// full check.
+    /// Called at the end of a step while the audit sleeps.
     pub fn may_check_everything(&mut self) -> bool {
         self.add_to_budget(BLOCKS_PER_OPERATION);
         self.all_blocks() <= self.budget
@@ -292,8 +281,7 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
-    /// Handles one more or one fewer live block at an address. Reads only its segment, unless counters or calls changed
-    /// in another way.
+    /// Handles one more or one fewer live block at an address.
     fn after_operation(
         &mut self,
         allocator: &dyn Allocator,
@@ -344,7 +332,6 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
-    /// Queries the driver's pool if the allocator uses one.
     fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let told = allocator.driver_pool().and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
         self.pool = told.transpose().unwrap_or_else(|error| {

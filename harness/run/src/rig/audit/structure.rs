@@ -1,5 +1,4 @@
-//! The allocator's structure as the audit last read it: the segments, and sums over their blocks that must equal the
-//! counters.
+//! The allocator's structure as the audit last read it: the segments, and sums over their blocks that must equal the counters.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -11,7 +10,6 @@ use super::Finding;
 use harness_base::words::count;
 use harness_record::Invariant;
 
-/// A live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LiveAllocation {
     pub(super) requested: Bytes,
@@ -25,10 +23,8 @@ impl LiveAllocation {
     }
 }
 
-/// The live allocations by address.
 pub(super) type Live = BTreeMap<DevicePtr, LiveAllocation>;
 
-/// Sums over the blocks of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     requested: u64,
@@ -45,7 +41,6 @@ struct Sums {
 }
 
 impl Sums {
-    /// The sums of a segment without its blocks.
     fn of_segment(segment: &SegmentInfo, granularity: Bytes) -> Self {
         let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
         // PyTorch does not count expandable segments.
@@ -97,7 +92,6 @@ impl Sums {
     }
 }
 
-/// A segment that was read and found correct.
 #[derive(Debug)]
 struct KnownSegment {
     sums: Sums,
@@ -121,13 +115,11 @@ pub(super) struct Structure {
     segments: Vec<KnownSegment>,
     small: Sums,
     large: Sums,
-    /// The total number of blocks.
     blocks: u64,
     granularity: Bytes,
 }
 
 impl Structure {
-    /// An empty structure. The device allocates in multiples of `granularity`.
     pub(super) fn new(granularity: Bytes) -> Self {
         Self { segments: Vec::new(), small: Sums::default(), large: Sums::default(), blocks: 0, granularity }
     }
@@ -162,7 +154,6 @@ impl Structure {
         self.small.charged + self.large.charged
     }
 
-    /// Subtracts a released segment from the sums.
     pub(super) fn forget(&mut self, address: DevicePtr) {
         if let Some(place) = self.around(address) {
             let known = self.segments.remove(place);
@@ -204,8 +195,7 @@ impl Structure {
         }
     }
 
-    /// Checks one segment in which an operation touched the block around an address, and updates the sums. Unchanged
-    /// blocks at both ends were checked by the last reading.
+    /// Checks one segment in which an operation touched the block around an address, and updates the sums.
     pub(super) fn read(&mut self, segment: SegmentInfo, touched: DevicePtr, live: &Live, findings: &mut Vec<Finding>) {
         let place = self.segments.binary_search_by_key(&segment.address, |known| known.read.address);
         // A known segment may have other blocks. Their number decides whether free bytes count as split.
@@ -262,7 +252,6 @@ impl Structure {
         Sums::of_segment(segment, self.granularity).combine(read.sums, |of_segment, of_blocks| of_segment + of_blocks)
     }
 
-    /// A segment that overlaps this one.
     fn overlapping(&self, segment: &SegmentInfo) -> Option<Finding> {
         let (start, end) = (segment.address, segment.address.offset(segment.size));
         let (in_front, rest) = self.segments.split_at(self.segments.partition_point(|known| known.read.address < start));
@@ -315,7 +304,6 @@ fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
     Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {size} at {other}"))
 }
 
-/// What was read in some blocks of a segment.
 struct BlocksRead {
     sums: Sums,
     /// Blocks that do not tile the segment, belong to another stream, or are not merged.
@@ -325,8 +313,7 @@ struct BlocksRead {
 }
 
 impl BlocksRead {
-    /// Reads some blocks of a segment and checks them. `handed_out` contains the live allocations between the first and
-    /// the last of them.
+    /// Reads some blocks of a segment and checks them.
     fn new<'a>(
         segment: &SegmentInfo,
         which: Range<usize>,

@@ -1,9 +1,8 @@
 //! Runs arms in forked copies of this process ([`Branches`]), so the steps before a failure run once for many calls.
 //!
-//! A server is a fork server, as in fuzzers: a copy of this process made before any run. It is small, so forking it
-//! is fast. For each [`Order`] it forks a copy that runs the arm. That copy forks again for each call to fail. Each of
-//! these reports its result as a line of JSON. A call without a report, because a copy crashed or a fork failed, is
-//! tested in this process later.
+//! A server is a fork server, as in fuzzers: a copy of this process made before any run. It is small, so forking it is fast. For each
+//! [`Order`] it forks a copy that runs the arm. That copy forks again for each call to fail. Each of these reports its result as a line of
+//! JSON. A call without a report, because a copy crashed or a fork failed, is tested in this process later.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
@@ -21,10 +20,8 @@ use crate::branches::{Branches, Point};
 use crate::processes::{StartedBy, wire};
 use crate::{faults::Faults, rig::CheckedFrom, session::scenario_process::serve_in_copy};
 
-/// The maximum number of calls per order. It balances the cost of the shared steps against the load of the servers.
 pub(super) const MOST_POINTS: usize = 400;
 
-/// Calls of one arm to fail, one per copy, in the order of their operations.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) arm: usize,

@@ -25,7 +25,6 @@ struct Counts {
     ooms: u64,
     peak_live: u64,
     failure: Option<Failure>,
-    /// The facts about the reported request.
     failed_request: Option<FailedRequest>,
 }
 
@@ -39,10 +38,8 @@ const ABOUT_FAILURE: [ReportKey; 6] = [
     ReportKey::DeviceFreeAtFailure,
 ];
 
-/// The reported request: the first that failed, or the one that ended the storm.
 #[derive(Debug, Default)]
 struct Failure {
-    /// The values of [`ABOUT_FAILURE`].
     figures: [u64; 6],
     is_fragmentation: bool,
     text: String,
@@ -65,8 +62,7 @@ impl Failure {
     }
 }
 
-/// Runs a storm and calls `between` after each operation. Each operation takes time logarithmic in live blocks, plus
-/// the allocator and the audit.
+/// Runs a storm and calls `between` after each operation.
 pub(crate) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
     if let Some(threads) = storm.threads {
         return threads::run(ctx, step, storm, threads);

@@ -1,5 +1,3 @@
-//! The requests and frees of a storm, drawn from its seed.
-
 use harness_allocator::{allocator::Request, device::StreamId, units::Bytes};
 use rand::{Rng, SeedableRng, seq::IndexedRandom};
 use rand_chacha::ChaCha8Rng;
@@ -8,7 +6,6 @@ use crate::context::RunContext;
 use crate::context::live_blocks::{Block, LiveBlocks};
 use harness_scenario::steps::storm::{Distribution, FreeOrder, Storm, StormSizes};
 
-/// The next operation of a storm.
 pub(super) enum Operation<B> {
     Free(B),
     /// A request, and the number of operations until its block is due.
@@ -37,8 +34,7 @@ impl<'a> Requests<'a> {
         Self { rng, storm, streams: storm.streams.iter().map(|stream| ctx.stream(stream)).collect(), row: Row { frees: true, left: 0 } }
     }
 
-    /// Frees a block that is due. Otherwise allocates the next request, or frees the block due next if the request
-    /// would exceed the limit on live bytes.
+    /// Frees a block that is due.
     pub(super) fn next_operation<B: Block>(&mut self, live: &mut LiveBlocks<B>, now: u64) -> Operation<B> {
         let by = self.frees_what_is_due_by(now, live.count());
         if let Some(due) = by.and_then(|by| live.take_due(by)) {
@@ -54,7 +50,6 @@ impl<'a> Requests<'a> {
         Operation::Allocate(request, lifetime)
     }
 
-    /// The next request, and the number of operations until its block is due.
     fn next(&mut self) -> (Request, u64) {
         let size = draw_size(&mut self.rng, &self.storm.sizes);
         let stream = *self.streams.choose(&mut self.rng).unwrap_or(&StreamId::DEFAULT);
@@ -102,9 +97,8 @@ impl<'a> Requests<'a> {
 fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
     match sizes {
         StormSizes::Choices(choices) => choices.choose(rng).copied().unwrap_or_default(),
-        // Each interval between two powers of two is equally likely, and each size within it. Only integers are used,
-        // so all machines draw the same sizes. An interval includes both ends; otherwise a maximum that is a power of
-        // two would have its own interval.
+        // Each interval between two powers of two is equally likely, and each size within it. Only integers are used, so all machines draw
+        // the same sizes. An interval includes both ends; otherwise a maximum that is a power of two would have its own interval.
         StormSizes::Range { min, max, distribution: Distribution::LogUniform } => {
             let doubling = rng.random_range(min.0.ilog2()..=(max.0 - 1).max(min.0).ilog2());
             let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1_u64 << doubling).saturating_mul(2)));

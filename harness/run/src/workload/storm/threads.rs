@@ -25,7 +25,6 @@ use harness_scenario::{ReportKey, Step, steps::storm::Storm};
 
 type Front<'d> = SharedAllocator<&'d mut dyn TestDevice>;
 
-/// A live allocation and its contents.
 struct Held {
     allocation: Allocation,
     tag: Option<Tag>,
@@ -43,7 +42,6 @@ impl Block for Asked {
     }
 }
 
-/// The counts of one thread, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     allocations: u64,
@@ -65,7 +63,6 @@ impl Counts {
     }
 }
 
-/// The state shared by the threads.
 struct Shared<'a, 'd> {
     allocator: &'a Front<'d>,
     storm: &'a Storm,
@@ -117,7 +114,6 @@ fn storm_on(
 }
 
 impl Shared<'_, '_> {
-    /// Runs all threads, and returns their counts and live blocks.
     fn do_all(&self, requests: Vec<Requests<'_>>) -> Result<Vec<(Counts, LiveBlocks<Asked>)>, Stop> {
         thread::scope(|scope| {
             let spawn = |(thread, requests)| scope.spawn(move || self.do_one(thread as u64, requests));
@@ -147,7 +143,6 @@ impl Shared<'_, '_> {
         Ok((counts, live))
     }
 
-    /// Runs one numbered operation of a thread.
     fn operate(
         &self,
         (thread, now): (u64, u64),

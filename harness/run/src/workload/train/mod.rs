@@ -26,7 +26,6 @@ use crate::{context::RunContext, leaks::Watch, rig::Stop, step_result::StepResul
 use harness_scenario::steps::train::{Train, Trained};
 use harness_scenario::{Plan, ReportKey, Step};
 
-/// Runs a training and calls `between` after each iteration.
 pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.id {
         Some(id) => ctx.rig.name_buffers(id, step.position.line),
@@ -52,7 +51,6 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Bet
     Ok(result)
 }
 
-/// Runs all iterations. Returns the error that ended them early, if any.
 fn iterate(
     ctx: &mut RunContext,
     training: &mut Training<'_>,
@@ -162,7 +160,6 @@ pub(super) fn judge(
     result.ends(step, expected, ["training to run out of memory", "training to finish"], completed, failed);
 }
 
-/// Describes the effect of retries on the batch.
 pub(super) fn batch_became(train: &Train, batch: u64) -> String {
     match train.batches[0] {
         first if first == batch => format!("the last batch was {batch}, like the first"),

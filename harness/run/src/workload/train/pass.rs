@@ -1,5 +1,4 @@
-//! The forward and backward pass of one micro-batch: runs the operations of a [`Program`] with buffers for its tensors
-//! and gradients.
+//! The forward and backward pass of one micro-batch: runs the operations of a [`Program`] with buffers for its tensors and gradients.
 //!
 //! Tensors live as in PyTorch's autograd: as long as a later operation reads them or a backward pass has saved them.
 
@@ -26,10 +25,8 @@ const MULTIPLICATIONS_PER_NANOSECOND: u64 = 33_500;
 /// The memory of a training that its passes use.
 pub(super) struct PassMemory {
     pub(super) stream: StreamId,
-    /// The sizes of the parameters.
     pub(super) sizes: Vec<Bytes>,
     pub(super) parameters: Vec<Buffer>,
-    /// The existing gradients.
     pub(super) gradients: Vec<Option<Buffer>>,
     /// cuBLAS allocates a workspace once per calling thread and keeps it: one for forward and one for backward passes.
     pub(super) workspaces: [Option<Buffer>; 2],
@@ -38,8 +35,7 @@ pub(super) struct PassMemory {
     pub(super) retains: bool,
     /// Parameters whose gradients this iteration created.
     pub(super) made: Vec<ParameterId>,
-    /// The parameter of each gradient that this iteration computed, in order. A parameter that several operations use
-    /// appears several times.
+    /// The parameter of each gradient that this iteration computed, in order.
     pub(super) arrived: Vec<ParameterId>,
 }
 
@@ -107,7 +103,6 @@ pub(super) struct Pass {
     makers: Vec<Option<usize>>,
     tensors: Vec<Tensor>,
     flows: Vec<Flow>,
-    /// Temporary buffers of the current operation.
     scratch: Vec<Buffer>,
     /// Saved tensors on the host, if they are spilled.
     on_host: Option<SavedOnHost>,
@@ -156,9 +151,8 @@ impl Pass {
         Ok(self.compute(ctx, memory.stream)?)
     }
 
-    /// Keeps a simulated device's stream busy for the duration of the arithmetic: once for the forward pass, twice for
-    /// the backward pass, and once more for recomputation. A real GPU only fills and reads memory. Untimed runs skip
-    /// this.
+    /// Keeps a simulated device's stream busy for the duration of the arithmetic: once for the forward pass, twice for the backward pass,
+    /// and once more for recomputation.
     fn compute(&self, ctx: &mut RunContext, stream: StreamId) -> Result<(), Stop> {
         if !ctx.rig.is_timed() || ctx.device != DeviceKind::Simulated {
             return Ok(());
@@ -183,7 +177,6 @@ impl Pass {
         inputs
     }
 
-    /// Runs one operation. In a recomputation from `again_from`, only reads of tensors made since that operation count.
     fn forward(
         &mut self,
         ctx: &mut RunContext,
@@ -238,8 +231,7 @@ impl Pass {
         tensors.iter().for_each(|&tensor| self.tensors[tensor].saves += 1);
     }
 
-    /// Fetches the tensors of an operation, or of the segment that begins there, from the host. Returns the index of the
-    /// first one in `fetched`; `None` if they are on the device.
+    /// Fetches the tensors of an operation, or of the segment that begins there, from the host.
     fn fetch(&mut self, ctx: &mut RunContext, operation: usize, memory: &mut PassMemory) -> Result<Option<usize>, Failed> {
         let first = self.fetched.len();
         let Some(on_host) = &mut self.on_host else { return Ok(None) };
@@ -264,7 +256,6 @@ impl Pass {
         if tensor.reads == 0 && tensor.saves == 0 { free_all(ctx, tensor.buffer.take()) } else { Ok(()) }
     }
 
-    /// Runs a segment backward. A checkpointed segment is first recomputed.
     fn backward_segment(&mut self, ctx: &mut RunContext, segment: &Segment, memory: &mut PassMemory) -> Result<(), Failed> {
         let operations = segment.operations.clone();
         let mut inputs_fetched = None;
@@ -286,8 +277,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Runs the backward pass of one operation: makes the gradients of its inputs and parameters, and reads and frees
-    /// its saved tensors.
+    /// Runs the backward pass of one operation: makes the gradients of its inputs and parameters, and reads and frees its saved tensors.
     fn backward(&mut self, ctx: &mut RunContext, index: usize, is_checkpointed: bool, memory: &mut PassMemory) -> Result<(), Failed> {
         let program = Rc::clone(&self.program);
         let operation = &program.operations[index];
@@ -366,9 +356,8 @@ impl Pass {
         Ok(self.release_gradient(ctx, flow)?)
     }
 
-    /// The remaining buffers in the order of the forward pass. After a success these are the saved tensors of a
-    /// retained graph, else the inputs; after a failure everything the pass made. `retain` keeps saved tensors on the
-    /// host.
+    /// The remaining buffers in the order of the forward pass. After a success these are the saved tensors of a retained graph, else the
+    /// inputs; after a failure everything the pass made. `retain` keeps saved tensors on the host.
     pub(super) fn into_buffers(mut self, host: &mut HostStore, retain: bool) -> impl Iterator<Item = Buffer> + use<> {
         self.on_host.take().into_iter().for_each(|on_host| on_host.end(host, retain));
         let tensors = self.tensors.into_iter().filter_map(|tensor| tensor.buffer);

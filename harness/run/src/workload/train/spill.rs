@@ -10,8 +10,7 @@ use crate::rig::{Buffer, HostBuffer, Stop};
 use crate::workload::memory::{Failed, take};
 use harness_record::HostUse;
 
-/// The host memory of a training. Unused memory is cached for requests of the same size, as in PyTorch's allocator for
-/// pinned memory. It is freed after a failed attempt and at the end.
+/// The host memory of a training.
 #[derive(Debug, Default)]
 pub(super) struct HostStore {
     spare: BTreeMap<(HostMemory, Bytes), Vec<HostBuffer>>,
@@ -24,7 +23,6 @@ pub(super) struct HostStore {
 }
 
 impl HostStore {
-    /// Returns host memory of this size, from the cache if possible.
     pub(super) fn take(&mut self, ctx: &mut RunContext, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
         if let Some(spare) = self.spare.get_mut(&(memory.clone(), size)).and_then(Vec::pop) {
             return Ok(spare);
@@ -39,7 +37,6 @@ impl HostStore {
         }
     }
 
-    /// Returns host memory to the cache.
     pub(super) fn put_back(&mut self, buffer: HostBuffer) {
         self.spare.entry((buffer.memory().clone(), buffer.size())).or_default().push(buffer);
     }
@@ -66,7 +63,6 @@ impl HostStore {
         ctx.rig.copy_to_device(from, to, stream)
     }
 
-    /// Frees the cached memory.
     pub(super) fn give_back_spare(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         for buffer in std::mem::take(&mut self.spare).into_values().flatten() {
             self.held -= buffer.size();
@@ -119,8 +115,7 @@ impl SavedOnHost {
         Ok(())
     }
 
-    /// Copies the saved buffers of an operation back to the device, and appends them to `into`. With `keep`, the host
-    /// copies stay to the end of the training. Returns whether the operation saved anything.
+    /// Copies the saved buffers of an operation back to the device, and appends them to `into`.
     pub(super) fn fetch(
         &mut self,
         ctx: &mut RunContext,
@@ -143,7 +138,6 @@ impl SavedOnHost {
         Ok(true)
     }
 
-    /// Ends the pass.
     pub(super) fn end(self, store: &mut HostStore, retain: bool) {
         let left = self.saved.into_values().flatten();
         if retain {

@@ -17,7 +17,6 @@ use harness_scenario::{Plan, Precision, SpilledPart, model::Program};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
-/// The long-lived memory of a training.
 pub(super) struct Training<'a> {
     pub(super) train: &'a Train,
     pub(super) memory: PassMemory,
@@ -32,7 +31,6 @@ pub(super) struct Training<'a> {
     programs: Programs<'a>,
 }
 
-/// The state at the start of an iteration.
 #[derive(Clone, Copy)]
 pub(super) struct Begun {
     /// Allocated bytes apart from the training's own.
@@ -71,16 +69,13 @@ impl Programs<'_> {
 pub(super) struct Counts {
     pub(super) iterations: u64,
     pub(super) samples: u64,
-    /// Total time of all iterations, including failed attempts.
     pub(super) time: Nanos,
     pub(super) final_batch: u64,
-    /// The plan of the last completed iteration.
     pub(super) plan: Option<Plan>,
     pub(super) retries: u64,
     pub(super) ooms: u64,
     pub(super) retained: u64,
     pub(super) host: HostUse,
-    /// The facts about the last failed request.
     pub(super) failed_request: Option<FailedRequest>,
 }
 
@@ -118,8 +113,7 @@ impl<'a> Training<'a> {
         for size in self.train.model.constants() {
             self.constants.push(make(ctx, size, *stream)?);
         }
-        // PyTorch's optimizers create their state in the first update. A model given only by sizes has it from the
-        // start.
+        // PyTorch's optimizers create their state in the first update. A model given only by sizes has it from the start.
         match &self.train.model {
             Trained::Uniform(_) => self.make_state(ctx, 1, self.train.optimizer.copies()),
             Trained::Model(_) => Ok(()),
@@ -144,7 +138,6 @@ impl<'a> Training<'a> {
         lasting.chain(gradients.iter().chain(workspaces).flatten()).map(|buffer| buffer.size().0).sum()
     }
 
-    /// Runs one iteration by the plan.
     pub(super) fn iterate(&mut self, ctx: &mut RunContext, plan: &Plan, length: u64, counts: &mut Counts) -> Answer<()> {
         let mut begun = self.begin(ctx);
         let spilled = self.spill_state(ctx, plan);
@@ -202,7 +195,6 @@ impl<'a> Training<'a> {
         Pass::new(program, plan.checkpoint_every, plan.spilled.get(&SpilledPart::Activations).cloned())
     }
 
-    /// Runs the forward and backward pass of one micro-batch.
     pub(super) fn pass(&mut self, ctx: &mut RunContext, plan: &Plan, part: u64, length: u64) -> Result<(), Failed> {
         let mut pass = self.new_pass(plan, part, length);
         let forward = pass.forward_pass(ctx, &mut self.memory);
@@ -222,9 +214,8 @@ impl<'a> Training<'a> {
         free_all(ctx, left)
     }
 
-    /// Runs the optimizer, which reads and writes parameters and state. A model's optimizer creates its state in the
-    /// first update. Adam computes the square roots of a moment separately, for all parameters together (`foreach`,
-    /// PyTorch's default on a GPU).
+    /// Runs the optimizer, which reads and writes parameters and state. A model's optimizer creates its state in the first update. Adam
+    /// computes the square roots of a moment separately, for all parameters together (`foreach`, PyTorch's default on a GPU).
     pub(super) fn update(&mut self, ctx: &mut RunContext) -> Result<(), Failed> {
         if matches!(self.train.model, Trained::Model(_)) {
             let copies = self.train.optimizer.copies();

@@ -1,50 +1,42 @@
-//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its
-//! purpose.
+//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its purpose.
 //!
-//! A collective completes when every rank has called it with the same operation and byte count. If they differ, the
-//! behavior is undefined and usually a hang
-//! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
+//! A collective completes when every rank has called it with the same operation and byte count. If they differ, the behavior is undefined
+//! and usually a hang (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
 //! report their calls, and [`Matcher::advance`] reports the first mismatch.
 
 use std::{collections::VecDeque, fmt};
 
+use derive_more::Display;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_scenario::model::ParameterId;
 
 /// The purpose of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub(super) enum Purpose {
     /// All ranks receive the parameters of rank 0.
+    #[display("the broadcast of the parameters")]
     Parameters,
     /// All ranks receive the bucket order of rank 0.
+    #[display("the broadcast of the order of buckets")]
     Buckets,
     /// All ranks receive the model buffers of rank 0, for example the running means of `batch_norm`.
+    #[display("the broadcast of the model's buffers")]
     Buffers,
     /// Averages the gradients of a bucket.
+    #[display("the all-reduce of bucket {_0}")]
     Bucket(usize),
     /// Averages one gradient.
+    #[display("the all-reduce of the gradient of parameter {_0}")]
     Gradient(ParameterId),
     /// Agrees whether any rank ran out of memory.
+    #[display("the all-reduce of the agreement")]
     Agreement,
 }
 
 impl Purpose {
     const fn is_broadcast(self) -> bool {
         matches!(self, Self::Parameters | Self::Buckets | Self::Buffers)
-    }
-}
-
-impl fmt::Display for Purpose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Parameters => f.write_str("the broadcast of the parameters"),
-            Self::Buckets => f.write_str("the broadcast of the order of buckets"),
-            Self::Buffers => f.write_str("the broadcast of the model's buffers"),
-            Self::Bucket(number) => write!(f, "the all-reduce of bucket {number}"),
-            Self::Gradient(parameter) => write!(f, "the all-reduce of the gradient of parameter {parameter}"),
-            Self::Agreement => f.write_str("the all-reduce of the agreement"),
-        }
     }
 }
 
@@ -65,8 +57,7 @@ impl Collective {
         (self.purpose.is_broadcast(), self.bytes) == (other.purpose.is_broadcast(), other.bytes)
     }
 
-    /// Returns whether they have the same purpose. Gradients of different attempts at one iteration do; agreements must be
-    /// about the same attempt.
+    /// Returns whether they have the same purpose.
     fn belongs_to(&self, other: &Self) -> bool {
         let attempt_counts = self.purpose == Purpose::Agreement;
         let is_same = (self.purpose, self.iteration) == (other.purpose, other.iteration);
@@ -84,7 +75,6 @@ impl fmt::Display for Collective {
     }
 }
 
-/// The calls of one rank that others have not joined yet.
 #[derive(Clone, Debug, Default)]
 struct Calls {
     waiting: VecDeque<Collective>,
@@ -92,7 +82,6 @@ struct Calls {
     ended: Option<String>,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Matcher {
     ranks: Vec<Calls>,
@@ -100,7 +89,6 @@ pub(super) struct Matcher {
     pub(super) matched: u64,
 }
 
-/// The kind of a mismatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// Some rank waits forever.
@@ -116,7 +104,6 @@ pub(super) enum Standing {
     Called(Collective, Vec<usize>),
     /// It stopped calling.
     Ended(String),
-    /// It has not reached this collective.
     Behind,
 }
 
@@ -124,9 +111,7 @@ pub(super) enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) trouble: Trouble,
-    /// The number of the collective, counted from 1. All ranks joined the earlier ones.
     pub(super) number: u64,
-    /// The state of each rank.
     pub(super) ranks: Vec<Standing>,
 }
 
@@ -139,13 +124,11 @@ impl Matcher {
         self.ranks[rank].waiting.push_back(collective);
     }
 
-    /// Notes that a rank stops calling, with the reason.
     pub(super) fn end(&mut self, rank: usize, why: String) {
         self.ranks[rank].ended.get_or_insert(why);
     }
 
-    /// Completes the collectives that every rank has called. Returns the first mismatch, the same one each time. Waits
-    /// for ranks that have not ended.
+    /// Completes the collectives that every rank has called.
     pub(super) fn advance(&mut self) -> Option<Mismatch> {
         loop {
             let fronts: Vec<Collective> = self.ranks.iter().filter_map(|rank| rank.waiting.front().copied()).collect();

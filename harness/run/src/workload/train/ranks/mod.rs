@@ -1,9 +1,8 @@
 //! Data-parallel training: each rank trains on its own samples, and the ranks average their gradients.
 //!
-//! The ranks take turns. Each has its own program on the rig's device with a memory limit, as in `programs:`. A
-//! rank's allocations do not depend on other ranks, except for the decision to retry. So each rank runs its iteration
-//! with all attempts to the end, and its calls are matched with the others' afterward. Real host code does not wait for
-//! an all-reduce either; it waits when it reads the loss.
+//! The ranks take turns. Each has its own program on the rig's device with a memory limit, as in `programs:`. A rank's allocations do not
+//! depend on other ranks, except for the decision to retry. So each rank runs its iteration with all attempts to the end, and its calls are
+//! matched with the others' afterward. Real host code does not wait for an all-reduce either; it waits when it reads the loss.
 //!
 //! * `rank`: one rank, and the parts of an attempt;
 //! * `reducer`: the collectives that a rank calls, and DDP's buckets;
@@ -160,7 +159,6 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Handles an agreed failure of some ranks. Returns whether there is another attempt.
     fn try_again(&mut self, ctx: &mut RunContext, results: Vec<(usize, AttemptResult)>) -> Result<bool, Stop> {
         let (mut plans, mut given_up, mut goes_on) = (Vec::new(), Vec::new(), true);
         for (number, result) in results {
@@ -183,8 +181,7 @@ impl<'a> Group<'a> {
         Ok(agreed.is_some())
     }
 
-    /// Runs one attempt on some ranks, and returns the number and the result of each. If they agree on failures, a failure
-    /// in the first part ends the attempt on all of them.
+    /// Runs one attempt on some ranks, and returns the number and the result of each.
     fn attempt(&mut self, ctx: &mut RunContext, numbers: &[usize], length: u64) -> Result<Vec<(usize, AttemptResult)>, Stop> {
         let Self { ranks, matcher, agrees, outcomes, .. } = self;
         let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number)).collect();
@@ -219,7 +216,6 @@ fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     }
 }
 
-/// The plan that asks for the least.
 fn smallest(plans: Vec<Plan>) -> Option<Plan> {
     plans.into_iter().reduce(|least, plan| if plan.asks_for_less_than(&least) { plan } else { least })
 }

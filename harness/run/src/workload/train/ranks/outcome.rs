@@ -13,7 +13,6 @@ use crate::{rig::Finding, step_result::StepResult};
 use harness_record::{Attempt, FailedRequest, Invariant, Outcome, Recovery, Table, Trained};
 use harness_scenario::{ReportKey, Step, steps::train::Train};
 
-/// Totals over the iterations that all ranks completed.
 #[derive(Default)]
 pub(super) struct Outcomes {
     /// The time of the slowest rank in each iteration, summed.
@@ -28,7 +27,6 @@ pub(super) struct Outcomes {
 }
 
 impl Outcomes {
-    /// Counts a finished iteration; `number` starts at 1.
     pub(super) fn iteration_ended(&mut self, number: u64, ranks: &[Rank<'_>]) {
         if ranks.iter().any(|rank| rank.totals.counts.iterations < number) {
             return;
@@ -51,7 +49,6 @@ impl Outcomes {
     }
 }
 
-/// Builds the reports and stores the figures of each rank.
 pub(super) fn conclude(
     ctx: &mut RunContext,
     step: &Step,
@@ -81,7 +78,6 @@ pub(super) fn conclude(
     result
 }
 
-/// The failed request that ended the training, if any.
 fn first_failure(ends: &mut [RankTotals]) -> Option<(AllocatorError, Option<FailedRequest>)> {
     ends.iter_mut().find_map(|end| match &end.ended {
         Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.counts.failed_request.take())),

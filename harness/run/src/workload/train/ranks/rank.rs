@@ -37,7 +37,6 @@ pub(super) enum End {
 pub(super) struct Rank<'a> {
     pub(super) number: usize,
     program: ProgramId,
-    /// The name in reports.
     name: String,
     line: u32,
     reduce: Reduce,
@@ -59,15 +58,12 @@ pub(super) struct Rank<'a> {
     pub(super) totals: RankTotals,
 }
 
-/// A running attempt at an iteration, in the pass of its last micro-batch.
 pub(super) struct Attempt {
     pass: Pass,
     iteration: training::Begun,
-    /// The result so far.
     pub(super) done: Result<(), Failed>,
 }
 
-/// The result of an attempt.
 pub(super) enum AttemptResult {
     Succeeded,
     /// It ran out of memory.
@@ -136,7 +132,6 @@ impl<'a> Rank<'a> {
         self.call(matcher, [(Purpose::Agreement, FLAG)]);
     }
 
-    /// Allocates the long-lived memory.
     pub(super) fn build(&mut self, ctx: &mut RunContext, matcher: &mut Matcher) -> Result<(), Stop> {
         ctx.rig.set_memory_fraction(fraction(self.totals.limit, ctx.rig.info().total));
         let mut calls = Vec::new();
@@ -215,7 +210,6 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Handles a successful attempt and returns the plan of the next iteration.
     pub(super) fn succeeded(&mut self, ctx: &mut RunContext) -> Result<Plan, Stop> {
         self.attempts.took(ctx, self.in_attempt);
         self.totals.effective_batch = self.attempts.plan.batch;
@@ -224,7 +218,6 @@ impl<'a> Rank<'a> {
         self.recovery.succeeded(ctx, &self.attempts)
     }
 
-    /// Handles an attempt that was given up because of another rank.
     pub(super) fn gave_up_attempt(&mut self, ctx: &mut RunContext, goes_on: bool) {
         self.attempts.took(ctx, self.in_attempt);
         self.recovery.given_up(ctx, &mut self.attempts, goes_on);
@@ -242,8 +235,7 @@ impl<'a> Rank<'a> {
         Ok(false)
     }
 
-    /// Retries an iteration that the others have finished or are in. Only its first collectives matter: it gets no
-    /// further.
+    /// Retries an iteration that the others have finished or are in. Only its first collectives matter: it gets no further.
     pub(super) fn go_astray(&mut self, matcher: &mut Matcher) {
         self.is_astray = true;
         self.attempt += 1;
@@ -283,20 +275,15 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The figures of a rank.
 #[derive(Default)]
 pub(super) struct RankTotals {
     pub(super) limit: Bytes,
-    /// The counters of its allocator at the end.
     pub(super) stats: MemoryStats,
     pub(super) counts: Counts,
-    /// The reports of its policies at the end.
     pub(super) recovery: BTreeMap<ReportKey, u64>,
     pub(super) record: Option<harness_record::Recovery>,
-    /// The samples of the last completed iteration.
     pub(super) effective_batch: u64,
     pub(super) ended: Option<End>,
-    /// The number of collectives that it called.
     pub(super) called: u64,
     /// The time it waited for slower ranks.
     pub(super) waited: Nanos,

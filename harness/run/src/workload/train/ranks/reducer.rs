@@ -1,11 +1,10 @@
 //! How a rank averages its gradients: the collectives that it calls, and DDP's buckets.
 //!
-//! The behavior of DDP is that of PyTorch 2.11 with default settings (`gradient_as_bucket_view=False`,
-//! `find_unused_parameters=False`). The sources are `_ddp_init_helper` in
-//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/nn/parallel/distributed.py>, and `initialize_buckets`,
-//! `rebuild_buckets`, `ensure_prior_reduction_finished` and `compute_bucket_assignment_by_size` in
-//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/distributed/c10d/reducer.cpp>. The copies of its
-//! broadcasts and NCCL's own memory are omitted.
+//! The behavior of DDP is that of PyTorch 2.11 with default settings (`gradient_as_bucket_view=False`, `find_unused_parameters=False`). The
+//! sources are `_ddp_init_helper` in <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/nn/parallel/distributed.py>, and
+//! `initialize_buckets`, `rebuild_buckets`, `ensure_prior_reduction_finished` and `compute_bucket_assignment_by_size` in
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/distributed/c10d/reducer.cpp>. The copies of its broadcasts and NCCL's own
+//! memory are omitted.
 
 use harness_allocator::{device::StreamId, units::Bytes};
 
@@ -16,14 +15,11 @@ use crate::workload::memory::{Failed, free_all, make};
 use harness_scenario::model::{ParameterId, Program};
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 
-/// The size of the first bucket in the backward pass, small so that its all-reduce starts early:
-/// `_DEFAULT_FIRST_BUCKET_BYTES`.
+/// The size of the first bucket in the backward pass, small so that its all-reduce starts early: `_DEFAULT_FIRST_BUCKET_BYTES`.
 const FIRST_BUCKET: Bytes = Bytes::mib(1);
 
-/// A collective and its size.
 pub(super) type Call = (Purpose, Bytes);
 
-/// See the module.
 pub(super) struct Reducer {
     reduce: Reduce,
     /// The sizes at which buckets are closed: the first one, then all others.
@@ -42,7 +38,6 @@ pub(super) struct Reducer {
 /// The state of DDP's buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// One bucket holds everything.
     First,
     /// The first iteration has determined the order.
     OrderKnown,
@@ -146,8 +141,7 @@ impl Reducer {
     }
 }
 
-/// The parameters with complete gradients, in order of completion. A gradient with parts from several operations is
-/// complete with its last part.
+/// The parameters with complete gradients, in order of completion.
 fn ready(program: &Program, parameters: usize, arrived: &[ParameterId]) -> Vec<ParameterId> {
     let mut missing = vec![0_u32; parameters];
     program.operations.iter().flat_map(|operation| &operation.backward.parameters).for_each(|&parameter| missing[parameter] += 1);
@@ -178,8 +172,7 @@ fn buckets(order: &[ParameterId], sizes: &[Bytes], [first, others]: [Bytes; 2]) 
 mod tests {
     use super::*;
 
-    /// PyTorch 2.11 builds these buckets for sixteen linear layers of 1,024 features (4 MiB and 4 KiB each): 1, 7, 7
-    /// and 1 layers.
+    /// PyTorch 2.11 builds these buckets for sixteen linear layers of 1,024 features (4 MiB and 4 KiB each): 1, 7, 7 and 1 layers.
     #[test]
     fn a_bucket_closes_with_the_gradient_that_reaches_the_cap() {
         let sizes: Vec<Bytes> = (0..32).map(|number| if number % 2 == 0 { Bytes::kib(4) } else { Bytes::mib(4) }).collect();

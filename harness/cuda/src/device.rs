@@ -51,7 +51,6 @@ const USED_TOLERANCE: Bytes = Bytes::mib(8);
 
 /// `CU_STREAM_LEGACY`: another handle of the default stream.
 const LEGACY_STREAM: usize = 1;
-/// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_STREAM: usize = 2;
 
 /// A GPU opened through the CUDA driver.
@@ -65,7 +64,6 @@ pub struct CudaDevice {
     own_context: Result<Bytes, String>,
     place: CallSite,
     calls: DeviceCalls,
-    /// Live allocations of callers, by address.
     live: BTreeMap<u64, Bytes>,
     /// Freed addresses that have not been allocated again, and where they were freed.
     freed: BTreeMap<u64, CallSite>,
@@ -100,7 +98,6 @@ struct Stream {
 struct Event {
     handle: CUevent,
     recorded: bool,
-    /// `true` if the event records a time.
     timed: bool,
 }
 
@@ -191,7 +188,6 @@ impl CudaDevice {
         self.context.make_current()
     }
 
-    /// Returns the free memory that the driver reports.
     fn driver_free(&self) -> Result<Bytes, Refusal> {
         let (mut free, mut total) = (0, 0);
         cuda!(self.driver()?, cuMemGetInfo_v2(&mut free, &mut total))?;
@@ -350,7 +346,6 @@ impl CudaDevice {
         self.events.get_mut(&event.0).ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
     }
 
-    /// Returns the error for freeing an address without a live allocation.
     fn wrong_free(&self, ptr: DevicePtr) -> DeviceError {
         match self.freed.get(&ptr.0) {
             Some(&first) => DeviceError::DoubleFree { ptr, first, second: self.place },
@@ -720,7 +715,6 @@ struct Context {
 }
 
 impl Context {
-    /// Retains the primary context and makes it current in the calling thread.
     fn retain(driver: &'static Driver, device: CUdevice) -> Result<Self, Refusal> {
         let mut handle = ptr::null_mut();
         cuda!(driver, cuDevicePrimaryCtxRetain(&mut handle, device))?;

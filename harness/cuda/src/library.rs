@@ -5,7 +5,6 @@ use std::ffi::{c_char, c_uint};
 
 use libloading::Library;
 
-/// Why a library is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
     /// The loader finds no file with this name.
@@ -52,7 +51,6 @@ impl LoadError {
 /// The address of a function, whose type the caller knows.
 pub(crate) type Address = unsafe extern "C" fn();
 
-/// Returns the address of a function, if the library has it.
 pub(crate) fn find(library: &Library, name: &str) -> Option<Address> {
     // SAFETY: the symbol is a function or null, and nothing calls it with this type.
     unsafe { library.get::<Option<Address>>(name) }.ok().and_then(|symbol| *symbol)

@@ -14,7 +14,6 @@ pub struct Probe {
     pub nvml: Result<String, String>,
 }
 
-/// Queries the driver and NVML.
 pub fn probe() -> Probe {
     Probe { driver: DriverFound::new(), nvml: nvml::driver_version() }
 }
@@ -47,7 +46,6 @@ impl Probe {
     }
 }
 
-/// Returns the error for an ordinal that the driver does not have.
 pub(crate) fn no_such_device(ordinal: u32, count: u32) -> DeviceError {
     let why = match count {
         0 => "the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES".to_owned(),

@@ -15,12 +15,9 @@ use crate::library;
 
 /// The variable with the profiler's library.
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
-/// `NVTX_VERSION` of the implemented protocol.
 const VERSION: u32 = 3;
-/// `NVTX_ETID_CALLBACKS` and `NVTX_ETID_VERSIONINFO`.
 const CALLBACKS: u32 = 1;
 const VERSION_INFO: u32 = 3;
-/// `NVTX_CB_MODULE_CORE`.
 const CORE: c_uint = 1;
 /// `NVTX_CBID_CORE_SIZE`, and the indexes of two functions.
 const FUNCTIONS: usize = 16;
@@ -143,7 +140,6 @@ impl Ranges {
         }
     }
 
-    /// Ends the innermost range of this thread.
     pub fn end(&self) {
         // SAFETY: it has no precondition.
         unsafe { (self.pop)() };

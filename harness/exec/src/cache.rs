@@ -82,7 +82,6 @@ pub fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Ca
     if is_loadable(&library) { Ok(folder) } else { Err(CacheError::UnloadablePath(folder)) }
 }
 
-/// A file that determines the contents of the stub libraries.
 #[derive(Clone, Serialize, Deserialize, PartialEq, Eq)]
 struct Input {
     name: String,

@@ -7,7 +7,6 @@ use harness_gpu_settings::attempts::{self, Attempt, Free};
 
 use crate::{record::numbered, trials::observed::OutOfMemory};
 
-/// The memory events of one process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     pub pid: u32,
@@ -25,7 +24,6 @@ pub struct Timeline {
 pub struct Sample {
     /// Work submitted by then, counted as for an attempt.
     pub submitted: u64,
-    /// The device index, as the process sees it.
     pub device: u32,
     pub allocated: Bytes,
 }

@@ -17,7 +17,6 @@ use harness_gpu_settings::settings::{AddressOrder, Fault};
 
 pub use observed::Observed;
 
-/// The parameters in which the runs of one program differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// Memory of each simulated GPU, or the limit of each process on a real one.
@@ -34,9 +33,7 @@ pub struct Trial {
 pub struct Program<'a, E> {
     /// Runs the program once. Calls may run in parallel. Returns `None` if the user interrupted it.
     pub run: &'a (dyn Fn(&Trial) -> Result<Option<Observed>, E> + Sync),
-    /// The first run's parameters.
     pub trial: Trial,
-    /// The first run's outcome.
     pub first: &'a Observed,
     pub jobs: usize,
     /// Called after each run.

@@ -20,9 +20,7 @@ pub struct FailedAttempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptKind {
-    /// A free block of the request's pool and stream.
     FreeBlock,
-    /// A freed block that waits for other streams.
     PendingFree,
     /// A new segment, or new pages of an expandable segment.
     NewSegment,

@@ -8,7 +8,6 @@ use std::{cell::Cell, fs::File, os::fd::FromRawFd, time::Instant};
 
 use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply};
 
-/// Both directions of the socket.
 pub(crate) struct Connection {
     from: BufReader<File>,
     to: File,
@@ -81,7 +80,6 @@ pub(crate) fn waited() -> u64 {
     WAITED.load(Ordering::Relaxed)
 }
 
-/// Calls a function of the harness's device.
 pub(crate) fn ask(call: Call) -> Result<u64, Code> {
     let began = Instant::now();
     let answer = ask_now(call);

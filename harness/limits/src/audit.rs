@@ -42,7 +42,6 @@ impl LinkMap {
     }
 }
 
-/// `Elf64_Sym`.
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -53,7 +52,6 @@ struct Symbol {
     size: u64,
 }
 
-/// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     mark_loaded();

@@ -15,7 +15,6 @@ use std::ops::ControlFlow;
 
 use harness_allocator::units::Bytes;
 
-/// Receives the progress and may stop the reduction.
 pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

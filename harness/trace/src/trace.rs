@@ -15,14 +15,13 @@ use harness_allocator::{device::StreamId, units::Bytes};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceEvent {
-    /// After an out-of-memory error, the id is not live.
+    /// Ids are never reused. After an out-of-memory error, the id is not live. A size of zero returns a null pointer.
     Allocate {
-        /// Never reused.
         id: u64,
-        /// Zero returns a null pointer.
         size: Bytes,
         stream: StreamId,
     },
+    /// Ignored if the id is not live.
     Free {
         id: u64,
     },

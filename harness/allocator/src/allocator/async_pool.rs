@@ -23,10 +23,8 @@ const POOL_GROWTH: Bytes = Bytes::mib(32);
 /// The pool never releases memory by itself, as in PyTorch's backend.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
-/// The pool in whose counters everything appears.
 const POOL: PoolKind = PoolKind::Large;
 
-/// The driver's stream-ordered pool. The module documentation describes its statistics.
 #[derive(Debug, Default)]
 pub struct AsyncPoolAllocator {
     /// Made with the first allocation.
@@ -35,7 +33,6 @@ pub struct AsyncPoolAllocator {
     free_stream: Option<StreamId>,
     /// Slots of freed allocations whose free the device failed to finish.
     unfinished: Vec<u32>,
-    /// Events that the device failed to destroy.
     undestroyed: Vec<EventId>,
     live: LiveAllocations,
 }
@@ -129,7 +126,6 @@ impl AsyncPoolAllocator {
         waits.and(destroyed).map(|()| free_stream)
     }
 
-    /// Records an allocation of the pool.
     fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
         let handle = self.live.insert(LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() });
         // At least that much is reserved, even if the pool does not answer.

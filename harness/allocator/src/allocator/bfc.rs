@@ -40,7 +40,6 @@ use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
-/// The settings, with TensorFlow's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BfcConfig {
     /// True if regions are allocated as needed. Otherwise the first region takes the whole memory limit. The default is `true`,
@@ -71,7 +70,6 @@ impl Default for BfcConfig {
     }
 }
 
-/// TensorFlow's allocator. The module documentation lists the differences.
 #[derive(Debug, Default)]
 pub struct BfcAllocator {
     config: BfcConfig,
@@ -229,7 +227,6 @@ impl BfcAllocator {
         if self.config.garbage_collection && can_help() { self.regions.release(device, 0) } else { Ok(false) }
     }
 
-    /// The limit on all regions together.
     fn limit(&self, device: &dyn Device) -> Bytes {
         self.regions.limit(device, self.config.memory_limit)
     }

@@ -12,9 +12,7 @@ use crate::units::Bytes;
 pub(super) struct LiveAllocation {
     pub(super) range: MemoryRange,
     pub(super) stream: StreamId,
-    /// The pool in whose counters it appears.
     pub(super) pool: PoolKind,
-    /// The other streams that use it.
     pub(super) other_streams: Vec<StreamId>,
 }
 
@@ -47,7 +45,6 @@ impl LiveAllocations {
         Handle::new(slot)
     }
 
-    /// Returns the slot of an allocation.
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
@@ -60,12 +57,10 @@ impl LiveAllocations {
         allocation
     }
 
-    /// The allocation at the lowest address.
     pub(super) fn first(&self) -> Option<(DevicePtr, u32)> {
         self.by_address.first_key_value().map(|(&start, &slot)| (start, slot))
     }
 
-    /// All allocations as segments, in address order.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
     }
@@ -76,7 +71,6 @@ impl LiveAllocations {
         (address.0 - start.0 < allocation.range.len.0).then(|| allocation.segment())
     }
 
-    /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
         exceeded(self.limit, &self.stats, size)
     }
@@ -105,7 +99,6 @@ impl LiveAllocations {
     }
 }
 
-/// Counts an allocation or a free.
 fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
     count_block(stats, allocation.pool, allocation.range.len, apply);
     apply(&mut stats.segment, allocation.pool, 1);

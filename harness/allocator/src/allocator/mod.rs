@@ -158,7 +158,6 @@ impl Allocation {
 /// After any error the allocator's counters and structure stay consistent. An out of memory changes nothing, except that cached
 /// memory may have been released.
 pub trait Allocator: Send {
-    /// Its name in scenarios and reports.
     fn name(&self) -> &'static str;
 
     /// The unit of large reservations from the device.
@@ -178,7 +177,6 @@ pub trait Allocator: Send {
         Ok(())
     }
 
-    /// Allocates memory.
     /// Fails with [`AllocatorError::OutOfMemory`] if it does not fit now, [`AllocatorError::TooLarge`] if it never can.
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
 
@@ -296,7 +294,6 @@ pub enum AllocatorError {
     /// More memory than this device has. Request less.
     #[error("{requested} can never fit: the device has {total}")]
     TooLarge { requested: Bytes, total: Bytes },
-    /// The device failed for another reason.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -324,7 +321,6 @@ pub struct OutOfMemory {
     /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of
     /// the driver.
     pub largest_free_block: Option<Bytes>,
-    /// The memory of the device.
     pub total: Bytes,
 }
 
@@ -332,10 +328,7 @@ pub struct OutOfMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OomCause {
     /// The memory of the device.
-    Device {
-        /// The free bytes of the device.
-        free: Bytes,
-    },
+    Device { free: Bytes },
     /// The memory fraction. The driver was not asked.
     Fraction { limit: Bytes },
 }

@@ -35,7 +35,6 @@ impl Events {
         self.idle.push(event);
     }
 
-    /// Destroys the unused events.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&event) = self.idle.last() {
             device.destroy_event(event)?;

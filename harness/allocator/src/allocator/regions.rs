@@ -26,7 +26,6 @@ pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, Allo
     request.size.checked_round_up(CHUNK_UNIT).map(|size| size.0).ok_or_else(too_large)
 }
 
-/// The pool in whose counters all regions appear.
 const POOL: PoolKind = PoolKind::Large;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,7 +50,6 @@ impl Chunk {
     }
 }
 
-/// A free chunk, in the order of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FreeChunk {
     stream: StreamId,
@@ -120,7 +118,6 @@ impl Regions {
         Allocation::new(range, request, Handle::new(id.0))
     }
 
-    /// Returns the chunk of an allocation.
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
         let is_ours = |chunk: &Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
@@ -169,7 +166,6 @@ impl Regions {
         self.best_fit(stream, 0).is_some()
     }
 
-    /// The number of chunks that became free so far.
     pub(super) const fn frees(&self) -> u64 {
         self.frees
     }
@@ -204,7 +200,6 @@ impl Regions {
         }
     }
 
-    /// The size of the largest free chunk for the stream.
     fn largest(&self, stream: StreamId) -> u64 {
         let from = FreeChunk { stream, size: 0, address: 0, id: ChunkId(0) };
         let to = FreeChunk { stream, size: u64::MAX, address: u64::MAX, id: ChunkId(u32::MAX) };
@@ -229,7 +224,6 @@ impl Regions {
         Ok(Some(id))
     }
 
-    /// Reserved bytes.
     pub(super) const fn reserved(&self) -> u64 {
         self.stats.reserved_bytes.all.current
     }
@@ -263,7 +257,6 @@ impl Regions {
         Ok(any)
     }
 
-    /// Releases all regions and forgets their contents.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some((&address, _)) = self.by_address.first_key_value() {
             device.free(DevicePtr(address))?;

@@ -47,12 +47,10 @@ pub struct RmmPoolConfig {
     pub maximum_pool_size: Option<Bytes>,
 }
 
-/// The pool memory resource of RMM. The module documentation lists the differences.
 #[derive(Debug, Default)]
 pub struct RmmPool {
     config: RmmPoolConfig,
     regions: Regions,
-    /// True if the initial pool was requested.
     started: bool,
     /// For each stream with a free, the event after its last one.
     freed: BTreeMap<StreamId, EventId>,
@@ -62,7 +60,6 @@ pub struct RmmPool {
 }
 
 impl RmmPool {
-    /// Makes an empty pool.
     pub fn new(config: RmmPoolConfig) -> Self {
         Self { config, ..Self::default() }
     }

@@ -86,7 +86,6 @@ impl<D: TestDevice> Faulty<D> {
         }
     }
 
-    /// Counts a call that failed here.
     const fn count_failed(&mut self, call: DeviceCall, is_out_of_memory: bool) {
         let failed = &mut self.failed;
         match call {

@@ -12,7 +12,6 @@ use crate::units::Bytes;
 pub struct Limited<D> {
     inner: D,
     info: DeviceInfo,
-    /// The charge of each live allocation.
     charges: BTreeMap<DevicePtr, Bytes>,
     charged: Bytes,
     external_memory: Bytes,

@@ -61,7 +61,6 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// A contiguous range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
     pub start: DevicePtr,
@@ -125,15 +124,11 @@ pub struct Fingerprint {
     pub uuid_hash: Option<String>,
     /// Version of the kernel driver, for example `580.65.06`.
     pub driver: Option<String>,
-    /// CUDA version that the driver supports, for example `13.0`.
     pub cuda: Option<String>,
-    /// True if multi-instance GPU mode is on.
     pub mig: Option<bool>,
-    /// True if error correction is on.
     pub ecc: Option<bool>,
     /// Streaming-multiprocessor and memory clocks in MHz when the device was opened.
     pub clocks_mhz: Option<(u32, u32)>,
-    /// The reasons for reduced clocks when the device was opened.
     pub throttle_reasons: Vec<String>,
     /// The number of other processes that used memory of this device when it was opened.
     pub other_processes: Option<u32>,
@@ -186,12 +181,10 @@ pub struct DeviceCalls {
 }
 
 impl DeviceCalls {
-    /// The calls since an earlier count.
     pub fn since(&self, earlier: &Self) -> Self {
         self.combine(earlier, |now, before| now - before)
     }
 
-    /// The sum of two counts.
     pub(crate) fn and(&self, other: &Self) -> Self {
         self.combine(other, |one, other| one + other)
     }
@@ -266,7 +259,6 @@ pub trait Device: Send {
     /// Makes all later work of the stream wait for the event's last record. The host does not wait.
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
 
-    /// Waits for the event's last record.
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -274,12 +266,10 @@ pub trait Device: Send {
     /// Waits for all work of all streams.
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
-    /// Returns the interface for memory mapping, if the device has it.
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
         None
     }
 
-    /// Returns the interface for the driver's stream-ordered pools, if the device has it.
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
         None
     }
@@ -449,11 +439,9 @@ pub struct PoolId(pub u32);
 pub struct PoolMemory {
     /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
     pub reserved: Bytes,
-    /// The peak of `reserved`.
     pub reserved_high: Bytes,
     /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`, as the driver rounds it.
     pub used: Bytes,
-    /// The peak of `used`.
     pub used_high: Bytes,
 }
 
@@ -462,13 +450,11 @@ pub struct PoolMemory {
 pub struct CostFigure {
     /// The item, for example `device allocation`.
     pub name: String,
-    /// The amount with its unit.
     pub value: String,
     /// The source of the figure: a measurement with date and device, a publication, or the reason for an assumption.
     pub source: String,
 }
 
-/// Handles and memory that the caller still holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leaks {
     /// Live allocations, including those of pools.
@@ -513,7 +499,6 @@ impl fmt::Display for Leaks {
     }
 }
 
-/// A memory access, as a strict device records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     pub kind: AccessKind,
@@ -548,72 +533,35 @@ pub enum DeviceError {
     /// The device has too little memory. Free some and try again, or request less.
     #[error("the device has {free} free, but {requested} were requested")]
     OutOfMemory { requested: Bytes, free: Bytes },
-    /// An address was freed twice: a bug of the caller.
     #[error("{ptr} is freed at {second}, but was already freed at {first}")]
     DoubleFree { ptr: DevicePtr, first: CallSite, second: CallSite },
-    /// An address was freed where no allocation starts: a bug of the caller.
     #[error("{ptr} is freed at {place}, but no allocation starts there")]
     InvalidFree { ptr: DevicePtr, place: CallSite },
-    /// An access to memory that is not (or no longer) allocated: a bug of the caller.
     #[error("{range} is {access}, but {why}")]
-    InvalidAccess {
-        range: MemoryRange,
-        access: Access,
-        /// The reason, for example where the memory was freed.
-        why: String,
-    },
+    InvalidAccess { range: MemoryRange, access: Access, why: String },
     /// Two streams accessed the same memory without an order between them. Put an event between them.
     #[error("{range} is {second} while it may still be {first}: no event or synchronization orders the two")]
-    Race {
-        range: MemoryRange,
-        /// The earlier access in program order.
-        first: Access,
-        second: Access,
-    },
+    Race { range: MemoryRange, first: Access, second: Access },
     /// Memory was unmapped while work on it may be unfinished. First wait for its stream or for an event after the work.
     #[error("{range} is unmapped at {place} while it may still be {access}: the host has not waited for that work")]
-    InUse {
-        /// The range of the access.
-        range: MemoryRange,
-        /// The access that may be unfinished.
-        access: Access,
-        place: CallSite,
-    },
+    InUse { range: MemoryRange, access: Access, place: CallSite },
     /// Memory does not contain the written tag: another writer has changed it.
     #[error("the byte at {at} of {range} does not hold tag {expected:#x}: {found}")]
-    Corrupted {
-        range: MemoryRange,
-        /// The first wrong byte.
-        at: DevicePtr,
-        expected: u64,
-        /// The contents in words.
-        found: String,
-    },
+    Corrupted { range: MemoryRange, at: DevicePtr, expected: u64, found: String },
     /// Host memory is exhausted. Request less, or another kind.
     #[error("{call} of {requested} failed: {why}")]
     HostMemory { call: &'static str, requested: Bytes, why: String },
-    /// A copy is larger than its host memory: a bug of the caller.
     #[error("{copied} are copied to or from host memory {number}, which has {size}")]
     HostRange { number: u32, copied: Bytes, size: Bytes },
     /// A stream or event that this device does not have (any more).
     #[error("the device has no {kind} {number}")]
-    UnknownHandle {
-        /// `stream`, `event` or `host memory`.
-        kind: &'static str,
-        number: u32,
-    },
+    UnknownHandle { kind: &'static str, number: u32 },
     /// The event is not recorded or not complete. Synchronize first.
     #[error("event {0} is not done")]
     NotReady(u32),
     /// The driver refused a call. The advice says what to do.
     #[error("{call} failed: {name} ({code}). {advice}")]
-    Driver {
-        call: &'static str,
-        code: u32,
-        /// The name of the code, or "unknown driver code".
-        name: String,
-        advice: &'static str,
-    },
+    Driver { call: &'static str, code: u32, name: String, advice: &'static str },
     /// The call would wait for ever, for work that never ends. End the process.
     #[error("{call} never returns: it waits for work that does not end")]
     NeverReturns { call: &'static str },

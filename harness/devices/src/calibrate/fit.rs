@@ -5,7 +5,6 @@ use crate::profile::{FitError, Measured, Share, Spread, UnitText};
 /// Samples in nanoseconds, by size.
 pub(super) type Curve = Vec<(f64, Vec<f64>)>;
 
-/// A straight line through a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Line {
     /// Cost at size zero, not negative.
@@ -32,7 +31,6 @@ pub(super) fn line(curve: &Curve) -> Line {
     Line { base, slope }
 }
 
-/// Returns the median cost at each size.
 fn medians(curve: &Curve) -> Vec<(f64, f64)> {
     curve.iter().filter_map(|(size, samples)| Some((*size, median(samples.clone())?))).collect()
 }
@@ -80,7 +78,6 @@ fn deviation(samples: &[f64]) -> f64 {
     median(samples.iter().map(|sample| (sample - centre).abs()).collect()).unwrap_or(0.0)
 }
 
-/// Returns the median; for an even number, the mean of the two middle values.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -9,7 +9,6 @@ use super::{Program, Trial, observed::Observed};
 
 /// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);
-/// The address orders of a simulated GPU.
 pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
 /// The name of a real GPU's address order.
 const DRIVERS: &str = "driver";

@@ -11,7 +11,6 @@ use super::observed::{Ending, Observed};
 use crate::launch::{Launch, LaunchError, PLACES};
 use crate::process::{End, Started};
 
-/// File names of the program's standard output and error.
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
 /// Why a program was not run, or its outcome is unknown.

@@ -1,6 +1,5 @@
 //! Assigns the comments of a scenario file to its steps: [`Comments`].
 
-/// The comments of a file, by line.
 #[derive(Debug)]
 pub(super) struct Comments {
     lines: Vec<Line>,

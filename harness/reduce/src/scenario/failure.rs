@@ -6,12 +6,8 @@ use harness_record::{Accounts, CauseKind, FailedRequest, Invariant, Outcome, Rul
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A request that should succeed failed.
-    Oom {
-        cause: Option<CauseKind>,
-        /// True if memory is fragmented and mostly in the allocator, not on the device.
-        is_pinned: bool,
-    },
+    /// A request that should succeed failed. Pinned memory is fragmented and mostly in the allocator, not on the device.
+    Oom { cause: Option<CauseKind>, is_pinned: bool },
     /// An always-checked invariant was violated. Contains its expectation without figures.
     Invariant(Invariant, String),
     /// A formula was false. Its figures are included, because otherwise the smallest program would often be accepted.

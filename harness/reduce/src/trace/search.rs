@@ -168,7 +168,6 @@ impl<'a, 'w> Search<'a, 'w> {
         Flow::Continue(())
     }
 
-    /// Makes sizes smaller and rounder, largest first.
     fn simpler_sizes(&mut self) -> Flow {
         let size_of = |event: &TraceEvent| match *event {
             TraceEvent::Allocate { id, size, .. } => Some((Reverse(size), id)),

@@ -39,15 +39,13 @@ enum Operation {
     Rare(Rare),
 }
 
-/// Any other operation. It is out of line, because the loop is timed.
 #[derive(Clone, Copy, Debug)]
 enum Rare {
-    RecordStream {
-        slot: u32,
-        stream: StreamId,
-    },
+    /// A live allocation on another stream.
+    RecordStream { slot: u32, stream: StreamId },
     /// A free or use of an id that is not live.
     Ignored,
+    /// An operation without allocations.
     Other(TraceEvent),
 }
 
@@ -55,29 +53,18 @@ enum Rare {
 pub enum PrepareError {
     /// The second allocation needs another id.
     #[error("operation {operation}: id {id} is allocated twice; use each id once")]
-    IdReused {
-        /// Counted from 1.
-        operation: usize,
-        id: u64,
-    },
+    IdReused { operation: usize, id: u64 },
     #[error("operation {operation}: a trace may use at most {MAX_STREAMS} streams besides the default stream, and this is one more")]
-    TooManyStreams {
-        /// The first operation beyond the limit, counted from 1.
-        operation: usize,
-    },
+    TooManyStreams { operation: usize },
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped<E> {
-    /// The device failed. An out-of-memory error does not count as a failure.
+    /// The device failed, other than with out of memory. Operations count from 1; one more than the trace has is a final free.
     #[error("operation {operation}: {source}")]
-    Device {
-        /// Counted from 1. One more than the trace's length means that a final free failed.
-        operation: usize,
-        source: DeviceError,
-    },
+    Device { operation: usize, source: DeviceError },
     #[error("{0}")]
     Observer(E),
 }
@@ -110,7 +97,6 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Includes refused allocations.
     pub allocations: u64,
     pub refused: u64,
     pub frees: u64,
@@ -166,7 +152,6 @@ impl<T: Target> Observer<T> for Unobserved {
 }
 
 impl<L> Executor<L> {
-    /// Prepares a trace and creates its streams on `device`.
     pub fn new(events: &[TraceEvent], device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         Self::with_live(0..0, &[], events, device)
     }
@@ -365,7 +350,6 @@ fn other(
 #[derive(Default)]
 struct Slots {
     count: u32,
-    /// Free slots. The last one is reused first.
     vacant: Vec<u32>,
     /// Ids that may be live: each with its slot and the position of its allocation among all allocations.
     of_ids: BTreeMap<u64, (u32, usize)>,

@@ -8,7 +8,6 @@ use harness_allocator::device::StreamId;
 
 use crate::snapshot::{Action, Event};
 
-/// The synthetic streams of one recording.
 #[derive(Debug, Default)]
 pub(super) struct PendingFrees {
     /// By the index of the `free_requested` event. Frees that were not deferred are absent.

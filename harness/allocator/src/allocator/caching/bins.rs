@@ -4,7 +4,6 @@ use super::config::BLOCK_UNIT;
 
 /// Bins per row, as a power of two.
 const ROW_BITS: u32 = 12;
-/// Bins per row.
 pub(super) const ROW: usize = 1 << ROW_BITS;
 /// The number of rows. Sizes of 64 bits need 44; a power of two makes index checks unnecessary.
 pub(super) const ROWS: usize = 64;
@@ -19,7 +18,6 @@ impl Bin {
     /// Up to this row all blocks of a bin have one size.
     pub(super) const LAST_EXACT_ROW: usize = 1;
 
-    /// The bin of a size in bytes.
     #[inline(always)]
     pub(super) fn of(size: u64) -> Self {
         let units = size / BLOCK_UNIT;
@@ -34,7 +32,6 @@ impl Bin {
         (self.0 >> ROW_BITS) as usize % ROWS
     }
 
-    /// Its index in the row.
     #[inline(always)]
     pub(super) fn index(self) -> usize {
         self.0 as usize % ROW

@@ -10,7 +10,6 @@ struct Gauge {
     /// Separates two fields that change together. If they were adjacent, the compiler would load both at once, and that load
     /// would wait for an earlier store of one of them.
     peak: u64,
-    /// The sum of all increases.
     total: u64,
 }
 
@@ -66,7 +65,6 @@ impl Pooled {
         }
     }
 
-    /// The sum of both pools.
     #[inline]
     pub(super) fn current(&self) -> u64 {
         self.pools[0].current + self.pools[1].current
@@ -171,7 +169,6 @@ impl Counters {
         }
     }
 
-    /// Counts a free split piece of a restored segment.
     pub(super) fn piece_was_there(&mut self, pool: PoolKind, size: u64) {
         self.inactive_splits.increase(pool, 1);
         self.inactive_split_bytes.increase(pool, size);
@@ -206,7 +203,6 @@ impl Counters {
         self.allocations.decrease(pool, 1);
     }
 
-    /// Counts a free of a block that waits for events.
     pub(super) fn free_is_pending(&mut self, pool: PoolKind, size: u64) {
         self.pending_bytes.current[pool as usize] += size;
         self.pending.current[pool as usize] += 1;
@@ -216,14 +212,12 @@ impl Counters {
         self.observe_pending();
     }
 
-    /// Counts a pending free that is complete.
     pub(super) fn pending_free_is_done(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.pending_bytes.current[pool as usize] -= size;
         self.pending.current[pool as usize] -= 1;
         self.requested_bytes.decrease(pool, requested);
     }
 
-    /// Allocated bytes of both pools.
     pub(super) fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.current()
     }

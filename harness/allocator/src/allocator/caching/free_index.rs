@@ -22,7 +22,6 @@ use super::ids::BlockId;
 
 /// Words per bitmap of a row.
 const WORDS: usize = ROW / 64;
-/// The free blocks of one pool and one stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FreeBlocks {
     /// The most recently freed block, unless it was taken.
@@ -137,7 +136,6 @@ impl FreeBlocks {
         self.occupied &= !(u64::from(bins.summary == 0) << row);
     }
 
-    /// The best fit among the blocks in bins.
     #[inline(always)]
     fn best_in_bins(&self, blocks: &[Block], size: u64) -> BlockId {
         let bin = Bin::of(size);
@@ -221,7 +219,6 @@ fn collect(blocks: &[Block], root: BlockId, all: &mut Vec<BlockId>) {
     }
 }
 
-/// Adds a block to the chain of a non-empty bin.
 #[inline(never)]
 fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let size = blocks[id].size;
@@ -238,7 +235,6 @@ fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     put_behind(blocks, head, before, new_root);
 }
 
-/// Removes a block from the chain of its bin.
 #[inline(never)]
 fn remove_from_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let (before, root) = find_size(blocks, *head, blocks[id].size);

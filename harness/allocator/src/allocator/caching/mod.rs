@@ -54,7 +54,6 @@ pub struct CachingAllocator {
     rules: Rules,
     blocks: Blocks,
     pools: Pools,
-    /// The other streams that use a live block.
     uses: Uses,
     /// Blocks that were freed while other streams used them.
     pending: PendingFrees<BlockId>,
@@ -67,7 +66,6 @@ pub struct CachingAllocator {
 
 /// A freed block after merging.
 struct Merged {
-    /// The merged block.
     block: BlockId,
     /// The number of free neighbors merged into it.
     neighbours: u64,
@@ -123,7 +121,6 @@ impl CachingAllocator {
         Allocation::new(MemoryRange::new(DevicePtr(block.address), Bytes(block.size)), request, Handle::new(id.0))
     }
 
-    /// Takes a free block from the cache.
     #[inline(always)]
     fn take_cached(&mut self, pool: PoolId, stream_pool: StreamPoolId, size: u64) -> Option<BlockId> {
         if self.rules.ages && self.fraction.is_some() {
@@ -236,7 +233,6 @@ impl CachingAllocator {
         Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), stream_pool, kind, false)))
     }
 
-    /// The limit on reserved memory.
     fn limit(&self, device: &dyn Device) -> Option<Bytes> {
         self.fraction.map(|fraction| fraction.of(device.info().total))
     }

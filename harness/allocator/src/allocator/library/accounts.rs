@@ -202,7 +202,6 @@ impl Accounts {
         inactive_split_bytes.increase(POOL, after.1);
     }
 
-    /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
         exceeded(self.limit, &self.stats, size)
     }
@@ -219,7 +218,6 @@ impl Accounts {
         self.stats
     }
 
-    /// All segments in address order.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.segments.iter().map(|(&start, segment)| self.segment(start, segment)).collect()
     }

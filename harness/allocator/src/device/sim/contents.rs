@@ -19,7 +19,6 @@ pub(super) struct Mismatch {
 }
 
 impl MemoryTags {
-    /// Writes the tag to the range.
     pub(super) fn fill(&mut self, range: MemoryRange, tag: Tag) {
         let pattern = pattern(range, tag);
         match self.written.exact_mut(range.start.0, range.end().0) {
@@ -28,7 +27,6 @@ impl MemoryTags {
         }
     }
 
-    /// Forgets the contents of a freed range.
     pub(super) fn forget(&mut self, range: MemoryRange) {
         self.written.remove(range.start.0, range.end().0);
     }

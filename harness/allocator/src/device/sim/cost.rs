@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use crate::device::CostFigure;
 use crate::units::{Bytes, Nanos};
 
-/// A number and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure<T> {
     pub value: T,
@@ -23,10 +22,8 @@ const fn figure<T>(value: T, source: &'static str) -> Figure<T> {
 /// The time of a copy of one GiB to or from pinned memory over 16 lanes of PCI Express 3.0.
 pub const PCIE_3: Figure<Nanos> =
     figure(Nanos(89_478_500), "https://github.com/ZaidQureshi/bam/issues/54: 12 GB/s into a V100, of 16 GB/s that PCIe 3.0 x16 has");
-/// The same for PCI Express 4.0.
 pub const PCIE_4: Figure<Nanos> =
     figure(Nanos(42_727_500), "https://github.com/NVIDIA/nvbandwidth/issues/42: 25.13 GB/s into an A100 SXM (PCIe 4.0 x16)");
-/// The same for PCI Express 5.0.
 pub const PCIE_5: Figure<Nanos> =
     figure(Nanos(20_347_600), "https://github.com/NVIDIA/nvbandwidth/issues/24: 52.77 GB/s out of an H100 (PCIe 5.0 x16)");
 
@@ -54,7 +51,6 @@ macro_rules! cost_model {
                 }
             };
 
-            /// All figures, for a table.
             pub fn figures(&self) -> Vec<CostFigure> {
                 let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
                 vec![
@@ -67,7 +63,6 @@ macro_rules! cost_model {
 }
 
 cost_model! {
-    /// The base cost of a device allocation.
     malloc = "device allocation" "",
     /// The additional cost of each MiB of a device allocation.
     malloc_per_mib = "device allocation, per size" " per MiB",
@@ -77,20 +72,15 @@ cost_model! {
     free_per_mib = "device free, per size" " per MiB",
     /// Creating one physical page, mapping it and making it accessible.
     map_page = "mapping a page" "",
-    /// Unmapping one physical page and releasing it.
     unmap_page = "unmapping a page" "",
     /// An allocation, free or trim of the driver's stream-ordered pool that does not change its size. Growing costs a device
     /// allocation more, shrinking a device free.
     pool_call = "call of the driver's pool" "",
-    /// Queueing work: a fill, a verify, a busy loop or a wait for an event.
     submit = "queueing work" "",
     stream_create = "making a stream" "",
-    /// Creating an event with a timestamp.
     event_create = "making an event" "",
-    /// Recording an event with a timestamp.
     event_record = "recording an event" "",
     event_query = "event query" "",
-    /// The overhead of a wait of the host.
     synchronize = "overhead of a host wait" "",
     /// The time of a fill or verify of one GiB.
     transfer_per_gib = "writing or reading device memory" " per GiB",
@@ -189,7 +179,6 @@ impl CostModel {
         ),
     };
 
-    /// The time of a device allocation of this many charged bytes.
     pub fn malloc_time(&self, charged: Bytes) -> Nanos {
         by_size(self.malloc.value, self.malloc_per_mib.value, charged)
     }
@@ -199,7 +188,6 @@ impl CostModel {
         by_size(self.free.value, self.free_per_mib.value, charged)
     }
 
-    /// The time to write or read this many bytes of device memory.
     pub fn transfer_time(&self, bytes: Bytes) -> Nanos {
         scaled(self.transfer_per_gib.value, bytes, Bytes::gib(1))
     }

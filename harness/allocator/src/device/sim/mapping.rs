@@ -20,7 +20,6 @@ impl Mapping {
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
-    /// Returns true if an address is in the range of reservations.
     pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
         RESERVATIONS.contains(&ptr.0) || self.table.is_reserved(ptr)
     }

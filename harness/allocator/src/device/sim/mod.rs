@@ -44,7 +44,6 @@ pub const GRANULARITY: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimConfig {
-    /// The memory of the device.
     pub total: Bytes,
     /// The part that is used before the first allocation.
     pub context_overhead: Bytes,
@@ -57,7 +56,6 @@ pub struct SimConfig {
     /// with current drivers (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     pub addresses: AddressOrder,
-    /// The order of reserved addresses.
     pub reservations: AddressOrder,
 }
 
@@ -147,7 +145,6 @@ struct Stream {
 #[derive(Clone, Debug, Default)]
 struct Event {
     record: Option<Record>,
-    /// True if it has a timestamp.
     timed: bool,
     /// All work that is complete when the last record is. Kept between records to reuse its memory.
     clock: VectorClock,
@@ -230,7 +227,6 @@ impl SimDevice {
         self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.charged).saturating_sub(self.pressure)
     }
 
-    /// Advances the clock by the cost of a host call.
     fn spend(&mut self, cost: Nanos) {
         self.now = later(self.now, cost);
     }
@@ -326,7 +322,6 @@ impl SimDevice {
         Err(DeviceError::InvalidAccess { range, access, why })
     }
 
-    /// Compares the present contents of memory with a tag.
     fn compare(&self, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         match self.contents.mismatch(range, tag) {
             None => Ok(()),

@@ -14,7 +14,6 @@ struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Live,
-    /// Free for any work.
     Free,
     /// Free for work that is ordered after this entry of a stream.
     FreeBehind(Slot, u64),
@@ -46,7 +45,6 @@ impl Pieces {
         self.pieces.get(&start) == Some(&Piece { size, state: State::Free })
     }
 
-    /// Removes an unused chunk.
     pub(super) fn remove_chunk(&mut self, start: u64) {
         self.remove(start);
     }
@@ -106,7 +104,6 @@ impl Pieces {
         {}
     }
 
-    /// Merges two pieces if they touch and are free for the same work.
     fn join(&mut self, first: u64, second: u64) -> bool {
         let (Some(&before), Some(&after)) = (self.pieces.get(&first), self.pieces.get(&second)) else { return false };
         let touches = first + before.size.0 == second;

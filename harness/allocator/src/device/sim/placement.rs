@@ -6,7 +6,6 @@ use super::{GRANULARITY, SimDevice};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
-/// The requested addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Placement {
     allocations: VecDeque<DevicePtr>,

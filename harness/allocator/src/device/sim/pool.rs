@@ -52,14 +52,12 @@ impl SimPools {
         self.pools.get_mut(&pool.0).ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
     }
 
-    /// The number of pools.
     pub(super) fn count(&self) -> u64 {
         self.pools.len() as u64
     }
 }
 
 impl Pool {
-    /// Allocates a piece for the stream in `slot`.
     fn take(&mut self, size: Bytes, slot: Slot, races: &Races) -> Option<u64> {
         let start = self.pieces.take(size, slot, races)?;
         self.memory.used += size;
@@ -86,7 +84,6 @@ impl Pool {
 }
 
 impl SimDevice {
-    /// Sets the release threshold of a pool.
     pub fn set_release_threshold(&mut self, pool: PoolId, threshold: Bytes) -> Result<(), DeviceError> {
         self.pools.get(pool)?.threshold = threshold;
         Ok(())

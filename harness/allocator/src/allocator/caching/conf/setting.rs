@@ -6,7 +6,6 @@ use crate::allocator::caching::TorchVersion;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     pub name: &'static str,
-    /// The values that PyTorch accepts.
     pub takes: &'static str,
     /// Its effect here.
     pub about: &'static str,
@@ -37,7 +36,6 @@ pub(super) enum Key {
 }
 
 impl Setting {
-    /// All settings. Those with an effect here come first.
     pub const ALL: &'static [Self] = &[
         Self::new(
             "max_split_size_mb",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, slab::Slab};
+use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
@@ -33,7 +33,7 @@ pub(super) struct LiveAllocations {
     /// Without reserved bytes and driver calls, which the allocator counts itself.
     pub(super) stats: MemoryStats,
     /// The limit on allocated memory.
-    limit: Option<Bytes>,
+    pub(super) limit: Option<Bytes>,
 }
 
 impl LiveAllocations {
@@ -84,18 +84,6 @@ impl LiveAllocations {
         largest_free_block: Option<Bytes>,
     ) -> AllocatorError {
         out_of_memory(&mut self.stats, device, [requested; 2], cause, largest_free_block)
-    }
-
-    pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.limit = fraction.limit(device.info().total);
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    pub(super) const fn stats(&self) -> MemoryStats {
-        self.stats
     }
 }
 

@@ -18,19 +18,19 @@ mod slab;
 mod spec;
 pub mod wrapper;
 
-/// The methods of an [`Allocator`] that it passes to one of its fields.
+/// The methods of an [`Allocator`] that one of its fields answers, which has the statistics and the memory limit.
 macro_rules! answered_by {
     ($($table:ident).+) => {
         fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
-            self.$($table).+.set_memory_fraction(device, fraction);
+            self.$($table).+.limit = fraction.limit(device.info().total);
         }
 
         fn reset_peaks(&mut self) {
-            self.$($table).+.reset_peaks();
+            self.$($table).+.stats.reset_peaks();
         }
 
         fn stats(&self) -> $crate::stats::MemoryStats {
-            self.$($table).+.stats()
+            self.$($table).+.stats
         }
 
         fn snapshot(&self) -> Vec<$crate::stats::SegmentInfo> {

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, Request, live::out_of_memory, slab::Slab};
+use super::{Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
@@ -75,7 +75,8 @@ pub(super) struct Regions {
     /// The number of chunks that became free so far: the clock of [`Chunk::freed_at`].
     frees: u64,
     pub(super) stats: MemoryStats,
-    fraction: Option<MemoryFraction>,
+    /// The limit of the memory fraction.
+    pub(super) limit: Option<Bytes>,
 }
 
 impl std::ops::Index<ChunkId> for Regions {
@@ -268,14 +269,7 @@ impl Regions {
 
     /// The limit on all regions together: the device, the memory fraction, and the allocator's own setting.
     pub(super) fn limit(&self, device: &dyn Device, configured: Option<Bytes>) -> Bytes {
-        let total = device.info().total;
-        self.lowest_setting(device, configured).map_or(total, |limit| limit.min(total))
-    }
-
-    /// The lower one of the memory fraction and the allocator's own setting, if one is set.
-    fn lowest_setting(&self, device: &dyn Device, configured: Option<Bytes>) -> Option<Bytes> {
-        let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
-        fraction.into_iter().chain(configured).min()
+        self.limit.into_iter().chain(configured).fold(device.info().total, Bytes::min)
     }
 
     /// Counts a failed request and explains it by a limit or the device. `configured` as in [`Self::limit`].
@@ -287,7 +281,7 @@ impl Regions {
         configured: Option<Bytes>,
     ) -> AllocatorError {
         let reserved = Bytes(self.reserved());
-        let limit = self.lowest_setting(device, configured);
+        let limit = self.limit.into_iter().chain(configured).min();
         let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
@@ -300,18 +294,6 @@ impl Regions {
         };
         let largest = Bytes(self.largest(request.stream));
         out_of_memory(&mut self.stats, device, [request.size, Bytes(size)], cause, Some(largest))
-    }
-
-    pub(super) fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
-        self.fraction = Some(fraction);
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    pub(super) const fn stats(&self) -> MemoryStats {
-        self.stats
     }
 
     /// All regions in address order. Linear in chunks.

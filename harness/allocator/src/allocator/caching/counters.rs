@@ -174,13 +174,6 @@ impl Counters {
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// Counts the allocation of a whole free split piece.
-    #[inline(always)]
-    pub(super) fn piece_was_taken(&mut self, pool: PoolKind, size: u64) {
-        self.inactive_splits.decrease(pool, 1);
-        self.inactive_split_bytes.decrease(pool, size);
-    }
-
     /// Counts a freed block of `size` bytes that merged with free neighbors and is still a split piece of a segment.
     #[inline(always)]
     pub(super) fn piece_was_freed(&mut self, pool: PoolKind, neighbours: u64, size: u64) {
@@ -188,9 +181,9 @@ impl Counters {
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// Counts free split pieces that merged with a freed block into a whole segment.
+    /// Counts free split pieces that were allocated whole, or merged with a freed block into a whole segment.
     #[inline(always)]
-    pub(super) fn pieces_became_whole(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
+    pub(super) fn pieces_are_gone(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
         self.inactive_splits.decrease(pool, pieces);
         self.inactive_split_bytes.decrease(pool, bytes);
     }

@@ -292,7 +292,7 @@ impl CachingAllocator {
             size
         } else {
             if counts_pieces && was_piece {
-                self.counters.piece_was_taken(kind, available);
+                self.counters.pieces_are_gone(kind, 1, available);
             }
             available
         };
@@ -315,7 +315,7 @@ impl CachingAllocator {
             if block.is_split() {
                 counters.piece_was_freed(block.kind, neighbours, own_size);
             } else {
-                counters.pieces_became_whole(block.kind, neighbours, bytes);
+                counters.pieces_are_gone(block.kind, neighbours, bytes);
             }
         }
         if rules.ages {

@@ -6,7 +6,7 @@ use super::races::{Races, Slot};
 use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+pub(super) struct Piece {
     size: Bytes,
     state: State,
 }
@@ -43,10 +43,6 @@ impl Pieces {
     /// Returns true if the chunk is one piece that is free for any work.
     pub(super) fn is_unused(&self, start: u64, size: Bytes) -> bool {
         self.pieces.get(&start) == Some(&Piece { size, state: State::Free })
-    }
-
-    pub(super) fn remove_chunk(&mut self, start: u64) {
-        self.remove(start);
     }
 
     /// Allocates a piece for work of the stream in `slot`.
@@ -127,7 +123,8 @@ impl Pieces {
         }
     }
 
-    fn remove(&mut self, start: u64) -> Option<Piece> {
+    /// Removes a piece, or an unused chunk.
+    pub(super) fn remove(&mut self, start: u64) -> Option<Piece> {
         let piece = self.pieces.remove(&start)?;
         self.free.remove(&(piece.size, start));
         if let State::FreeBehind(slot, tick) = piece.state

@@ -75,7 +75,7 @@ impl Pool {
             if self.memory.reserved.saturating_sub(size) >= keep {
                 self.memory.reserved -= size;
                 self.chunks.remove(&start);
-                self.pieces.remove_chunk(start);
+                self.pieces.remove(start);
                 gone.push(MemoryRange::new(DevicePtr(start), size));
             }
         }

@@ -2,15 +2,6 @@
 //!
 //! [`CudaDevice`] implements [`Device`] on the device's primary context. It keeps a table of its callers' allocations and checks
 //! each free and access against it first, because an invalid access on a GPU breaks the context for good.
-//!
-//! * `driver`: the driver's functions; `codes`: names of its result codes
-//! * `host`: host memory for copies
-//! * `kernels` and `kernels.ptx`: fill, verify and spin
-//! * `mapping`: virtual memory management, [`harness_allocator::device::MappedDevice`]
-//! * `pool`: the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`]
-//! * `reads`: reads queued by [`TestDevice::verify_later`]
-//! * `external_memory`: the memory of [`TestDevice::set_external_memory`]
-//! * [`probe`]: describes GPUs without opening one
 
 mod codes;
 mod driver;
@@ -103,9 +94,7 @@ struct Event {
 
 impl CudaDevice {
     /// Opens the CUDA device with this ordinal, numbered as the process sees them.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] without a driver, device or function; [`DeviceError::Driver`] if a driver call fails.
+    /// Fails with [`DeviceError::Unavailable`] without a driver, device or function; [`DeviceError::Driver`] if a driver call fails.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         Self::open_with(driver_with_devices(ordinal, Driver::get())?, ordinal, |driver| Kernels::load(driver).map(Some))
     }
@@ -233,9 +222,7 @@ impl CudaDevice {
     ///
     /// [`Device::release_stream`] ends the loan. It waits for the stream only if copies or reads are queued on it. Allocators
     /// keep free memory and events by stream, so release the stream there first (`Allocator::release_stream`).
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for
+    /// Fails with [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for
     /// `CU_STREAM_PER_THREAD`, which is a different stream in each thread. [`DeviceError::Driver`] if the driver does not know
     /// the stream.
     ///
@@ -277,9 +264,7 @@ impl CudaDevice {
     /// Checks that [`TestDevice::verify`] works on this GPU. It must accept a range that holds its tag, and find each wrong byte
     /// in a range with odd start and end. Without this check, a run without reported corruption would prove nothing. Not counted
     /// in [`TestDevice::calls`].
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if verification does not work; [`DeviceError`] if memory cannot be allocated or used.
+    /// Fails with [`DeviceError::Unavailable`] if verification does not work; [`DeviceError`] if memory cannot be allocated or used.
     pub fn check_verification(&mut self) -> Result<(), DeviceError> {
         let calls = self.calls;
         let start = self.malloc(GRANULARITY)?;

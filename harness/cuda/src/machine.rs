@@ -19,9 +19,7 @@ pub fn probe() -> Probe {
 }
 
 /// Returns the NVML device of a CUDA device, found by the hash of its UUID. The CUDA device may be limited or already closed.
-///
-/// # Errors
-/// Why there is none. A simulated device has none.
+/// Fails with the reason if there is none, as for a simulated device.
 pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
     let Some(hash) = &info.fingerprint.uuid_hash else { return Err("a simulated device has no sensors".to_owned()) };
     nvml_where(|device| device.uuid.hash() == *hash, "the CUDA driver no longer has this device")

@@ -102,9 +102,7 @@ impl Ledger {
     }
 
     /// Enters how much another living process holds of a device, until the next such call or its end. For programs that use no simulated device.
-    ///
-    /// # Errors
-    /// If there is no such process or device, or too many processes are entered.
+    /// Fails if there is no such process or device, or too many processes are entered.
     pub fn enter(&self, pid: u32, device: u32, held: Bytes) -> io::Result<()> {
         let locked = self.lock();
         let entry = locked.find(pid.into()).or_else(|| locked.enter(pid.into())).map(|index| &self.0.entries[index]);

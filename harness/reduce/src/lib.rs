@@ -1,9 +1,5 @@
 //! Reduces failing traces and scenarios to small ones that fail the same way.
 //!
-//! * [`trace`]: traces that run out of memory
-//! * [`scenario`]: scenarios that fail for any reason
-//! * `delta`: the shared algorithm
-//!
 //! Every accepted step is verified by a run. Reduction uses no randomness and no clock, so the same input always gives the same
 //! result.
 

@@ -204,8 +204,6 @@ fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Val
 
 /// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments.
 /// Returns the allocator's final counters.
-///
-/// # Errors
 /// The inner error is a [`ReplayError`]; the outer one comes from `output`.
 pub fn write_stats(
     events: &[TraceEvent],

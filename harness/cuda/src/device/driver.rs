@@ -111,9 +111,7 @@ declared! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F G H I J K) }
 
 impl Driver {
     /// Returns the initialized driver. The library is loaded once; an error is remembered.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the library or one of its functions is missing; [`DeviceError::Driver`] if `cuInit` fails.
+    /// Fails with [`DeviceError::Unavailable`] if the library or one of its functions is missing; [`DeviceError::Driver`] if `cuInit` fails.
     pub(super) fn get() -> Result<&'static Self, DeviceError> {
         Self::initialised(Self::uninitialised()?)
     }

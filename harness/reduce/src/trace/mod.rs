@@ -84,9 +84,7 @@ pub fn shrink_violation(case: Case, engine: &dyn Engine, watch: &mut Watch<'_>) 
 
 /// Converts a reduced trace that violates an invariant to a scenario with one step per operation, and reduces that scenario too.
 /// `origin` describes the original.
-///
-/// # Errors
-/// [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else as [`scenarios::reduce`].
+/// Fails with [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else as [`scenarios::reduce`].
 pub fn scenario_of_violation(
     shrunk: &Shrunk,
     origin: &str,

@@ -195,9 +195,7 @@ impl<L> Executor<L> {
     }
 
     /// Copies the prepared trace for another device and creates its streams there. Live allocations are not copied.
-    ///
-    /// # Errors
-    /// [`PrepareError::Device`], also if the other device numbers its streams differently. Use a new device of the same kind.
+    /// Fails with [`PrepareError::Device`], also if the other device numbers its streams differently. Use a new device of the same kind.
     pub fn for_device(&self, device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         self.streams.make_again(device)?;
         let live = self.live.iter().map(|_| None).collect();

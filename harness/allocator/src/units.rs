@@ -54,8 +54,7 @@ impl Bytes {
         }
     }
 
-    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are
-    /// valid.
+    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are valid.
     /// Fails with a [`ParseBytesError`] that has the accepted forms.
     pub fn parse(text: &str) -> Result<Self, ParseBytesError> {
         parse_bytes(text.trim())

@@ -223,8 +223,7 @@ impl CudaDevice {
     /// [`Device::release_stream`] ends the loan. It waits for the stream only if copies or reads are queued on it. Allocators
     /// keep free memory and events by stream, so release the stream there first (`Allocator::release_stream`).
     /// Fails with [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for
-    /// `CU_STREAM_PER_THREAD`, which is a different stream in each thread. [`DeviceError::Driver`] if the driver does not know
-    /// the stream.
+    /// `CU_STREAM_PER_THREAD`, which is a different stream in each thread. [`DeviceError::Driver`] if the driver does not know the stream.
     ///
     /// # Safety
     /// The stream must live until it is released or this device is dropped.

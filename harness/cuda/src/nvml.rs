@@ -190,8 +190,7 @@ impl NvmlDevice {
         newer_first(newer, older).ok().map(throttles)
     }
 
-    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's
-    /// policy.
+    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's policy.
     fn held_down(&self, field: c_uint, policy: nvmlPerfPolicyType_t) -> Option<Nanos> {
         // SAFETY: zero is a valid value of each field.
         let mut value = nvmlFieldValue_t { fieldId: field, ..unsafe { std::mem::zeroed() } };

@@ -1,5 +1,4 @@
-//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what NVIDIA's headers do in a C
-//! program.
+//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what NVIDIA's headers do in a C program.
 //!
 //! NVTX has no library to link. A profiler names its library in the variable `NVTX_INJECTION64_PATH`. The program loads it and
 //! calls its `InitializeInjectionNvtx2`, and the profiler writes its functions into a table that it requests: see

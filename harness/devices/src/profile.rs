@@ -203,8 +203,7 @@ impl Figures {
     }
 }
 
-/// Writes a double-quoted scalar of YAML 1.2 (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters
-/// escaped.
+/// Writes a double-quoted scalar of YAML 1.2 (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters escaped.
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => format!("\\{character}"),

@@ -1,5 +1,4 @@
-//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it would look, without importing
-//! it.
+//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it would look, without importing it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -1,9 +1,7 @@
-//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's
-//! settings.
+//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's settings.
 //!
-//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials. [`faults`] fails attempts one after the
-//! other (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory. [`settings`]
-//! compares settings.
+//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials. [`faults`] fails attempts one after the other
+//! (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory. [`settings`] compares settings.
 
 pub mod faults;
 pub mod least;

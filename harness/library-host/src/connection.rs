@@ -23,8 +23,7 @@ pub(crate) fn connection() -> MutexGuard<'static, Option<Connection>> {
 
 /// Takes standard input as the socket and replaces it with an empty file.
 pub(crate) fn connect() -> bool {
-    // SAFETY: standard input is open: the harness started this process with its socket there. The duplicate belongs to this
-    // library.
+    // SAFETY: standard input is open: the harness started this process with its socket there. The duplicate belongs to this library.
     let socket = unsafe { libc::fcntl(0, libc::F_DUPFD_CLOEXEC, 3) };
     if socket < 0 {
         return false;

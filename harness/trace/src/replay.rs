@@ -202,9 +202,8 @@ fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Val
     json!([stream, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
 }
 
-/// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments.
-/// Returns the allocator's final counters.
-/// The inner error is a [`ReplayError`]; the outer one comes from `output`.
+/// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments. Returns
+/// the allocator's final counters. The inner error is a [`ReplayError`]; the outer one comes from `output`.
 pub fn write_stats(
     events: &[TraceEvent],
     config: Config,

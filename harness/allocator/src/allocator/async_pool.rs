@@ -1,11 +1,10 @@
 //! The driver's stream-ordered allocator (`cuMemAllocAsync`), as PyTorch's `backend:cudaMallocAsync` uses it. Every request and
 //! every free calls a pool of the driver, which keeps its reserved memory until a trim.
 //!
-//! The driver does not report how it rounds sizes or cuts its pool. So requested, allocated and active bytes are our own count of
-//! the requests. Reserved bytes are the pool's own figure (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that
-//! may change it. Inactive splits and device calls are unknown, and the snapshot shows one segment per live allocation. The
-//! driver has one pool for all sizes, so all memory counts in the large pool. The audit asks the driver for the rest
-//! ([`Allocator::driver_pool`]).
+//! The driver does not report how it rounds sizes or cuts its pool. So requested, allocated and active bytes are our own count of the
+//! requests. Reserved bytes are the pool's own figure (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that may change it.
+//! Inactive splits and device calls are unknown, and the snapshot shows one segment per live allocation. The driver has one pool for all
+//! sizes, so all memory counts in the large pool. The audit asks the driver for the rest ([`Allocator::driver_pool`]).
 //!
 //! Differences from PyTorch's backend (`c10/cuda/CUDAMallocAsyncAllocator.cpp`): if an allocation fails and the pool has unused
 //! memory, it is tried again after a wait for the device and a trim. Opportunistic reuse is off (see [`PooledDevice`]). As in

@@ -189,9 +189,8 @@ pub trait Allocator: Send {
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver
-    /// or to other streams. Its live allocations stay valid. Waits for the stream's work. Call it before or after
-    /// [`Device::destroy_stream`].
+    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver or to other
+    /// streams. Its live allocations stay valid. Waits for the stream's work. Call it before or after [`Device::destroy_stream`].
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Returns all cached memory that can be released to the driver.
@@ -318,8 +317,7 @@ pub struct OutOfMemory {
     pub allocated: Bytes,
     /// At the time of the failure.
     pub reserved: Bytes,
-    /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of
-    /// the driver.
+    /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of the driver.
     pub largest_free_block: Option<Bytes>,
     pub total: Bytes,
 }

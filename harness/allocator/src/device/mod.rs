@@ -218,8 +218,7 @@ impl DeviceCalls {
 pub trait Device: Send {
     fn info(&self) -> &DeviceInfo;
 
-    /// Returns an upper bound on the next allocation. Asks only the driver, because NVML may take milliseconds, and timed code
-    /// calls this.
+    /// Returns an upper bound on the next allocation. Asks only the driver, because NVML may take milliseconds, and timed code calls this.
     fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
 
     /// Allocates `size` bytes (not zero) of device memory. The address is at least 256-byte aligned.
@@ -237,9 +236,8 @@ pub trait Device: Send {
     /// [`Device::release_stream`].
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Forgets the number of a borrowed stream: a stream that the program made and passed to `CudaDevice::borrow_stream`. Does
-    /// not wait, and leaves the driver's stream alone. Call it before the program destroys the stream and after the allocator has
-    /// released it.
+    /// Forgets the number of a borrowed stream: a stream that the program made and passed to `CudaDevice::borrow_stream`. Does not wait,
+    /// and leaves the driver's stream alone. Call it before the program destroys the stream and after the allocator has released it.
     /// Fails with [`DeviceError::UnknownHandle`] if the stream is not borrowed.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
@@ -309,8 +307,7 @@ pub trait TestDevice: Device {
 
     fn set_call_site(&mut self, place: CallSite);
 
-    /// Makes an event with a timestamp, for [`TestDevice::elapsed`]. On a GPU it costs more than an event of
-    /// [`Device::create_event`].
+    /// Makes an event with a timestamp, for [`TestDevice::elapsed`]. On a GPU it costs more than an event of [`Device::create_event`].
     fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
 
     /// Returns the device time between two completed events of [`TestDevice::create_timed_event`].
@@ -326,10 +323,9 @@ pub trait TestDevice: Device {
     /// Fails with [`DeviceError::Corrupted`] if a byte does not match the tag; on a strict device also as [`TestDevice::fill`].
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
-    /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with
-    /// the tag when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the
-    /// oldest read if too many are queued.
-    /// On a strict device, fails like [`TestDevice::fill`].
+    /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with the tag
+    /// when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the oldest read if too
+    /// many are queued. On a strict device, fails like [`TestDevice::fill`].
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Waits for all reads queued on the stream by [`TestDevice::verify_later`] and returns their result. Reads of a destroyed
@@ -340,8 +336,7 @@ pub trait TestDevice: Device {
     /// Queues work that keeps the stream busy for about `duration`.
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
 
-    /// Advances the clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work
-    /// continues.
+    /// Advances the clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work continues.
     fn sleep(&mut self, duration: Nanos);
 
     /// Simulates other programs that use `bytes` of the device, limited to the free memory. Returns the bytes they use now. A
@@ -416,8 +411,7 @@ pub trait PooledDevice {
     /// Fails with [`DeviceError::OutOfMemory`]: the call has changed nothing, except that the pool may have released unused memory.
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError>;
 
-    /// Frees an allocation of [`PooledDevice::malloc_async`] in the order of `stream`, which may differ from the stream of the
-    /// allocation.
+    /// Frees an allocation of [`PooledDevice::malloc_async`] in the order of `stream`, which may differ from the stream of the allocation.
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Releases unused memory down to `keep` reserved bytes. Memory counts as used until the host has waited for its free.

@@ -1,7 +1,6 @@
 //! Names of the driver's result codes, with advice. Bindings cannot name codes that they do not know.
 //!
-//! Source: `CUresult` in the CUDA driver API,
-//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
+//! Source: `CUresult` in the CUDA driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
 
 use crate::library::Refusal;
 use harness_allocator::device::DeviceError;

@@ -81,8 +81,7 @@ impl Kernels {
         }
     }
 
-    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the
-    /// range.
+    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the range.
     pub(super) fn verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<Option<Mismatch>, Refusal> {
         self.queue_verify(driver, stream, range, tag, 0)?;
         let mut slot = [0; SLOT as usize];

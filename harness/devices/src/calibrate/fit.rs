@@ -17,11 +17,10 @@ pub(super) struct Line {
 /// the weighted median of the slopes of all pairs, and the base is the median of the residuals. The medians reject disturbed
 /// samples, and the fit rejects disturbed sizes, except for the largest, which weighs as much as all others together.
 ///
-/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical
-/// Association 63 (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>. The weights are from G. L. Sievers, "Weighted
-/// Rank Statistics for Simple Linear Regression", the same journal 73 (363), 1978,
-/// <https://doi.org/10.1080/01621459.1978.10480067>; without them, pairs of small sizes would dominate. Quadratic in the number
-/// of sizes.
+/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical Association 63
+/// (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>. The weights are from G. L. Sievers, "Weighted Rank Statistics for Simple
+/// Linear Regression", the same journal 73 (363), 1978, <https://doi.org/10.1080/01621459.1978.10480067>; without them, pairs of small
+/// sizes would dominate. Quadratic in the number of sizes.
 pub(super) fn line(curve: &Curve) -> Line {
     let points = medians(curve);
     let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index + 1..].iter().map(move |b| (a, b)));

@@ -5,8 +5,7 @@
 //! device memory shrinks with the trace: one pinned segment explains as much as a hundred. Then streams, sizes and settings are
 //! simplified the same way.
 //!
-//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the same trace always gives the
-//! same result.
+//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the same trace always gives the same result.
 
 mod audited;
 mod failure;

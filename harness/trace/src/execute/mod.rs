@@ -120,9 +120,8 @@ pub trait Observer<T: Target> {
     /// Called after operation `index` of the trace, counted from 0. An error stops the run.
     fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), Self::Error>;
 
-    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the run; by default the misuse is
-    /// ignored. A second pass can misuse a pool that the first one used correctly, because a pool released with live blocks
-    /// cannot be reopened.
+    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the run; by default the misuse is ignored. A
+    /// second pass can misuse a pool that the first one used correctly, because a pool released with live blocks cannot be reopened.
     fn pool_misused(&mut self, index: usize, error: PrivatePoolError) -> Result<(), Self::Error> {
         let _ = (index, error);
         Ok(())

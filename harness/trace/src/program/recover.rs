@@ -1,5 +1,4 @@
-//! Recovers a program from a snapshot. Follows the recording event by event, with PyTorch's allocator next to it
-//! ([`super::shadow`]).
+//! Recovers a program from a snapshot. Follows the recording event by event, with PyTorch's allocator next to it ([`super::shadow`]).
 //!
 //! A recording contains the allocator's actions. The program's actions are inferred from them:
 //!
@@ -311,8 +310,7 @@ impl<'a> Recovery<'a> {
             self.program.ended = Ended::Oom { operation, event: index as u32, requested: event.size, device_free };
         }
         if !plan.seen_before {
-            // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the
-            // latest.
+            // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the latest.
             synchronized(self);
         }
         if let Some(shadow) = &self.shadow {

@@ -1,5 +1,4 @@
-//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions of the program that the
-//! recording lacks.
+//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions of the program that the recording lacks.
 
 use std::collections::HashMap;
 

@@ -1,12 +1,10 @@
 //! Reconstructs the segments and blocks before the recording.
 //!
-//! A snapshot contains the final state and the events before it, so undoing the events from the end gives the segments. A block
-//! was live if the recording frees it without allocating it, or if it is live at the end and was not allocated. All other memory
-//! was free.
+//! A snapshot contains the final state and the events before it, so undoing the events from the end gives the segments. A block was live if
+//! the recording frees it without allocating it, or if it is live at the end and was not allocated. All other memory was free.
 //!
-//! A block of the large pool can exceed its requested size by up to 1 MiB, because smaller remainders are not split off. So a gap
-//! of at most 1 MiB after a live block belongs to the block. In a larger gap, the first later allocation shows where the free
-//! block started.
+//! A block of the large pool can exceed its requested size by up to 1 MiB, because smaller remainders are not split off. So a gap of at
+//! most 1 MiB after a live block belongs to the block. In a larger gap, the first later allocation shows where the free block started.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -21,8 +21,7 @@ impl Bin {
     #[inline(always)]
     pub(super) fn of(size: u64) -> Self {
         let units = size / BLOCK_UNIT;
-        // Bins of rows 0 and 1 are one unit wide, so their number is the size in units. The bins of each later row are twice as
-        // wide.
+        // Bins of rows 0 and 1 are one unit wide, so their number is the size in units. The bins of each later row are twice as wide.
         let width = (units | ROW as u64).ilog2() - ROW_BITS;
         Self((units >> width) as u32 + (width << ROW_BITS))
     }

@@ -36,8 +36,7 @@ pub(super) struct Block {
     pub(super) next: BlockId,
     /// Its links in the free index.
     pub(super) heap: HeapLinks,
-    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both would wait for an earlier store
-    /// of one.
+    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both would wait for an earlier store of one.
     pub(super) stream_pool: StreamPoolId,
     pub(super) kind: PoolKind,
     pub(super) state: State,
@@ -101,8 +100,7 @@ pub(super) struct Blocks {
     vacant: BlockId,
     /// Segments by their first address. Used at driver calls only.
     segments: BTreeMap<u64, Segment>,
-    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in
-    /// look-ups.
+    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in look-ups.
     free_since: Vec<u64>,
     ties: TieOrder,
     /// The last assigned number of a segment or block, whichever `ties` numbers.

@@ -369,8 +369,7 @@ fn count(text: &str, kind: impl Fn(char) -> bool) -> usize {
     text.find(|c| !kind(c)).unwrap_or(text.len())
 }
 
-/// The longest leading decimal number: sign, digits with at most one point, exponent. `None` if there is none or it is
-/// hexadecimal.
+/// The longest leading decimal number: sign, digits with at most one point, exponent. `None` if there is none or it is hexadecimal.
 fn decimal_prefix(word: &str) -> Option<&str> {
     let unsigned = sign(word).1;
     if unsigned.starts_with("0x") || unsigned.starts_with("0X") {

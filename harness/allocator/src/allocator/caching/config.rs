@@ -1,5 +1,4 @@
-//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting,
-//! oversize.
+//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting, oversize.
 //!
 //! The rules are those of PyTorch (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
 //! <https://github.com/pytorch/pytorch>).

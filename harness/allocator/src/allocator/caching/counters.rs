@@ -157,8 +157,7 @@ impl Counters {
         }
     }
 
-    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a split piece of a segment or a
-    /// whole segment.
+    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a split piece of a segment or a whole segment.
     #[inline(always)]
     pub(super) fn piece_was_cut(&mut self, pool: PoolKind, was_piece: bool, taken: u64, rest: u64) {
         if was_piece {

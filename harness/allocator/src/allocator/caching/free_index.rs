@@ -1,5 +1,4 @@
-//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and the lowest address among equal
-//! sizes.
+//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and the lowest address among equal sizes.
 //!
 //! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB every multiple of 512 B has its
 //! own bin; above, each doubling has 4096 bins. A hierarchy of bitmaps finds the next non-empty bin in three steps. A bin is a
@@ -299,8 +298,7 @@ fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
     parent
 }
 
-/// Melds a list of siblings into one heap: in pairs from the left, then together from the right. This keeps the costs
-/// logarithmic.
+/// Melds a list of siblings into one heap: in pairs from the left, then together from the right. This keeps the costs logarithmic.
 fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
     let mut pairs = BlockId::NONE;
     let mut next = first;

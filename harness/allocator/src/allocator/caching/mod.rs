@@ -1,18 +1,16 @@
 //! PyTorch's caching allocator. It takes segments from the driver, allocates blocks from them, and caches freed blocks. It
 //! returns memory to the driver only on request or if a request would otherwise fail.
 //!
-//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free blocks of one size class, by
-//! stream. `uses` tracks the streams of a block, and a block used by several streams is freed after events on them. `reclaim`
-//! returns memory to the driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf`
-//! parses PyTorch's settings.
+//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free blocks of one size class, by stream. `uses`
+//! tracks the streams of a block, and a block used by several streams is freed after events on them. `reclaim` returns memory to the
+//! driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf` parses PyTorch's settings.
 //!
 //! It behaves byte for byte like PyTorch 2.4 to 2.15 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>),
 //! as [`TorchVersion`] says; tests replay recordings of PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
 //! not.
 //!
-//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free
-//! blocks of the pool. A free uses a handle. It costs at most one search for each neighbor that it merges with, and one
-//! insertion.
+//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free blocks of the
+//! pool. A free uses a handle. It costs at most one search for each neighbor that it merges with, and one insertion.
 
 mod bins;
 mod blocks;

@@ -1,5 +1,4 @@
-//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls and records the injected
-//! failures.
+//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls and records the injected failures.
 
 mod injector_state;
 
@@ -15,8 +14,7 @@ use crate::device::{CallSite, DeviceError, StreamId};
 use crate::units::{Bytes, Nanos};
 use crate::{allocator::Request, hash::Mixer, named::named_enum, stats::PoolKind};
 
-/// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls
-/// have failed.
+/// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
     pub calls: Calls,
@@ -300,8 +298,7 @@ impl Log {
     fn note(&mut self, call: Call, made: CallRecord, operation: u64, request: Option<Request>) {
         let mut hasher = Mixer::default();
         (call.call, call.size, call.stream, made.place, self.state_hash, self.changes, &self.working).hash(&mut hasher);
-        // A kernel launch is not part of an allocator's operation. For other calls the request and their position in the
-        // operation matter.
+        // A kernel launch is not part of an allocator's operation. For other calls the request and their position in the operation matter.
         if call.call != DeviceCall::LaunchKernel {
             (request.map(|request| (request.size, request.stream)), self.in_operation).hash(&mut hasher);
             self.in_operation += 1;

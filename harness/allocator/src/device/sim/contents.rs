@@ -70,8 +70,7 @@ const fn phase(range: MemoryRange) -> u32 {
     (range.start.0 % 8 * 8) as u32
 }
 
-/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's at the next lower multiple of
-/// eight.
+/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's at the next lower multiple of eight.
 const fn pattern(range: MemoryRange, tag: Tag) -> u64 {
     tag.0.rotate_left(phase(range))
 }

@@ -50,10 +50,9 @@ pub struct SimConfig {
     pub cost: CostModel,
     pub completion: Completion,
     /// True if a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using
-    /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide,
-    /// Stream Ordered Memory Allocator,
-    /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation does not wait, as
-    /// with current drivers (<https://github.com/cupy/cupy/pull/2898>).
+    /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream
+    /// Ordered Memory Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation
+    /// does not wait, as with current drivers (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     pub addresses: AddressOrder,
     pub reservations: AddressOrder,

@@ -21,8 +21,7 @@ enum State {
 
 /// All pieces of all chunks. Chunks never touch, so adjacent pieces belong to one chunk.
 ///
-/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces that the stream may not use
-/// yet.
+/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces that the stream may not use yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
     pieces: BTreeMap<u64, Piece>,

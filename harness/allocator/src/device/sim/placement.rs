@@ -13,8 +13,7 @@ pub(super) struct Placement {
 }
 
 impl SimDevice {
-    /// Places the next allocations at these addresses, one after the other. If an address is in use, its allocation gets a normal
-    /// address.
+    /// Places the next allocations at these addresses, one after the other. If an address is in use, its allocation gets a normal address.
     pub fn place_allocations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
         self.placement.allocations.extend(addresses);
     }

@@ -5,10 +5,9 @@
 //! free "has not been observed on the host" counts as used (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
 //!
-//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole chunks are released; pieces are
-//! cut best fit, in multiples of [`ALIGNMENT`]; a pool that cannot grow first releases its unused chunks. The last point models
-//! that the driver can "remap unused memory in the pool"
-//! (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
+//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole chunks are released; pieces are cut best
+//! fit, in multiples of [`ALIGNMENT`]; a pool that cannot grow first releases its unused chunks. The last point models that the driver can
+//! "remap unused memory in the pool" (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
 //!
 //! An allocation is not an access: any stream may touch memory that was never used. Reused memory keeps its earlier accesses, so
 //! the race detector finds unordered reuse, including bugs of the pool itself.

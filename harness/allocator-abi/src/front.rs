@@ -41,7 +41,6 @@ impl DeviceWrapper for Gpu {
     }
 }
 
-/// Restores the calling thread's CUDA context when it is dropped.
 struct Restore;
 
 impl Drop for Restore {

@@ -6,12 +6,6 @@
 //! of each device, which PyTorch uses too. Loading the library does nothing; the first call opens the device.
 //!
 //! A cache hit makes no driver call and leaves the thread's CUDA context alone.
-//!
-//! * `abi`: the exported functions;
-//! * `front`: an allocator with its device, for all threads;
-//! * `settings`: the environment variables;
-//! * `streams`: the program's streams and their numbers;
-//! * `failure`: the last failure of each thread.
 
 mod abi;
 mod failure;

@@ -7,9 +7,8 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A fast hasher of numbers. It adds each word and mixes as SplitMix64 does (Steele, Lea, Flood: Fast Splittable Pseudorandom
-/// Number Generators, OOPSLA 2014, <https://doi.org/10.1145/2660193.2660195>). The probability of a collision among n items is
-/// about n² / 2⁶⁵.
+/// A fast hasher of numbers. It adds each word and mixes as SplitMix64 does (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+/// Generators, OOPSLA 2014, <https://doi.org/10.1145/2660193.2660195>). The probability of a collision among n items is about n² / 2⁶⁵.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mixer(u64);
 

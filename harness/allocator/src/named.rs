@@ -17,7 +17,6 @@ macro_rules! named_enum {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// Parses a name.
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|named| named.name() == name)
             }

@@ -15,57 +15,44 @@ pub struct Stat {
     pub current: u64,
     /// The maximum since the last reset.
     pub peak: u64,
-    /// The sum of all increases.
     pub allocated: u64,
-    /// The sum of all decreases.
     pub freed: u64,
 }
 
 impl Stat {
-    /// Increases the quantity and updates the peak.
     pub fn increase(&mut self, amount: u64) {
         self.current += amount;
         self.allocated += amount;
         self.peak = self.peak.max(self.current);
     }
 
-    /// Decreases the quantity. The peak stays.
     pub fn decrease(&mut self, amount: u64) {
         debug_assert!(self.current >= amount, "the statistic is not negative");
         self.current -= amount;
         self.freed += amount;
     }
 
-    /// Sets the peak to the present value.
     pub fn reset_peak(&mut self) {
         self.peak = self.current;
     }
 }
 
-/// The pool of a block, by its rounded size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PoolKind {
-    /// Blocks of at most 1 MiB.
-    Small,
-    /// Larger blocks.
-    Large,
+named_enum! {
+    /// The pool of a block, by its rounded size.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    PoolKind {
+        /// Blocks of at most 1 MiB.
+        Small = "small",
+        Large = "large",
+    }
 }
 
 impl PoolKind {
-    /// The largest block of the small pool.
     pub const LARGEST_SMALL: Bytes = Bytes::mib(1);
 
-    /// The pool of blocks of this rounded size.
     pub const fn of_block(size: Bytes) -> Self {
         if size.0 <= Self::LARGEST_SMALL.0 { Self::Small } else { Self::Large }
-    }
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Small => "small",
-            Self::Large => "large",
-        }
     }
 }
 
@@ -78,13 +65,11 @@ pub struct PooledStat {
 }
 
 impl PooledStat {
-    /// Increases the quantity of one pool and of the sum.
     pub fn increase(&mut self, pool: PoolKind, amount: u64) {
         self.all.increase(amount);
         self.of(pool).increase(amount);
     }
 
-    /// Decreases the quantity of one pool and of the sum.
     pub fn decrease(&mut self, pool: PoolKind, amount: u64) {
         self.all.decrease(amount);
         self.of(pool).decrease(amount);
@@ -157,14 +142,12 @@ macro_rules! memory_stats {
         }
 
         impl StatFamily {
-            /// Describes it in one sentence.
             pub fn about(self) -> &'static str {
                 match self { $(Self::$family => $doc.trim(),)* }
             }
         }
 
         impl StatCounter {
-            /// Describes it in one or two sentences.
             pub fn about(self) -> &'static str {
                 match self { $(Self::$counter => $text.trim(),)* }
             }
@@ -222,7 +205,6 @@ memory_stats! {
 }
 
 impl StatFamily {
-    /// Returns true if its values are bytes rather than counts.
     pub(crate) fn is_bytes(self) -> bool {
         self.name().ends_with("_bytes")
     }
@@ -267,7 +249,6 @@ impl StatKey {
         Some(Self::Pooled(StatFamily::from_name(first)?, StatPool::from_name(pool)?, StatField::from_name(field)?))
     }
 
-    /// Returns true if its values are bytes rather than counts.
     pub fn is_bytes(self) -> bool {
         matches!(self, Self::Pooled(family, ..) if family.is_bytes())
     }
@@ -290,7 +271,6 @@ impl fmt::Display for StatKey {
     }
 }
 
-/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockState {
@@ -301,7 +281,6 @@ pub enum BlockState {
     Allocated,
 }
 
-/// One block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BlockInfo {
     pub address: DevicePtr,
@@ -317,7 +296,6 @@ pub struct BlockInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SegmentInfo {
     pub address: DevicePtr,
-    /// Its length in bytes.
     pub size: Bytes,
     /// The stream of all its blocks, if it serves only one stream.
     pub stream: Option<StreamId>,
@@ -330,27 +308,4 @@ pub struct SegmentInfo {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_key_survives_a_round_trip() {
-        assert_eq!(StatKey::all().count(), 9 * 3 * 4 + 5);
-        for key in StatKey::all() {
-            assert_eq!(StatKey::from_name(&key.to_string()), Some(key));
-        }
-        for wrong in ["", "num_oom", "reserved_bytes", "reserved_bytes.all", "reserved_bytes.all.now", "num_ooms.all.peak"] {
-            assert_eq!(StatKey::from_name(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn the_total_peak_is_the_peak_of_the_sum() {
-        let mut stat = PooledStat::default();
-        stat.increase(PoolKind::Small, 10);
-        stat.decrease(PoolKind::Small, 10);
-        stat.increase(PoolKind::Large, 12);
-        assert_eq!((stat.all.peak, stat.small_pool.peak, stat.large_pool.peak), (12, 10, 12));
-        assert_eq!((stat.all.allocated, stat.all.freed), (22, 10));
-    }
-}
+mod tests;

@@ -43,12 +43,10 @@ impl Bytes {
         }
     }
 
-    /// The difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The sum, or `None` if it exceeds 64 bits.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -56,8 +54,7 @@ impl Bytes {
         }
     }
 
-    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are
-    /// valid.
+    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are valid.
     /// Fails with a [`ParseBytesError`] that has the accepted forms.
     pub fn parse(text: &str) -> Result<Self, ParseBytesError> {
         parse_bytes(text.trim())
@@ -111,12 +108,7 @@ pub enum ParseBytesError {
     Malformed(String),
     /// Decimal units differ by up to a tenth from the binary ones that are usually meant.
     #[error("`{text}` uses the decimal unit {unit}: sizes are binary here, write `{suggestion}`")]
-    DecimalUnit {
-        text: String,
-        unit: String,
-        /// The same number with the binary unit.
-        suggestion: String,
-    },
+    DecimalUnit { text: String, unit: String, suggestion: String },
     #[error("`{0}` is negative: a size is 0 or more, as in `400MiB`")]
     Negative(String),
     #[error("`{0}` is too large: a size is at most 16EiB - 1 (18446744073709551615 B)")]
@@ -184,7 +176,6 @@ impl Nanos {
         self.0
     }
 
-    /// The difference, or zero if `other` is later.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }

@@ -2,15 +2,6 @@
 //!
 //! [`CudaDevice`] implements [`Device`] on the device's primary context. It keeps a table of its callers' allocations and checks
 //! each free and access against it first, because an invalid access on a GPU breaks the context for good.
-//!
-//! * `driver`: the driver's functions; `codes`: names of its result codes
-//! * `host`: host memory for copies
-//! * `kernels` and `kernels.ptx`: fill, verify and spin
-//! * `mapping`: virtual memory management, [`harness_allocator::device::MappedDevice`]
-//! * `pool`: the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`]
-//! * `reads`: reads queued by [`TestDevice::verify_later`]
-//! * `external_memory`: the memory of [`TestDevice::set_external_memory`]
-//! * [`probe`]: describes GPUs without opening one
 
 mod codes;
 mod driver;
@@ -51,7 +42,6 @@ const USED_TOLERANCE: Bytes = Bytes::mib(8);
 
 /// `CU_STREAM_LEGACY`: another handle of the default stream.
 const LEGACY_STREAM: usize = 1;
-/// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_STREAM: usize = 2;
 
 /// A GPU opened through the CUDA driver.
@@ -65,7 +55,6 @@ pub struct CudaDevice {
     own_context: Result<Bytes, String>,
     place: CallSite,
     calls: DeviceCalls,
-    /// Live allocations of callers, by address.
     live: BTreeMap<u64, Bytes>,
     /// Freed addresses that have not been allocated again, and where they were freed.
     freed: BTreeMap<u64, CallSite>,
@@ -100,15 +89,12 @@ struct Stream {
 struct Event {
     handle: CUevent,
     recorded: bool,
-    /// `true` if the event records a time.
     timed: bool,
 }
 
 impl CudaDevice {
     /// Opens the CUDA device with this ordinal, numbered as the process sees them.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] without a driver, device or function; [`DeviceError::Driver`] if a driver call fails.
+    /// Fails with [`DeviceError::Unavailable`] without a driver, device or function; [`DeviceError::Driver`] if a driver call fails.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         Self::open_with(driver_with_devices(ordinal, Driver::get())?, ordinal, |driver| Kernels::load(driver).map(Some))
     }
@@ -191,7 +177,6 @@ impl CudaDevice {
         self.context.make_current()
     }
 
-    /// Returns the free memory that the driver reports.
     fn driver_free(&self) -> Result<Bytes, Refusal> {
         let (mut free, mut total) = (0, 0);
         cuda!(self.driver()?, cuMemGetInfo_v2(&mut free, &mut total))?;
@@ -237,11 +222,8 @@ impl CudaDevice {
     ///
     /// [`Device::release_stream`] ends the loan. It waits for the stream only if copies or reads are queued on it. Allocators
     /// keep free memory and events by stream, so release the stream there first (`Allocator::release_stream`).
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for
-    /// `CU_STREAM_PER_THREAD`, which is a different stream in each thread. [`DeviceError::Driver`] if the driver does not know
-    /// the stream.
+    /// Fails with [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for
+    /// `CU_STREAM_PER_THREAD`, which is a different stream in each thread. [`DeviceError::Driver`] if the driver does not know the stream.
     ///
     /// # Safety
     /// The stream must live until it is released or this device is dropped.
@@ -281,9 +263,7 @@ impl CudaDevice {
     /// Checks that [`TestDevice::verify`] works on this GPU. It must accept a range that holds its tag, and find each wrong byte
     /// in a range with odd start and end. Without this check, a run without reported corruption would prove nothing. Not counted
     /// in [`TestDevice::calls`].
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if verification does not work; [`DeviceError`] if memory cannot be allocated or used.
+    /// Fails with [`DeviceError::Unavailable`] if verification does not work; [`DeviceError`] if memory cannot be allocated or used.
     pub fn check_verification(&mut self) -> Result<(), DeviceError> {
         let calls = self.calls;
         let start = self.malloc(GRANULARITY)?;
@@ -350,7 +330,6 @@ impl CudaDevice {
         self.events.get_mut(&event.0).ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
     }
 
-    /// Returns the error for freeing an address without a live allocation.
     fn wrong_free(&self, ptr: DevicePtr) -> DeviceError {
         match self.freed.get(&ptr.0) {
             Some(&first) => DeviceError::DoubleFree { ptr, first, second: self.place },
@@ -720,7 +699,6 @@ struct Context {
 }
 
 impl Context {
-    /// Retains the primary context and makes it current in the calling thread.
     fn retain(driver: &'static Driver, device: CUdevice) -> Result<Self, Refusal> {
         let mut handle = ptr::null_mut();
         cuda!(driver, cuDevicePrimaryCtxRetain(&mut handle, device))?;

@@ -1,10 +1,5 @@
 //! NVIDIA GPUs as devices of [`harness_allocator`], through the CUDA driver, which is loaded at run time, and NVML.
 //!
-//! * [`CudaDevice`]: a GPU, opened on its primary context
-//! * [`machine`]: the machine's GPUs, without opening one
-//! * [`nvml`]: the management library's figures of a GPU
-//! * [`nvtx`]: ranges for profilers
-//!
 //! Building and running need no CUDA toolkit. Without a driver, opening a device returns an error.
 //!
 //! # Use with cudarc and other CUDA bindings

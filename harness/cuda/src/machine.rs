@@ -14,15 +14,12 @@ pub struct Probe {
     pub nvml: Result<String, String>,
 }
 
-/// Queries the driver and NVML.
 pub fn probe() -> Probe {
     Probe { driver: DriverFound::new(), nvml: nvml::driver_version() }
 }
 
 /// Returns the NVML device of a CUDA device, found by the hash of its UUID. The CUDA device may be limited or already closed.
-///
-/// # Errors
-/// Why there is none. A simulated device has none.
+/// Fails with the reason if there is none, as for a simulated device.
 pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
     let Some(hash) = &info.fingerprint.uuid_hash else { return Err("a simulated device has no sensors".to_owned()) };
     nvml_where(|device| device.uuid.hash() == *hash, "the CUDA driver no longer has this device")
@@ -47,7 +44,6 @@ impl Probe {
     }
 }
 
-/// Returns the error for an ordinal that the driver does not have.
 pub(crate) fn no_such_device(ordinal: u32, count: u32) -> DeviceError {
     let why = match count {
         0 => "the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES".to_owned(),

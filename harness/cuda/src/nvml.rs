@@ -31,27 +31,20 @@ unsafe impl Send for NvmlDevice {}
 // SAFETY: as above.
 unsafe impl Sync for NvmlDevice {}
 
-/// Memory that a process holds on a device.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct ProcessUse {
     /// Its process ID in the kernel driver's namespace; a container may see another one.
     pub pid: u32,
-    /// Its program, if NVML reports it.
     pub name: Option<String>,
-    /// Its memory, if NVML reports it.
     pub used: Option<Bytes>,
 }
 
 /// One reading of a GPU's sensors. `None` means that a value could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Clock of the streaming multiprocessors, in MHz.
     pub sm_mhz: Option<u32>,
-    /// Clock of the memory, in MHz.
     pub memory_mhz: Option<u32>,
-    /// Power draw, in milliwatts.
     pub power_mw: Option<u32>,
-    /// In degrees Celsius.
     pub temperature: Option<u32>,
     /// Reasons that currently reduce the clocks; empty if there are none.
     pub throttled: Option<Vec<Throttle>>,
@@ -63,7 +56,6 @@ pub struct Reading {
     pub others: Option<Vec<ProcessUse>>,
 }
 
-/// A reason for reduced clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Throttle {
     /// The reason in words, such as `power cap`.
@@ -93,7 +85,6 @@ impl NvmlDevice {
         Ok(memory)
     }
 
-    /// Returns the used memory of the whole device.
     pub fn used(&self) -> Result<Bytes, String> {
         self.memory().map(|memory| Bytes(memory.used))
     }
@@ -181,7 +172,6 @@ impl NvmlDevice {
         }
     }
 
-    /// Returns a clock in MHz.
     fn clock(&self, kind: nvmlClockType_t) -> Option<u32> {
         number(|megahertz| nvml!(self.nvml, nvmlDeviceGetClockInfo(self.device, kind, megahertz))).ok()
     }
@@ -200,8 +190,7 @@ impl NvmlDevice {
         newer_first(newer, older).ok().map(throttles)
     }
 
-    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's
-    /// policy.
+    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's policy.
     fn held_down(&self, field: c_uint, policy: nvmlPerfPolicyType_t) -> Option<Nanos> {
         // SAFETY: zero is a valid value of each field.
         let mut value = nvmlFieldValue_t { fieldId: field, ..unsafe { std::mem::zeroed() } };
@@ -218,10 +207,8 @@ impl NvmlDevice {
         let mig = number(|mode| nvml!(self.nvml, nvmlDeviceGetMigMode(self.device, mode, &mut pending)));
         let ecc = number(|mode| nvml!(self.nvml, nvmlDeviceGetEccMode(self.device, mode, &mut pending)));
         Fingerprint {
-            memory: None,
             uuid_hash: Some(self.uuid.hash()),
             driver: driver_version().ok(),
-            cuda: None,
             mig: mig.ok().map(|mode| mode == NVML_DEVICE_MIG_ENABLE),
             ecc: ecc.ok().map(|mode| mode == nvmlEnableState_enum_NVML_FEATURE_ENABLED),
             clocks_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_SM).zip(self.clock(nvmlClockType_enum_NVML_CLOCK_MEM)),
@@ -230,7 +217,7 @@ impl NvmlDevice {
                 None => vec![NOT_KNOWN.to_owned()],
             },
             other_processes: self.other_processes().ok().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
-            cost_model: None,
+            ..Fingerprint::default()
         }
     }
 }
@@ -238,13 +225,11 @@ impl NvmlDevice {
 /// The entry of [`Fingerprint::throttle_reasons`] if NVML does not report reduced clocks. It differs from an empty list.
 pub const NOT_KNOWN: &str = "not known";
 
-/// Returns the version of the kernel driver, for example `580.65.06`.
 pub fn driver_version() -> Result<String, String> {
     let nvml = functions::library()?;
     library::text(|buffer, length| nvml!(nvml, nvmlSystemGetDriverVersion(buffer, length))).map_err(sentence)
 }
 
-/// Reads one number.
 fn number<T: Default>(read: impl FnOnce(&mut T) -> Result<(), Refusal>) -> Result<T, Refusal> {
     let mut number = T::default();
     read(&mut number).map(|()| number)

@@ -1,5 +1,4 @@
-//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what NVIDIA's headers do in a C
-//! program.
+//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what NVIDIA's headers do in a C program.
 //!
 //! NVTX has no library to link. A profiler names its library in the variable `NVTX_INJECTION64_PATH`. The program loads it and
 //! calls its `InitializeInjectionNvtx2`, and the profiler writes its functions into a table that it requests: see
@@ -15,12 +14,9 @@ use crate::library;
 
 /// The variable with the profiler's library.
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
-/// `NVTX_VERSION` of the implemented protocol.
 const VERSION: u32 = 3;
-/// `NVTX_ETID_CALLBACKS` and `NVTX_ETID_VERSIONINFO`.
 const CALLBACKS: u32 = 1;
 const VERSION_INFO: u32 = 3;
-/// `NVTX_CB_MODULE_CORE`.
 const CORE: c_uint = 1;
 /// `NVTX_CBID_CORE_SIZE`, and the indexes of two functions.
 const FUNCTIONS: usize = 16;
@@ -143,7 +139,6 @@ impl Ranges {
         }
     }
 
-    /// Ends the innermost range of this thread.
     pub fn end(&self) {
         // SAFETY: it has no precondition.
         unsafe { (self.pop)() };

@@ -5,25 +5,20 @@ use std::{fmt, str::FromStr};
 use harness_allocator::device::DeviceError;
 use harness_cuda::machine::Probe;
 
-/// The device that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// CUDA device 0 if there is one, otherwise the simulated device.
     #[default]
     Auto,
     Simulated,
-    /// The CUDA device with this ordinal.
     Cuda(u32),
 }
 
 /// A device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
-    /// The simulated device, and the reason.
-    Simulated {
-        /// A sentence for the report.
-        reason: String,
-    },
+    /// The simulated device, and the reason as a sentence.
+    Simulated { reason: String },
     /// The CUDA device with this ordinal.
     Cuda(u32),
 }
@@ -69,7 +64,6 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// The error for a text that names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a device: write `auto`, `sim`, `cuda` (the first CUDA device) or `cuda:N`, as in `cuda:1`")]
 pub struct ParseDeviceError(String);

@@ -36,20 +36,14 @@ const LANGUAGE: Language = Language {
     advice: "correct the file at this position, or measure a new profile with `harness calibrate`",
 };
 
-/// The measured costs of a GPU.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     pub version: Version,
-    /// Its name in reports.
     pub name: ProfileName,
-    /// Date of the measurement, in UTC.
     pub measured: Date,
-    /// Version of the harness that measured it.
     pub harness: String,
-    /// Name of the GPU.
     pub device: String,
-    /// Its total memory in bytes.
     pub memory: Bytes,
     /// Version of the kernel driver, if known.
     pub driver: Option<String>,
@@ -209,8 +203,7 @@ impl Figures {
     }
 }
 
-/// Writes a double-quoted scalar of YAML 1.2 (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters
-/// escaped.
+/// Writes a double-quoted scalar of YAML 1.2 (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters escaped.
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => format!("\\{character}"),

@@ -59,12 +59,10 @@ impl DeviceSource {
         Self { room: memory, ..self }
     }
 
-    /// Returns the number of devices of this kind; 1 for the simulated device.
     pub const fn devices(&self) -> u64 {
         self.devices
     }
 
-    /// Returns the reason if this is the simulated device.
     pub fn simulated_because(&self) -> Option<&str> {
         match &self.resolved {
             Resolved::Simulated { reason } => Some(reason),

@@ -82,7 +82,6 @@ pub fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, Ca
     if is_loadable(&library) { Ok(folder) } else { Err(CacheError::UnloadablePath(folder)) }
 }
 
-/// A file that determines the contents of the stub libraries.
 #[derive(Clone, Serialize, Deserialize, PartialEq, Eq)]
 struct Input {
     name: String,
@@ -106,8 +105,7 @@ struct Manifest {
     stubs: Vec<CachedFile>,
 }
 
-/// Returns the libraries for the PyTorch in `torch` and the extensions of other packages. Reuses the cached ones or writes new
-/// ones.
+/// Returns the libraries for the PyTorch in `torch` and the extensions of other packages. Reuses the cached ones or writes new ones.
 pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path) -> Result<Libraries, CacheError> {
     let objects = imports::shared_objects(torch)?;
     let mut inputs = objects.iter().map(PathBuf::as_path).chain([core]).map(Input::of).collect::<Result<Vec<_>, _>>()?;

@@ -1,10 +1,8 @@
-//! [`extensions`] finds shared objects of packages other than torch that need NVIDIA's libraries, such as bitsandbytes or
-//! flash-attn.
+//! [`extensions`] finds shared objects of packages other than torch that need NVIDIA's libraries, such as bitsandbytes or flash-attn.
 //!
-//! A scan reads every folder of an environment, so the result is cached with the modification times of its folders: the package
-//! folders, each package, and each folder with a shared object. If one of them has changed, as after an installation, everything
-//! is scanned again. The scan misses a shared object that is placed in a new folder deep inside an existing package without an
-//! installation.
+//! A scan reads every folder of an environment, so the result is cached with the modification times of its folders: the package folders,
+//! each package, and each folder with a shared object. If one of them has changed, as after an installation, everything is scanned again.
+//! The scan misses a shared object that is placed in a new folder deep inside an existing package without an installation.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hasher as _};

@@ -27,7 +27,6 @@ pub struct ForkedChild(Pid);
 /// Signals that a terminal sends to all its programs. The copy ignores them; the original decides.
 const OF_TERMINALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP];
 
-/// Copies this process. The copy is killed when the thread that made it ends.
 pub fn fork() -> io::Result<Forked> {
     let original = Pid::this();
     // SAFETY: the copy has all memory of this process and only the calling thread. The GNU C library keeps

@@ -139,7 +139,6 @@ fn clean_up(Guarded { temporary, prefix }: &Guarded) {
     }
 }
 
-/// Ends the processes whose run folder begins with this path.
 fn end_programs(folder: &Path) {
     let began = Instant::now();
     process::end_all(Duration::ZERO, || {

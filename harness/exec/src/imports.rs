@@ -64,14 +64,12 @@ pub struct Library {
     pub symbols: BTreeMap<String, Symbol>,
 }
 
-/// Imports from NVIDIA's libraries, by SONAME.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imports {
     /// Includes libraries that are needed but provide no symbol.
     pub libraries: BTreeMap<String, Library>,
 }
 
-/// Why the imports of a file are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportsError {
     #[error("cannot read `{}`: {source}", path.display())]
@@ -100,7 +98,6 @@ impl Imports {
         Ok(imports)
     }
 
-    /// Adds a needed library if it is one of NVIDIA's.
     fn add_library(&mut self, soname: &str) {
         if library_of_file(soname).is_some() {
             self.libraries.entry(soname.to_owned()).or_default();
@@ -140,13 +137,11 @@ impl Imports {
         }
     }
 
-    /// Returns the SONAME of a library, given its name without version, such as `libcudart`.
     pub fn soname(&self, library: &str) -> Option<&str> {
         self.libraries.keys().map(String::as_str).find(|soname| library_of_file(soname) == Some(library))
     }
 }
 
-/// Undefined symbols and needed libraries of one file.
 struct Undefined {
     needed: Vec<String>,
     /// Each with the file that its version refers to.

@@ -26,8 +26,7 @@ pub fn use_for_code() {
     MOVED.call_once(|| drop(move_code()));
 }
 
-/// # Errors
-/// A system call failed. The mappings moved before it stay on large pages.
+/// Fails if a system call fails. The mappings moved before it stay on large pages.
 fn move_code() -> io::Result<()> {
     let program = fs::read_link("/proc/self/exe")?;
     mapped(&fs::read_to_string("/proc/self/maps")?, &program).iter().try_for_each(move_to_large_pages)

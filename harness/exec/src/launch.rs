@@ -120,7 +120,6 @@ pub(crate) fn is_loadable(path: &Path) -> bool {
     path.len() <= LONGEST_PATH && !path.iter().any(|byte| byte.is_ascii_whitespace() || b":$".contains(byte))
 }
 
-/// Finds one of our libraries: from its variable, or next to this program.
 pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
     if let Some(named) = std::env::var_os(variable).filter(|named| !named.is_empty()) {
         return Some(PathBuf::from(named)).filter(|named| named.is_file());
@@ -132,7 +131,6 @@ pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
     places.iter().map(|place| folder.join(place).join(file)).find(|path| path.is_file())
 }
 
-/// A program that has ended, and the folder with its processes' files. Dropping it deletes the folder.
 #[derive(Debug)]
 pub struct Ended {
     pub end: End,
@@ -227,7 +225,6 @@ impl Launch<'_> {
         self.setup.torch.libc >= AUDITING_LIBC
     }
 
-    /// Writes the files that the program needs into the folder of the run.
     fn fill(&self, run: &Path) -> io::Result<()> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;

@@ -19,7 +19,6 @@ pub const CORE_VARIABLE: &str = "HARNESS_LIBRARY_HOST_LIBRARY";
 /// Libraries that are always loaded, even if the allocator library does not list them: its users have CUDA.
 const LOADED: [&str; 2] = ["libcudart.so.13", "libcuda.so.1"];
 
-/// Why the library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error(

@@ -19,7 +19,6 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// Returns the memory of each GPU that a process sees.
     pub fn memory(&self) -> Bytes {
         match self {
             Self::Simulated(settings) => settings.memory,

@@ -20,7 +20,6 @@ const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)
 /// The time between two looks at a running program.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Code(u8),
@@ -54,7 +53,6 @@ const SIGNALS: [(Signal, &str); 6] = [
     (Signal::SIGKILL, "something killed it, for example the system when memory ran out"),
 ];
 
-/// Returns a signal's name and usual cause, as in `SIGXFSZ: a file would have become larger than …`.
 pub fn cause_of(signal: u8) -> Option<String> {
     SIGNALS.iter().find(|(known, _)| *known as c_int == c_int::from(signal)).map(|(known, cause)| format!("{known}: {cause}"))
 }
@@ -214,7 +212,6 @@ impl Drop for Started {
     }
 }
 
-/// Returns whether our child has ended. Leaves it unreaped, so its process ID stays valid.
 fn has_ended(pid: pid_t) -> bool {
     let options = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
     waitid(Id::Pid(Pid::from_raw(pid)), options) != Ok(WaitStatus::StillAlive)

@@ -27,7 +27,7 @@ pub struct Record {
     pub processes: Vec<Process>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Process {
     pub pid: u32,
     /// torch's statistics at exit. `None` if the process did not import torch or was killed first.
@@ -37,14 +37,12 @@ pub struct Process {
     pub submitted: u64,
     /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
-    /// Calls slowed down by `--latency`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow_calls: Vec<SlowCalls>,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
 }
 
-/// Calls of one function that were slowed down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SlowCalls {
     pub call: &'static str,
@@ -54,7 +52,6 @@ pub struct SlowCalls {
 /// torch's own statistics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TorchRecord {
-    /// `torch.__version__`.
     pub version: String,
     pub rank: Option<String>,
     /// `true` if an uncaught OutOfMemoryError ended the process.
@@ -78,20 +75,17 @@ pub struct NotComputed {
     pub kernels: u64,
     /// Operations that the CPU lacks, with their number.
     pub operations: BTreeMap<String, u64>,
-    /// Operations for which the host memory did not suffice.
     pub beyond_limit: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceRecord {
     pub index: usize,
-    /// The device's memory in bytes.
     pub memory: u64,
     /// Peak bytes held by the process.
     pub peak_reserved: u64,
     /// Allocation calls to the driver, including failed ones.
     pub mallocs: u64,
-    /// Free calls to the driver.
     pub frees: u64,
     /// Allocations that failed, including injected failures.
     pub failed: u64,
@@ -134,15 +128,7 @@ impl Record {
             Machine::Real(ordinal, limits) => (format!("cuda:{ordinal}"), limits.to_string(), 0),
         };
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
-        let process = |pid: u32| Process {
-            pid,
-            torch: None,
-            devices: Vec::new(),
-            submitted: 0,
-            cudnn_workspace_bounds: [0; 2],
-            slow_calls: Vec::new(),
-            not_modelled: Vec::new(),
-        };
+        let process = |pid: u32| Process { pid, ..Process::default() };
         for ProcessCounters { pid, devices, submitted, workspace_bounds: cudnn_workspace_bounds, slow, not_modelled } in
             ProcessCounters::read_folder(&machine.counters(run))?
         {
@@ -246,7 +232,7 @@ impl DeviceRecord {
 
 /// Counts the calls that this latency slowed down.
 pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency: &Latency) -> u64 {
-    let is_slow = |calls: &&SlowCalls| Call::ALL.into_iter().any(|call| call.name() == calls.call && latency.is_of(call));
+    let is_slow = |calls: &&SlowCalls| Call::from_name(calls.call).is_some_and(|call| latency.is_of(call));
     calls.into_iter().filter(is_slow).map(|calls| calls.calls).sum()
 }
 

@@ -22,7 +22,6 @@ pub struct Setup {
     pub libraries: Libraries,
 }
 
-/// Why a command cannot run.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum SetupError {
     #[error(transparent)]

@@ -1,5 +1,3 @@
-//! Prints a [`Record`] in a few lines.
-
 use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
@@ -13,7 +11,6 @@ use crate::{machine::Machine, process::cause_of};
 /// Further function names are only counted.
 const NAMES: usize = 8;
 
-/// Summarizes a run; `gpu` is the name of a real GPU.
 pub fn render(record: &Record, machine: &Machine, gpu: Option<&str>) -> String {
     match machine {
         Machine::Simulated(settings) => simulated(record, settings),

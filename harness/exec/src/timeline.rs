@@ -7,7 +7,6 @@ use harness_gpu_settings::attempts::{self, Attempt, Free};
 
 use crate::{record::numbered, trials::observed::OutOfMemory};
 
-/// The memory events of one process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     pub pid: u32,
@@ -25,7 +24,6 @@ pub struct Timeline {
 pub struct Sample {
     /// Work submitted by then, counted as for an attempt.
     pub submitted: u64,
-    /// The device index, as the process sees it.
     pub device: u32,
     pub allocated: Bytes,
 }
@@ -67,18 +65,4 @@ fn samples(run: &Path, pid: u32) -> Vec<Sample> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn samples_are_read_and_a_truncated_line_is_ignored() {
-        let run = tempfile::tempdir().unwrap();
-        fs::write(run.path().join("7.attempts"), "").unwrap();
-        fs::write(run.path().join("samples-7"), "0 0 512\n12 1 1024\nnothing\n13 1 20").unwrap();
-        let timelines = Timeline::read_folder(run.path(), run.path()).unwrap();
-        let sample = |submitted, device, allocated| Sample { submitted, device, allocated: Bytes(allocated) };
-        assert_eq!(timelines, [Timeline { pid: 7, samples: vec![sample(0, 0, 512), sample(12, 1, 1024)], ..Timeline::default() }]);
-    }
-}
+mod tests;

@@ -1,5 +1,4 @@
-//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it would look, without importing
-//! it.
+//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it would look, without importing it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -22,9 +21,7 @@ const CUDA_BUILD: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torch {
     pub python: PathBuf,
-    /// The folder of the package.
     pub folder: PathBuf,
-    /// `torch.__version__`.
     pub version: String,
     /// The CUDA release that it was built for, for example 13 and 0.
     pub cuda: (u32, u32),
@@ -32,11 +29,9 @@ pub struct Torch {
     pub cudnn: Option<u32>,
     /// The C library's version, for example 2 and 36.
     pub libc: (u32, u32),
-    /// The package folders of its Python.
     pub packages: Vec<PathBuf>,
 }
 
-/// Why no usable PyTorch was found.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum TorchError {
     #[error("cannot find the program `{command}`: no such file, and nothing in PATH has that name")]
@@ -70,7 +65,6 @@ pub enum TorchError {
     SpecialRights { python: PathBuf },
 }
 
-/// The output of the probe.
 #[derive(Deserialize)]
 struct Found {
     python: PathBuf,

@@ -1,9 +1,7 @@
-//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's
-//! settings.
+//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's settings.
 //!
-//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials. [`faults`] fails attempts one after the
-//! other (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory. [`settings`]
-//! compares settings.
+//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials. [`faults`] fails attempts one after the other
+//! (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory. [`settings`] compares settings.
 
 pub mod faults;
 pub mod least;
@@ -17,7 +15,6 @@ use harness_gpu_settings::settings::{AddressOrder, Fault};
 
 pub use observed::Observed;
 
-/// The parameters in which the runs of one program differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// Memory of each simulated GPU, or the limit of each process on a real one.
@@ -34,9 +31,7 @@ pub struct Trial {
 pub struct Program<'a, E> {
     /// Runs the program once. Calls may run in parallel. Returns `None` if the user interrupted it.
     pub run: &'a (dyn Fn(&Trial) -> Result<Option<Observed>, E> + Sync),
-    /// The first run's parameters.
     pub trial: Trial,
-    /// The first run's outcome.
     pub first: &'a Observed,
     pub jobs: usize,
     /// Called after each run.

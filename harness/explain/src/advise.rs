@@ -12,7 +12,6 @@ const ALIKE_PERCENT: u64 = 5;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice<'e> {
-    /// The result with the recorded settings.
     pub own: &'e Ending,
     /// True if the recording reaches the end of the program. If it ends with an OOM, a setting is known to pass that point only.
     pub is_complete: bool,
@@ -27,13 +26,8 @@ pub enum Verdict<'e> {
     Saves(&'e Ending),
     /// The program fits, and no setting saves enough.
     Fine,
-    /// No setting is sufficient.
-    Nothing {
-        /// The peak of allocated memory, which every allocator needs.
-        needed: Bytes,
-        /// The settings that need least memory, with that amount.
-        closest: Option<&'e Ending>,
-    },
+    /// No setting is sufficient. Every allocator needs the peak of allocated memory (`needed`); `closest` needs least memory.
+    Nothing { needed: Bytes, closest: Option<&'e Ending> },
 }
 
 impl<'e> Advice<'e> {
@@ -53,7 +47,6 @@ impl<'e> Advice<'e> {
         Some(Self { own, is_complete, verdict })
     }
 
-    /// The result with the recommended settings.
     pub fn recommended(&self) -> Option<&'e Ending> {
         match self.verdict {
             Verdict::Fits(best) | Verdict::Saves(best) => Some(best),

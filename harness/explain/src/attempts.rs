@@ -20,9 +20,7 @@ pub struct FailedAttempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptKind {
-    /// A free block of the request's pool and stream.
     FreeBlock,
-    /// A freed block that waits for other streams.
     PendingFree,
     /// A new segment, or new pages of an expandable segment.
     NewSegment,
@@ -58,8 +56,7 @@ pub(crate) fn missing(view: &View<'_>, request: &Refused) -> Missing {
     let own: Vec<&Segment> = own_segments(view, request).filter(|segment| segment.expandable).collect();
     let end = |segment: &Segment| segment.address + segment.size.get();
     for (index, range) in own.iter().enumerate() {
-        // Unmapped addresses follow each range, up to the next range or the end of the reservation. Reservations are large
-        // enough.
+        // Unmapped addresses follow each range, up to the next range or the end of the reservation. Reservations are large enough.
         let tail = free_at(range.blocks.last());
         let next = own.get(index + 1).filter(|next| next.address - end(range) < RESERVATION);
         let hole = next.map_or(RESERVATION, |next| next.address - end(range));

@@ -34,7 +34,6 @@ use crate::{attempts, consistency, growth, pins, sites::Sites, view::View, waits
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The device's memory, if the user specifies it.
     pub memory: Option<Bytes>,
     pub at: At,
 }

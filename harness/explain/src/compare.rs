@@ -16,7 +16,6 @@ pub struct Whole {
     pub allocations: u64,
     /// Segments or page ranges reserved from the driver.
     pub driver_allocations: u64,
-    /// Segments or page ranges returned to the driver.
     pub driver_frees: u64,
     pub ooms: u64,
 }

@@ -26,7 +26,6 @@ pub struct Explanation {
     pub accounts: Totals,
     /// Uses of memory, and reasons why free memory is not usable. The bytes add up to [`Self::device_total`].
     pub causes: Vec<CauseBytes>,
-    /// Why the request failed, in the names that scenarios use.
     pub why: Vec<&'static str>,
     /// Each attempt to serve the request and why it failed, in the allocator's order.
     pub ways: Vec<FailedAttempt>,
@@ -56,7 +55,6 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The bytes of a cause, or zero.
     pub fn bytes(&self, cause: ByteCause) -> Bytes {
         self.causes.iter().find(|of| of.cause == cause).map_or(Bytes::ZERO, |of| of.bytes)
     }
@@ -141,6 +139,5 @@ pub struct SiteBytes {
     /// The site's id in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
     pub bytes: Bytes,
-    /// The number of live blocks or free blocks.
     pub blocks: u64,
 }

@@ -13,7 +13,6 @@ use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
 use harness_trace::{execute::Outcome, trace::TraceEvent};
 use serde::Serialize;
 
-/// How closely a replay matches the recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fidelity {
     pub allocations: u64,

@@ -19,7 +19,6 @@ const LISTED: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Growth {
     pub site: String,
-    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
     /// The growth after the warm-up.
     pub grown: Bytes,

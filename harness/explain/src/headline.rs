@@ -1,5 +1,3 @@
-//! Writes the summary sentence of an explanation: [`of`].
-
 use harness_allocator::units::Bytes;
 
 use crate::explanation::{ByteCause, Explanation};

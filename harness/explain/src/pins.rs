@@ -25,7 +25,6 @@ pub struct PinnedSegment {
     /// The number of blocks that are allocated or wait for other streams.
     pub live_blocks: u64,
     pub live_bytes: Bytes,
-    /// The oldest of these blocks.
     pub by: Pin,
 }
 
@@ -34,9 +33,7 @@ pub struct Pin {
     pub address: u64,
     pub size: Bytes,
     pub site: String,
-    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// The event that allocated it. `None` if that was before the recording.
     pub allocated_at: Option<u32>,
     /// The block's age in microseconds of the recording.
     pub age_us: Option<u64>,
@@ -63,7 +60,6 @@ pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator
     })
 }
 
-/// Finds the block that pins a free block of a segment.
 pub(crate) struct Pinner<'a> {
     view: &'a View<'a>,
     oldest: Option<&'a Block>,
@@ -150,7 +146,6 @@ fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
 
 #[derive(Clone, Debug)]
 pub struct PinnedBySite<'a> {
-    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
     pub free: Bytes,
     /// Never empty. Most free bytes first.

@@ -25,7 +25,6 @@ pub struct ProgramAdvice {
     /// The change and its saving, as a sentence without a full stop.
     pub sentence: String,
     pub least: Least,
-    /// The saving compared with the unchanged program.
     pub saves: Bytes,
     pub program: RecordedProgram,
 }

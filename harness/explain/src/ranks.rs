@@ -39,7 +39,6 @@ pub struct RankRow {
     pub headline: String,
 }
 
-/// A figure that differs from the median of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub rank: String,

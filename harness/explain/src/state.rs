@@ -222,7 +222,6 @@ pub fn main_device(snapshot: &Snapshot, devices: &[u32]) -> Option<(u32, bool)> 
     Some((main, has_failed(main)))
 }
 
-/// The events of each freed block, and of the blocks that remain.
 fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
     let mut freed = vec![Origin::default(); events.len()];
     let mut origins: HashMap<u64, Origin> = HashMap::new();

@@ -35,7 +35,6 @@ impl View<'_> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
     pub requested: Bytes,
-    /// The size of the block that it needs.
     pub rounded: Bytes,
     /// The memory to reserve for it, as in PyTorch's message "Tried to allocate".
     pub asked: Bytes,
@@ -44,7 +43,6 @@ pub struct Refused {
     #[serde(skip_serializing_if = "PoolId::is_default")]
     pub private_pool: PoolId,
     pub site: String,
-    /// The site's id in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
 }
 

@@ -17,9 +17,7 @@ pub struct Wait {
     /// The block's size. For completed waits, the requested size.
     pub size: Bytes,
     pub site: String,
-    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// The event of the free. `None` if that was before the recording.
     pub freed_at: Option<u32>,
     /// The event that completed the free. `None` while the block waits.
     pub completed_at: Option<u32>,

@@ -17,11 +17,9 @@ const WORDS: usize = 4;
 /// Bytes per attempt or free in its file.
 pub const BYTES: usize = WORDS * 8;
 
-/// One call that requests memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
     pub call: Call,
-    /// The requested bytes.
     pub size: Bytes,
     /// Kernels, graphs, copies, host functions and event records submitted before. On a real GPU nothing counts these: there it is the number of
     /// earlier attempts and frees.
@@ -47,9 +45,7 @@ pub enum Outcome {
 pub struct Free {
     /// Earlier attempts of the process, for host memory too.
     pub attempts: u64,
-    /// As in [`Attempt`].
     pub submitted: u64,
-    /// The index that the process sees.
     pub device: u32,
     /// Bytes of the device that the process still holds, without its context.
     pub held: Bytes,
@@ -109,7 +105,6 @@ pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
 /// Counts the attempts of this process for each fault; logs attempts and frees to separate files.
 #[derive(Debug, Default)]
 pub struct Attempts {
-    /// Each fault and its attempts.
     counted: Vec<(Fault, u64)>,
     noted: u64,
     freed: u64,

@@ -1,38 +1,23 @@
 //! [`Call`]: the CUDA calls that can fail or be delayed on request, on simulated and real GPUs.
 
-use harness_allocator::device::faulty::DeviceCall;
+use harness_allocator::{device::faulty::DeviceCall, named_enum};
 use serde::{Deserialize, Serialize};
 
-/// A call with an injectable delay. Names of the runtime include the driver's functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Call {
-    Malloc,
-    /// `cuMemCreate`.
-    Create,
-    MallocAsync,
-    HostAlloc,
-    Free,
-    FreeAsync,
-    /// `cuMemUnmap`.
-    Unmap,
+named_enum! {
+    /// A call with an injectable delay. Names of the runtime include the driver's functions. The files of a run store its position.
+    #[derive(Serialize, Deserialize)]
+    Call {
+        Malloc = DeviceCall::Malloc.name(),
+        Create = DeviceCall::Create.name(),
+        MallocAsync = DeviceCall::MallocAsync.name(),
+        HostAlloc = "cudaHostAlloc",
+        Free = DeviceCall::Free.name(),
+        FreeAsync = DeviceCall::FreeAsync.name(),
+        Unmap = DeviceCall::Unmap.name(),
+    }
 }
 
 impl Call {
-    /// The files of a run store the position of a call in this list.
-    pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Malloc => DeviceCall::Malloc.name(),
-            Self::Create => DeviceCall::Create.name(),
-            Self::MallocAsync => DeviceCall::MallocAsync.name(),
-            Self::HostAlloc => "cudaHostAlloc",
-            Self::Free => DeviceCall::Free.name(),
-            Self::FreeAsync => DeviceCall::FreeAsync.name(),
-            Self::Unmap => DeviceCall::Unmap.name(),
-        }
-    }
-
     pub(crate) const fn requests_device_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }

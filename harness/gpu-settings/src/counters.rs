@@ -123,7 +123,6 @@ impl Deref for OwnCounters {
 }
 
 impl Counters {
-    /// Counts a request for memory and its outcome.
     pub fn count_allocation(&self, device: usize, used: Bytes, injected: bool, failed: bool) {
         let figures = &self.figures[device];
         figures.mallocs.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +131,6 @@ impl Counters {
         self.set_used(device, used);
     }
 
-    /// Counts freed allocations or pieces of physical memory.
     pub fn count_frees(&self, device: usize, used: Bytes, freed: u64) {
         self.figures[device].frees.fetch_add(freed, Ordering::Relaxed);
         self.set_used(device, used);
@@ -185,9 +183,7 @@ fn in_memory() -> &'static Counters {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessCounters {
     pub pid: u32,
-    /// By device index.
     pub devices: Vec<DeviceCounters>,
-    /// Kernels, graphs, copies, host functions and event records submitted.
     pub submitted: u64,
     /// How far estimated cuDNN workspaces may be below and above their estimates.
     pub workspace_bounds: [u64; 2],
@@ -205,7 +201,6 @@ pub struct DeviceCounters {
     pub used: Bytes,
     /// The most bytes ever in use, without the context.
     pub peak: Bytes,
-    /// Requests for memory, including failed ones.
     pub mallocs: u64,
     pub frees: u64,
     /// Failed requests, including injected failures.
@@ -252,7 +247,7 @@ impl ProcessCounters {
             devices: counters.figures.iter().take(read(&counters.devices) as usize).map(device).collect(),
             submitted: read(&counters.submitted),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
-            slow: Call::ALL.into_iter().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
+            slow: Call::ALL.iter().copied().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
             not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),
         })
     }

@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The work of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kernels {
@@ -33,7 +32,6 @@ pub struct WrongWrite {
     pub offset: u64,
 }
 
-/// The readings of each device's sensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sensors {
     pub power_mw: u32,

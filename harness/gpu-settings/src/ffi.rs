@@ -31,7 +31,6 @@ pub unsafe fn written<T: Copy>(place: &Out<'_, T>) -> Option<T> {
 pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
 
 impl<'a> Text<'a> {
-    /// The string; `None` for null.
     pub fn get(self) -> Option<&'a CStr> {
         // SAFETY: a C caller passes null or a string that outlives the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })

@@ -24,7 +24,6 @@ pub struct Gpu {
     pub clock_khz: u32,
     pub memory_clock_khz: u32,
     pub memory_bus_bits: u32,
-    /// In bytes.
     pub l2_cache: u32,
     /// The generation of PCI Express, unless the GPU has another link to the host.
     pub pcie: Option<u8>,

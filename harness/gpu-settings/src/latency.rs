@@ -23,7 +23,6 @@ enum Slow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
     calls: Slow,
-    /// The delay per call.
     pub by: Nanos,
 }
 
@@ -64,9 +63,8 @@ impl FromStr for Latency {
             ANY => Slow::Any,
             ALL => Slow::All,
             _ => {
-                let accepted = Call::ALL.into_iter().map(Call::name).chain([ANY, ALL]);
-                let named = Call::ALL.into_iter().find(|call| call.name() == name);
-                Slow::Call(named.ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
+                let accepted = Call::ALL.iter().map(|call| call.name()).chain([ANY, ALL]);
+                Slow::Call(Call::from_name(name).ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
             }
         };
         let form = || SettingsError(format!("`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or `any:250us`"));

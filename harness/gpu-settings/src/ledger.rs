@@ -36,7 +36,6 @@ struct Layout {
 // SAFETY: all of it is atomics and a lock that processes share; any bytes are valid atomics, and `open` checks the mark before it uses the lock.
 unsafe impl SharedLayout for Layout {}
 
-/// The memory that one process holds.
 #[derive(Debug)]
 #[repr(C)]
 struct Entry {
@@ -85,7 +84,6 @@ impl Ledger {
         Ok(Self(layout))
     }
 
-    /// Opens a file that [`Ledger::create`] made.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let layout = Mapped::<Layout>::open(&file).ok().filter(|layout| layout.mark.load(Ordering::Acquire) == MARK);
@@ -104,9 +102,7 @@ impl Ledger {
     }
 
     /// Enters how much another living process holds of a device, until the next such call or its end. For programs that use no simulated device.
-    ///
-    /// # Errors
-    /// If there is no such process or device, or too many processes are entered.
+    /// Fails if there is no such process or device, or too many processes are entered.
     pub fn enter(&self, pid: u32, device: u32, held: Bytes) -> io::Result<()> {
         let locked = self.lock();
         let entry = locked.find(pid.into()).or_else(|| locked.enter(pid.into())).map(|index| &self.0.entries[index]);
@@ -153,7 +149,6 @@ fn init_lock(lock: *mut libc::pthread_mutex_t) -> io::Result<()> {
     answers.into_iter().find(|answer| *answer != 0).map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(error)))
 }
 
-/// The ledger while this thread holds its lock.
 struct Locked<'a> {
     layout: &'a Layout,
 }
@@ -175,7 +170,6 @@ impl Locked<'_> {
         Bytes(others.fold(0, |sum, (_, entry)| sum.saturating_add(entry.held[device].load(Ordering::Relaxed))))
     }
 
-    /// Frees the entries of ended processes, except `own`. Returns whether there were any.
     fn release_ended(&self, own: Option<usize>) -> bool {
         let mut found = false;
         for (_, entry) in self.entries().iter().enumerate().filter(|(index, _)| Some(*index) != own) {
@@ -250,14 +244,12 @@ impl Account {
         result
     }
 
-    /// Enters the new, smaller usage of this process.
     pub fn released(&self, device: u32, held: Bytes) {
         if let (Some(ledger), Some(index)) = (&self.ledger, self.entry) {
             ledger.0.entries[index].held[device as usize].store(held.0, Ordering::Relaxed);
         }
     }
 
-    /// The bytes of a device that other living processes hold.
     pub fn held_by_others(&self, device: u32) -> Bytes {
         let Some(ledger) = &self.ledger else { return Bytes::ZERO };
         let own = std::process::id();
@@ -269,7 +261,6 @@ impl Account {
         self.ledger.as_ref().map_or(Bytes::ZERO, |ledger| ledger.lock().held_by_others(device as usize, self.entry))
     }
 
-    /// Releases the memory of ended processes.
     pub fn release_ended(&self) {
         if let Some(ledger) = &self.ledger {
             ledger.lock().release_ended(self.entry);

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{latency::Latency, settings::Fault};
 
-/// The variable that carries [`Limits`].
 pub const LIMITS: &str = "HARNESS_GPU_LIMITS";
 /// The variable with the folder where each process writes its counters and attempts. Simulated GPUs use another variable, so limits can be tested on
 /// one.
@@ -17,7 +16,6 @@ pub const LIMITS_LEDGER: &str = "HARNESS_GPU_LIMITS_LEDGER";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Memory of the real GPU.
     pub device: Bytes,
     /// The most device memory for each process, or for all processes that share a ledger; `None` for no limit.
     pub memory: Option<Bytes>,

@@ -11,7 +11,6 @@ use nix::fcntl::posix_fallocate;
 /// All bytes are valid values of the type, also those that several threads and processes change at the same time.
 pub unsafe trait SharedLayout {}
 
-/// A file that is mapped as a `T`.
 #[derive(Debug)]
 pub struct Mapped<T: SharedLayout>(NonNull<T>);
 
@@ -27,7 +26,6 @@ impl<T: SharedLayout> Mapped<T> {
         Self::map(file)
     }
 
-    /// Maps a file that [`Mapped::create`] made.
     pub(crate) fn open(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() == size_of::<T>() as u64 { Self::map(file) } else { Err(io::ErrorKind::InvalidData.into()) }
     }

@@ -31,7 +31,6 @@ impl Program {
     }
 }
 
-/// Returns whether a process runs.
 pub fn is_running(pid: u32) -> bool {
     Program::of_process(pid.into()).is_some()
 }

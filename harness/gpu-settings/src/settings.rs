@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 pub use harness_allocator::device::sim::AddressOrder;
-use harness_allocator::units::Bytes;
+use harness_allocator::{named_enum, units::Bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
@@ -12,7 +12,6 @@ use crate::text::{expected, number, words};
 use crate::{calls::Call, gpus::Gpu, latency::Latency};
 pub use crate::{text::SettingsError, workspaces::CudnnWorkspace};
 
-/// The variable that carries [`Settings`].
 pub const SETTINGS: &str = "HARNESS_GPU";
 /// The variable with the folder of the stub libraries that replace NVIDIA's.
 pub const LIBRARIES: &str = "HARNESS_GPU_LIBRARIES";
@@ -40,9 +39,7 @@ pub fn mark_loaded() {
 /// A simulated machine with equal devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The GPU that programs see.
     pub gpu: &'static Gpu,
-    /// Memory of each device.
     pub memory: Bytes,
     pub devices: u32,
     /// Memory that a process uses on a device before its first allocation.
@@ -61,9 +58,7 @@ pub struct Settings {
     pub faults: Vec<Fault>,
     pub latencies: Vec<Latency>,
     pub kernels: Kernels,
-    /// Virtual memory management.
     pub mapping: bool,
-    /// Stream-ordered pools.
     pub pools: bool,
     pub nvml: bool,
     /// NVML shows the devices as MIG instances.
@@ -93,22 +88,26 @@ pub enum Events {
     Lag(u64),
 }
 
-/// The values that a program reads from a device whose kernels are no-ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Values {
-    Zeros,
-    /// The bytes of small copies until a kernel may overwrite them, otherwise zeros.
-    Copies,
-    /// The CPU computes the operations of PyTorch.
-    Cpu,
+named_enum! {
+    /// The values that a program reads from a device whose kernels are no-ops.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    Values {
+        Zeros = "zeros",
+        /// The bytes of small copies until a kernel may overwrite them, otherwise zeros.
+        Copies = "copies",
+        /// The CPU computes the operations of PyTorch.
+        Cpu = "cpu",
+    }
 }
 
-/// A CUDA release. Structures differ between releases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cuda {
-    V12,
-    V13,
+named_enum! {
+    /// A CUDA release. Structures differ between releases.
+    #[derive(Serialize, Deserialize)]
+    Cuda {
+        V12 = "12",
+        V13 = "13",
+    }
 }
 
 impl Cuda {
@@ -129,7 +128,6 @@ pub struct Fault {
     pub call: Option<Call>,
     /// The number of the first attempt that fails.
     pub first: u64,
-    /// The number of failures.
     pub count: u64,
     /// Smaller attempts do not count.
     pub min_size: Bytes,
@@ -208,8 +206,8 @@ impl fmt::Display for Settings {
     }
 }
 
-words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Cpu = "cpu");
-words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");
+words!(Values, "a mode of values");
+words!(Cuda, "a CUDA release");
 
 impl fmt::Display for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -245,7 +243,7 @@ impl FromStr for Fault {
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let (name, numbered) = Numbered::parse(text);
-        let calls = || Call::ALL.into_iter().filter(|call| call.can_fail());
+        let calls = || Call::ALL.iter().copied().filter(|call| call.can_fail());
         let named = calls().find(|call| call.name() == name);
         if named.is_none() && name != ANY {
             return Err(expected(name, "a call that can fail", calls().map(Call::name).chain([ANY])));

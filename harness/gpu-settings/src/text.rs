@@ -4,7 +4,6 @@ use std::{fmt::Display, str::FromStr};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// An error in the text of a setting; the message lists the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(pub(crate) String);
@@ -35,23 +34,14 @@ pub(crate) fn expected(text: &str, what: &str, accepted: impl Iterator<Item = &'
     SettingsError(format!("`{text}` is not {what}: write {}", accepted.collect::<Vec<_>>().join(", ")))
 }
 
-/// Implements display and parsing for an enumeration of words.
+/// Implements parsing for an enumeration of names.
 macro_rules! words {
-    ($type:ty, $what:literal, $($value:path = $word:literal),+) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $($value => $word),+ })
-            }
-        }
-
+    ($type:ty, $what:literal) => {
         impl FromStr for $type {
             type Err = SettingsError;
 
             fn from_str(text: &str) -> Result<Self, SettingsError> {
-                match text {
-                    $($word => Ok($value),)+
-                    _ => Err(expected(text, $what, [$($word),+].into_iter())),
-                }
+                Self::from_name(text).ok_or_else(|| expected(text, $what, Self::ALL.iter().map(|named| named.name())))
             }
         }
     };

@@ -8,7 +8,6 @@ use std::{cell::Cell, fs::File, os::fd::FromRawFd, time::Instant};
 
 use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply};
 
-/// Both directions of the socket.
 pub(crate) struct Connection {
     from: BufReader<File>,
     to: File,
@@ -24,8 +23,7 @@ pub(crate) fn connection() -> MutexGuard<'static, Option<Connection>> {
 
 /// Takes standard input as the socket and replaces it with an empty file.
 pub(crate) fn connect() -> bool {
-    // SAFETY: standard input is open: the harness started this process with its socket there. The duplicate belongs to this
-    // library.
+    // SAFETY: standard input is open: the harness started this process with its socket there. The duplicate belongs to this library.
     let socket = unsafe { libc::fcntl(0, libc::F_DUPFD_CLOEXEC, 3) };
     if socket < 0 {
         return false;
@@ -81,7 +79,6 @@ pub(crate) fn waited() -> u64 {
     WAITED.load(Ordering::Relaxed)
 }
 
-/// Calls a function of the harness's device.
 pub(crate) fn ask(call: Call) -> Result<u64, Code> {
     let began = Instant::now();
     let answer = ask_now(call);

@@ -2,11 +2,6 @@
 //!
 //! Nothing is modelled here: memory, streams and events belong to the harness's device. `harness_library_host` loads the library and executes the
 //! harness's orders. A missing function is reported to the harness and returns "not supported".
-//!
-//! * `connection`: the socket, and which thread may use it
-//! * `host`: the loop over orders; `timed`: a whole program in one order; `library`: calls of the library
-//! * `exports`: the exported functions; `pools`: attributes of stream-ordered pools and of the device
-//! * `handles`: streams, events and pools in C's types
 
 mod connection;
 mod exports;

@@ -1,5 +1,3 @@
-//! The allocator library's functions ([`Functions`]).
-
 use std::ffi::{c_int, c_void};
 use std::{mem, path, ptr};
 
@@ -8,7 +6,6 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::handles::Stream;
 
-/// The functions of the library.
 pub(crate) struct Functions {
     allocate: unsafe extern "C" fn(isize, c_int, Stream) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, isize, c_int, Stream),

@@ -10,7 +10,6 @@ use crate::library::Functions;
 /// Maximum number of reported failed requests.
 const MOST_REFUSED: usize = 4096;
 
-/// The contents of a slot.
 #[derive(Clone, Copy)]
 struct Live {
     address: u64,

@@ -23,15 +23,12 @@ struct Physical {
     mappings: u32,
 }
 
-/// The device memory of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     limit: Option<Bytes>,
     pages: Bytes,
     pooled: Bytes,
-    /// By address.
     allocations: BTreeMap<u64, Charge>,
-    /// By handle.
     physical: BTreeMap<u64, Physical>,
     /// Mappings: address to handle.
     mapped: BTreeMap<u64, u64>,
@@ -75,7 +72,6 @@ impl Accounts {
         if charge.is_pooled { &mut self.pooled } else { &mut self.pages }
     }
 
-    /// Sets the address of charged memory.
     pub(crate) fn place(&mut self, address: u64, charge: Charge) {
         // If the address has an old charge, a function without a wrapper freed that memory.
         if let Some(before) = self.allocations.insert(address, charge) {
@@ -104,7 +100,6 @@ impl Accounts {
         }
     }
 
-    /// Sets the handle of charged memory.
     pub(crate) fn create(&mut self, handle: u64, charge: Charge) {
         if let Some(before) = self.physical.insert(handle, Physical { charge, handles: 1, mappings: 0 }) {
             self.discharge(before.charge);

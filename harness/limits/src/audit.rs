@@ -42,7 +42,6 @@ impl LinkMap {
     }
 }
 
-/// `Elf64_Sym`.
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -53,7 +52,6 @@ struct Symbol {
     size: u64,
 }
 
-/// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     mark_loaded();
@@ -133,25 +131,4 @@ pub(crate) unsafe extern "C" fn at_fork_of_program(before: Handler, in_parent: H
 type Handler = Option<unsafe extern "C" fn()>;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cuda_libraries_are_recognized_by_their_file_names() {
-        let known = ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "libcudart.so.13", "/site/libcudart.8774224f.so.12", "libnvidia-ml.so.1"];
-        assert!(known.iter().all(|path| is_cuda(path.as_bytes())));
-        let others = ["", "/opt/libcuda.so.1/libc.so.6", "libcudnn.so.9", "libtorch_cuda.so", "libc10_cuda.so"];
-        assert!(!others.iter().any(|path| is_cuda(path.as_bytes())));
-    }
-
-    #[test]
-    fn the_path_of_a_library_is_read_to_its_end() {
-        let path = |name: *const c_char| {
-            let map = LinkMap { base: 0, name };
-            // SAFETY: the name is null or a static string.
-            unsafe { map.path() }
-        };
-        assert_eq!(path(ptr::null()), b"");
-        assert_eq!(path(c"/usr/lib/libcuda.so.1".as_ptr()), b"/usr/lib/libcuda.so.1");
-    }
-}
+mod tests;

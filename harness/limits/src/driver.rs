@@ -12,9 +12,7 @@ use harness_gpu_settings::ffi::{Out, Text, again, written};
 use crate::limiter::{OUT_OF_MEMORY, SUCCESS, limiter};
 use crate::real::{self, is_nested, limit_info, nested, noted, wrap};
 
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: c_int = 1;
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 const PER_THREAD_STREAM: c_ulonglong = 2;
 /// Suffixes of wrapped functions; programs that ask for no version get the first.
 const VERSIONS: [&str; 2] = ["_v2", ""];

@@ -4,10 +4,6 @@
 //! runtime, the driver and NVML that allocate, free or report device memory, the program gets a wrapper. The library does nothing before the first
 //! call of a wrapper.
 //!
-//! * `audit` answers the dynamic linker and finds the wrapper of a function;
-//! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` declares them and calls the real functions;
-//! * `limiter` decides which requests reach the driver and counts them; `accounts` tracks the memory of the process.
-//!
 //! A limit applies to each process, or to all processes that share a ledger.
 //!
 //! Managed memory counts in full, wherever its pages are. An array counts with the bytes of its elements; the driver may use more.

@@ -26,7 +26,6 @@ const NUMBER: u32 = 0;
 /// The limit or an injected failure refused a request, so no real function was called.
 pub(crate) struct Refused;
 
-/// The limits of this process and its use of memory.
 pub(crate) struct Limiter {
     limit: Option<Bytes>,
     latencies: Vec<Latency>,
@@ -140,7 +139,6 @@ impl Limiter {
         got.map(|(_, (code, _))| code).map_err(|_| Refused)
     }
 
-    /// Corrects the size of an allocation to the driver's choice.
     pub(crate) fn correct(&self, address: u64, size: usize) {
         let State { accounts, shared, .. } = &mut *self.state();
         accounts.correct(address, Bytes(size as u64));

@@ -9,14 +9,12 @@ use harness_gpu_settings::ffi::{Out, again, written};
 
 use crate::limiter::{Refused, SUCCESS, limiter};
 
-/// The wrapper of a function.
 pub(crate) struct Wrapper {
     pub(crate) address: *mut c_void,
     /// True if it calls the real function that was found.
     pub(crate) calls_this: bool,
 }
 
-/// The address of the real function of a wrapper.
 pub(crate) struct Real(AtomicPtr<c_void>);
 
 impl Real {

@@ -6,7 +6,6 @@ use std::ops::{ControlFlow, Range};
 
 use harness_allocator::{allocator::caching::Config, units::Bytes};
 
-/// Continues with a value, or stops because time is up.
 pub(crate) type Flow<T = ()> = ControlFlow<(), T>;
 
 /// Sizes are rounded up to a multiple of the largest of these that preserves the failure.

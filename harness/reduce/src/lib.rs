@@ -1,11 +1,6 @@
 //! Reduces failing traces and scenarios to small ones that fail the same way.
 //!
-//! * [`trace`]: traces that run out of memory
-//! * [`scenario`]: scenarios that fail for any reason
-//! * `delta`: the shared algorithm
-//!
-//! Every accepted step is verified by a run. Reduction uses no randomness and no clock, so the same input always gives the same
-//! result.
+//! Every accepted step is verified by a run. Reduction uses no randomness and no clock, so the same input always gives the same result.
 
 mod delta;
 pub mod scenario;
@@ -15,7 +10,6 @@ use std::ops::ControlFlow;
 
 use harness_allocator::units::Bytes;
 
-/// Receives the progress and may stop the reduction.
 pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,4 @@
 //! Allocation traces and memory snapshots of PyTorch.
-//!
-//! * [`trace`]: the trace format and its reader
-//! * [`execute`]: runs traces on any allocator
-//! * [`snapshot`]: PyTorch's memory snapshots
-//! * [`program`]: the requests of a program, recovered from its snapshot
-//! * [`replay`]: replays traces on a device and compares recordings row by row
-//! * [`replay_bench`]: measures an allocator's host time over a trace
 
 pub mod execute;
 pub mod program;

@@ -20,7 +20,6 @@ use serde_json::json;
 use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target};
 use crate::trace::{self, TraceEvent};
 
-/// A column of a recording. Column 0 is always [`Column::Result`].
 #[derive(Clone, Copy)]
 enum Column {
     /// The operation's [`Outcome`] as a number.
@@ -40,7 +39,6 @@ impl Column {
         Self::Device("device_free", |state| state.free.0),
     ];
 
-    /// The columns of every recording, in order.
     fn recorded() -> Vec<Self> {
         let pooled = ["allocated_bytes", "reserved_bytes"]
             .iter()
@@ -94,18 +92,10 @@ pub enum ReplayError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     #[error("operation {operation}: {source}")]
-    PrivatePool {
-        /// Counted from 1.
-        operation: usize,
-        source: PrivatePoolError,
-    },
+    PrivatePool { operation: usize, source: PrivatePoolError },
     /// The device or the allocator failed: a bug in this program.
     #[error("operation {operation}: {source}")]
-    Device {
-        /// Counted from 1.
-        operation: usize,
-        source: DeviceError,
-    },
+    Device { operation: usize, source: DeviceError },
 }
 
 impl ReplayError {
@@ -212,11 +202,8 @@ fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Val
     json!([stream, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
 }
 
-/// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments.
-/// Returns the allocator's final counters.
-///
-/// # Errors
-/// The inner error is a [`ReplayError`]; the outer one comes from `output`.
+/// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments. Returns
+/// the allocator's final counters. The inner error is a [`ReplayError`]; the outer one comes from `output`.
 pub fn write_stats(
     events: &[TraceEvent],
     config: Config,
@@ -251,12 +238,7 @@ pub enum RecordingError {
     #[error("{}: cannot be read: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: line {line}: {why}", path.display())]
-    Malformed {
-        path: PathBuf,
-        /// Counted from 1.
-        line: usize,
-        why: String,
-    },
+    Malformed { path: PathBuf, line: usize, why: String },
     #[error("{}: {source}", path.display())]
     Settings { path: PathBuf, source: ConfError },
     #[error("{}: line 1: {source}", path.display())]
@@ -271,24 +253,12 @@ pub struct Comparison {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    Row {
-        /// Counted from 1.
-        operation: usize,
-        event: String,
-        /// Name, recorded value and replayed value of every column.
-        figures: Vec<(String, i64, i64)>,
-    },
-    Snapshot {
-        /// Counted from 0, in address order.
-        segment: usize,
-        /// Empty if the recording has fewer segments.
-        recorded: String,
-        /// Empty if the replay has fewer segments.
-        replayed: String,
-    },
-    Stopped {
-        why: String,
-    },
+    /// Each column with its recorded and its replayed value.
+    Row { operation: usize, event: String, figures: Vec<(String, i64, i64)> },
+    /// Segments count from 0 in address order. A missing one is empty.
+    Snapshot { segment: usize, recorded: String, replayed: String },
+    /// The replay stopped early.
+    Stopped { why: String },
 }
 
 impl fmt::Display for Difference {
@@ -332,7 +302,6 @@ struct StoppedTorch {
     next_op: String,
 }
 
-/// A figure of a row. PyTorch refused the operation if it is text.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Figure {

@@ -95,7 +95,6 @@ fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitio
     })
 }
 
-/// Runs one unobserved pass. It is a separate function, so profilers show its name.
 #[inline(never)]
 fn pass<T: Target>(executor: &mut Executor<T::Live>, target: &mut T) -> Result<Counts, Stopped<Infallible>> {
     executor.pass(target, &mut Unobserved)

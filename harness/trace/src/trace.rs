@@ -3,8 +3,7 @@
 //! ```text
 //! a ID SIZE STREAM   allocate               f ID   free          r ID STREAM   record_stream
 //! s STREAM           synchronize a stream   d      synchronize   e             empty_cache
-//! m FRACTION         memory fraction        p      reset peaks   x BYTES       external memory: positive takes, negative
-//! releases
+//! m FRACTION         memory fraction        p      reset peaks   x BYTES       external memory: positive takes, negative releases
 //! g+ POOL  g- POOL   enter and leave a private pool               gr POOL       release a private pool
 //! ```
 
@@ -15,14 +14,13 @@ use harness_allocator::{device::StreamId, units::Bytes};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceEvent {
-    /// After an out-of-memory error, the id is not live.
+    /// Ids are never reused. After an out-of-memory error, the id is not live. A size of zero returns a null pointer.
     Allocate {
-        /// Never reused.
         id: u64,
-        /// Zero returns a null pointer.
         size: Bytes,
         stream: StreamId,
     },
+    /// Ignored if the id is not live.
     Free {
         id: u64,
     },

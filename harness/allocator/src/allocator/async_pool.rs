@@ -1,11 +1,10 @@
 //! The driver's stream-ordered allocator (`cuMemAllocAsync`), as PyTorch's `backend:cudaMallocAsync` uses it. Every request and
 //! every free calls a pool of the driver, which keeps its reserved memory until a trim.
 //!
-//! The driver does not report how it rounds sizes or cuts its pool. So requested, allocated and active bytes are our own count of
-//! the requests. Reserved bytes are the pool's own figure (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that
-//! may change it. Inactive splits and device calls are unknown, and the snapshot shows one segment per live allocation. The
-//! driver has one pool for all sizes, so all memory counts in the large pool. The audit asks the driver for the rest
-//! ([`Allocator::driver_pool`]).
+//! The driver does not report how it rounds sizes or cuts its pool. So requested, allocated and active bytes are our own count of the
+//! requests. Reserved bytes are the pool's own figure (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that may change it.
+//! Inactive splits and device calls are unknown, and the snapshot shows one segment per live allocation. The driver has one pool for all
+//! sizes, so all memory counts in the large pool. The audit asks the driver for the rest ([`Allocator::driver_pool`]).
 //!
 //! Differences from PyTorch's backend (`c10/cuda/CUDAMallocAsyncAllocator.cpp`): if an allocation fails and the pool has unused
 //! memory, it is tried again after a wait for the device and a trim. Opportunistic reuse is off (see [`PooledDevice`]). As in
@@ -23,10 +22,8 @@ const POOL_GROWTH: Bytes = Bytes::mib(32);
 /// The pool never releases memory by itself, as in PyTorch's backend.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
-/// The pool in whose counters everything appears.
 const POOL: PoolKind = PoolKind::Large;
 
-/// The driver's stream-ordered pool. The module documentation describes its statistics.
 #[derive(Debug, Default)]
 pub struct AsyncPoolAllocator {
     /// Made with the first allocation.
@@ -35,7 +32,6 @@ pub struct AsyncPoolAllocator {
     free_stream: Option<StreamId>,
     /// Slots of freed allocations whose free the device failed to finish.
     unfinished: Vec<u32>,
-    /// Events that the device failed to destroy.
     undestroyed: Vec<EventId>,
     live: LiveAllocations,
 }
@@ -129,7 +125,6 @@ impl AsyncPoolAllocator {
         waits.and(destroyed).map(|()| free_stream)
     }
 
-    /// Records an allocation of the pool.
     fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
         let handle = self.live.insert(LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() });
         // At least that much is reserved, even if the pool does not answer.

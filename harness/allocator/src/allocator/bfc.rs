@@ -8,28 +8,24 @@
 //! * Sizes are multiples of 256 B. TensorFlow sorts free chunks into 21 bins by size, bin i from 256 B · 2^i, each ordered by
 //!   size, then address. A search starts at the bin of the request and goes upward. It finds the smallest chunk that fits, at the
 //!   lowest address. One ordered index gives the same result here.
-//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted. Otherwise the whole chunk is
-//!   allocated.
-//! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until the request fits; it doubles
-//!   again for the next region, up to the memory limit. If the device has less, the first failing extension retries with 0.9 of
-//!   the size.
+//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted. Otherwise the whole chunk is allocated.
+//! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until the request fits; it doubles again for the
+//!   next region, up to the memory limit. If the device has less, the first failing extension retries with 0.9 of the size.
 //! * Regions are kept. With garbage collection, the default of a GPU process (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a failing
 //!   request releases free regions if they make enough room, and extends once more.
 //!
 //! Deliberate differences:
 //!
-//! * Streams. TensorFlow computes on one stream, so freed memory can be reused immediately. A safe frontier holds back memory
-//!   that other streams may still use. Here a chunk is free for the stream of its last use, which reuses it immediately, and has
-//!   the count of its free. Another stream gets it after an event that follows the first stream's work is complete: that event is the
-//!   frontier. Events are recorded and polled only if the stream's own chunks do not fit. So neither a hit nor a free of unshared
-//!   memory calls the device. The host waits for events only if the request would otherwise fail. Never used memory is free for
-//!   all streams.
+//! * Streams. TensorFlow computes on one stream, so freed memory can be reused immediately. A safe frontier holds back memory that other
+//!   streams may still use. Here a chunk is free for the stream of its last use, which reuses it immediately, and has the count of its
+//!   free. Another stream gets it after an event that follows the first stream's work is complete: that event is the frontier. Events are
+//!   recorded and polled only if the stream's own chunks do not fit. So neither a hit nor a free of unshared memory calls the device. The
+//!   host waits for events only if the request would otherwise fail. Never used memory is free for all streams.
 //! * [`Allocator::record_stream`]: the chunk stays pending until events that follow the other streams' work are complete.
 //! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] releases all free regions. The size of the next
 //!   region stays the same, as in TensorFlow.
-//! * After its first failing extension TensorFlow never tries less than 0.9 of the full region again, so it can fail although the
-//!   device has the memory. Here the last attempt is the request itself. So an out of memory always means that the device or the
-//!   limit refused it.
+//! * After its first failing extension TensorFlow never tries less than 0.9 of the full region again, so it can fail although the device
+//!   has the memory. Here the last attempt is the request itself. So an out of memory always means that the device or the limit refused it.
 //! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes all calls, so there is no wait.
 
 use std::collections::BTreeMap;
@@ -40,7 +36,6 @@ use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
-/// The settings, with TensorFlow's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BfcConfig {
     /// True if regions are allocated as needed. Otherwise the first region takes the whole memory limit. The default is `true`,
@@ -71,7 +66,6 @@ impl Default for BfcConfig {
     }
 }
 
-/// TensorFlow's allocator. The module documentation lists the differences.
 #[derive(Debug, Default)]
 pub struct BfcAllocator {
     config: BfcConfig,
@@ -229,7 +223,6 @@ impl BfcAllocator {
         if self.config.garbage_collection && can_help() { self.regions.release(device, 0) } else { Ok(false) }
     }
 
-    /// The limit on all regions together.
     fn limit(&self, device: &dyn Device) -> Bytes {
         self.regions.limit(device, self.config.memory_limit)
     }

@@ -44,13 +44,10 @@ pub struct LibrarySpec {
 }
 
 impl LibrarySpec {
-    /// The key of the file.
     pub const PATH: &'static str = "path";
     /// The keys of the functions, and whether they are required.
     pub const FUNCTIONS: [(&'static str, bool); 4] = [("alloc", true), ("free", true), ("record_stream", false), ("empty_cache", false)];
 
-    /// Checks that the file exists.
-    /// Fails with [`DeviceError::Unavailable`] if it does not.
     pub fn check_file(&self) -> Result<(), DeviceError> {
         if self.path.exists() {
             return Ok(());
@@ -65,7 +62,6 @@ impl LibrarySpec {
     }
 }
 
-/// An invalid description of a library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibrarySpecError {
     #[error("a library needs `{0}`")]
@@ -104,7 +100,6 @@ impl fmt::Display for LibrarySpec {
     }
 }
 
-/// A shared library as an allocator.
 #[derive(Debug)]
 pub struct LibraryAllocator {
     spec: LibrarySpec,
@@ -128,7 +123,6 @@ enum State {
 struct Seen {
     /// The device's first error other than out of memory.
     refused: Option<DeviceError>,
-    /// The called CUDA functions that are not passed on.
     unanswered: Vec<String>,
     /// The largest allocation that the driver refused.
     refused_size: Option<Bytes>,
@@ -136,7 +130,6 @@ struct Seen {
     is_timed: bool,
     /// The device's time for calls in that part.
     driver: Duration,
-    /// The result of a program.
     timed: Option<Timed>,
 }
 

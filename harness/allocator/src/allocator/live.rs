@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, slab::Slab};
+use super::{Allocation, AllocatorError, Handle, OomCause, OutOfMemory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
@@ -12,9 +12,7 @@ use crate::units::Bytes;
 pub(super) struct LiveAllocation {
     pub(super) range: MemoryRange,
     pub(super) stream: StreamId,
-    /// The pool in whose counters it appears.
     pub(super) pool: PoolKind,
-    /// The other streams that use it.
     pub(super) other_streams: Vec<StreamId>,
 }
 
@@ -35,7 +33,7 @@ pub(super) struct LiveAllocations {
     /// Without reserved bytes and driver calls, which the allocator counts itself.
     pub(super) stats: MemoryStats,
     /// The limit on allocated memory.
-    limit: Option<Bytes>,
+    pub(super) limit: Option<Bytes>,
 }
 
 impl LiveAllocations {
@@ -47,7 +45,6 @@ impl LiveAllocations {
         Handle::new(slot)
     }
 
-    /// Returns the slot of an allocation.
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
@@ -60,12 +57,10 @@ impl LiveAllocations {
         allocation
     }
 
-    /// The allocation at the lowest address.
     pub(super) fn first(&self) -> Option<(DevicePtr, u32)> {
         self.by_address.first_key_value().map(|(&start, &slot)| (start, slot))
     }
 
-    /// All allocations as segments, in address order.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
     }
@@ -76,7 +71,6 @@ impl LiveAllocations {
         (address.0 - start.0 < allocation.range.len.0).then(|| allocation.segment())
     }
 
-    /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
         exceeded(self.limit, &self.stats, size)
     }
@@ -91,21 +85,8 @@ impl LiveAllocations {
     ) -> AllocatorError {
         out_of_memory(&mut self.stats, device, [requested; 2], cause, largest_free_block)
     }
-
-    pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.limit = fraction.limit(device.info().total);
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    pub(super) const fn stats(&self) -> MemoryStats {
-        self.stats
-    }
 }
 
-/// Counts an allocation or a free.
 fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
     count_block(stats, allocation.pool, allocation.range.len, apply);
     apply(&mut stats.segment, allocation.pool, 1);

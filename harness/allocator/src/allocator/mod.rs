@@ -18,19 +18,19 @@ mod slab;
 mod spec;
 pub mod wrapper;
 
-/// The methods of an [`Allocator`] that it passes to one of its fields.
+/// The methods of an [`Allocator`] that one of its fields answers, which has the statistics and the memory limit.
 macro_rules! answered_by {
     ($($table:ident).+) => {
         fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
-            self.$($table).+.set_memory_fraction(device, fraction);
+            self.$($table).+.limit = fraction.limit(device.info().total);
         }
 
         fn reset_peaks(&mut self) {
-            self.$($table).+.reset_peaks();
+            self.$($table).+.stats.reset_peaks();
         }
 
         fn stats(&self) -> $crate::stats::MemoryStats {
-            self.$($table).+.stats()
+            self.$($table).+.stats
         }
 
         fn snapshot(&self) -> Vec<$crate::stats::SegmentInfo> {
@@ -158,7 +158,6 @@ impl Allocation {
 /// After any error the allocator's counters and structure stay consistent. An out of memory changes nothing, except that cached
 /// memory may have been released.
 pub trait Allocator: Send {
-    /// Its name in scenarios and reports.
     fn name(&self) -> &'static str;
 
     /// The unit of large reservations from the device.
@@ -178,7 +177,6 @@ pub trait Allocator: Send {
         Ok(())
     }
 
-    /// Allocates memory.
     /// Fails with [`AllocatorError::OutOfMemory`] if it does not fit now, [`AllocatorError::TooLarge`] if it never can.
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
 
@@ -191,9 +189,8 @@ pub trait Allocator: Send {
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver
-    /// or to other streams. Its live allocations stay valid. Waits for the stream's work. Call it before or after
-    /// [`Device::destroy_stream`].
+    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver or to other
+    /// streams. Its live allocations stay valid. Waits for the stream's work. Call it before or after [`Device::destroy_stream`].
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Returns all cached memory that can be released to the driver.
@@ -296,7 +293,6 @@ pub enum AllocatorError {
     /// More memory than this device has. Request less.
     #[error("{requested} can never fit: the device has {total}")]
     TooLarge { requested: Bytes, total: Bytes },
-    /// The device failed for another reason.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -321,10 +317,8 @@ pub struct OutOfMemory {
     pub allocated: Bytes,
     /// At the time of the failure.
     pub reserved: Bytes,
-    /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of
-    /// the driver.
+    /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of the driver.
     pub largest_free_block: Option<Bytes>,
-    /// The memory of the device.
     pub total: Bytes,
 }
 
@@ -332,10 +326,7 @@ pub struct OutOfMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OomCause {
     /// The memory of the device.
-    Device {
-        /// The free bytes of the device.
-        free: Bytes,
-    },
+    Device { free: Bytes },
     /// The memory fraction. The driver was not asked.
     Fraction { limit: Bytes },
 }

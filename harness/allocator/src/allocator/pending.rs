@@ -35,7 +35,6 @@ impl Events {
         self.idle.push(event);
     }
 
-    /// Destroys the unused events.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&event) = self.idle.last() {
             device.destroy_event(event)?;
@@ -83,8 +82,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
         self.postponed.push_back((block, streams));
     }
 
-    /// Adds a free that waits for all work so far of these streams. Returns whether it has to wait: not if all streams are
-    /// destroyed.
+    /// Adds a free that waits for all work so far of these streams. Returns whether it has to wait: not if all streams are destroyed.
     /// Fails with [`DeviceError`] if an event cannot be recorded. The free is then retried at the next call.
     pub(super) fn add(&mut self, device: &mut dyn Device, block: B, streams: BTreeSet<StreamId>) -> Result<bool, DeviceError> {
         let waits = self.record(device, block, &streams);

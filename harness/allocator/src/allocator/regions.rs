@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, Request, live::out_of_memory, slab::Slab};
+use super::{Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory, slab::Slab};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
@@ -26,7 +26,6 @@ pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, Allo
     request.size.checked_round_up(CHUNK_UNIT).map(|size| size.0).ok_or_else(too_large)
 }
 
-/// The pool in whose counters all regions appear.
 const POOL: PoolKind = PoolKind::Large;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,7 +50,6 @@ impl Chunk {
     }
 }
 
-/// A free chunk, in the order of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FreeChunk {
     stream: StreamId,
@@ -77,7 +75,8 @@ pub(super) struct Regions {
     /// The number of chunks that became free so far: the clock of [`Chunk::freed_at`].
     frees: u64,
     pub(super) stats: MemoryStats,
-    fraction: Option<MemoryFraction>,
+    /// The limit of the memory fraction.
+    pub(super) limit: Option<Bytes>,
 }
 
 impl std::ops::Index<ChunkId> for Regions {
@@ -120,7 +119,6 @@ impl Regions {
         Allocation::new(range, request, Handle::new(id.0))
     }
 
-    /// Returns the chunk of an allocation.
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
         let is_ours = |chunk: &Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
@@ -169,7 +167,6 @@ impl Regions {
         self.best_fit(stream, 0).is_some()
     }
 
-    /// The number of chunks that became free so far.
     pub(super) const fn frees(&self) -> u64 {
         self.frees
     }
@@ -204,7 +201,6 @@ impl Regions {
         }
     }
 
-    /// The size of the largest free chunk for the stream.
     fn largest(&self, stream: StreamId) -> u64 {
         let from = FreeChunk { stream, size: 0, address: 0, id: ChunkId(0) };
         let to = FreeChunk { stream, size: u64::MAX, address: u64::MAX, id: ChunkId(u32::MAX) };
@@ -229,7 +225,6 @@ impl Regions {
         Ok(Some(id))
     }
 
-    /// Reserved bytes.
     pub(super) const fn reserved(&self) -> u64 {
         self.stats.reserved_bytes.all.current
     }
@@ -263,7 +258,6 @@ impl Regions {
         Ok(any)
     }
 
-    /// Releases all regions and forgets their contents.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some((&address, _)) = self.by_address.first_key_value() {
             device.free(DevicePtr(address))?;
@@ -275,14 +269,7 @@ impl Regions {
 
     /// The limit on all regions together: the device, the memory fraction, and the allocator's own setting.
     pub(super) fn limit(&self, device: &dyn Device, configured: Option<Bytes>) -> Bytes {
-        let total = device.info().total;
-        self.lowest_setting(device, configured).map_or(total, |limit| limit.min(total))
-    }
-
-    /// The lower one of the memory fraction and the allocator's own setting, if one is set.
-    fn lowest_setting(&self, device: &dyn Device, configured: Option<Bytes>) -> Option<Bytes> {
-        let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
-        fraction.into_iter().chain(configured).min()
+        self.limit.into_iter().chain(configured).fold(device.info().total, Bytes::min)
     }
 
     /// Counts a failed request and explains it by a limit or the device. `configured` as in [`Self::limit`].
@@ -294,7 +281,7 @@ impl Regions {
         configured: Option<Bytes>,
     ) -> AllocatorError {
         let reserved = Bytes(self.reserved());
-        let limit = self.lowest_setting(device, configured);
+        let limit = self.limit.into_iter().chain(configured).min();
         let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
@@ -307,18 +294,6 @@ impl Regions {
         };
         let largest = Bytes(self.largest(request.stream));
         out_of_memory(&mut self.stats, device, [request.size, Bytes(size)], cause, Some(largest))
-    }
-
-    pub(super) fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
-        self.fraction = Some(fraction);
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    pub(super) const fn stats(&self) -> MemoryStats {
-        self.stats
     }
 
     /// All regions in address order. Linear in chunks.

@@ -6,16 +6,14 @@
 //! Resources", and the documentation in `pool_memory_resource.hpp`, `detail/stream_ordered_memory_resource.hpp` and
 //! `detail/coalescing_free_list.hpp`; <https://docs.rapids.ai/api/rmm/stable/>.
 //!
-//! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut exactly to the request; the rest stays in that
-//!   list.
+//! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut exactly to the request; the rest stays in that list.
 //! * A freed block joins the list of its stream and merges with free neighbors there. The stream's one event is recorded again.
 //!   So a free costs a driver call and never waits.
 //! * A miss searches the other streams' lists. The stream waits, on the device, for the event of the first stream with a fitting
 //!   block and takes the block. If there is none, it takes over the lists one by one, with a wait for each event, until merging
 //!   gives a fitting block.
-//! * Then the pool grows: by half of the distance to its maximum, or by the request if that is more. If the driver refuses, it
-//!   tries half of that, down to the request itself. If the maximum is too low, it first releases free blocks that are whole
-//!   regions.
+//! * Then the pool grows: by half of the distance to its maximum, or by the request if that is more. If the driver refuses, it tries half
+//!   of that, down to the request itself. If the maximum is too low, it first releases free blocks that are whole regions.
 //!
 //! Deliberate differences:
 //!
@@ -24,9 +22,8 @@
 //! * The maximum is the whole device by default. RMM without a maximum doubles its pool and never releases memory.
 //! * Whole free regions are also released if the device has no room, because memory pressure by other programs is what we test.
 //! * RMM cannot release its cache before it is destroyed. [`Allocator::empty_cache`] releases all whole free regions.
-//! * [`Allocator::record_stream`]: RMM's caller must free on a stream that is ordered after every use. Here the free makes the
-//!   block's own stream wait, on the device, for the others. So no free is ever pending, but the stream's later work waits
-//!   longer.
+//! * [`Allocator::record_stream`]: RMM's caller must free on a stream that is ordered after every use. Here the free makes the block's own
+//!   stream wait, on the device, for the others. So no free is ever pending, but the stream's later work waits longer.
 //! * A stream that takes over lists records its own event again after that wait. So a third stream that takes such a block is
 //!   ordered after the first one too.
 
@@ -47,12 +44,10 @@ pub struct RmmPoolConfig {
     pub maximum_pool_size: Option<Bytes>,
 }
 
-/// The pool memory resource of RMM. The module documentation lists the differences.
 #[derive(Debug, Default)]
 pub struct RmmPool {
     config: RmmPoolConfig,
     regions: Regions,
-    /// True if the initial pool was requested.
     started: bool,
     /// For each stream with a free, the event after its last one.
     freed: BTreeMap<StreamId, EventId>,
@@ -62,7 +57,6 @@ pub struct RmmPool {
 }
 
 impl RmmPool {
-    /// Makes an empty pool.
     pub fn new(config: RmmPoolConfig) -> Self {
         Self { config, ..Self::default() }
     }

@@ -54,7 +54,6 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
         self.lock().record_stream(ptr, stream)
     }
 
-    /// Returns all cached memory to the driver.
     /// Fails with [`DeviceError`] of a broken device.
     pub fn empty_cache(&self) -> Result<(), DeviceError> {
         let Locked { allocator, device, .. } = &mut *self.lock();
@@ -80,7 +79,6 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
 
 impl<D: Device, A: Allocator> Locked<D, A> {
     /// As [`SharedAllocator::allocate`].
-    /// Fails like [`Allocator::allocate`].
     #[inline]
     pub fn allocate(&mut self, request: Request) -> Result<Allocation, AllocatorError> {
         let allocation = self.allocator.allocate(&mut self.device, request)?;
@@ -91,7 +89,6 @@ impl<D: Device, A: Allocator> Locked<D, A> {
     }
 
     /// As [`SharedAllocator::free`].
-    /// Fails with [`DeviceError::InvalidFree`] if no live allocation starts at this address; [`DeviceError`] of a broken device.
     #[inline]
     pub fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         match self.live.remove(&ptr) {
@@ -101,7 +98,6 @@ impl<D: Device, A: Allocator> Locked<D, A> {
     }
 
     /// As [`SharedAllocator::record_stream`].
-    /// Fails with [`DeviceError::InvalidFree`] if no live allocation starts at this address.
     pub fn record_stream(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         match self.live.get(&ptr) {
             Some(allocation) => self.allocator.record_stream(allocation, stream),

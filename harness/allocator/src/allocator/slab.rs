@@ -37,7 +37,6 @@ impl<T> Slab<T> {
         value
     }
 
-    /// Returns the slot of an allocation, if its value is ours.
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation, is_ours: impl FnOnce(&T) -> bool) -> Result<u32, DeviceError> {
         let slot = allocation.handle().slot();

@@ -61,7 +61,6 @@ pub struct AllocatorSpec {
     name: Option<String>,
 }
 
-/// The implementation of a spec.
 #[derive(Clone, Debug, PartialEq)]
 enum Which {
     /// With settings that differ from the kind's defaults, for [`AllocatorKind::Caching`] only.
@@ -73,13 +72,11 @@ enum Which {
 pub const LIBRARY: &str = "library";
 
 impl AllocatorSpec {
-    /// PyTorch's allocator with these settings.
     pub fn caching(config: Config) -> Self {
         let config = (config != Config::default()).then_some(config);
         Self { which: Which::Kind(AllocatorKind::Caching, config), name: None }
     }
 
-    /// The allocator of a shared library.
     pub const fn library(library: LibrarySpec) -> Self {
         Self { which: Which::Library(library), name: None }
     }
@@ -109,12 +106,10 @@ impl AllocatorSpec {
         self.kind().map_or(LIBRARY, AllocatorKind::name)
     }
 
-    /// Returns true if it is PyTorch's allocator, with any settings.
     pub const fn is_pytorch(&self) -> bool {
         matches!(self.which, Which::Kind(kind, _) if kind.is_pytorch())
     }
 
-    /// The reason why snapshots cannot record its segments and blocks, or `None` if they can.
     pub fn not_recorded(&self) -> Option<&'static str> {
         self.kind()?.not_recorded()
     }
@@ -151,7 +146,6 @@ impl AllocatorSpec {
         }
     }
 
-    /// Makes the allocator.
     pub fn build(&self) -> Box<dyn Allocator> {
         match &self.which {
             Which::Kind(AllocatorKind::Caching | AllocatorKind::Expandable, _) => {
@@ -183,7 +177,6 @@ impl From<AllocatorKind> for AllocatorSpec {
 }
 
 impl fmt::Display for AllocatorSpec {
-    /// Displays the name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.name, &self.which) {
             (Some(name), _) => f.write_str(name),

@@ -1,5 +1,4 @@
-//! [`Faulty`]: injects failures into any device, by a plan: calls fail, take longer or return wrong figures, and events never
-//! complete.
+//! [`Faulty`]: injects failures into any device, by a plan: calls fail, take longer or return wrong figures, and events never complete.
 //!
 //! The plan is a list of [`Fault`]s in an [`Injector`], which counts the calls and records the injected failures. A failed call
 //! changes nothing on the device. A sticky error fails every later call with the same error, as on CUDA. Only queries that need
@@ -86,7 +85,6 @@ impl<D: TestDevice> Faulty<D> {
         }
     }
 
-    /// Counts a call that failed here.
     const fn count_failed(&mut self, call: DeviceCall, is_out_of_memory: bool) {
         let failed = &mut self.failed;
         match call {
@@ -116,8 +114,7 @@ impl<D: TestDevice> Faulty<D> {
         if self.stuck_streams.is_empty() { Ok(()) } else { Err(self.never_returns(call)) }
     }
 
-    /// On a real clock the first wait blocks until it is abandoned; later waits return immediately. On a simulated clock no wait
-    /// blocks.
+    /// On a real clock the first wait blocks until it is abandoned; later waits return immediately. On a simulated clock no wait blocks.
     fn never_returns(&mut self, call: DeviceCall) -> DeviceError {
         let is_measured = self.inner.info().clock == Clock::Measured;
         while is_measured && !self.waited && !self.injector.is_abandoned() {

@@ -10,11 +10,8 @@ pub enum HostMemory {
     /// Plain process memory: the driver copies through its own pinned buffer.
     Pageable,
     /// A mapped temporary file, for hosts with too little memory. It never has a name in its folder, so nothing remains when the
-    /// process ends. The driver treats it as pageable memory.
-    MappedFile {
-        /// The folder of the file, or `None` for the default one (`TMPDIR`).
-        folder: Option<PathBuf>,
-    },
+    /// process ends. The driver treats it as pageable memory. The default folder is `TMPDIR`.
+    MappedFile { folder: Option<PathBuf> },
 }
 
 impl HostMemory {
@@ -23,7 +20,6 @@ impl HostMemory {
         matches!(self, Self::Pinned)
     }
 
-    /// The call that allocates it.
     pub const fn call(&self) -> &'static str {
         match self {
             Self::Pinned => "cuMemHostAlloc",

@@ -12,7 +12,6 @@ use crate::units::Bytes;
 pub struct Limited<D> {
     inner: D,
     info: DeviceInfo,
-    /// The charge of each live allocation.
     charges: BTreeMap<DevicePtr, Bytes>,
     charged: Bytes,
     external_memory: Bytes,
@@ -59,8 +58,7 @@ impl<D: Device> Limited<D> {
         Ok(self.all_charged()? + self.external_memory)
     }
 
-    /// Refuses an allocation. It asks the device for more than it has: the refusal is a real driver call, with its count and its
-    /// time.
+    /// Refuses an allocation. It asks the device for more than it has: the refusal is a real driver call, with its count and its time.
     fn refuse(&mut self, requested: Bytes) -> DeviceError {
         let impossible = self.inner.info().total + self.info.granularity;
         let refused = match self.inner.malloc(impossible) {
@@ -191,8 +189,7 @@ impl<D: Device> Limited<D> {
     }
 }
 
-/// A pool is charged its reserved bytes. At the limit it releases its unused memory and tries again, as a driver does when memory
-/// runs out.
+/// A pool is charged its reserved bytes. At the limit it releases its unused memory and tries again, as a driver does when memory runs out.
 impl<D: Device> PooledDevice for Limited<D> {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         let pool = self.inner.required_pooled()?.create_pool(release_threshold)?;

@@ -61,7 +61,6 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// A contiguous range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
     pub start: DevicePtr,
@@ -125,15 +124,11 @@ pub struct Fingerprint {
     pub uuid_hash: Option<String>,
     /// Version of the kernel driver, for example `580.65.06`.
     pub driver: Option<String>,
-    /// CUDA version that the driver supports, for example `13.0`.
     pub cuda: Option<String>,
-    /// True if multi-instance GPU mode is on.
     pub mig: Option<bool>,
-    /// True if error correction is on.
     pub ecc: Option<bool>,
     /// Streaming-multiprocessor and memory clocks in MHz when the device was opened.
     pub clocks_mhz: Option<(u32, u32)>,
-    /// The reasons for reduced clocks when the device was opened.
     pub throttle_reasons: Vec<String>,
     /// The number of other processes that used memory of this device when it was opened.
     pub other_processes: Option<u32>,
@@ -186,12 +181,10 @@ pub struct DeviceCalls {
 }
 
 impl DeviceCalls {
-    /// The calls since an earlier count.
     pub fn since(&self, earlier: &Self) -> Self {
         self.combine(earlier, |now, before| now - before)
     }
 
-    /// The sum of two counts.
     pub(crate) fn and(&self, other: &Self) -> Self {
         self.combine(other, |one, other| one + other)
     }
@@ -225,8 +218,7 @@ impl DeviceCalls {
 pub trait Device: Send {
     fn info(&self) -> &DeviceInfo;
 
-    /// Returns an upper bound on the next allocation. Asks only the driver, because NVML may take milliseconds, and timed code
-    /// calls this.
+    /// Returns an upper bound on the next allocation. Asks only the driver, because NVML may take milliseconds, and timed code calls this.
     fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
 
     /// Allocates `size` bytes (not zero) of device memory. The address is at least 256-byte aligned.
@@ -244,9 +236,8 @@ pub trait Device: Send {
     /// [`Device::release_stream`].
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Forgets the number of a borrowed stream: a stream that the program made and passed to `CudaDevice::borrow_stream`. Does
-    /// not wait, and leaves the driver's stream alone. Call it before the program destroys the stream and after the allocator has
-    /// released it.
+    /// Forgets the number of a borrowed stream: a stream that the program made and passed to `CudaDevice::borrow_stream`. Does not wait,
+    /// and leaves the driver's stream alone. Call it before the program destroys the stream and after the allocator has released it.
     /// Fails with [`DeviceError::UnknownHandle`] if the stream is not borrowed.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
@@ -266,7 +257,6 @@ pub trait Device: Send {
     /// Makes all later work of the stream wait for the event's last record. The host does not wait.
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
 
-    /// Waits for the event's last record.
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
@@ -274,12 +264,10 @@ pub trait Device: Send {
     /// Waits for all work of all streams.
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
-    /// Returns the interface for memory mapping, if the device has it.
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
         None
     }
 
-    /// Returns the interface for the driver's stream-ordered pools, if the device has it.
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
         None
     }
@@ -319,8 +307,7 @@ pub trait TestDevice: Device {
 
     fn set_call_site(&mut self, place: CallSite);
 
-    /// Makes an event with a timestamp, for [`TestDevice::elapsed`]. On a GPU it costs more than an event of
-    /// [`Device::create_event`].
+    /// Makes an event with a timestamp, for [`TestDevice::elapsed`]. On a GPU it costs more than an event of [`Device::create_event`].
     fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
 
     /// Returns the device time between two completed events of [`TestDevice::create_timed_event`].
@@ -336,10 +323,9 @@ pub trait TestDevice: Device {
     /// Fails with [`DeviceError::Corrupted`] if a byte does not match the tag; on a strict device also as [`TestDevice::fill`].
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
-    /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with
-    /// the tag when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the
-    /// oldest read if too many are queued.
-    /// On a strict device, fails like [`TestDevice::fill`].
+    /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with the tag
+    /// when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the oldest read if too
+    /// many are queued. On a strict device, fails like [`TestDevice::fill`].
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Waits for all reads queued on the stream by [`TestDevice::verify_later`] and returns their result. Reads of a destroyed
@@ -350,8 +336,7 @@ pub trait TestDevice: Device {
     /// Queues work that keeps the stream busy for about `duration`.
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
 
-    /// Advances the clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work
-    /// continues.
+    /// Advances the clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work continues.
     fn sleep(&mut self, duration: Nanos);
 
     /// Simulates other programs that use `bytes` of the device, limited to the free memory. Returns the bytes they use now. A
@@ -426,8 +411,7 @@ pub trait PooledDevice {
     /// Fails with [`DeviceError::OutOfMemory`]: the call has changed nothing, except that the pool may have released unused memory.
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError>;
 
-    /// Frees an allocation of [`PooledDevice::malloc_async`] in the order of `stream`, which may differ from the stream of the
-    /// allocation.
+    /// Frees an allocation of [`PooledDevice::malloc_async`] in the order of `stream`, which may differ from the stream of the allocation.
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Releases unused memory down to `keep` reserved bytes. Memory counts as used until the host has waited for its free.
@@ -449,11 +433,9 @@ pub struct PoolId(pub u32);
 pub struct PoolMemory {
     /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
     pub reserved: Bytes,
-    /// The peak of `reserved`.
     pub reserved_high: Bytes,
     /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`, as the driver rounds it.
     pub used: Bytes,
-    /// The peak of `used`.
     pub used_high: Bytes,
 }
 
@@ -462,13 +444,11 @@ pub struct PoolMemory {
 pub struct CostFigure {
     /// The item, for example `device allocation`.
     pub name: String,
-    /// The amount with its unit.
     pub value: String,
     /// The source of the figure: a measurement with date and device, a publication, or the reason for an assumption.
     pub source: String,
 }
 
-/// Handles and memory that the caller still holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leaks {
     /// Live allocations, including those of pools.
@@ -513,7 +493,6 @@ impl fmt::Display for Leaks {
     }
 }
 
-/// A memory access, as a strict device records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     pub kind: AccessKind,
@@ -548,72 +527,35 @@ pub enum DeviceError {
     /// The device has too little memory. Free some and try again, or request less.
     #[error("the device has {free} free, but {requested} were requested")]
     OutOfMemory { requested: Bytes, free: Bytes },
-    /// An address was freed twice: a bug of the caller.
     #[error("{ptr} is freed at {second}, but was already freed at {first}")]
     DoubleFree { ptr: DevicePtr, first: CallSite, second: CallSite },
-    /// An address was freed where no allocation starts: a bug of the caller.
     #[error("{ptr} is freed at {place}, but no allocation starts there")]
     InvalidFree { ptr: DevicePtr, place: CallSite },
-    /// An access to memory that is not (or no longer) allocated: a bug of the caller.
     #[error("{range} is {access}, but {why}")]
-    InvalidAccess {
-        range: MemoryRange,
-        access: Access,
-        /// The reason, for example where the memory was freed.
-        why: String,
-    },
+    InvalidAccess { range: MemoryRange, access: Access, why: String },
     /// Two streams accessed the same memory without an order between them. Put an event between them.
     #[error("{range} is {second} while it may still be {first}: no event or synchronization orders the two")]
-    Race {
-        range: MemoryRange,
-        /// The earlier access in program order.
-        first: Access,
-        second: Access,
-    },
+    Race { range: MemoryRange, first: Access, second: Access },
     /// Memory was unmapped while work on it may be unfinished. First wait for its stream or for an event after the work.
     #[error("{range} is unmapped at {place} while it may still be {access}: the host has not waited for that work")]
-    InUse {
-        /// The range of the access.
-        range: MemoryRange,
-        /// The access that may be unfinished.
-        access: Access,
-        place: CallSite,
-    },
+    InUse { range: MemoryRange, access: Access, place: CallSite },
     /// Memory does not contain the written tag: another writer has changed it.
     #[error("the byte at {at} of {range} does not hold tag {expected:#x}: {found}")]
-    Corrupted {
-        range: MemoryRange,
-        /// The first wrong byte.
-        at: DevicePtr,
-        expected: u64,
-        /// The contents in words.
-        found: String,
-    },
+    Corrupted { range: MemoryRange, at: DevicePtr, expected: u64, found: String },
     /// Host memory is exhausted. Request less, or another kind.
     #[error("{call} of {requested} failed: {why}")]
     HostMemory { call: &'static str, requested: Bytes, why: String },
-    /// A copy is larger than its host memory: a bug of the caller.
     #[error("{copied} are copied to or from host memory {number}, which has {size}")]
     HostRange { number: u32, copied: Bytes, size: Bytes },
     /// A stream or event that this device does not have (any more).
     #[error("the device has no {kind} {number}")]
-    UnknownHandle {
-        /// `stream`, `event` or `host memory`.
-        kind: &'static str,
-        number: u32,
-    },
+    UnknownHandle { kind: &'static str, number: u32 },
     /// The event is not recorded or not complete. Synchronize first.
     #[error("event {0} is not done")]
     NotReady(u32),
     /// The driver refused a call. The advice says what to do.
     #[error("{call} failed: {name} ({code}). {advice}")]
-    Driver {
-        call: &'static str,
-        code: u32,
-        /// The name of the code, or "unknown driver code".
-        name: String,
-        advice: &'static str,
-    },
+    Driver { call: &'static str, code: u32, name: String, advice: &'static str },
     /// The call would wait for ever, for work that never ends. End the process.
     #[error("{call} never returns: it waits for work that does not end")]
     NeverReturns { call: &'static str },

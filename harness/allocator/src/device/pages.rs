@@ -26,7 +26,6 @@ impl<H: Copy> PageTable<H> {
         Self { granularity, reservations: BTreeMap::new(), pages: BTreeMap::new() }
     }
 
-    /// Records a reservation.
     pub fn reserve(&mut self, start: DevicePtr, size: Bytes) {
         self.reservations.insert(start.0, size);
     }
@@ -37,7 +36,6 @@ impl<H: Copy> PageTable<H> {
         self.pages.range(start.0..start.0 + size.0).next().is_none().then_some(size)
     }
 
-    /// Removes a checked reservation.
     pub fn unreserve(&mut self, start: DevicePtr) {
         self.reservations.remove(&start.0);
     }
@@ -61,7 +59,6 @@ impl<H: Copy> PageTable<H> {
         Ok(())
     }
 
-    /// Records a page in a checked range.
     pub fn map(&mut self, start: DevicePtr, size: Bytes, memory: H) {
         self.pages.insert(start.0, Page { size, memory });
     }
@@ -77,7 +74,6 @@ impl<H: Copy> PageTable<H> {
         (start.offset(size) == range.end()).then_some(pages)
     }
 
-    /// Removes a page.
     pub fn unmap(&mut self, start: DevicePtr) {
         self.pages.remove(&start.0);
     }
@@ -96,12 +92,10 @@ impl<H: Copy> PageTable<H> {
         next >= end && range.len > Bytes::ZERO
     }
 
-    /// Returns true if an address is in a reservation.
     pub fn is_reserved(&self, ptr: DevicePtr) -> bool {
         self.reservations.range(..=ptr.0).next_back().is_some_and(|(&start, &size)| ptr.0 < start + size.0)
     }
 
-    /// Returns true if any address of a range is reserved.
     pub fn overlaps(&self, range: MemoryRange) -> bool {
         let before = self.reservations.range(..range.end().0).next_back();
         before.is_some_and(|(&start, &size)| start + size.0 > range.start.0)

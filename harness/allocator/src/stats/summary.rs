@@ -4,13 +4,11 @@ use std::fmt::Write as _;
 
 use super::{MemoryStats, PooledStat, Stat, StatFamily};
 
-/// Columns between the outer bars.
 const WIDTH: usize = 75;
 
 /// The title names the function with this layout. PyTorch's own title has a device number, which statistics do not have.
 const TITLE: &str = "Memory summary, laid out as by torch.cuda.memory_summary()";
 
-/// The displayed quantities and their titles, in order.
 const ROWS: [(StatFamily, &str); 9] = [
     (StatFamily::AllocatedBytes, "Allocated memory"),
     (StatFamily::ActiveBytes, "Active memory"),
@@ -50,7 +48,6 @@ impl MemoryStats {
     }
 }
 
-/// A table under construction.
 #[derive(Default)]
 struct Table {
     text: String,
@@ -75,7 +72,6 @@ impl Table {
     }
 }
 
-/// In the order of the columns.
 const fn figures(Stat { current, peak, allocated, freed }: &Stat) -> [u64; 4] {
     [*current, *peak, *allocated, *freed]
 }

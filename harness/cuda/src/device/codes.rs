@@ -1,7 +1,6 @@
 //! Names of the driver's result codes, with advice. Bindings cannot name codes that they do not know.
 //!
-//! Source: `CUresult` in the CUDA driver API,
-//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
+//! Source: `CUresult` in the CUDA driver API, <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
 
 use crate::library::Refusal;
 use harness_allocator::device::DeviceError;
@@ -13,7 +12,6 @@ impl From<Refusal> for DeviceError {
     }
 }
 
-/// Advice for codes.
 const BUG: &str = "The caller or this program made a mistake: report it with the command that reproduces it";
 const STICKY: &str = "Earlier work broke the context, which stays unusable: restart the process, and see `dmesg | grep Xid`";
 const HARDWARE: &str = "The GPU reports a fault: see `dmesg | grep Xid` and `nvidia-smi -q`, drain the node and reset or replace the GPU";
@@ -37,7 +35,6 @@ const COMPATIBILITY: &str = "The forward-compatibility driver does not support t
 const NO_REASON: &str =
     "The driver gives no reason: see `dmesg | grep Xid`; after a driver update or a suspend, reload nvidia_uvm or reboot";
 
-/// Returns the name and the advice of a code.
 pub(super) fn describe(code: u32) -> (&'static str, &'static str) {
     let unknown =
         ("unknown driver code", "This program does not know the code: look it up in `cuda.h` of the installed driver's CUDA version");

@@ -33,12 +33,10 @@ macro_rules! functions {
         }
 
         impl Driver {
-            /// Looks up the functions by name.
             fn look_up(find: impl Fn(&str) -> Option<Address>) -> Self {
                 Self { $($basic: find(stringify!($basic)),)+ $($further: find(stringify!($further)),)+ }
             }
 
-            /// Returns the required functions that were not found.
             fn missing(&self, only_for_allocation: bool) -> Vec<&'static str> {
                 let basic = [$((stringify!($basic), self.$basic)),+];
                 let further = [$((stringify!($further), self.$further)),+].into_iter().filter(|_| !only_for_allocation);
@@ -79,7 +77,6 @@ macro_rules! cuda {
 
 pub(super) use cuda;
 
-/// Calls a function if the library has it.
 pub(super) fn call(found: Option<Address>, call: &'static str, function: impl FnOnce(Address) -> u32) -> Result<(), Refusal> {
     match found.map_or(library::MISSING, function) {
         0 => Ok(()),
@@ -97,7 +94,6 @@ pub(super) trait Declared {
     unsafe fn at(self, address: Address) -> Self::Function;
 }
 
-/// Implements [`Declared`] by number of arguments.
 macro_rules! declared {
     ($( ($($argument:ident)*) )*) => {$(
         impl<$($argument),*> Declared for unsafe fn($($argument),*) -> CUresult {
@@ -115,9 +111,7 @@ declared! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F G H I J K) }
 
 impl Driver {
     /// Returns the initialized driver. The library is loaded once; an error is remembered.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the library or one of its functions is missing; [`DeviceError::Driver`] if `cuInit` fails.
+    /// Fails with [`DeviceError::Unavailable`] if the library or one of its functions is missing; [`DeviceError::Driver`] if `cuInit` fails.
     pub(super) fn get() -> Result<&'static Self, DeviceError> {
         Self::initialised(Self::uninitialised()?)
     }
@@ -137,7 +131,6 @@ impl Driver {
         Self::loaded(false)
     }
 
-    /// Loads the library and checks that it has the required functions.
     fn loaded(only_for_allocation: bool) -> Result<&'static Self, DeviceError> {
         static DRIVER: OnceLock<Result<Driver, DeviceError>> = OnceLock::new();
         let load = || {
@@ -150,7 +143,6 @@ impl Driver {
     }
 }
 
-/// Returns the error for a library that cannot be loaded.
 fn not_loaded(error: &LoadError) -> DeviceError {
     let why = match error {
         LoadError::Absent => "no such library is on the loader's path, so no GPU can be used; install the NVIDIA driver, or give the \
@@ -163,7 +155,6 @@ fn not_loaded(error: &LoadError) -> DeviceError {
     DeviceError::Unavailable { what: WHAT.to_owned(), why }
 }
 
-/// Returns the error for a library without some required functions.
 fn missing_functions(missing: &[&str]) -> DeviceError {
     let why = format!("it lacks {}: the driver is too old, install one for CUDA 12 or later (525 or newer)", missing.join(", "));
     DeviceError::Unavailable { what: WHAT.to_owned(), why }

@@ -62,7 +62,6 @@ impl ExternalMemory {
     }
 }
 
-/// Halves a size, rounded down to granules; zero for one granule.
 fn half(size: Bytes, granularity: Bytes) -> Bytes {
     Bytes(size.0 / 2 / granularity.0 * granularity.0)
 }

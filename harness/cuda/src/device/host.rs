@@ -11,7 +11,6 @@ use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, HostId, HostMemory, StreamId};
 use harness_allocator::units::Bytes;
 
-/// The host memory of callers.
 #[derive(Default)]
 pub(super) struct Host {
     held: BTreeMap<u32, Piece>,
@@ -63,7 +62,6 @@ impl Host {
         Ok(HostId(number))
     }
 
-    /// Returns the address for a copy of `len` bytes on a stream.
     pub(super) fn copied(&mut self, host: HostId, len: Bytes, stream: StreamId) -> Result<*mut c_void, DeviceError> {
         let piece = self.held.get_mut(&host.0).ok_or(unknown(host))?;
         if len.0 > piece.size as u64 {
@@ -83,7 +81,6 @@ impl Host {
         self.held.values().any(|piece| piece.copying.contains(&stream))
     }
 
-    /// Frees memory without queued copies.
     pub(super) fn free(&mut self, driver: &Driver, host: HostId) -> Result<(), DeviceError> {
         let piece = self.held.get(&host.0).ok_or(unknown(host))?;
         piece.release(driver)?;
@@ -114,7 +111,6 @@ const fn unknown(host: HostId) -> DeviceError {
     DeviceError::UnknownHandle { kind: "host memory", number: host.0 }
 }
 
-/// Maps new readable and writable memory.
 fn map(bytes: usize, flags: i32, file: RawFd) -> io::Result<*mut c_void> {
     // SAFETY: without a requested address, no existing mapping is replaced.
     let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, file, 0) };

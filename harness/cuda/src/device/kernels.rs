@@ -26,13 +26,10 @@ pub(super) struct Kernels {
 /// Maximum number of concurrent verifications. Each has its own result slot: two words of `harness_findings`.
 pub(super) const SLOTS: u32 = 256;
 
-/// Bytes of a slot.
 const SLOT: u64 = 16;
 
-/// The result of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Number of wrong bytes.
     pub(super) bytes: u64,
     /// Offset of the first wrong byte in the range.
     pub(super) offset: u64,
@@ -84,8 +81,7 @@ impl Kernels {
         }
     }
 
-    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the
-    /// range.
+    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the range.
     pub(super) fn verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<Option<Mismatch>, Refusal> {
         self.queue_verify(driver, stream, range, tag, 0)?;
         let mut slot = [0; SLOT as usize];
@@ -174,7 +170,6 @@ impl Kernels {
     }
 }
 
-/// Copies device memory to the host after the stream's earlier work, and waits.
 fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -> Result<(), Refusal> {
     let copied = cuda!(driver, cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), stream));
     // Also waits after a failed copy, so `into` outlives it.

@@ -95,7 +95,6 @@ impl Mapping {
     }
 }
 
-/// Releases unmapped pages.
 fn release(driver: &Driver, handles: &[CUmemGenericAllocationHandle], calls: &mut (u64, u64)) {
     for handle in handles {
         calls.1 += 1;
@@ -111,7 +110,6 @@ fn pinned_on(device: CUdevice) -> CUmemAllocationProp {
     CUmemAllocationProp { type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, location: location_of(device), ..nothing }
 }
 
-/// The memory of a device as a place.
 pub(super) fn location_of(device: CUdevice) -> CUmemLocation {
     // SAFETY: the struct consists of its kind and the device's number; newer versions of cudarc have a union for the number.
     unsafe { std::mem::transmute([CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as CUdevice, device]) }

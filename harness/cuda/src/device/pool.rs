@@ -16,7 +16,6 @@ pub(super) struct CudaPools {
     property: CUmemPoolProps,
     pools: BTreeMap<u32, CUmemoryPool>,
     next: u32,
-    /// Live allocations of callers, by address.
     pub(super) live: BTreeMap<u64, (Bytes, PoolId)>,
 }
 
@@ -59,7 +58,6 @@ fn pool_on(device: CUdevice) -> CUmemPoolProps {
     CUmemPoolProps { allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, location: location_of(device), ..nothing }
 }
 
-/// Returns an attribute that is a 64-bit number.
 fn figure(driver: &Driver, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> Result<Bytes, Refusal> {
     let mut value = 0_u64;
     cuda!(driver, cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()))?;

@@ -9,10 +9,8 @@ use crate::library::{self, Refusal};
 use crate::nvml::{NvmlDevice, ProcessUse, Uuid};
 use harness_allocator::{device::DeviceError, units::Bytes};
 
-/// The CUDA driver and the visible devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFound {
-    /// CUDA version that the driver supports, for example `13.0`.
     pub cuda: String,
     /// The devices by ordinal; may be empty.
     pub devices: Vec<DeviceFound>,
@@ -24,7 +22,6 @@ pub struct DeviceFound {
     /// Its number for this process, as in `cuda:0`.
     pub ordinal: u32,
     pub name: String,
-    /// Its total memory in bytes.
     pub total: Bytes,
     pub uuid: Uuid,
     /// Compute capability, for example `(9, 0)`.
@@ -56,7 +53,6 @@ impl DriverFound {
 }
 
 impl DeviceFound {
-    /// Returns NVML's figures, or why there are none.
     pub fn nvml(&self) -> Result<NvmlFound, String> {
         let device = NvmlDevice::find(self.uuid)?;
         Ok(NvmlFound { free: device.free()?, others: device.other_processes()? })
@@ -70,7 +66,6 @@ pub(super) fn cuda_version(driver: &Driver) -> Result<String, Refusal> {
     Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// Returns the number of visible devices.
 pub(super) fn device_count(driver: &Driver) -> Result<u32, Refusal> {
     let mut count = 0;
     cuda!(driver, cuDeviceGetCount(&mut count))?;

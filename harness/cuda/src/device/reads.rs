@@ -37,17 +37,14 @@ impl Reads {
         self.slots.last().copied()
     }
 
-    /// Returns the stream of the oldest queued read.
     pub(super) fn oldest(&self) -> Option<StreamId> {
         self.queued.first().map(|read| read.stream)
     }
 
-    /// Returns whether reads are queued on the stream.
     pub(super) fn are_on(&self, stream: StreamId) -> bool {
         self.queued.iter().any(|read| read.stream == stream)
     }
 
-    /// Records a queued read in the slot of [`Reads::free_slot`].
     pub(super) fn add(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) {
         if let Some(slot) = self.slots.pop() {
             self.queued.push(Read { stream, range, tag, slot });
@@ -64,7 +61,6 @@ impl Reads {
         }
     }
 
-    /// Returns the result of a stream's finished reads.
     pub(super) fn take_result(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.wrong.remove(&stream).map_or(Ok(()), Err)
     }

@@ -5,7 +5,6 @@ use crate::profile::{FitError, Measured, Share, Spread, UnitText};
 /// Samples in nanoseconds, by size.
 pub(super) type Curve = Vec<(f64, Vec<f64>)>;
 
-/// A straight line through a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Line {
     /// Cost at size zero, not negative.
@@ -18,11 +17,10 @@ pub(super) struct Line {
 /// the weighted median of the slopes of all pairs, and the base is the median of the residuals. The medians reject disturbed
 /// samples, and the fit rejects disturbed sizes, except for the largest, which weighs as much as all others together.
 ///
-/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical
-/// Association 63 (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>. The weights are from G. L. Sievers, "Weighted
-/// Rank Statistics for Simple Linear Regression", the same journal 73 (363), 1978,
-/// <https://doi.org/10.1080/01621459.1978.10480067>; without them, pairs of small sizes would dominate. Quadratic in the number
-/// of sizes.
+/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical Association 63
+/// (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>. The weights are from G. L. Sievers, "Weighted Rank Statistics for Simple
+/// Linear Regression", the same journal 73 (363), 1978, <https://doi.org/10.1080/01621459.1978.10480067>; without them, pairs of small
+/// sizes would dominate. Quadratic in the number of sizes.
 pub(super) fn line(curve: &Curve) -> Line {
     let points = medians(curve);
     let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index + 1..].iter().map(move |b| (a, b)));
@@ -32,7 +30,6 @@ pub(super) fn line(curve: &Curve) -> Line {
     Line { base, slope }
 }
 
-/// Returns the median cost at each size.
 fn medians(curve: &Curve) -> Vec<(f64, f64)> {
     curve.iter().filter_map(|(size, samples)| Some((*size, median(samples.clone())?))).collect()
 }
@@ -80,7 +77,6 @@ fn deviation(samples: &[f64]) -> f64 {
     median(samples.iter().map(|sample| (sample - centre).abs()).collect()).unwrap_or(0.0)
 }
 
-/// Returns the median; for an even number, the mean of the two middle values.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;

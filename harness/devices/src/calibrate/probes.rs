@@ -63,7 +63,6 @@ impl Probes {
         Ok(Self { stream, room, pool, samples })
     }
 
-    /// Drops all samples.
     pub(super) fn forget(&mut self) {
         let empty = |curve: &Curve| curve.iter().map(|(size, _)| (*size, Vec::new())).collect();
         let Samples { malloc, free, transfer, .. } = &self.samples;
@@ -80,7 +79,6 @@ impl Probes {
         self.fills(device)
     }
 
-    /// Destroys the stream and the pool.
     pub(super) fn finish(&self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         if let (Some(pool), Some(device)) = (self.pool, device.pooled()) {
             device.destroy_pool(pool)?;

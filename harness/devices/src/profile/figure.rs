@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct Measured<U> {
     pub value: u64,
     unit: Unit<U>,
-    /// Number of samples.
     pub samples: u64,
     /// Spread of samples of the same quantity.
     pub spread: Spread,
@@ -67,13 +66,9 @@ macro_rules! units {
 }
 
 units! {
-    /// Bytes.
     ByteCount = "bytes";
-    /// Nanoseconds per call, page or handle.
     Nanoseconds = "ns";
-    /// Nanoseconds per MiB.
     NanosecondsPerMib = "ns per MiB";
-    /// Nanoseconds per GiB.
     NanosecondsPerGib = "ns per GiB";
 }
 
@@ -95,7 +90,6 @@ impl<'de, U: UnitText> Deserialize<'de> for Unit<U> {
 #[serde(deny_unknown_fields)]
 pub struct FitError {
     pub median: Share,
-    /// The maximum.
     pub worst: Share,
 }
 

@@ -25,8 +25,7 @@ impl TryFrom<u32> for Version {
     }
 }
 
-/// A profile's name: at most 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit. It is also a valid file
-/// name.
+/// A profile's name: at most 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit. It is also a valid file name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ProfileName(String);

@@ -35,11 +35,9 @@ pub enum Expectation {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FaultReport {
-    /// The run without failures.
     pub first: First,
     /// Describes the selected attempts.
     pub chosen: String,
-    /// One run for each selected attempt, in order.
     pub cases: Vec<Case>,
     /// Number of runs skipped after an interrupt.
     pub left_out: usize,
@@ -65,7 +63,6 @@ pub struct First {
 pub struct Case {
     /// The first failed attempt, counted from 1.
     pub attempt: u64,
-    /// Its requested bytes.
     pub size: u64,
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -98,18 +95,12 @@ pub enum Outcome {
     ServedByRetry,
     /// With an uncaught OutOfMemoryError.
     OutOfMemory,
-    /// With another error.
-    OtherError {
-        /// Its last line.
-        error: String,
-    },
+    /// With another error, whose last line it is.
+    OtherError { error: String },
     /// With another exit code and without a Python error.
-    ExitCode {
-        exit_code: u8,
-    },
-    Signal {
-        signal: u8,
-    },
+    ExitCode { exit_code: u8 },
+    /// With a signal.
+    Signal { signal: u8 },
     /// The run exceeded its time limit.
     Hang,
     /// The run ended before the attempt that should fail.
@@ -126,7 +117,6 @@ impl Case {
     }
 }
 
-/// Runs a program once for each selected attempt. The first run must have made attempts.
 pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
     let sizes = program.first.sizes();
     let chosen = plan.which.choose(&sizes);

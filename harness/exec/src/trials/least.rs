@@ -9,7 +9,6 @@ use super::{Program, Trial, observed::Observed};
 
 /// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);
-/// The address orders of a simulated GPU.
 pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
 /// The name of a real GPU's address order.
 const DRIVERS: &str = "driver";
@@ -52,8 +51,7 @@ enum Stop<E> {
     Failed(E),
 }
 
-/// Searches with each address order, or only with the first run's. A real GPU has only one. Returns `None` if the user
-/// interrupted.
+/// Searches with each address order, or only with the first run's. A real GPU has only one. Returns `None` if the user interrupted.
 pub fn least<E: Send>(program: &Program<'_, E>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
     if all_orders && program.trial.addresses.is_some() {

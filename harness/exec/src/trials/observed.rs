@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::process::End;
 use crate::record::{Record, SlowCalls, numbered, struck};
 
-/// Number of lines of the error output to keep.
 const LAST_LINES: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +32,7 @@ pub struct Observed {
     pub peak_allocated: Bytes,
     /// Bytes of PyTorch's allocator at the end, summed over processes; `None` if no process reported them.
     pub allocated_at_end: Option<Bytes>,
-    /// `num_alloc_retries`, summed over processes.
     pub retries: u64,
-    /// `num_ooms`, summed over processes.
     pub ooms: u64,
     /// Driver calls that allocate or free device memory.
     pub driver_calls: u64,

@@ -11,7 +11,6 @@ use super::observed::{Ending, Observed};
 use crate::launch::{Launch, LaunchError, PLACES};
 use crate::process::{End, Started};
 
-/// File names of the program's standard output and error.
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
 /// Why a program was not run, or its outcome is unknown.
@@ -39,9 +38,8 @@ pub struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs the program with this process's standard output and error, and returns its duration too. If `is_output_kept_free`,
-    /// its standard output goes to standard error, because standard output carries a document. Returns `None` if the user
-    /// interrupted.
+    /// Runs the program with this process's standard output and error, and returns its duration too. If `is_output_kept_free`, its standard
+    /// output goes to standard error, because standard output carries a document. Returns `None` if the user interrupted.
     pub fn first(&self, trial: &Trial, is_output_kept_free: bool) -> Result<Option<(Observed, Duration)>, RunnerError> {
         let began = Instant::now();
         let stdout = if is_output_kept_free { Stdio::from(io::stderr()) } else { Stdio::inherit() };

@@ -24,8 +24,7 @@ pub struct SettingsReport {
     pub is_interrupted: bool,
 }
 
-/// The program with one setting.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// As in PYTORCH_ALLOC_CONF.
     pub alloc_conf: String,
@@ -73,9 +72,7 @@ impl Row {
             num_alloc_retries: run.retries,
             num_ooms: run.ooms,
             driver_calls: run.driver_calls,
-            least_memory: None,
-            least_by_order: Vec::new(),
-            other_orders: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -6,7 +6,6 @@ use harness_allocator::units::Bytes;
 
 /// Up to this many attempts, all are selected; beyond it, a sample of this size and the largest.
 const ALL_UP_TO: usize = 64;
-/// Number of the largest attempts that join a sample.
 const LARGEST: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,6 @@ impl FromStr for Which {
 }
 
 impl Which {
-    /// Returns the selected attempts, counted from 1, in ascending order.
     pub fn choose(self, sizes: &[Bytes]) -> Vec<u64> {
         let chosen: BTreeSet<usize> = match self {
             Self::Some if sizes.len() <= ALL_UP_TO => (0..sizes.len()).collect(),

@@ -131,7 +131,6 @@ impl View<'_> {
         Ok(DeviceSize { total, known, outside })
     }
 
-    /// The data about a failed request, in the form of a scenario's record.
     pub(super) fn shortage(&self, request: &Refused, totals: Totals, size: &DeviceSize) -> FailedRequest {
         let free = totals.device_free.unwrap_or_default();
         let is_own = |segment: &&Segment| segment.private_pool == request.private_pool;

@@ -42,7 +42,6 @@ pub(super) fn value<'a>(map: &'a Map, key: &str) -> Option<&'a Node> {
     map.iter().find(|(name, _)| name == key).map(|(_, node)| node)
 }
 
-/// Sets a key. New keys go to the end.
 pub(super) fn set(map: &mut Map, key: &str, node: Node) {
     match map.iter_mut().find(|(name, _)| name == key) {
         Some((_, there)) => *there = node,

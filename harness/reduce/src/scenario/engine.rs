@@ -14,9 +14,7 @@ use harness_scenario::Scenario;
 /// Runs a scenario with each of its allocators. Must be deterministic.
 pub trait Engine {
     /// Returns one record per allocator. Calls `on_step` with the number of each completed step; a break stops the run.
-    ///
-    /// # Errors
-    /// [`DeviceError`] if no device is available.
+    /// Fails with [`DeviceError`] if no device is available.
     fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError>;
 }
 

@@ -1,5 +1,3 @@
-//! Shortens loops and replaces blocks by their contents.
-
 use harness_language::expression::{Dimension, Value};
 use harness_scenario::Step;
 use harness_scenario::steps::Action;

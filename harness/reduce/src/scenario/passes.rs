@@ -69,7 +69,6 @@ impl Search<'_> {
         })
     }
 
-    /// Removes fields: of the file, of steps, and of their maps.
     fn leave_out_fields(&mut self) -> Flow {
         let optional: Vec<String> =
             self.best.keys.iter().map(|(key, _)| key.clone()).filter(|key| !REQUIRED.contains(&key.as_str())).collect();

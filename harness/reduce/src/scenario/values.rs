@@ -12,7 +12,6 @@ use crate::delta::{self, Flow, SETTINGS};
 /// Durations to try in place of longer ones.
 const DURATIONS: [(&str, Nanos); 3] = [("1us", Nanos(1_000)), ("1ms", Nanos(1_000_000)), ("1s", Nanos(1_000_000_000))];
 
-/// Evaluates formulas without variables.
 struct Nothing;
 
 impl Quantity for Nothing {
@@ -74,7 +73,6 @@ impl Search<'_> {
         })
     }
 
-    /// Halves all sizes and the device memory.
     fn halve_everything(&mut self) -> Flow {
         while let Some(now) = memory(&self.best).filter(|memory| *memory > GRANULARITY) {
             let mut candidate = with_memory(&self.best, Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)));
@@ -110,7 +108,6 @@ impl Search<'_> {
         })
     }
 
-    /// Replaces constant formulas by their results.
     fn compute_formulas(&mut self) -> Flow {
         for (number, (_, node)) in self.best.values().into_iter().enumerate() {
             if let Node::Scalar(text) = node
@@ -122,7 +119,6 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Removes settings from a string of PyTorch's allocator settings.
     fn fewer_settings(&mut self, number: usize, text: &str) -> Flow {
         let Ok(mut config) = Config::parse(text) else { return Flow::Continue(()) };
         for reset in SETTINGS {

@@ -1,7 +1,5 @@
 //! Replays a trace and classifies its failed requests: [`Failure`].
 
-use std::fmt;
-
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
@@ -12,38 +10,26 @@ use harness_trace::trace::TraceEvent;
 use super::Case;
 
 /// Why a request failed, in the order in which the reasons are tested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Enough memory was free, but fragmented; at least half of it was in partly used segments.
+    /// At least half of the free memory was in partly used segments.
+    #[error("enough memory is free, but it is fragmented")]
     Fragmented,
-    /// Enough memory was free, mostly on the device, which alone had too little for a new segment.
+    #[error("enough memory is free in total, but neither the device nor the allocator has a large enough part")]
     DeviceShort,
-    /// The device had enough free memory for the request, but not for its rounded size.
+    #[error("the device has enough free memory, but not for the rounded size of the request")]
     Rounding,
-    /// Pending frees would have provided enough memory.
+    #[error("enough memory was freed, but it waits for events of other streams")]
     PendingFree,
+    #[error("the memory fraction refuses it")]
     Fraction,
-    /// Less memory was free than requested: the program is too large for the device.
+    #[error("less memory is free than requested")]
     TooLarge,
+    #[error("the request exceeds the device memory")]
     NeverFits,
     /// An always-checked invariant is violated when a scenario replays the trace.
+    #[error("the invariant {} does not hold: {}", .0, .0.promise())]
     Violates(Invariant),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self {
-            Self::Violates(invariant) => return write!(f, "the invariant {invariant} does not hold: {}", invariant.promise()),
-            Self::Fragmented => "enough memory is free, but it is fragmented",
-            Self::DeviceShort => "enough memory is free in total, but neither the device nor the allocator has a large enough part",
-            Self::Rounding => "the device has enough free memory, but not for the rounded size of the request",
-            Self::PendingFree => "enough memory was freed, but it waits for events of other streams",
-            Self::Fraction => "the memory fraction refuses it",
-            Self::TooLarge => "less memory is free than requested",
-            Self::NeverFits => "the request exceeds the device memory",
-        };
-        f.write_str(what)
-    }
 }
 
 #[derive(Clone, Copy, Debug)]

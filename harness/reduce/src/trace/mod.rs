@@ -5,8 +5,7 @@
 //! device memory shrinks with the trace: one pinned segment explains as much as a hundred. Then streams, sizes and settings are
 //! simplified the same way.
 //!
-//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the same trace always gives the
-//! same result.
+//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the same trace always gives the same result.
 
 mod audited;
 mod failure;
@@ -84,9 +83,7 @@ pub fn shrink_violation(case: Case, engine: &dyn Engine, watch: &mut Watch<'_>) 
 
 /// Converts a reduced trace that violates an invariant to a scenario with one step per operation, and reduces that scenario too.
 /// `origin` describes the original.
-///
-/// # Errors
-/// [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else as [`scenarios::reduce`].
+/// Fails with [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else as [`scenarios::reduce`].
 pub fn scenario_of_violation(
     shrunk: &Shrunk,
     origin: &str,

@@ -151,24 +151,17 @@ impl<'a, 'w> Search<'a, 'w> {
 
     /// Moves the work of each stream to the default stream.
     fn make_streams_one(&mut self) -> Flow {
-        fn stream_of(event: &mut TraceEvent) -> Option<&mut StreamId> {
-            match event {
-                TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } => Some(stream),
-                _ => None,
-            }
-        }
         let mut events = self.best.case.events.clone();
-        let named: BTreeSet<StreamId> = events.iter_mut().filter_map(stream_of).map(|stream| *stream).collect();
+        let named: BTreeSet<StreamId> = events.iter_mut().filter_map(TraceEvent::stream_mut).map(|stream| *stream).collect();
         for stream in named.into_iter().filter(|&stream| stream != StreamId::DEFAULT) {
             let mut candidate = self.best.clone();
-            let uses = candidate.case.events.iter_mut().filter_map(stream_of);
+            let uses = candidate.case.events.iter_mut().filter_map(TraceEvent::stream_mut);
             uses.filter(|there| **there == stream).for_each(|there| *there = StreamId::DEFAULT);
             self.accept(candidate)?;
         }
         Flow::Continue(())
     }
 
-    /// Makes sizes smaller and rounder, largest first.
     fn simpler_sizes(&mut self) -> Flow {
         let size_of = |event: &TraceEvent| match *event {
             TraceEvent::Allocate { id, size, .. } => Some((Reverse(size), id)),

@@ -39,15 +39,13 @@ enum Operation {
     Rare(Rare),
 }
 
-/// Any other operation. It is out of line, because the loop is timed.
 #[derive(Clone, Copy, Debug)]
 enum Rare {
-    RecordStream {
-        slot: u32,
-        stream: StreamId,
-    },
+    /// A live allocation on another stream.
+    RecordStream { slot: u32, stream: StreamId },
     /// A free or use of an id that is not live.
     Ignored,
+    /// An operation without allocations.
     Other(TraceEvent),
 }
 
@@ -55,29 +53,18 @@ enum Rare {
 pub enum PrepareError {
     /// The second allocation needs another id.
     #[error("operation {operation}: id {id} is allocated twice; use each id once")]
-    IdReused {
-        /// Counted from 1.
-        operation: usize,
-        id: u64,
-    },
+    IdReused { operation: usize, id: u64 },
     #[error("operation {operation}: a trace may use at most {MAX_STREAMS} streams besides the default stream, and this is one more")]
-    TooManyStreams {
-        /// The first operation beyond the limit, counted from 1.
-        operation: usize,
-    },
+    TooManyStreams { operation: usize },
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped<E> {
-    /// The device failed. An out-of-memory error does not count as a failure.
+    /// The device failed, other than with out of memory. Operations count from 1; one more than the trace has is a final free.
     #[error("operation {operation}: {source}")]
-    Device {
-        /// Counted from 1. One more than the trace's length means that a final free failed.
-        operation: usize,
-        source: DeviceError,
-    },
+    Device { operation: usize, source: DeviceError },
     #[error("{0}")]
     Observer(E),
 }
@@ -110,7 +97,6 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Includes refused allocations.
     pub allocations: u64,
     pub refused: u64,
     pub frees: u64,
@@ -134,9 +120,8 @@ pub trait Observer<T: Target> {
     /// Called after operation `index` of the trace, counted from 0. An error stops the run.
     fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), Self::Error>;
 
-    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the run; by default the misuse is
-    /// ignored. A second pass can misuse a pool that the first one used correctly, because a pool released with live blocks
-    /// cannot be reopened.
+    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the run; by default the misuse is ignored. A
+    /// second pass can misuse a pool that the first one used correctly, because a pool released with live blocks cannot be reopened.
     fn pool_misused(&mut self, index: usize, error: PrivatePoolError) -> Result<(), Self::Error> {
         let _ = (index, error);
         Ok(())
@@ -166,7 +151,6 @@ impl<T: Target> Observer<T> for Unobserved {
 }
 
 impl<L> Executor<L> {
-    /// Prepares a trace and creates its streams on `device`.
     pub fn new(events: &[TraceEvent], device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         Self::with_live(0..0, &[], events, device)
     }
@@ -210,9 +194,7 @@ impl<L> Executor<L> {
     }
 
     /// Copies the prepared trace for another device and creates its streams there. Live allocations are not copied.
-    ///
-    /// # Errors
-    /// [`PrepareError::Device`], also if the other device numbers its streams differently. Use a new device of the same kind.
+    /// Fails with [`PrepareError::Device`], also if the other device numbers its streams differently. Use a new device of the same kind.
     pub fn for_device(&self, device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         self.streams.make_again(device)?;
         let live = self.live.iter().map(|_| None).collect();
@@ -365,7 +347,6 @@ fn other(
 #[derive(Default)]
 struct Slots {
     count: u32,
-    /// Free slots. The last one is reused first.
     vacant: Vec<u32>,
     /// Ids that may be live: each with its slot and the position of its allocation among all allocations.
     of_ids: BTreeMap<u64, (u32, usize)>,

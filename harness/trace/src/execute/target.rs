@@ -33,7 +33,6 @@ pub trait Target {
     }
 }
 
-/// A plain allocator: calls pass the device, and handles free allocations.
 pub struct ByHandle<'a, A: ?Sized> {
     pub device: &'a mut dyn TestDevice,
     pub allocator: &'a mut A,

@@ -47,7 +47,6 @@ pub struct RecordedProgram {
     /// The handles of the streams, indexed by the stream numbers in `operations`. The first is 0, the default stream. Larger
     /// stream numbers are synthetic: see [`RecordedProgram::is_synthetic`].
     pub streams: Vec<u64>,
-    /// The private pools, indexed by the pool numbers in `operations`.
     pub pools: Vec<PoolId>,
     pub config: Config,
     /// The memory available to the program: its reserved memory plus the device's free memory. Known from an OOM, from the
@@ -107,16 +106,10 @@ pub enum Ended {
     /// Every request succeeded, or the program continued after the last OOM.
     #[default]
     Well,
-    Oom {
-        operation: usize,
-        event: u32,
-        /// The requested size, rounded with the recorded settings.
-        requested: Bytes,
-        device_free: Bytes,
-    },
+    /// `requested` is rounded with the recorded settings.
+    Oom { operation: usize, event: u32, requested: Bytes, device_free: Bytes },
 }
 
-/// An assumption or gap that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Note {
     #[error("the recording starts late, with {} in {} already allocated", count(*blocks, "block"), count(*segments, "segment"))]
@@ -164,11 +157,7 @@ pub enum ProgramError {
     Prepare(#[from] PrepareError),
     /// The device or the allocator failed: a bug in this program.
     #[error("operation {operation}: {source}")]
-    Replay {
-        /// Counted from 1; 0 before the first operation.
-        operation: usize,
-        source: DeviceError,
-    },
+    Replay { operation: usize, source: DeviceError },
     #[error("the snapshot's settings `{conf}`: {source}")]
     Settings { conf: String, source: ConfError },
 }

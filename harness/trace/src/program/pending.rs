@@ -8,7 +8,6 @@ use harness_allocator::device::StreamId;
 
 use crate::snapshot::{Action, Event};
 
-/// The synthetic streams of one recording.
 #[derive(Debug, Default)]
 pub(super) struct PendingFrees {
     /// By the index of the `free_requested` event. Frees that were not deferred are absent.
@@ -33,8 +32,7 @@ impl PendingFrees {
     /// Finds the deferred frees. `before` lists blocks whose free was requested before the recording.
     pub(super) fn find(events: &[Event], before: &HashSet<u64>, program_streams: u32) -> Self {
         let batches = batches(events, before);
-        // Sorted by the first request; frees from before the recording come first. Each also has the index of its last
-        // completion.
+        // Sorted by the first request; frees from before the recording come first. Each also has the index of its last completion.
         let mut order: Vec<(Option<usize>, usize, &Batch)> = batches
             .iter()
             .map(|batch| {

@@ -1,5 +1,4 @@
-//! Recovers a program from a snapshot. Follows the recording event by event, with PyTorch's allocator next to it
-//! ([`super::shadow`]).
+//! Recovers a program from a snapshot. Follows the recording event by event, with PyTorch's allocator next to it ([`super::shadow`]).
 //!
 //! A recording contains the allocator's actions. The program's actions are inferred from them:
 //!
@@ -213,7 +212,6 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    /// Frees blocks whose free was requested before the recording.
     fn free_pending_blocks(&mut self) -> Result<(), ProgramError> {
         let mut waiting: Vec<(u64, StreamId)> =
             self.ids.iter().filter_map(|(&address, &id)| Some((id, *self.pending.before.get(&address)?))).collect();
@@ -243,7 +241,6 @@ impl<'a> Recovery<'a> {
         self.compare(|shadow| shadow.free(id, waits_for).map(|()| true))
     }
 
-    /// Explains driver frees and completed frees that no request follows.
     fn explain_without_request(&mut self, group: Group) -> Result<(), ProgramError> {
         let frees = self.release_pools(&group.frees)?;
         if let Some(&first) = frees.first() {
@@ -263,7 +260,6 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    /// Explains the group of events before a request, then the request.
     fn explain_request(&mut self, index: usize, group: Group) -> Result<(), ProgramError> {
         let event = self.events[index];
         let frees = self.release_pools(&group.frees)?;
@@ -314,8 +310,7 @@ impl<'a> Recovery<'a> {
             self.program.ended = Ended::Oom { operation, event: index as u32, requested: event.size, device_free };
         }
         if !plan.seen_before {
-            // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the
-            // latest.
+            // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the latest.
             synchronized(self);
         }
         if let Some(shadow) = &self.shadow {
@@ -422,7 +417,6 @@ impl<'a> Recovery<'a> {
         self.program.origin.push(origin as u32);
     }
 
-    /// Switches to the pool of the next request.
     fn enter_pool(&mut self, pool: Option<PrivatePoolId>, event: usize) {
         if self.open != pool {
             self.leave_pool(event);
@@ -498,7 +492,6 @@ fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<B
 }
 
 impl RecordedProgram {
-    /// Adds the blocks that are live at the start to the allocations. Returns their ids by address.
     fn add_start(&mut self) -> HashMap<u64, u64> {
         let mut ids = HashMap::new();
         for segment in &self.start {

@@ -67,7 +67,6 @@ struct Search<'a> {
     most_held: u64,
 }
 
-/// Finds the reservations. `pool_of` returns the private pool of an event.
 pub(super) fn find(
     start: &[Segment],
     events: &[Event],

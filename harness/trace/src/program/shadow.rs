@@ -1,5 +1,4 @@
-//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions of the program that the
-//! recording lacks.
+//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions of the program that the recording lacks.
 
 use std::collections::HashMap;
 
@@ -14,7 +13,6 @@ use super::watch::{DriverCall, Logged};
 use super::{ProgramError, RecordedProgram, replay::hold};
 use crate::snapshot::Action;
 
-/// PyTorch's allocator in the state that the recording has reached.
 pub(super) struct ShadowAllocator {
     pub(super) device: Logged<SimDevice>,
     allocator: CachingAllocator,
@@ -70,7 +68,6 @@ impl ShadowAllocator {
         }
     }
 
-    /// Allocates at the recorded addresses. Returns whether the result matches the recording.
     pub(super) fn allocate(
         &mut self,
         id: u64,

@@ -1,12 +1,10 @@
 //! Reconstructs the segments and blocks before the recording.
 //!
-//! A snapshot contains the final state and the events before it, so undoing the events from the end gives the segments. A block
-//! was live if the recording frees it without allocating it, or if it is live at the end and was not allocated. All other memory
-//! was free.
+//! A snapshot contains the final state and the events before it, so undoing the events from the end gives the segments. A block was live if
+//! the recording frees it without allocating it, or if it is live at the end and was not allocated. All other memory was free.
 //!
-//! A block of the large pool can exceed its requested size by up to 1 MiB, because smaller remainders are not split off. So a gap
-//! of at most 1 MiB after a live block belongs to the block. In a larger gap, the first later allocation shows where the free
-//! block started.
+//! A block of the large pool can exceed its requested size by up to 1 MiB, because smaller remainders are not split off. So a gap of at
+//! most 1 MiB after a live block belongs to the block. In a larger gap, the first later allocation shows where the free block started.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -58,46 +56,25 @@ impl Start {
 
 /// Finds the blocks that were live before the recording, and those of them that were already freed.
 fn live_before<'s>(last: impl Iterator<Item = &'s Segment>, events: &[Event], config: &Config) -> (BTreeMap<u64, Block>, HashSet<u64>) {
-    let mut before = BTreeMap::new();
-    let mut was_pending = HashSet::new();
-    let (mut recorded, mut pending) = (HashSet::new(), HashSet::new());
-    let (state, extra) = (BlockState::Allocated, ExtraId::NONE);
-    let freed = |&Event { address, size: requested, .. }: &Event| {
-        let size = config.round(requested.0).map_or(requested, Bytes);
-        Block { address, size, requested, state, stack: StackId::EMPTY, extra }
-    };
-    for event in events {
-        match event.action {
+    let blocks = last.flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
+    let mut live: BTreeMap<u64, Block> = blocks.map(|block| (block.address, Block { extra: ExtraId::NONE, ..*block })).collect();
+    for &Event { action, address, size: requested, .. } in events.iter().rev() {
+        let state = match action {
+            Action::FreeRequested => BlockState::Allocated,
+            Action::FreeCompleted => BlockState::PendingFree,
             Action::Alloc => {
-                recorded.insert(event.address);
+                live.remove(&address);
+                continue;
             }
-            Action::FreeRequested => {
-                if !recorded.remove(&event.address) {
-                    before.insert(event.address, freed(event));
-                }
-                pending.insert(event.address);
-            }
-            Action::FreeCompleted if !pending.remove(&event.address) => {
-                before.insert(event.address, freed(event));
-                was_pending.insert(event.address);
-            }
-            _ => {}
-        }
-    }
-    for block in last.flat_map(|segment| &segment.blocks) {
-        let known = match block.state {
-            BlockState::Inactive => true,
-            BlockState::Allocated => recorded.contains(&block.address),
-            BlockState::PendingFree => pending.contains(&block.address),
+            _ => continue,
         };
-        if !known {
-            before.insert(block.address, Block { state, extra, ..*block });
-            if block.state == BlockState::PendingFree {
-                was_pending.insert(block.address);
-            }
-        }
+        let size = config.round(requested.0).map_or(requested, Bytes);
+        let freed = || Block { address, size, requested, state, stack: StackId::EMPTY, extra: ExtraId::NONE };
+        live.entry(address).or_insert_with(freed).state = state;
     }
-    (before, was_pending)
+    let pending = live.values().filter(|block| block.state == BlockState::PendingFree).map(|block| block.address).collect();
+    live.values_mut().for_each(|block| block.state = BlockState::Allocated);
+    (live, pending)
 }
 
 /// Finds the pools of unmapped ranges of expandable segments, which a recording does not contain.
@@ -167,7 +144,6 @@ impl EarlierSegments {
         }
     }
 
-    /// Adds a mapped range and merges it with its neighbors, whose pool is known.
     fn map(&mut self, mut range: Segment) {
         let stream = range.stream;
         let joins = |other: &Segment| other.expandable && other.stream == stream;
@@ -183,7 +159,6 @@ impl EarlierSegments {
         }
     }
 
-    /// Removes a range from the mapped range that contains its start.
     fn unmap(&mut self, event: &Event) {
         let (start, end) = (event.address, event.address + event.size.0);
         let Some((&address, around)) = self.by_address.range_mut(..=start).next_back() else { return };

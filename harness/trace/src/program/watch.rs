@@ -11,7 +11,6 @@ use crate::execute::{Outcome, Target};
 use crate::snapshot::{Action, Event};
 
 pub struct Step<'a> {
-    /// Counted from 0.
     pub operation: usize,
     pub outcome: Outcome,
     pub address: Option<DevicePtr>,
@@ -28,14 +27,12 @@ pub struct DriverCall {
 }
 
 impl DriverCall {
-    /// The driver call of an event. `None` for events of blocks.
     pub fn of(event: &Event) -> Option<Self> {
         let action = event.action;
         (action.reserves() || action.releases()).then(|| Self { action, range: MemoryRange::new(DevicePtr(event.address), event.size) })
     }
 }
 
-/// A device that logs driver calls for memory.
 #[derive(Clone, Debug)]
 pub(super) struct Logged<D> {
     inner: D,
@@ -70,11 +67,6 @@ impl<D: Device> Logged<D> {
             self.refused.get_or_insert(self.held + size);
         }
         answer
-    }
-
-    fn mapper(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
-        let (what, why) = ("mapped memory".to_owned(), "the device maps none".to_owned());
-        self.inner.mapped().ok_or(DeviceError::Unavailable { what, why })
     }
 }
 
@@ -113,30 +105,29 @@ impl<D: TestDevice> TestDeviceWrapper for Logged<D> {}
 
 impl<D: Device> MappedDevice for Logged<D> {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        let start = self.mapper()?.reserve(size)?;
+        let start = self.inner.required_mapped()?.reserve(size)?;
         self.reserved.push(start);
         Ok(start)
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.mapper()?.unreserve(start)
+        self.inner.required_mapped()?.unreserve(start)
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        let answer = self.mapper()?.map(range, page);
+        let answer = self.inner.required_mapped()?.map(range, page);
         self.note_refusal(answer, range.len)?;
         self.note(Action::SegmentMap, range);
         Ok(())
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        self.mapper()?.unmap(range)?;
+        self.inner.required_mapped()?.unmap(range)?;
         self.note(Action::SegmentUnmap, range);
         Ok(())
     }
 }
 
-/// An allocator on a device, with the address of its last allocation.
 pub(super) struct Watched {
     pub(super) device: Logged<SimDevice>,
     pub(super) allocator: Box<dyn Allocator>,

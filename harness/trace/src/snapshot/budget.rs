@@ -34,7 +34,6 @@ impl Budget {
         if is_over { Err(SnapshotError::TooMuchMemory { limit: Bytes(MEMORY as u64) }) } else { Ok(()) }
     }
 
-    /// Counts memory that is about to be allocated.
     pub(super) fn take(&self, bytes: usize) -> Result<(), SnapshotError> {
         self.add(bytes);
         self.check(0)

@@ -4,7 +4,6 @@ use std::io;
 
 use harness_allocator::units::Bytes;
 
-/// Why a file cannot be read as a memory snapshot. The caller adds the file name.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     #[error("cannot be read: {0}")]
@@ -12,18 +11,12 @@ pub enum SnapshotError {
     /// Another file format, recognized by its first bytes.
     #[error("is not a pickle but {looks_like}: {advice}")]
     NotPickle { looks_like: &'static str, advice: &'static str },
-    /// Reading the file in Python would call code that the file chooses.
+    /// Reading the file in Python would call code that the file chooses: ` NAME`, or nothing if the opcode does not name it.
     #[error(
         "calls code at byte {offset} ({opcode}{name}), but a memory snapshot is plain data. If you trust the file, load it in Python, convert it to \
          dictionaries, lists, numbers and strings, and pickle.dump the result"
     )]
-    CallsCode {
-        /// The name in Python's `pickletools`.
-        opcode: &'static str,
-        /// The function that would be called, after a space. Empty if the opcode does not name it.
-        name: String,
-        offset: u64,
-    },
+    CallsCode { opcode: &'static str, name: String, offset: u64 },
     #[error("is truncated at byte {offset}: copy or record it again")]
     Truncated { offset: u64 },
     #[error("is damaged at byte {offset}: {what}. Copy or record it again")]
@@ -47,16 +40,11 @@ pub enum SnapshotError {
          torch.cuda.memory_snapshot()"
     )]
     NotSnapshot { what: String },
-    /// A value that PyTorch does not write for this key.
+    /// A value that PyTorch does not write for this key, such as `segments[3].blocks[1].size`.
     #[error(
         "is not a valid memory snapshot: {path} should be {expected}, but is {found}. Use the unchanged file of torch.cuda.memory._dump_snapshot()"
     )]
-    WrongType {
-        /// For example `segments[3].blocks[1].size`.
-        path: String,
-        expected: &'static str,
-        found: String,
-    },
+    WrongType { path: String, expected: &'static str, found: String },
 }
 
 /// Guesses the format of a file that is not a pickle, with advice.

@@ -63,7 +63,6 @@ impl PartialEq for Extras {
 }
 
 impl Extras {
-    /// The keys and values of a set, in file order. Empty for an unknown id.
     pub fn get(&self, id: ExtraId) -> &[(String, Value)] {
         self.0.get_index(id.0 as usize).map_or(&[], Vec::as_slice)
     }
@@ -72,7 +71,6 @@ impl Extras {
         self.get(id).iter().find_map(|(name, value)| (name == key).then_some(value))
     }
 
-    /// Stores a set of keys if it is new, and returns its id.
     pub fn intern(&mut self, set: Vec<(String, Value)>) -> ExtraId {
         ExtraId(self.0.insert_full(set).0 as u32)
     }

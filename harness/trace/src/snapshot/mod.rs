@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use harness_allocator::allocator::Allocator;
 use harness_allocator::allocator::caching::{ConfError, Config, TorchVersion};
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
-use harness_allocator::{device::DevicePtr, units::Bytes};
+use harness_allocator::{device::DevicePtr, named_enum, units::Bytes};
 use serde::Serialize;
 
 pub use self::extras::{ExtraId, Extras, Value};
@@ -37,7 +37,6 @@ pub use self::{
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// The segments of all devices, in file order.
     pub segments: Vec<Segment>,
     /// The events of each device by its index, oldest first. Empty if nothing was recorded.
     pub traces: Vec<Vec<Event>>,
@@ -50,7 +49,6 @@ pub struct Snapshot {
     pub stacks: Stacks,
     /// The unknown keys of the snapshot, its segments, blocks, events, frames and annotations.
     pub extras: Extras,
-    /// Unknown keys of the top-level dictionary.
     pub extra: ExtraId,
     /// Sentences about data that reading left out. Empty for nearly all files.
     pub notes: Vec<String>,
@@ -63,7 +61,6 @@ impl Snapshot {
         devices.into_iter().collect()
     }
 
-    /// The events of a device, oldest first. Empty if nothing was recorded.
     pub fn events_of(&self, device: u32) -> &[Event] {
         self.traces.get(device as usize).map_or(&[], Vec::as_slice)
     }
@@ -89,7 +86,6 @@ impl Snapshot {
         self.given_torch.or_else(written).unwrap_or_else(inferred)
     }
 
-    /// The allocator's settings. PyTorch's defaults if the file has none.
     pub fn config(&self) -> Result<Config, ConfError> {
         Config::parse_for(self.torch(), self.settings.as_ref().map_or("", |settings| &settings.conf))
     }
@@ -142,7 +138,6 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Converts an allocator's segment. `stack` returns the stack of the block in use at an address.
     pub(crate) fn of(segment: &SegmentInfo, stream: u64, private_pool: PoolId, stack: impl Fn(u64) -> StackId) -> Self {
         let block = |block: &BlockInfo| {
             let (address, size, requested, state) = (block.address.0, block.size, block.requested, block.state);
@@ -219,33 +214,22 @@ pub struct Event {
     pub extra: ExtraId,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Action {
-    Alloc,
-    FreeRequested,
-    /// The block can be reused: all its events are complete.
-    FreeCompleted,
-    SegmentAlloc,
-    SegmentFree,
-    SegmentMap,
-    SegmentUnmap,
-    Snapshot,
-    Oom,
+named_enum! {
+    Action {
+        Alloc = "alloc",
+        FreeRequested = "free_requested",
+        /// The block can be reused: all its events are complete.
+        FreeCompleted = "free_completed",
+        SegmentAlloc = "segment_alloc",
+        SegmentFree = "segment_free",
+        SegmentMap = "segment_map",
+        SegmentUnmap = "segment_unmap",
+        Snapshot = "snapshot",
+        Oom = "oom",
+    }
 }
 
 impl Action {
-    pub(crate) const ALL: [(Self, &str); 9] = [
-        (Self::Alloc, "alloc"),
-        (Self::FreeRequested, "free_requested"),
-        (Self::FreeCompleted, "free_completed"),
-        (Self::SegmentAlloc, "segment_alloc"),
-        (Self::SegmentFree, "segment_free"),
-        (Self::SegmentMap, "segment_map"),
-        (Self::SegmentUnmap, "segment_unmap"),
-        (Self::Snapshot, "snapshot"),
-        (Self::Oom, "oom"),
-    ];
-
     /// Returns true if the driver allocated or mapped memory.
     pub const fn reserves(self) -> bool {
         matches!(self, Self::SegmentAlloc | Self::SegmentMap)
@@ -254,13 +238,8 @@ impl Action {
     pub const fn releases(self) -> bool {
         matches!(self, Self::SegmentFree | Self::SegmentUnmap)
     }
-
-    pub const fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
 }
 
-/// The start or end of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
     pub begins: bool,

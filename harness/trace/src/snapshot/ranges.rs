@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-/// Disjoint ranges. Maps each start to its end.
 #[derive(Debug, Default)]
 pub struct Ranges(pub BTreeMap<u64, u64>);
 

@@ -266,7 +266,6 @@ impl Builder {
         Ok(id)
     }
 
-    /// Returns the snapshot's id of a set of unknown keys.
     fn extra(&mut self, raw: ExtraId) -> Result<ExtraId, SnapshotError> {
         if let Some(&known) = self.extras.get(&raw) {
             return Ok(known);
@@ -282,7 +281,6 @@ impl Builder {
         self.extra(raw)
     }
 
-    /// Adds notes about data that was left out.
     fn note(&mut self) {
         let notes = &mut self.snapshot.notes;
         for (action, events) in &self.unknown_actions {

@@ -20,7 +20,6 @@ use super::{Action, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, S
 pub struct Recorder(Arc<Mutex<Log>>);
 
 impl Recorder {
-    /// Creates an empty history with the allocator's settings.
     pub fn new(settings: Option<Settings>) -> Self {
         let recorder = Self::default();
         recorder.log().snapshot.settings = settings;
@@ -50,7 +49,6 @@ impl Recorder {
         log.stack = log.snapshot.stacks.intern(&ids);
     }
 
-    /// Returns the current call stack, for [`Recorder::go_back_to`].
     pub fn place(&self) -> StackId {
         self.log().stack
     }
@@ -59,7 +57,6 @@ impl Recorder {
         self.log().stack = place;
     }
 
-    /// Sets the time of the next events in microseconds.
     pub fn set_time(&self, time_us: u64) {
         self.log().time_us = Some(time_us);
     }
@@ -300,7 +297,6 @@ impl Log {
         }
     }
 
-    /// Converts a segment, with the stacks of its allocations.
     fn segment(&self, segment: &SegmentInfo) -> Segment {
         let stack = |address| self.blocks.get(&address).copied().unwrap_or_default().stack;
         let stream = segment.stream.unwrap_or_default().0.into();

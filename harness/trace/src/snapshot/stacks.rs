@@ -1,5 +1,4 @@
-//! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`], and stacks, identified by
-//! [`StackId`].
+//! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`], and stacks, identified by [`StackId`].
 
 use indexmap::IndexSet;
 

@@ -1,6 +1,5 @@
-//! Writes a [`Snapshot`] as a pickle for `python -m torch.cuda._memory_viz`, <https://docs.pytorch.org/memory_viz> and
-//! [`Snapshot::read`]. Uses protocol 4 without frames, and only opcodes that PyTorch's viewer supports
-//! (`torch/utils/viz/MemoryViz.js`).
+//! Writes a [`Snapshot`] as a pickle for `python -m torch.cuda._memory_viz`, <https://docs.pytorch.org/memory_viz> and [`Snapshot::read`].
+//! Uses protocol 4 without frames, and only opcodes that PyTorch's viewer supports (`torch/utils/viz/MemoryViz.js`).
 
 use std::collections::HashMap;
 use std::io::{self, Write};

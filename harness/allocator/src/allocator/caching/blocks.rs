@@ -12,16 +12,12 @@ use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No block.
     Vacant,
     /// Addresses of an expandable segment without mapped memory.
     Unmapped,
-    /// Ready for allocation.
     Free,
-    /// Freed, but waiting for events of other streams.
     PendingFree,
     Allocated,
 }
@@ -40,8 +36,7 @@ pub(super) struct Block {
     pub(super) next: BlockId,
     /// Its links in the free index.
     pub(super) heap: HeapLinks,
-    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both would wait for an earlier store
-    /// of one.
+    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both would wait for an earlier store of one.
     pub(super) stream_pool: StreamPoolId,
     pub(super) kind: PoolKind,
     pub(super) state: State,
@@ -100,14 +95,12 @@ struct Segment {
 
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
-    /// By slot.
     blocks: Vec<Block>,
     /// The last vacated slot; [`Block::next`] links to the one before it.
     vacant: BlockId,
     /// Segments by their first address. Used at driver calls only.
     segments: BTreeMap<u64, Segment>,
-    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in
-    /// look-ups.
+    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in look-ups.
     free_since: Vec<u64>,
     ties: TieOrder,
     /// The last assigned number of a segment or block, whichever `ties` numbers.
@@ -155,13 +148,11 @@ impl Blocks {
         Self { blocks, vacant: BlockId::NONE, segments: BTreeMap::new(), free_since: Vec::new(), ties, numbered: 0 }
     }
 
-    /// The block in a slot, if the slot exists.
     #[inline]
     pub(super) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
         self.blocks.get_mut(id.0 as usize)
     }
 
-    /// Allocates a slot.
     #[inline(always)]
     fn slot(&mut self) -> BlockId {
         let slot = self.vacant;
@@ -213,7 +204,6 @@ impl Blocks {
         self.segments.range(..=address).next_back().map(|(_, &segment)| segment)
     }
 
-    /// The addresses of the block's segment.
     pub(super) fn reservation(&self, block: BlockId) -> MemoryRange {
         let segment = self.segment(self[block].address).expect("every block is in a segment");
         MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
@@ -282,7 +272,6 @@ impl Blocks {
         rest
     }
 
-    /// Merges a block with its next neighbor.
     #[inline(always)]
     pub(super) fn absorb_next(&mut self, block: BlockId) {
         let blocks = &mut self.blocks[..];
@@ -310,7 +299,6 @@ impl Blocks {
         previous
     }
 
-    /// The time when a free block became free: see [`Blocks::free_since`].
     pub(super) fn free_since(&self, id: BlockId) -> u64 {
         self.free_since.get(id.0 as usize).copied().unwrap_or_default()
     }
@@ -337,7 +325,6 @@ impl Blocks {
         stretches
     }
 
-    /// The address ranges of all expandable segments.
     pub(super) fn reservations(&self) -> Vec<MemoryRange> {
         let expandable = self.segments.values().filter(|segment| self[segment.first].expandable);
         expandable.map(|segment| MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))).collect()

@@ -68,10 +68,8 @@ impl Config {
     }
 }
 
-/// A token: a word or one of the four signs.
 #[derive(Clone, Debug)]
 struct Token {
-    /// Its text without spaces.
     word: String,
     start: usize,
     end: usize,
@@ -122,7 +120,6 @@ impl Reader<'_> {
         Ok(size)
     }
 
-    /// The next key, or `None` at the end of the text.
     fn key(&mut self) -> Result<Option<&'static Setting>, ConfError> {
         let Some(token) = self.take() else { return Ok(None) };
         if is_sign(&token.word) {
@@ -280,7 +277,6 @@ impl Reader<'_> {
         Ok((self.read_whole_number(key, &token)?, self.excerpt(&token)))
     }
 
-    /// A whole number that satisfies a rule.
     fn number_of(&mut self, key: &'static str, rule: impl Into<String>, is_valid: impl Fn(u64) -> bool) -> Result<u64, ConfError> {
         let (number, at) = self.whole_number(key)?;
         if is_valid(number) { Ok(number) } else { Err(out_of_range(key, rule, at)) }
@@ -358,7 +354,6 @@ fn out_of_range(key: &'static str, rule: impl Into<String>, at: Excerpt) -> Conf
     ConfError::OutOfRange { key, rule: rule.into(), at }
 }
 
-/// The bytes of whole mebibytes, limited to 64 bits.
 fn mebibytes(mib: u64) -> Bytes {
     Bytes::mib(mib.min(u64::MAX >> 20))
 }
@@ -370,13 +365,11 @@ fn sign(word: &str) -> (bool, &str) {
     }
 }
 
-/// The number of leading bytes whose characters match.
 fn count(text: &str, kind: impl Fn(char) -> bool) -> usize {
     text.find(|c| !kind(c)).unwrap_or(text.len())
 }
 
-/// The longest leading decimal number: sign, digits with at most one point, exponent. `None` if there is none or it is
-/// hexadecimal.
+/// The longest leading decimal number: sign, digits with at most one point, exponent. `None` if there is none or it is hexadecimal.
 fn decimal_prefix(word: &str) -> Option<&str> {
     let unsigned = sign(word).1;
     if unsigned.starts_with("0x") || unsigned.starts_with("0X") {

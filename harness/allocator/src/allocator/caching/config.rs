@@ -1,5 +1,4 @@
-//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting,
-//! oversize.
+//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting, oversize.
 //!
 //! The rules are those of PyTorch (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
 //! <https://github.com/pytorch/pytorch>).
@@ -42,16 +41,13 @@ pub struct Config {
     /// True if a request fails without any release or retry when a new segment would exceed [`Self::memory_fraction`] of the device
     /// (`throw_on_cudamalloc_oom`).
     pub throw_on_malloc_oom: bool,
-    /// The version of PyTorch whose decisions it makes.
     pub torch: TorchVersion,
     /// The behavior in the cases in which PyTorch is unsafe.
     pub quirks: Quirks,
 }
 
-/// The value of `expandable_segments_reserve`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SegmentReserve {
-    /// A fraction of the device's memory.
     Fraction(f64),
     Bytes(Bytes),
 }
@@ -75,7 +71,6 @@ pub(super) const fn largest_reserve(total: Bytes) -> Bytes {
 /// The behavior in a case in which PyTorch reuses memory that is still in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Quirks {
-    /// Safe.
     #[default]
     Safe,
     /// As PyTorch, for comparisons with its recordings: while the context of a private pool counts as a capture, PyTorch forgets a stream

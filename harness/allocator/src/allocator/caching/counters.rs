@@ -10,7 +10,6 @@ struct Gauge {
     /// Separates two fields that change together. If they were adjacent, the compiler would load both at once, and that load
     /// would wait for an earlier store of one of them.
     peak: u64,
-    /// The sum of all increases.
     total: u64,
 }
 
@@ -66,7 +65,6 @@ impl Pooled {
         }
     }
 
-    /// The sum of both pools.
     #[inline]
     pub(super) fn current(&self) -> u64 {
         self.pools[0].current + self.pools[1].current
@@ -159,8 +157,7 @@ impl Counters {
         }
     }
 
-    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a split piece of a segment or a
-    /// whole segment.
+    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a split piece of a segment or a whole segment.
     #[inline(always)]
     pub(super) fn piece_was_cut(&mut self, pool: PoolKind, was_piece: bool, taken: u64, rest: u64) {
         if was_piece {
@@ -171,17 +168,9 @@ impl Counters {
         }
     }
 
-    /// Counts a free split piece of a restored segment.
     pub(super) fn piece_was_there(&mut self, pool: PoolKind, size: u64) {
         self.inactive_splits.increase(pool, 1);
         self.inactive_split_bytes.increase(pool, size);
-    }
-
-    /// Counts the allocation of a whole free split piece.
-    #[inline(always)]
-    pub(super) fn piece_was_taken(&mut self, pool: PoolKind, size: u64) {
-        self.inactive_splits.decrease(pool, 1);
-        self.inactive_split_bytes.decrease(pool, size);
     }
 
     /// Counts a freed block of `size` bytes that merged with free neighbors and is still a split piece of a segment.
@@ -191,9 +180,9 @@ impl Counters {
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// Counts free split pieces that merged with a freed block into a whole segment.
+    /// Counts free split pieces that were allocated whole, or merged with a freed block into a whole segment.
     #[inline(always)]
-    pub(super) fn pieces_became_whole(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
+    pub(super) fn pieces_are_gone(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
         self.inactive_splits.decrease(pool, pieces);
         self.inactive_split_bytes.decrease(pool, bytes);
     }
@@ -206,7 +195,6 @@ impl Counters {
         self.allocations.decrease(pool, 1);
     }
 
-    /// Counts a free of a block that waits for events.
     pub(super) fn free_is_pending(&mut self, pool: PoolKind, size: u64) {
         self.pending_bytes.current[pool as usize] += size;
         self.pending.current[pool as usize] += 1;
@@ -216,14 +204,12 @@ impl Counters {
         self.observe_pending();
     }
 
-    /// Counts a pending free that is complete.
     pub(super) fn pending_free_is_done(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.pending_bytes.current[pool as usize] -= size;
         self.pending.current[pool as usize] -= 1;
         self.requested_bytes.decrease(pool, requested);
     }
 
-    /// Allocated bytes of both pools.
     pub(super) fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.current()
     }

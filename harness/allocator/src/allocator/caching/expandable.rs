@@ -149,7 +149,6 @@ impl CachingAllocator {
         (missing, pages)
     }
 
-    /// Reserves addresses for a pool and stream.
     fn reserve(&mut self, device: &mut dyn Device, stream_pool: StreamPoolId) -> Result<BlockId, DeviceError> {
         self.check_pages(device)?;
         let StreamPool { pool, stream, .. } = self.pools.owner(stream_pool);
@@ -197,7 +196,6 @@ impl CachingAllocator {
         Ok(Some(free))
     }
 
-    /// Merges an unmapped block with its unmapped neighbors.
     fn join_unmapped(&mut self, id: BlockId) -> BlockId {
         let mut joined = id;
         let Block { previous, next, .. } = self.blocks[id];

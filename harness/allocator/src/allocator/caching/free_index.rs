@@ -1,5 +1,4 @@
-//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and the lowest address among equal
-//! sizes.
+//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and the lowest address among equal sizes.
 //!
 //! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB every multiple of 512 B has its
 //! own bin; above, each doubling has 4096 bins. A hierarchy of bitmaps finds the next non-empty bin in three steps. A bin is a
@@ -22,7 +21,6 @@ use super::ids::BlockId;
 
 /// Words per bitmap of a row.
 const WORDS: usize = ROW / 64;
-/// The free blocks of one pool and one stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FreeBlocks {
     /// The most recently freed block, unless it was taken.
@@ -137,7 +135,6 @@ impl FreeBlocks {
         self.occupied &= !(u64::from(bins.summary == 0) << row);
     }
 
-    /// The best fit among the blocks in bins.
     #[inline(always)]
     fn best_in_bins(&self, blocks: &[Block], size: u64) -> BlockId {
         let bin = Bin::of(size);
@@ -221,7 +218,6 @@ fn collect(blocks: &[Block], root: BlockId, all: &mut Vec<BlockId>) {
     }
 }
 
-/// Adds a block to the chain of a non-empty bin.
 #[inline(never)]
 fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let size = blocks[id].size;
@@ -238,7 +234,6 @@ fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     put_behind(blocks, head, before, new_root);
 }
 
-/// Removes a block from the chain of its bin.
 #[inline(never)]
 fn remove_from_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let (before, root) = find_size(blocks, *head, blocks[id].size);
@@ -303,8 +298,7 @@ fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
     parent
 }
 
-/// Melds a list of siblings into one heap: in pairs from the left, then together from the right. This keeps the costs
-/// logarithmic.
+/// Melds a list of siblings into one heap: in pairs from the left, then together from the right. This keeps the costs logarithmic.
 fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
     let mut pairs = BlockId::NONE;
     let mut next = first;

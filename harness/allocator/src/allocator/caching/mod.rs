@@ -1,18 +1,16 @@
 //! PyTorch's caching allocator. It takes segments from the driver, allocates blocks from them, and caches freed blocks. It
 //! returns memory to the driver only on request or if a request would otherwise fail.
 //!
-//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free blocks of one size class, by
-//! stream. `uses` tracks the streams of a block, and a block used by several streams is freed after events on them. `reclaim`
-//! returns memory to the driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf`
-//! parses PyTorch's settings.
+//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free blocks of one size class, by stream. `uses`
+//! tracks the streams of a block, and a block used by several streams is freed after events on them. `reclaim` returns memory to the
+//! driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf` parses PyTorch's settings.
 //!
 //! It behaves byte for byte like PyTorch 2.4 to 2.15 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>),
 //! as [`TorchVersion`] says; tests replay recordings of PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
 //! not.
 //!
-//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free
-//! blocks of the pool. A free uses a handle. It costs at most one search for each neighbor that it merges with, and one
-//! insertion.
+//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free blocks of the
+//! pool. A free uses a handle. It costs at most one search for each neighbor that it merges with, and one insertion.
 
 mod bins;
 mod blocks;
@@ -54,7 +52,6 @@ pub struct CachingAllocator {
     rules: Rules,
     blocks: Blocks,
     pools: Pools,
-    /// The other streams that use a live block.
     uses: Uses,
     /// Blocks that were freed while other streams used them.
     pending: PendingFrees<BlockId>,
@@ -67,7 +64,6 @@ pub struct CachingAllocator {
 
 /// A freed block after merging.
 struct Merged {
-    /// The merged block.
     block: BlockId,
     /// The number of free neighbors merged into it.
     neighbours: u64,
@@ -123,7 +119,6 @@ impl CachingAllocator {
         Allocation::new(MemoryRange::new(DevicePtr(block.address), Bytes(block.size)), request, Handle::new(id.0))
     }
 
-    /// Takes a free block from the cache.
     #[inline(always)]
     fn take_cached(&mut self, pool: PoolId, stream_pool: StreamPoolId, size: u64) -> Option<BlockId> {
         if self.rules.ages && self.fraction.is_some() {
@@ -236,7 +231,6 @@ impl CachingAllocator {
         Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), stream_pool, kind, false)))
     }
 
-    /// The limit on reserved memory.
     fn limit(&self, device: &dyn Device) -> Option<Bytes> {
         self.fraction.map(|fraction| fraction.of(device.info().total))
     }
@@ -296,7 +290,7 @@ impl CachingAllocator {
             size
         } else {
             if counts_pieces && was_piece {
-                self.counters.piece_was_taken(kind, available);
+                self.counters.pieces_are_gone(kind, 1, available);
             }
             available
         };
@@ -319,7 +313,7 @@ impl CachingAllocator {
             if block.is_split() {
                 counters.piece_was_freed(block.kind, neighbours, own_size);
             } else {
-                counters.pieces_became_whole(block.kind, neighbours, bytes);
+                counters.pieces_are_gone(block.kind, neighbours, bytes);
             }
         }
         if rules.ages {

@@ -10,8 +10,7 @@ use crate::allocator::{PrivatePoolError, PrivatePoolId};
 use crate::device::{DeviceError, StreamId};
 use crate::stats::PoolKind;
 
-/// A pool's index in the table of pools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PoolId(u32);
 
 /// Stream pools of streams below this number are in a list indexed by that number. Devices number streams from 0, so larger
@@ -37,7 +36,6 @@ pub(super) struct Pool {
 pub(super) struct StreamPool {
     pub(super) pool: PoolId,
     pub(super) stream: StreamId,
-    /// The number of segments.
     segments: u32,
 }
 
@@ -50,16 +48,14 @@ pub(super) struct StreamPoolCounts {
 }
 
 /// All pools. The default ones come first.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Pools {
     torch: TorchVersion,
     pools: Vec<Pool>,
     /// Indices of small pools, each with its large pool, of released private pools.
     vacant: Vec<u32>,
-    /// The free blocks, by stream pool.
     free: Vec<FreeBlocks>,
     owners: Vec<StreamPool>,
-    /// Empty stream pools, for reuse.
     vacant_stream_pools: Vec<StreamPoolId>,
     private: Vec<PrivatePool>,
     /// Open contexts, the innermost last.
@@ -68,15 +64,12 @@ pub(super) struct Pools {
     route: [PoolId; 2],
 }
 
-/// A private pool.
 #[derive(Clone, Copy, Debug)]
 struct PrivatePool {
     id: PrivatePoolId,
     small: PoolId,
     large: PoolId,
-    /// The number of segments.
     segments: u64,
-    /// True if its owner has released it.
     released: bool,
 }
 
@@ -96,23 +89,11 @@ impl std::ops::IndexMut<PoolId> for Pools {
 }
 
 impl Pools {
-    /// The default pool of small blocks.
     pub(super) const SMALL: PoolId = PoolId(0);
-    /// The default pool of large blocks.
     pub(super) const LARGE: PoolId = PoolId(1);
 
     pub(super) fn new(torch: TorchVersion) -> Self {
-        let mut pools = Self {
-            torch,
-            pools: Vec::new(),
-            vacant: Vec::new(),
-            free: Vec::new(),
-            owners: Vec::new(),
-            vacant_stream_pools: Vec::new(),
-            private: Vec::new(),
-            open: Vec::new(),
-            route: [Self::SMALL, Self::LARGE],
-        };
+        let mut pools = Self { torch, route: [Self::SMALL, Self::LARGE], ..Self::default() };
         pools.add_pair(None);
         pools
     }
@@ -164,7 +145,6 @@ impl Pools {
         stream_pool
     }
 
-    /// The free blocks of a stream pool.
     #[inline]
     pub(super) fn free(&self, stream_pool: StreamPoolId) -> &FreeBlocks {
         &self.free[stream_pool.0 as usize]
@@ -175,7 +155,6 @@ impl Pools {
         &mut self.free[stream_pool.0 as usize]
     }
 
-    /// The pool and stream of a stream pool.
     #[inline]
     pub(super) fn owner(&self, stream_pool: StreamPoolId) -> StreamPool {
         self.owners[stream_pool.0 as usize]
@@ -264,7 +243,6 @@ impl Pools {
         self.private.retain(|private| !gone(private));
     }
 
-    /// Counts a new segment of a stream pool.
     pub(super) fn segment_added(&mut self, stream_pool: StreamPoolId) {
         self.owners[stream_pool.0 as usize].segments += 1;
         if let Some(private) = self.owner_mut(self.owner(stream_pool).pool) {
@@ -272,7 +250,6 @@ impl Pools {
         }
     }
 
-    /// Counts a released segment of a stream pool.
     pub(super) fn segment_removed(&mut self, stream_pool: StreamPoolId) {
         self.owners[stream_pool.0 as usize].segments -= 1;
         if let Some(private) = self.owner_mut(self.owner(stream_pool).pool) {
@@ -280,7 +257,6 @@ impl Pools {
         }
     }
 
-    /// The stream pools of a stream, in all pools.
     pub(super) fn stream_pools_of(&self, stream: StreamId) -> Vec<StreamPoolId> {
         self.pools.iter().filter_map(|pool| pool.stream_pools.get(&stream).copied()).collect()
     }
@@ -309,7 +285,6 @@ impl Pools {
         StreamPoolCounts { made: self.free.len(), in_use: self.free.len() - self.vacant_stream_pools.len() }
     }
 
-    /// The stream and the private pool for a snapshot.
     pub(super) fn label(&self, stream_pool: StreamPoolId) -> StreamPoolLabel {
         let StreamPool { pool, stream, .. } = self.owner(stream_pool);
         (stream, self[pool].owner.map(|owner| owner.0))

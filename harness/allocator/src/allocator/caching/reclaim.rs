@@ -95,7 +95,6 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// Releases a free block that is a whole segment.
     fn release_segment(&mut self, device: &mut dyn Device, whole: BlockId) -> Result<(), DeviceError> {
         let block = self.blocks[whole];
         if block.expandable {

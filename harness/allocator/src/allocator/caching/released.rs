@@ -27,8 +27,7 @@ impl ReleasedStreams {
 }
 
 impl CachingAllocator {
-    /// See [`crate::allocator::Allocator::release_stream`]. While the context of a private pool is open, the stream waits for a
-    /// later call.
+    /// See [`crate::allocator::Allocator::release_stream`]. While the context of a private pool is open, the stream waits for a later call.
     pub(super) fn release_stream_pools_of(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Ok(());

@@ -27,7 +27,6 @@ named_enum! {
 /// The order of free blocks of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TieOrder {
-    /// By address.
     #[default]
     Address,
     /// By number. Every new block gets the next number. A split makes a new block of the front part; merged blocks get the number of the

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::super::live::{count_block, exceeded};
-use super::super::{Allocation, Handle, MemoryFraction, slab::Slab};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use super::super::{Allocation, Handle, slab::Slab};
+use crate::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
@@ -19,7 +19,7 @@ pub(super) struct Accounts {
     /// By start address.
     segments: BTreeMap<DevicePtr, Segment>,
     pub(super) stats: MemoryStats,
-    limit: Option<Bytes>,
+    pub(super) limit: Option<Bytes>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -202,24 +202,10 @@ impl Accounts {
         inactive_split_bytes.increase(POOL, after.1);
     }
 
-    /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
         exceeded(self.limit, &self.stats, size)
     }
 
-    pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.limit = fraction.limit(device.info().total);
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.stats.reset_peaks();
-    }
-
-    pub(super) const fn stats(&self) -> MemoryStats {
-        self.stats
-    }
-
-    /// All segments in address order.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.segments.iter().map(|(&start, segment)| self.segment(start, segment)).collect()
     }

@@ -27,7 +27,6 @@ pub(super) struct Held {
     streams: BTreeSet<StreamId>,
     events: BTreeSet<EventId>,
     pools: BTreeMap<u32, Pool>,
-    /// The library's address reservations.
     reservations: BTreeMap<DevicePtr, Bytes>,
     /// Memory of `cuMemCreate` that is not released or still mapped.
     memory: BTreeMap<u64, Memory>,
@@ -42,11 +41,9 @@ struct Pool {
     on_device: Option<PoolId>,
 }
 
-/// Physical memory of `cuMemCreate`.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     size: Bytes,
-    /// Its mapped address.
     at: Option<DevicePtr>,
     is_released: bool,
 }
@@ -84,7 +81,6 @@ impl Held {
         self.pools.values().find_map(|pool| pool.on_device)
     }
 
-    /// Makes a call of the library and returns its result.
     pub(super) fn call(&mut self, device: &mut dyn Device, call: Call) -> Result<u64, DeviceError> {
         match call {
             Call::Allocate(size) => {
@@ -222,7 +218,6 @@ impl Held {
         Ok(())
     }
 
-    /// Records the reserved bytes of a pool.
     fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         let reserved = pooled(device)?.pool_reserved(pool)?;
         self.accounts.set_reserved(reserved);
@@ -325,7 +320,6 @@ impl Held {
         Ok(())
     }
 
-    /// Frees everything that the library still holds.
     pub(super) fn clear(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if self.pool().is_some() || !self.reservations.is_empty() {
             device.synchronize()?;

@@ -32,11 +32,8 @@ pub enum Order {
 /// A program to time in the library's process. At its end all live allocations are freed outside the timed part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// The operations before the timed part.
     pub before: Vec<Operation>,
-    /// The timed operations.
     pub timed: Vec<Operation>,
-    /// How many times `timed` runs.
     pub times: u64,
 }
 
@@ -78,7 +75,6 @@ pub struct Timed {
 /// A message of the library's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// The order is done, with this result.
     Done(u64),
     /// An [`Order::Time`] is done, with this result.
     Timed(Timed),
@@ -88,7 +84,6 @@ pub enum Reply {
     Refused(String),
     /// The library called a CUDA function that is not passed on. It gets the error "not supported".
     Unanswered(String),
-    /// A device call of the library.
     Call(Call),
 }
 
@@ -128,7 +123,6 @@ pub enum Call {
     HasMapping,
 }
 
-/// The attribute of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PoolFigure {
     Threshold,
@@ -151,7 +145,6 @@ pub enum Code {
     Unknown = 999,
 }
 
-/// Sends one message.
 /// Fails if the other process has ended.
 pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
@@ -167,16 +160,4 @@ pub fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Optio
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_and_the_end_of_the_process_arrive() {
-        let mut line = Vec::new();
-        let sent = Reply::Call(Call::WaitEvent { stream: 3, event: u32::MAX });
-        send(&mut line, &sent).expect("there is room");
-        let mut from = line.as_slice();
-        assert_eq!(receive::<Reply>(&mut from).expect("it is a message"), Some(sent));
-        assert_eq!(receive::<Reply>(&mut from).expect("it is the end"), None);
-    }
-}
+mod tests;

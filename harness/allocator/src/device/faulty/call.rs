@@ -8,51 +8,31 @@ named_enum! {
     /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no such call, and of NVML.
     #[derive(Serialize, Deserialize)]
     DeviceCall {
-        /// [`crate::device::Device::malloc`].
         Malloc = "cudaMalloc",
         /// One page of [`crate::device::MappedDevice::map`].
         Create = "cuMemCreate",
-        /// [`crate::device::PooledDevice::malloc_async`].
         MallocAsync = "cudaMallocAsync",
-        /// [`crate::device::Device::free`].
         Free = "cudaFree",
-        /// [`crate::device::MappedDevice::reserve`].
         Reserve = "cuMemAddressReserve",
-        /// [`crate::device::MappedDevice::unreserve`].
         Unreserve = "cuMemAddressFree",
-        /// [`crate::device::MappedDevice::unmap`].
         Unmap = "cuMemUnmap",
-        /// [`crate::device::PooledDevice::free_async`].
         FreeAsync = "cudaFreeAsync",
-        /// [`crate::device::PooledDevice::create_pool`].
         CreatePool = "cudaMemPoolCreate",
-        /// [`crate::device::PooledDevice::destroy_pool`].
         DestroyPool = "cudaMemPoolDestroy",
-        /// [`crate::device::PooledDevice::trim_pool`].
         TrimPool = "cudaMemPoolTrimTo",
         /// [`crate::device::PooledDevice::pool_memory`] and [`crate::device::PooledDevice::pool_reserved`].
         PoolAttribute = "cudaMemPoolGetAttribute",
-        /// [`crate::device::Device::free_memory`].
         MemGetInfo = "cudaMemGetInfo",
-        /// [`crate::device::Device::create_stream`].
         CreateStream = "cudaStreamCreate",
-        /// [`crate::device::Device::destroy_stream`].
         DestroyStream = "cudaStreamDestroy",
-        /// [`crate::device::Device::synchronize_stream`].
         SynchronizeStream = "cudaStreamSynchronize",
-        /// [`crate::device::Device::wait_event`].
         WaitEvent = "cudaStreamWaitEvent",
         /// [`crate::device::Device::create_event`] and [`crate::device::TestDevice::create_timed_event`].
         CreateEvent = "cudaEventCreate",
-        /// [`crate::device::Device::destroy_event`].
         DestroyEvent = "cudaEventDestroy",
-        /// [`crate::device::Device::record_event`].
         RecordEvent = "cudaEventRecord",
-        /// [`crate::device::Device::event_done`].
         QueryEvent = "cudaEventQuery",
-        /// [`crate::device::Device::synchronize_event`].
         SynchronizeEvent = "cudaEventSynchronize",
-        /// [`crate::device::Device::synchronize`].
         Synchronize = "cudaDeviceSynchronize",
         /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and `busy`.
         LaunchKernel = "cudaLaunchKernel",
@@ -60,29 +40,22 @@ named_enum! {
         HostAlloc = "cuMemHostAlloc",
         /// [`crate::device::TestDevice::host_alloc`] of pageable memory.
         HostMap = "mmap",
-        /// [`crate::device::TestDevice::host_free`].
         HostFree = "cuMemFreeHost",
-        /// [`crate::device::TestDevice::copy_to_host`].
         CopyToHost = "cuMemcpyDtoHAsync",
-        /// [`crate::device::TestDevice::copy_to_device`].
         CopyToDevice = "cuMemcpyHtoDAsync",
-        /// [`crate::device::TestDevice::memory`].
         NvmlMemory = "nvmlDeviceGetMemoryInfo",
     }
 }
 
 impl DeviceCall {
-    /// Returns true if it allocates device memory.
     pub const fn gets_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 
-    /// Returns true if it allocates host memory.
     pub const fn gets_host_memory(self) -> bool {
         matches!(self, Self::HostAlloc | Self::HostMap)
     }
 
-    /// Returns true if it names a stream.
     pub const fn is_of_a_stream(self) -> bool {
         matches!(
             self,
@@ -98,7 +71,6 @@ impl DeviceCall {
         )
     }
 
-    /// Returns true if it returns an amount of memory.
     pub const fn tells_memory(self) -> bool {
         matches!(self, Self::MemGetInfo | Self::NvmlMemory)
     }

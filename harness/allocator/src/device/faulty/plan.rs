@@ -1,5 +1,4 @@
-//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls and records the injected
-//! failures.
+//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls and records the injected failures.
 
 mod injector_state;
 
@@ -15,8 +14,7 @@ use crate::device::{CallSite, DeviceError, StreamId};
 use crate::units::{Bytes, Nanos};
 use crate::{allocator::Request, hash::Mixer, named::named_enum, stats::PoolKind};
 
-/// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls
-/// have failed.
+/// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
     pub calls: Calls,
@@ -35,7 +33,6 @@ pub struct Fault {
     pub effect: Effect,
 }
 
-/// The calls that a fault matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calls {
     /// All calls that allocate device memory, counted together.
@@ -72,12 +69,8 @@ impl fmt::Display for Calls {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
-    /// The call fails and changes nothing.
-    Fails {
-        error: InjectedError,
-        /// True if every later call fails with the same error.
-        sticky: bool,
-    },
+    /// The call fails and changes nothing. If the error is sticky, every later call fails with it.
+    Fails { error: InjectedError, sticky: bool },
     /// The call takes this much longer.
     Takes(Nanos),
     /// The returned amount of free or used memory is wrong by this many bytes.
@@ -122,7 +115,6 @@ impl InjectedError {
         !is_nvml && matches!(self, Self::IllegalAddress | Self::LaunchFailure | Self::Ecc | Self::DeviceLost)
     }
 
-    /// The code and name of the driver, or of NVML.
     const fn code(self, call: DeviceCall) -> (u32, &'static str) {
         match (self, call) {
             (Self::DeviceLost, DeviceCall::NvmlMemory) => (15, "NVML_ERROR_GPU_IS_LOST"),
@@ -137,9 +129,7 @@ impl InjectedError {
     }
 }
 
-/// The advice of an injected failure.
 pub(super) const INJECTED: &str = "The failure was injected: neither driver nor GPU is at fault";
-/// The advice of each call after a sticky error.
 const STICKY: &str = "An injected failure was sticky, so every later call fails";
 
 impl Fault {
@@ -178,7 +168,6 @@ impl FromStr for Fault {
     }
 }
 
-/// A call that is about to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     pub call: DeviceCall,
@@ -187,7 +176,6 @@ pub struct Call {
     pub stream: Option<StreamId>,
 }
 
-/// A call that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecord {
     pub call: DeviceCall,
@@ -239,7 +227,6 @@ impl fmt::Display for InjectedFault {
     }
 }
 
-/// The effect of all faults on one call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Decision {
     pub(super) delay: Nanos,
@@ -311,8 +298,7 @@ impl Log {
     fn note(&mut self, call: Call, made: CallRecord, operation: u64, request: Option<Request>) {
         let mut hasher = Mixer::default();
         (call.call, call.size, call.stream, made.place, self.state_hash, self.changes, &self.working).hash(&mut hasher);
-        // A kernel launch is not part of an allocator's operation. For other calls the request and their position in the
-        // operation matter.
+        // A kernel launch is not part of an allocator's operation. For other calls the request and their position in the operation matter.
         if call.call != DeviceCall::LaunchKernel {
             (request.map(|request| (request.size, request.stream)), self.in_operation).hash(&mut hasher);
             self.in_operation += 1;
@@ -334,7 +320,6 @@ impl Log {
     }
 }
 
-/// The progress of a fault.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Progress {
     fault: Fault,
@@ -351,7 +336,6 @@ struct Random(u64);
 impl Random {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// Returns true if an event of this probability happens.
     fn chance(&mut self, probability: f64) -> bool {
         self.0 = self.0.wrapping_add(Self::STEP);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -457,7 +441,6 @@ impl Injector {
         state.paused = state.paused.saturating_sub(1);
     }
 
-    /// Returns the log of all calls, if calls are logged.
     pub fn calls_made(&self) -> Vec<LoggedCall> {
         self.state().log.as_ref().map(|log| log.calls.clone()).unwrap_or_default()
     }
@@ -518,7 +501,6 @@ impl Injector {
         }
     }
 
-    /// Counts a call and decides its outcome.
     pub(super) fn decide(&self, call: Call) -> Decision {
         let mut state = self.state();
         if let Some((_, error)) = state.plan.broken {
@@ -564,7 +546,6 @@ impl State {
         decision
     }
 
-    /// Returns the fault's effect on this call, if it applies.
     fn strikes(&mut self, index: usize, call: Call, made: CallRecord) -> Option<Effect> {
         let (request, progress) = (self.request, self.plan.faults.get_mut(index)?);
         let Fault { skip, count, probability, effect, .. } = progress.fault;

@@ -14,7 +14,6 @@ pub(super) struct SimAllocation {
     pub(super) size: Bytes,
     /// The length of its address range.
     pub(super) charged: Bytes,
-    /// The pool that it comes from, if any.
     pub(super) pool: Option<PoolId>,
     pub(super) state: AllocationState,
 }
@@ -32,7 +31,6 @@ impl SimAllocation {
 }
 
 impl Allocations {
-    /// Adds an allocation. Replaces freed ones at its addresses.
     pub(super) fn add(&mut self, start: u64, allocation: SimAllocation) {
         let range = MemoryRange::new(DevicePtr(start), allocation.charged);
         let replaced: Vec<u64> = self.overlapping(range).map(|(start, _)| start).collect();
@@ -53,12 +51,10 @@ impl Allocations {
         }
     }
 
-    /// All live allocations.
     pub(super) fn all_live(&self) -> impl Iterator<Item = &SimAllocation> {
         self.0.values().filter(|allocation| allocation.is_live())
     }
 
-    /// Returns true if a live allocation has bytes of the range.
     pub(super) fn is_in_use(&self, range: MemoryRange) -> bool {
         self.overlapping(range).any(|(_, allocation)| allocation.is_live())
     }

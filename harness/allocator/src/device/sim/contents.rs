@@ -19,7 +19,6 @@ pub(super) struct Mismatch {
 }
 
 impl MemoryTags {
-    /// Writes the tag to the range.
     pub(super) fn fill(&mut self, range: MemoryRange, tag: Tag) {
         let pattern = pattern(range, tag);
         match self.written.exact_mut(range.start.0, range.end().0) {
@@ -28,7 +27,6 @@ impl MemoryTags {
         }
     }
 
-    /// Forgets the contents of a freed range.
     pub(super) fn forget(&mut self, range: MemoryRange) {
         self.written.remove(range.start.0, range.end().0);
     }
@@ -72,8 +70,7 @@ const fn phase(range: MemoryRange) -> u32 {
     (range.start.0 % 8 * 8) as u32
 }
 
-/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's at the next lower multiple of
-/// eight.
+/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's at the next lower multiple of eight.
 const fn pattern(range: MemoryRange, tag: Tag) -> u64 {
     tag.0.rotate_left(phase(range))
 }

@@ -4,12 +4,10 @@ use super::{SimDevice, unknown_event};
 use crate::device::{DeviceError, EventId, StreamId};
 use crate::units::Nanos;
 
-/// The last record of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventTime {
     /// The completion time of the work before the record, or `None` if the event was never recorded.
     pub done_at: Option<Nanos>,
-    /// True if the event has a timestamp.
     pub timed: bool,
 }
 
@@ -24,7 +22,6 @@ impl SimDevice {
         self.streams.values().map(|stream| stream.ready).fold(self.now.max(self.released_ready), Nanos::max)
     }
 
-    /// The completion time of an event.
     pub fn event_time(&self, event: EventId) -> Result<EventTime, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
         Ok(EventTime { done_at: known.record.map(|record| record.at), timed: known.timed })

@@ -8,7 +8,6 @@ use super::{AddressOrder, SimDevice};
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, HostId, HostMemory, MemoryRange, StreamId};
 use crate::units::{Bytes, Nanos};
 
-/// A live allocation of host memory.
 #[derive(Clone, Debug)]
 pub(super) struct SimHost {
     held: BTreeMap<u32, Piece>,
@@ -24,7 +23,6 @@ struct Piece {
     ready: Nanos,
 }
 
-/// The alignment of host memory.
 const ALIGNMENT: u64 = 4096;
 
 impl SimHost {
@@ -32,7 +30,6 @@ impl SimHost {
         Self { held: BTreeMap::new(), next: 0, addresses: Addresses::new(HOST, Bytes(ALIGNMENT), order) }
     }
 
-    /// The number of live allocations.
     pub(super) fn count(&self) -> u64 {
         self.held.len() as u64
     }

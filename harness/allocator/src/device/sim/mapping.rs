@@ -20,7 +20,6 @@ impl Mapping {
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
-    /// Returns true if an address is in the range of reservations.
     pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
         RESERVATIONS.contains(&ptr.0) || self.table.is_reserved(ptr)
     }
@@ -135,8 +134,7 @@ impl SimDevice {
             self.mapping.table.unmap(*start);
         }
         self.contents.forget(range);
-        // All work on the range was waited for or accesses unmapped memory. Both come before all later work, so no race is
-        // missed.
+        // All work on the range was waited for or accesses unmapped memory. Both come before all later work, so no race is missed.
         self.races.forget(range);
         self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages.len() as u64)));
         Ok(pages.into_iter().map(|(_, size, _)| size).collect())

@@ -44,20 +44,17 @@ pub const GRANULARITY: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimConfig {
-    /// The memory of the device.
     pub total: Bytes,
     /// The part that is used before the first allocation.
     pub context_overhead: Bytes,
     pub cost: CostModel,
     pub completion: Completion,
     /// True if a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using
-    /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide,
-    /// Stream Ordered Memory Allocator,
-    /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation does not wait, as
-    /// with current drivers (<https://github.com/cupy/cupy/pull/2898>).
+    /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream
+    /// Ordered Memory Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation
+    /// does not wait, as with current drivers (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     pub addresses: AddressOrder,
-    /// The order of reserved addresses.
     pub reservations: AddressOrder,
 }
 
@@ -147,7 +144,6 @@ struct Stream {
 #[derive(Clone, Debug, Default)]
 struct Event {
     record: Option<Record>,
-    /// True if it has a timestamp.
     timed: bool,
     /// All work that is complete when the last record is. Kept between records to reuse its memory.
     clock: VectorClock,
@@ -230,7 +226,6 @@ impl SimDevice {
         self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.charged).saturating_sub(self.pressure)
     }
 
-    /// Advances the clock by the cost of a host call.
     fn spend(&mut self, cost: Nanos) {
         self.now = later(self.now, cost);
     }
@@ -326,7 +321,6 @@ impl SimDevice {
         Err(DeviceError::InvalidAccess { range, access, why })
     }
 
-    /// Compares the present contents of memory with a tag.
     fn compare(&self, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         match self.contents.mismatch(range, tag) {
             None => Ok(()),

@@ -6,7 +6,7 @@ use super::races::{Races, Slot};
 use crate::units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+pub(super) struct Piece {
     size: Bytes,
     state: State,
 }
@@ -14,7 +14,6 @@ struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Live,
-    /// Free for any work.
     Free,
     /// Free for work that is ordered after this entry of a stream.
     FreeBehind(Slot, u64),
@@ -22,8 +21,7 @@ enum State {
 
 /// All pieces of all chunks. Chunks never touch, so adjacent pieces belong to one chunk.
 ///
-/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces that the stream may not use
-/// yet.
+/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces that the stream may not use yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
     pieces: BTreeMap<u64, Piece>,
@@ -44,11 +42,6 @@ impl Pieces {
     /// Returns true if the chunk is one piece that is free for any work.
     pub(super) fn is_unused(&self, start: u64, size: Bytes) -> bool {
         self.pieces.get(&start) == Some(&Piece { size, state: State::Free })
-    }
-
-    /// Removes an unused chunk.
-    pub(super) fn remove_chunk(&mut self, start: u64) {
-        self.remove(start);
     }
 
     /// Allocates a piece for work of the stream in `slot`.
@@ -106,7 +99,6 @@ impl Pieces {
         {}
     }
 
-    /// Merges two pieces if they touch and are free for the same work.
     fn join(&mut self, first: u64, second: u64) -> bool {
         let (Some(&before), Some(&after)) = (self.pieces.get(&first), self.pieces.get(&second)) else { return false };
         let touches = first + before.size.0 == second;
@@ -130,7 +122,8 @@ impl Pieces {
         }
     }
 
-    fn remove(&mut self, start: u64) -> Option<Piece> {
+    /// Removes a piece, or an unused chunk.
+    pub(super) fn remove(&mut self, start: u64) -> Option<Piece> {
         let piece = self.pieces.remove(&start)?;
         self.free.remove(&(piece.size, start));
         if let State::FreeBehind(slot, tick) = piece.state

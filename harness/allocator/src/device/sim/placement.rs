@@ -6,7 +6,6 @@ use super::{GRANULARITY, SimDevice};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
-/// The requested addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Placement {
     allocations: VecDeque<DevicePtr>,
@@ -14,8 +13,7 @@ pub(super) struct Placement {
 }
 
 impl SimDevice {
-    /// Places the next allocations at these addresses, one after the other. If an address is in use, its allocation gets a normal
-    /// address.
+    /// Places the next allocations at these addresses, one after the other. If an address is in use, its allocation gets a normal address.
     pub fn place_allocations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
         self.placement.allocations.extend(addresses);
     }
@@ -56,25 +54,4 @@ impl SimDevice {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::SimConfig;
-    use super::*;
-    use crate::device::{Device, MappedDevice};
-
-    #[test]
-    fn memory_is_placed_at_the_requested_address_unless_it_is_in_use() {
-        let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
-        let low = DevicePtr(0x8_df91_0000);
-        device.place_allocations([low, low, DevicePtr(0x7000_0020_0000)]);
-        assert_eq!(device.malloc(Bytes::mib(4)), Ok(low));
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0000_0000)), "the first address is in use");
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0020_0000)));
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0040_0000)), "after the placed allocations");
-        device.free(low).expect("it is live");
-        device.place_allocations([low]);
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(low), "the address is free again");
-        device.place_reservations([low, DevicePtr(0x3_0200_0000)]);
-        assert_ne!(device.reserve(Bytes::mib(2)), Ok(low));
-        assert_eq!(device.reserve(Bytes::mib(2)), Ok(DevicePtr(0x3_0200_0000)));
-    }
-}
+mod tests;

@@ -5,10 +5,9 @@
 //! free "has not been observed on the host" counts as used (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
 //!
-//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole chunks are released; pieces are
-//! cut best fit, in multiples of [`ALIGNMENT`]; a pool that cannot grow first releases its unused chunks. The last point models
-//! that the driver can "remap unused memory in the pool"
-//! (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
+//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole chunks are released; pieces are cut best
+//! fit, in multiples of [`ALIGNMENT`]; a pool that cannot grow first releases its unused chunks. The last point models that the driver can
+//! "remap unused memory in the pool" (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
 //!
 //! An allocation is not an access: any stream may touch memory that was never used. Reused memory keeps its earlier accesses, so
 //! the race detector finds unordered reuse, including bugs of the pool itself.
@@ -52,14 +51,12 @@ impl SimPools {
         self.pools.get_mut(&pool.0).ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
     }
 
-    /// The number of pools.
     pub(super) fn count(&self) -> u64 {
         self.pools.len() as u64
     }
 }
 
 impl Pool {
-    /// Allocates a piece for the stream in `slot`.
     fn take(&mut self, size: Bytes, slot: Slot, races: &Races) -> Option<u64> {
         let start = self.pieces.take(size, slot, races)?;
         self.memory.used += size;
@@ -77,7 +74,7 @@ impl Pool {
             if self.memory.reserved.saturating_sub(size) >= keep {
                 self.memory.reserved -= size;
                 self.chunks.remove(&start);
-                self.pieces.remove_chunk(start);
+                self.pieces.remove(start);
                 gone.push(MemoryRange::new(DevicePtr(start), size));
             }
         }
@@ -86,7 +83,6 @@ impl Pool {
 }
 
 impl SimDevice {
-    /// Sets the release threshold of a pool.
     pub fn set_release_threshold(&mut self, pool: PoolId, threshold: Bytes) -> Result<(), DeviceError> {
         self.pools.get(pool)?.threshold = threshold;
         Ok(())

@@ -49,7 +49,6 @@ impl VectorClock {
     }
 }
 
-/// An earlier access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Epoch {
     slot: Slot,
@@ -98,7 +97,6 @@ impl History {
     }
 }
 
-/// Two unordered accesses to the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Conflict {
     pub(super) range: MemoryRange,
@@ -118,7 +116,6 @@ pub(super) struct Races {
 }
 
 impl Races {
-    /// Allocates a slot for a new stream.
     pub(super) fn add_stream(&mut self) -> Slot {
         self.reclaim();
         self.unused.pop().unwrap_or_else(|| {
@@ -232,13 +229,11 @@ impl Races {
         self.streams[slot.0].get(behind) >= tick || self.host_has_seen(behind, tick)
     }
 
-    /// The last write to the byte at `at`.
     pub(super) fn last_write(&self, at: DevicePtr) -> Option<Access> {
         let (_, _, history) = self.history.overlapping(at.0, at.0 + 1).next()?;
         history.write.map(|epoch| epoch.access)
     }
 
-    /// Forgets the accesses to freed memory.
     pub(super) fn forget(&mut self, range: MemoryRange) {
         self.history.remove(range.start.0, range.end().0);
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-/// A map from disjoint, half-open address ranges to values. Each operation costs O(log n) plus the entries it touches.
 #[derive(Clone, Debug)]
 pub(super) struct RangeMap<V> {
     /// From the start of a range to its end and value.

@@ -30,7 +30,6 @@ impl<R: Read> Input<R> {
         self.0.get_ref().count - self.0.buffer().len() as u64
     }
 
-    /// Returns some of the first bytes without consuming them.
     pub(super) fn peek(&mut self) -> Result<&[u8], SnapshotError> {
         match self.0.fill_buf() {
             Ok(_) => Ok(self.0.buffer()),

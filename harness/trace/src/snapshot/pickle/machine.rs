@@ -1,5 +1,3 @@
-//! The stack machine that executes a pickle.
-
 use std::io::Read;
 
 use super::super::budget;
@@ -284,7 +282,6 @@ impl<R: Read> Machine<R> {
         Ok(())
     }
 
-    /// Reads a little-endian two's complement number of `length` bytes.
     #[inline]
     fn long(&mut self, length: u32) -> Result<Item, SnapshotError> {
         if length == 8 {

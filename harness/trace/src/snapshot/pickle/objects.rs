@@ -48,7 +48,6 @@ pub(in super::super) enum Object {
     Stack(StackId),
 }
 
-/// A frame with indices of texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct RawFrame {
     pub(in super::super) name: TextId,
@@ -57,7 +56,6 @@ pub(in super::super) struct RawFrame {
     pub(in super::super) extra: ExtraId,
 }
 
-/// An unexpected value.
 #[derive(Debug)]
 pub(in super::super) struct Wrong {
     /// The place of the value, as in `blocks[1].size`. Empty if it is the whole object.
@@ -95,12 +93,10 @@ pub(in super::super) struct Fields {
 }
 
 impl Fields {
-    /// Copies alternating keys and values.
     pub(in super::super) fn new(pairs: &[Item]) -> Self {
         Self { rest: pairs.as_chunks().0.to_vec() }
     }
 
-    /// Removes a key. The last value of a repeated key counts.
     pub(in super::super) fn take(&mut self, key: TextId) -> Option<Item> {
         let mut found = None;
         self.rest.retain(|&[name, value]| {
@@ -198,7 +194,6 @@ impl Objects {
         Item::Tuple(intern(&mut self.tuples, items.to_vec(), size_of_val(items), &self.budget))
     }
 
-    /// Adds alternating keys and values to a dictionary.
     #[inline]
     pub(super) fn set_items(&mut self, dict: u32, pairs: &[Item]) -> Result<(), &'static str> {
         match self.objects[dict as usize] {
@@ -258,7 +253,6 @@ impl Objects {
         Ok(())
     }
 
-    /// Converts items to a stack if all of them are frames.
     #[inline]
     fn as_stack(&mut self, begin: &[u32], items: &[Item]) -> Option<StackId> {
         let mut frames = Vec::with_capacity(begin.len() + items.len());
@@ -275,7 +269,6 @@ impl Objects {
         StackId(intern(&mut self.stacks, frames, bytes, &self.budget))
     }
 
-    /// Converts a dictionary that is an event or a frame.
     #[inline]
     fn compact(&mut self, pairs: &[Item]) -> Option<Object> {
         let has = |key: TextId| pairs.chunks_exact(2).any(|pair| pair[0] == Item::Text(key));
@@ -325,7 +318,7 @@ impl Objects {
             _ => None,
         };
         let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").at("action");
-        known.map(|&(action, _)| action).ok_or_else(wrong)
+        known.copied().ok_or_else(wrong)
     }
 
     fn frame_of(&mut self, pairs: &[Item]) -> Result<u32, Wrong> {
@@ -352,13 +345,11 @@ impl Objects {
         Ok(intern(&mut self.frames, frame, size_of::<RawFrame>(), &self.budget))
     }
 
-    /// Stores alternating keys and values.
     pub(in super::super) fn keep(&mut self, pairs: &[Item]) -> ExtraId {
         let known = self.extras.get_index_of(pairs).map(|known| known as u32);
         ExtraId(known.unwrap_or_else(|| intern(&mut self.extras, pairs.to_vec(), size_of_val(pairs), &self.budget)))
     }
 
-    /// Converts a list of frames.
     pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
         const EXPECTED: &str = "a list of frames with name, filename and line";
         let (object, list) = match (item, self.object(item)) {
@@ -393,7 +384,6 @@ impl Objects {
         }
     }
 
-    /// Reads a non-negative number.
     #[inline]
     pub(in super::super) fn amount(&self, item: Item) -> Result<u64, Wrong> {
         let number = match item {

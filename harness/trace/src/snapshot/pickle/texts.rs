@@ -1,6 +1,5 @@
 //! Numbers of the distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
 
-/// The number of a text of a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct TextId(pub(in super::super) u32);
 

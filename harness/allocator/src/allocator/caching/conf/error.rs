@@ -9,10 +9,8 @@ use crate::allocator::caching::TorchVersion;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfError {
-    /// Use one of [`Setting::ALL`], or remove the setting.
     #[error("`{key}` is not a setting of PyTorch's allocator\n{at}")]
     UnknownKey { key: String, at: Excerpt },
-    /// Choose a newer version, or remove the setting.
     #[error("PyTorch {torch} has no setting `{key}`: PyTorch {since} added it\n{at}")]
     TooNew { key: &'static str, since: TorchVersion, torch: TorchVersion, at: Excerpt },
     #[error("expected {expected}; settings are written `KEY:VALUE,KEY:VALUE`\n{at}")]
@@ -23,7 +21,6 @@ pub enum ConfError {
     OutOfRange { key: &'static str, rule: String, at: Excerpt },
     #[error("{key} must be `True` or `False`, capital letter included\n{at}")]
     NotABoolean { key: &'static str, at: Excerpt },
-    /// Remove the backend.
     #[error("the only backend here is `native`: `cudaMallocAsync` is the allocator `async_pool`, and PyTorch has no others\n{at}")]
     Backend { at: Excerpt },
 }

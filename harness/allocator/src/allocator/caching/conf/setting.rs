@@ -6,7 +6,6 @@ use crate::allocator::caching::TorchVersion;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     pub name: &'static str,
-    /// The values that PyTorch accepts.
     pub takes: &'static str,
     /// Its effect here.
     pub about: &'static str,
@@ -37,68 +36,38 @@ pub(super) enum Key {
 }
 
 impl Setting {
-    /// All settings. Those with an effect here come first.
     pub const ALL: &'static [Self] = &[
-        Self::new(
-            "max_split_size_mb",
-            "whole MiB, at least `large_segment_size_mb`",
-            "Blocks of at least this size are never split, and they serve only requests of at least this size.",
-            Key::MaxSplitSize,
-        ),
-        Self::new(
-            "max_non_split_rounding_mb",
-            "whole MiB, at least `large_segment_size_mb`, which is the default",
-            "The allowed excess of a block over its request if `max_split_size_mb` prevents a split.",
-            Key::MaxNonSplitRounding,
-        )
-        .since(TorchVersion::V2_6),
-        Self::new(
-            "expandable_segments",
-            "`True` or `False`",
-            "Segments are reserved addresses that grow and shrink by pages.",
-            Key::ExpandableSegments,
-        ),
-        Self::new(
-            "expandable_segments_reserve",
-            "a fraction of the device such as `0.5`, or a size such as `40G`",
-            "The addresses that an expandable segment reserves, and so the largest request. The default is 9/8 of the device.",
-            Key::ExpandableSegmentsReserve,
-        )
-        .since(TorchVersion::V2_15),
-        Self::new(
-            "garbage_collection_threshold",
-            "a number above 0 and below 1",
-            "The fraction of the memory limit above which old cached blocks are released before a new segment is made. It has no effect without `per_process_memory_fraction` or `set_memory_fraction`.",
-            Key::GarbageCollectionThreshold,
-        ),
-        Self::new(
-            "per_process_memory_fraction",
-            "a number from 0 to 1",
-            "The limit on reserved memory as a fraction of the device; 1 means no limit.",
-            Key::PerProcessMemoryFraction,
-        )
-        .since(TorchVersion::V2_10),
-        Self::new(
-            "throw_on_cudamalloc_oom",
-            "`True` or `False`",
-            "A request fails at once, without release or retry, if its segment would exceed `per_process_memory_fraction` of the device, or the device.",
-            Key::ThrowOnMallocOom,
-        )
-        .since(TorchVersion::V2_12),
-        Self::new(
-            "roundup_power2_divisions",
-            "a power of two, or a list such as `[256:1,512:2,>:4]`",
-            "Requests are rounded up to this many steps between powers of two, by interval of their size in MiB. Missing intervals are not rounded this way, and `>` means all sizes after the last interval.",
-            Key::RoundupPower2Divisions,
-        ),
-        Self::new(
-            "large_segment_size_mb",
-            "whole MiB, more than 10",
-            "The segment size for requests of more than 1 MiB and less than 10 MiB, and the page size of expandable segments. The default is 20.",
-            Key::LargeSegmentSize,
-        )
-        .since(TorchVersion::V2_11),
-        Self::without_effect("backend", "`native`", Key::Backend),
+        Self::new("max_split_size_mb", Key::MaxSplitSize)
+            .takes("whole MiB, at least `large_segment_size_mb`")
+            .about("Blocks of at least this size are never split, and they serve only requests of at least this size."),
+        Self::new("max_non_split_rounding_mb", Key::MaxNonSplitRounding)
+            .takes("whole MiB, at least `large_segment_size_mb`, which is the default")
+            .about("The allowed excess of a block over its request if `max_split_size_mb` prevents a split.")
+            .since(TorchVersion::V2_6),
+        Self::new("expandable_segments", Key::ExpandableSegments)
+            .about("Segments are reserved addresses that grow and shrink by pages."),
+        Self::new("expandable_segments_reserve", Key::ExpandableSegmentsReserve)
+            .takes("a fraction of the device such as `0.5`, or a size such as `40G`")
+            .about("The addresses that an expandable segment reserves, and so the largest request. The default is 9/8 of the device.")
+            .since(TorchVersion::V2_15),
+        Self::new("garbage_collection_threshold", Key::GarbageCollectionThreshold)
+            .takes("a number above 0 and below 1")
+            .about("The fraction of the memory limit above which old cached blocks are released before a new segment is made. It has no effect without `per_process_memory_fraction` or `set_memory_fraction`."),
+        Self::new("per_process_memory_fraction", Key::PerProcessMemoryFraction)
+            .takes("a number from 0 to 1")
+            .about("The limit on reserved memory as a fraction of the device; 1 means no limit.")
+            .since(TorchVersion::V2_10),
+        Self::new("throw_on_cudamalloc_oom", Key::ThrowOnMallocOom)
+            .about("A request fails at once, without release or retry, if its segment would exceed `per_process_memory_fraction` of the device, or the device.")
+            .since(TorchVersion::V2_12),
+        Self::new("roundup_power2_divisions", Key::RoundupPower2Divisions)
+            .takes("a power of two, or a list such as `[256:1,512:2,>:4]`")
+            .about("Requests are rounded up to this many steps between powers of two, by interval of their size in MiB. Missing intervals are not rounded this way, and `>` means all sizes after the last interval."),
+        Self::new("large_segment_size_mb", Key::LargeSegmentSize)
+            .takes("whole MiB, more than 10")
+            .about("The segment size for requests of more than 1 MiB and less than 10 MiB, and the page size of expandable segments. The default is 20.")
+            .since(TorchVersion::V2_11),
+        Self::new("backend", Key::Backend).takes("`native`"),
         Self::host_switch("pinned_use_background_threads").since(TorchVersion::V2_6),
         Self::host_switch("pinned_use_cuda_host_register"),
         Self::host_switch("pinned_use_hip_host_register"),
@@ -106,36 +75,38 @@ impl Setting {
         Self::host_switch("release_lock_on_cudamalloc"),
         Self::host_switch("release_lock_on_hipmalloc"),
         Self::host_switch("graph_capture_record_stream_reuse").since(TorchVersion::V2_9),
-        Self::without_effect("pinned_num_register_threads", "a power of two of at most 128", Key::PinnedNumRegisterThreads),
+        Self::new("pinned_num_register_threads", Key::PinnedNumRegisterThreads).takes("a power of two of at most 128"),
         Self::host_size("pinned_reserve_segment_size_mb").since(TorchVersion::V2_10),
         Self::host_size("pinned_max_round_threshold_mb").since(TorchVersion::V2_13),
         Self::host_size("pinned_max_cached_size_mb").since(TorchVersion::V2_13),
-        Self::without_effect(
-            "expandable_segments_reserve_by_class",
-            "a list such as `[a:0.5,b:40G]`",
-            Key::ExpandableSegmentsReserveByClass,
-        )
-        .since(TorchVersion::V2_15),
+        Self::new("expandable_segments_reserve_by_class", Key::ExpandableSegmentsReserveByClass)
+            .takes("a list such as `[a:0.5,b:40G]`")
+            .since(TorchVersion::V2_15),
     ];
 
-    const fn new(name: &'static str, takes: &'static str, about: &'static str, key: Key) -> Self {
-        Self { name, takes, about, since: TorchVersion::V2_4, key }
+    const fn new(name: &'static str, key: Key) -> Self {
+        let about = "Checked as in PyTorch, but without effect here.";
+        Self { name, takes: "`True` or `False`", about, since: TorchVersion::V2_4, key }
+    }
+
+    const fn takes(self, takes: &'static str) -> Self {
+        Self { takes, ..self }
+    }
+
+    const fn about(self, about: &'static str) -> Self {
+        Self { about, ..self }
     }
 
     const fn since(self, since: TorchVersion) -> Self {
         Self { since, ..self }
     }
 
-    const fn without_effect(name: &'static str, takes: &'static str, key: Key) -> Self {
-        Self::new(name, takes, "Checked as in PyTorch, but without effect here.", key)
-    }
-
     const fn host_switch(name: &'static str) -> Self {
-        Self::without_effect(name, "`True` or `False`", Key::HostSwitch)
+        Self::new(name, Key::HostSwitch)
     }
 
     const fn host_size(name: &'static str) -> Self {
-        Self::without_effect(name, "whole MiB, more than 0", Key::HostSize)
+        Self::new(name, Key::HostSize).takes("whole MiB, more than 0")
     }
 
     pub fn from_name(name: &str) -> Option<&'static Self> {

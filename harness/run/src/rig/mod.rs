@@ -116,7 +116,6 @@ pub struct StepEnd {
     pub accounts: Option<Accounts>,
 }
 
-/// A paused step, while others run.
 #[derive(Clone, Debug)]
 #[must_use = "continue the step with `Rig::resume_step`"]
 pub struct PausedStep {

@@ -25,24 +25,10 @@ pub struct Timeline {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Entry {
-    /// An interval.
-    Span {
-        track: Track,
-        name: String,
-        start: Nanos,
-        duration: Nanos,
-        /// Bytes concerned, if any.
-        size: Option<Bytes>,
-        failure: Option<String>,
-    },
-    /// The main program's memory from this moment on.
-    Memory {
-        at: Nanos,
-        allocated: Bytes,
-        /// Allocated bytes plus freed blocks that wait for an event.
-        active: Bytes,
-        reserved: Bytes,
-    },
+    /// An interval. `size`: the bytes concerned, if any.
+    Span { track: Track, name: String, start: Nanos, duration: Nanos, size: Option<Bytes>, failure: Option<String> },
+    /// The main program's memory from this moment on. `active` includes freed blocks that wait for an event.
+    Memory { at: Nanos, allocated: Bytes, active: Bytes, reserved: Bytes },
     /// A request that failed.
     Refused { at: Nanos, size: Bytes },
 }

@@ -2,7 +2,6 @@ use harness_record::{Claim, ClaimFigure, Verdict};
 
 use super::{Report, ScenarioGroup};
 
-/// A claim with the results of its scenario.
 pub(super) struct Tested<'a> {
     pub(super) scenario: &'a ScenarioGroup<'a>,
     pub(super) claim: &'a Claim,

@@ -142,7 +142,6 @@ impl Legend<'_> {
     }
 }
 
-/// Draws such a legend at the left edge of panels.
 pub(super) fn legend(head: &Area<'_>, top: i32, gap: i32, keys: &[(&str, Key)]) -> Drawn {
     let legend = Legend { left: LEFT as i32, gap, names: keys.iter().map(|(name, _)| *name).collect() };
     legend.draw(head, top, |index, place| keys[index].1.draw(head, place))

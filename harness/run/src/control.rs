@@ -50,12 +50,7 @@ pub enum Phase {
     #[display("opening the device")]
     Opening,
     #[display("step {number} (line {line}: {text})")]
-    Step {
-        /// Counted from 1 over the whole run.
-        number: u32,
-        line: u32,
-        text: String,
-    },
+    Step { number: u32, line: u32, text: String },
     #[display("releasing everything after the last step")]
     Closing,
 }

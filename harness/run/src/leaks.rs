@@ -81,7 +81,6 @@ struct Growing {
     last: Bytes,
     /// Per iteration, rounded to whole bytes; for a comparison with a measure, in total.
     growth: Bytes,
-    /// True if the site exceeds a limit.
     violates: bool,
 }
 

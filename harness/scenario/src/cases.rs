@@ -19,16 +19,12 @@ harness_allocator::named_enum! {
 /// A value that may differ between devices and between allocators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cases<T> {
+    /// The same everywhere.
     Always(T),
     /// By name of the allocator, in the order of the file. `others` exists unless all allocators are named.
-    Arms {
-        arms: Vec<(String, T)>,
-        others: Option<T>,
-    },
-    Devices {
-        simulated: Box<Self>,
-        gpu: Box<Self>,
-    },
+    Arms { arms: Vec<(String, T)>, others: Option<T> },
+    /// By kind of device.
+    Devices { simulated: Box<Self>, gpu: Box<Self> },
 }
 
 type Value<'a, T> = &'a mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>;

@@ -63,7 +63,6 @@ pub struct NoProcess {
     fault: String,
     scenario: String,
     process: String,
-    /// Lists the processes of the scenario.
     pub help: String,
 }
 

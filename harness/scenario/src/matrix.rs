@@ -10,7 +10,6 @@ pub const MAX_POINTS: usize = 256;
 /// Values that the user sets, by parameter: `--set batch=96`.
 pub type Settings = BTreeMap<String, String>;
 
-/// One point of a matrix: a value for each parameter, and its text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Point {
     pub(crate) values: Parameters,

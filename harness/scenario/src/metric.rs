@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use harness_language::expression::{self, Dimension, Quantity, Unit};
 
-/// A value that expectations and sizes use.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Metric {
     Now(Account),

@@ -8,7 +8,6 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// The settings of the next attempt of a step that can recover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Samples per iteration, or requests that run at the same time. At least 1.

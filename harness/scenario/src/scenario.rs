@@ -21,7 +21,6 @@ use harness_language::text::{AmountText, CountText, DurationText, ExpressionText
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 
-/// The words for errors in scenario files.
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",

@@ -76,7 +76,6 @@ impl Trace {
         Self::read_with_text(path).map(|(trace, _)| trace)
     }
 
-    /// Reads a file and returns its text too.
     pub fn read_with_text(path: &Path) -> Result<(Self, String), (String, String)> {
         let mut text = String::new();
         let read = packed::open(path).and_then(|mut file| file.read_to_string(&mut text));

@@ -19,50 +19,23 @@ pub(crate) enum Kernel {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
     /// Writes the pattern, starting with its byte `first`, to `len` bytes.
-    Fill {
-        address: u64,
-        len: u64,
-        value: u64,
-        first: u64,
-    },
+    Fill { address: u64, len: u64, value: u64, first: u64 },
     /// Compares the pattern with memory. `findings` receives the number of wrong bytes and the lowest offset, which starts at `offset`.
-    Verify {
-        address: u64,
-        len: u64,
-        value: u64,
-        first: u64,
-        offset: u64,
-        findings: u64,
-    },
-    Set {
-        address: u64,
-        len: u64,
-        byte: u8,
-    },
+    Verify { address: u64, len: u64, value: u64, first: u64, offset: u64, findings: u64 },
+    /// Sets all bytes.
+    Set { address: u64, len: u64, byte: u8 },
     /// Copies to page-locked host memory, which the program keeps until the copy is done.
-    ToHost {
-        address: u64,
-        len: u64,
-        to: usize,
-    },
+    ToHost { address: u64, len: u64, to: usize },
     /// Copies from page-locked host memory.
-    ToDevice {
-        address: u64,
-        len: u64,
-        from: usize,
-    },
+    ToDevice { address: u64, len: u64, from: usize },
     /// Completes the free of a pool allocation with this number.
-    Free {
-        address: u64,
-        number: u64,
-    },
+    Free { address: u64, number: u64 },
     /// Fails: memory was unmapped before the host waited for the work that uses it.
     Gone,
+    /// Keeps the stream busy.
     Busy(Nanos),
     /// A word kernel got an address that is not a multiple of 8.
-    Misaligned {
-        address: u64,
-    },
+    Misaligned { address: u64 },
 }
 
 /// Bytes of the result of a verify kernel: count and lowest offset.

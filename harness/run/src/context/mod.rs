@@ -51,7 +51,6 @@ pub(crate) struct RunContext {
     variables: BTreeMap<VariableName, Number>,
     /// The last value of each `growth(…)`, by its position.
     last_seen: BTreeMap<GrowthSite, u64>,
-    /// The figures for comparisons between allocators.
     pub(crate) figures: Figures,
     /// By index of the name; index 0 is the default stream.
     streams: Vec<StreamId>,
@@ -244,7 +243,6 @@ impl RunContext {
         self.buffers.values().filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
     }
 
-    /// Like [`Self::verify_live`], for the blocks of storms.
     pub(crate) fn verify_storms(&mut self) -> Result<(), Stop> {
         let blocks = self.storms.values().flat_map(|storm| storm.blocks.values());
         blocks.filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
@@ -289,7 +287,6 @@ impl RunContext {
     }
 }
 
-/// Closes the rig of a run that could not begin, and returns the reason.
 fn close_failed(rig: Rig, streams: Vec<StreamId>, stop: Stop) -> Stop {
     // Errors of closing would hide the reason.
     let _ = rig.close(streams.into_iter().skip(1).collect(), Vec::new());

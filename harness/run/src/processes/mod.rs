@@ -63,14 +63,12 @@ pub struct Inherited {
     pub(crate) arm: AllocatorSpec,
 }
 
-/// The data shared by the processes of one run.
 #[derive(Debug)]
 pub struct ProcessGroup {
     folder: RunFolder,
     ledger: Ledger,
     /// The start message, without the process's name, step and faults.
     start: Start,
-    /// The data that forked processes inherit.
     forks: Option<(ServeCopy, Inherited)>,
 }
 

@@ -30,7 +30,6 @@ pub(crate) struct Recovered<T> {
     pub(crate) retries: u64,
 }
 
-/// The operation that a policy retries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttemptKind {
     /// One request of this size, whatever the plan. Its memory state is taken after it fails.

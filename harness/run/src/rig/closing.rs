@@ -27,7 +27,6 @@ impl Rig {
         if self.is_timed() { Ok(()) } else { self.without_faults(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
     }
 
-    /// Releases the current program's cache, and checks that nothing stays reserved.
     fn release_cache(&mut self) -> Result<(), Stop> {
         self.release_private_pools()?;
         self.set_memory_fraction(MemoryFraction::ALL);

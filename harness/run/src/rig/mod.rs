@@ -54,17 +54,12 @@ use harness_trace::snapshot::{Recorder, StackId};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
+    /// Invariants do not hold.
     Violated(Vec<Finding>),
     /// The device or the allocator failed for a reason other than OOM.
     Device(DeviceError),
-    /// Another process of the scenario failed.
-    Process {
-        rule: Rule,
-        expected: String,
-        seen: String,
-        /// The injected fault that caused it: the process, and the fault's index in that process.
-        fault: Option<(ProcessName, usize)>,
-    },
+    /// Another process of the scenario failed. `fault` is the injected fault that caused it: the process, and the fault's index in it.
+    Process { rule: Rule, expected: String, seen: String, fault: Option<(ProcessName, usize)> },
     /// The user interrupted the run, or a step exceeded its time limit.
     Interrupted,
 }
@@ -116,7 +111,6 @@ pub struct StepEnd {
     pub accounts: Option<Accounts>,
 }
 
-/// A paused step, while others run.
 #[derive(Clone, Debug)]
 #[must_use = "continue the step with `Rig::resume_step`"]
 pub struct PausedStep {

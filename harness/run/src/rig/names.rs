@@ -42,7 +42,6 @@ pub(super) struct Owner {
     site: Site,
 }
 
-/// The bytes of each site.
 #[derive(Debug, Default)]
 struct Sites {
     numbers: BTreeMap<Site, usize>,
@@ -50,7 +49,6 @@ struct Sites {
     bytes: Vec<u64>,
 }
 
-/// A live block.
 #[derive(Debug)]
 struct Owned {
     owner: Arc<Owner>,

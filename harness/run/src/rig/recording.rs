@@ -24,7 +24,6 @@ impl Rig {
         self.recorder.as_ref().map(Recorder::place)
     }
 
-    /// Returns to a call stack from [`Rig::place`].
     pub(super) fn go_back_to(&self, place: Option<StackId>) {
         if let (Some(recorder), Some(place)) = (&self.recorder, place) {
             recorder.go_back_to(place);

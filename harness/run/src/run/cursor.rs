@@ -10,12 +10,7 @@ pub(super) enum Next<'s> {
     /// A step with inner steps begins.
     Enter(&'s Step),
     /// A step with inner steps has ended.
-    Leave {
-        step: &'s Step,
-        iterations: u64,
-        /// True if an OOM ended it.
-        ran_out: bool,
-    },
+    Leave { step: &'s Step, iterations: u64, ran_out: bool },
     /// An iteration of a loop with a leak check has ended, including the last one.
     Iterated(&'s Step),
 }

@@ -32,7 +32,6 @@ impl<T> Steps<T> {
         self.unrecorded += 1;
     }
 
-    /// Returns whether the next step belongs to the first ones, which are kept.
     pub(super) fn has_room_in_front(&self) -> bool {
         self.first.len() < FIRST_STEPS
     }

@@ -143,7 +143,6 @@ struct Attempt<'a> {
     arm: &'a ArmRun<'a>,
     seed: u64,
     failing: Failing,
-    /// OOMs of the run without failures.
     ooms_without: u64,
     /// The maximum number of calls.
     budget: u64,

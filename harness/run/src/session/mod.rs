@@ -33,7 +33,6 @@ use harness_trace::snapshot::Snapshot;
 pub use self::scenario_process::serve_process;
 pub use self::supervise::{End, supervise};
 
-/// The runs of a session and their options.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub scenarios: Vec<Scenario>,

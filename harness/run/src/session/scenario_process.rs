@@ -32,7 +32,6 @@ pub fn serve_process() -> ExitCode {
     ExitCode::from(exit_code(|| converse(File::from(orders()?), read)))
 }
 
-/// Serves the main process in a forked copy of it, then exits.
 pub(super) fn serve_in_copy(socket: UnixStream, inherited: &Inherited) -> ! {
     let orders = File::from(OwnedFd::from(socket));
     let served = catch_unwind(AssertUnwindSafe(|| exit_code(|| converse(orders, |_| Ok(inherited.clone())))));

@@ -34,7 +34,6 @@ use harness_language::expression::Unit;
 pub const MAX_OPERATIONS: u64 = 10_000_000;
 pub const MAX_NESTING: u32 = 8;
 
-/// Values of the matrix parameters, by name.
 pub(crate) type Parameters = BTreeMap<String, Value>;
 
 pub(crate) struct Checker<'a> {

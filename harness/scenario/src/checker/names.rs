@@ -10,7 +10,6 @@ use crate::metric::{
     Account, DEFAULT_STREAM, EventName, MeasureName, PoolName, ProcessName, ProgramName, ReportKey, START, StepName, StreamName,
 };
 
-/// A step with an id.
 pub(super) struct Id {
     pub(super) name: StepName,
     pub(super) step: &'static str,

@@ -24,7 +24,6 @@ pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Seg
 use crate::plan::Precision;
 use crate::reference::{code, table};
 
-/// The words for errors in model files.
 pub const MODEL: Language = Language {
     noun: "model",
     example: "scenarios/models/gpt2.yaml",

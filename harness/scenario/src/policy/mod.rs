@@ -59,55 +59,26 @@ pub enum Policy {
     /// Fails without another attempt.
     GiveUp,
     /// Releases the allocator's cache to the driver.
-    EmptyCache {
-        /// Most retries.
-        retries: u32,
-    },
+    EmptyCache { retries: u32 },
     /// Frees the live ones of these buffers, then retries once.
     Free { buffers: Vec<BufferName> },
     /// Waits for the device.
-    Synchronize {
-        /// Most retries.
-        retries: u32,
-    },
-    /// Drops the failed iteration and retries it with another batch.
-    Batch {
-        rule: BatchRule,
-        /// The smallest batch.
-        floor: u64,
-        /// Most retries per iteration.
-        retries: u32,
-        /// Releases the cache to the driver before each retry.
-        empty_cache: bool,
-    },
-    /// Drops the failed iteration and retries it in twice as many parts.
-    SplitAndAccumulate {
-        /// The smallest part, in samples.
-        floor: u64,
-    },
-    /// Drops the failed iteration and keeps fewer activations.
-    CheckpointMore {
-        /// Most layers per checkpoint.
-        most: u64,
-    },
+    Synchronize { retries: u32 },
+    /// Drops the failed iteration and retries it with another batch. `empty_cache` releases the cache to the driver before each retry.
+    Batch { rule: BatchRule, floor: u64, retries: u32, empty_cache: bool },
+    /// Drops the failed iteration and retries it in twice as many parts, each of at least `floor` samples.
+    SplitAndAccumulate { floor: u64 },
+    /// Drops the failed iteration and keeps fewer activations, with at most `most` layers per checkpoint.
+    CheckpointMore { most: u64 },
     /// Drops the failed iteration and uses 16-bit activations.
     HalfPrecision,
     /// Drops the failed iteration and moves a part of the training to host memory.
     SpillToHost { part: SpilledPart, memory: HostMemory },
-    /// Frees the least recently used of these buffers before each attempt.
-    Evict {
-        /// A name of numbered buffers stands for all of them. Empty: the caches of running requests.
-        buffers: Vec<BufferName>,
-    },
-    /// Waits before each attempt.
-    Wait {
-        /// The first wait.
-        first: Nanos,
-        /// Ratio of each wait to the one before.
-        factor: u32,
-        /// Most retries.
-        retries: u32,
-    },
+    /// Frees the least recently used of these buffers before each attempt. A name of numbered buffers names all of them. Empty: the caches
+    /// of running requests.
+    Evict { buffers: Vec<BufferName> },
+    /// Waits before each attempt, `factor` times as long as before the last one.
+    Wait { first: Nanos, factor: u32, retries: u32 },
 }
 
 /// The rule for a smaller batch.

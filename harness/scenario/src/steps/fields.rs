@@ -27,7 +27,6 @@ pub(crate) trait StepFields<Checked>: for<'de> Deserialize<'de> + JsonSchema {
         None
     }
 
-    /// Returns the field `id`.
     const ID: fn(&Self) -> Option<&NameText> = |_| None;
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Checked, Problem>;
@@ -40,7 +39,6 @@ pub(super) const LEAK_CHECK: &str = "leak_check";
 pub(super) const TIMEOUT: &str = "timeout";
 pub(super) const MEANWHILE: &str = "meanwhile";
 
-/// The keys next to a step's own key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
     pub(super) steps: Option<Located<Vec<Located<StepWire>>>>,

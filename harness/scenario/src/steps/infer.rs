@@ -47,7 +47,6 @@ pub struct Infer {
     pub expect: Ending,
 }
 
-/// How a KV cache grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
     /// One buffer each for the keys and values of a layer. Every token allocates a larger buffer, copies the old one and frees it, as `torch.cat` does.

@@ -23,7 +23,6 @@ const UNTIL_OOM_TIMES: u64 = 10_000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
     pub rounds: Rounds,
-    /// `true` if the loop runs until a request runs out of memory.
     pub until_oom: bool,
     pub leak_check: Option<LeakCheck>,
     pub steps: Vec<Step>,
@@ -39,12 +38,7 @@ pub enum Rounds {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
-    Range {
-        first: Number,
-        /// Distance of two values.
-        by: Number,
-        count: u64,
-    },
+    Range { first: Number, by: Number, count: u64 },
     List(Vec<Number>),
 }
 

@@ -41,7 +41,6 @@ const REPORTS: [ReportKey; 14] = [
 /// Figures of every step that makes many requests: all but those at the first failure.
 pub(super) const OF_REQUESTS: &[ReportKey] = REPORTS.split_at(10).0;
 
-/// Figures of a storm with threads.
 const OF_THREADS: [ReportKey; 4] = [ReportKey::Operations, ReportKey::Allocations, ReportKey::Frees, ReportKey::Ooms];
 
 #[derive(Clone, Debug, PartialEq)]

@@ -48,7 +48,6 @@ impl Sums {
         Self { reserved: segment.size.0, charged, segments, ..Self::default() }
     }
 
-    /// The sums of some of its blocks.
     fn of_blocks(segment: &SegmentInfo, blocks: &[BlockInfo]) -> Self {
         let mut sums = Self::default();
         let split = is_split(segment);

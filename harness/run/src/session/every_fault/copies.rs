@@ -25,7 +25,6 @@ pub(super) const MOST_POINTS: usize = 400;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) arm: usize,
-    /// OOMs of the run without failures.
     pub(super) ooms_without: u64,
     /// The maximum number of calls of a run.
     pub(super) budget: u64,
@@ -106,7 +105,6 @@ impl Server {
 
 #[cfg(test)]
 impl Servers {
-    /// No servers: each case runs separately.
     pub(super) const fn none() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -127,7 +125,6 @@ impl Servers {
     }
 }
 
-/// The main loop of a server.
 fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! {
     let Ok(orders) = socket.try_clone().map(BufReader::new) else { leave(1) };
     for line in orders.split(b'\n') {

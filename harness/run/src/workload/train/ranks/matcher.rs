@@ -40,7 +40,6 @@ impl Purpose {
     }
 }
 
-/// A collective as one rank calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Collective {
     pub(super) purpose: Purpose,
@@ -107,7 +106,6 @@ pub(super) enum Standing {
     Behind,
 }
 
-/// The first collective at which ranks differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) trouble: Trouble,
@@ -173,7 +171,6 @@ fn names(ranks: &[usize]) -> String {
 }
 
 impl fmt::Display for Mismatch {
-    /// One line for the mismatch, and one line for each rank.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let before = count(self.number - 1, "collective");
         match self.trouble {

@@ -23,7 +23,6 @@ use crate::{context::RunContext, rig::Stop, step_result::StepResult};
 use harness_scenario::steps::{ranks::Ranks, train::Train};
 use harness_scenario::{Plan, Step};
 
-/// The ranks of a running training.
 struct Group<'a> {
     train: &'a Train,
     agrees: bool,
@@ -110,7 +109,6 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// The numbers of the ranks that continue.
     fn active(&self) -> Vec<usize> {
         self.ranks.iter().filter(|rank| rank.is_active()).map(|rank| rank.number).collect()
     }

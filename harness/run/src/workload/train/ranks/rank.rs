@@ -21,7 +21,6 @@ use harness_scenario::{Plan, ReportKey};
 /// The size of the agreement flag: one 64-bit number.
 const FLAG: Bytes = Bytes(8);
 
-/// Why a rank stopped.
 #[derive(Clone, Debug)]
 pub(super) enum End {
     /// All iterations are complete.
@@ -127,7 +126,6 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Calls the agreement collective.
     pub(super) fn agree(&mut self, matcher: &mut Matcher) {
         self.call(matcher, [(Purpose::Agreement, FLAG)]);
     }

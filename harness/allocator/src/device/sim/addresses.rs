@@ -33,8 +33,7 @@ named_enum! {
         /// The lowest free address, as a driver may choose. This finds allocators that confuse an address with its earlier use.
         Reuse = "reuse",
         /// As NVIDIA's driver on Linux: in regions of multiples of 32 MiB, from the highest downward. A stretch takes the lowest gap of a region that
-        /// fits, or else a new region at the highest free addresses. Empty regions are freed. These rules predict 89 % of 5,812 segment addresses that
-        /// 16 PyTorch programs recorded on real GPUs, once it is known which addresses other libraries hold.
+        /// fits, or else a new region at the highest free addresses. Empty regions are freed.
         Linux = "linux",
     }
 }

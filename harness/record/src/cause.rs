@@ -5,7 +5,7 @@
 
 use harness_allocator::{stats::PoolKind, units::Bytes};
 
-use crate::{FailedRequest, Lane, Pieces};
+use crate::{FailedRequest, Pieces, StreamPool};
 
 /// An obstacle between a request and memory, with the figures that prove it. Several can apply at once.
 ///
@@ -144,15 +144,15 @@ impl<'a> Figures<'a> {
         Self { request, held, room }
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &'a Lane> {
+    fn lanes(&self) -> impl Iterator<Item = &'a StreamPool> {
         self.request.lanes.iter().flatten()
     }
 
-    fn has_own_pool(&self, lane: &Lane) -> bool {
+    fn has_own_pool(&self, lane: &StreamPool) -> bool {
         lane.pool.is_none_or(|pool| pool == PoolKind::of_block(self.request.requested))
     }
 
-    fn own(&self) -> Option<&'a Lane> {
+    fn own(&self) -> Option<&'a StreamPool> {
         self.lanes().find(|lane| lane.stream == self.request.stream && self.has_own_pool(lane))
     }
 
@@ -172,9 +172,9 @@ impl<'a> Figures<'a> {
     fn in_other_lanes(&self) -> Vec<Cause> {
         let FailedRequest { stream: wanted, .. } = *self.request;
         let large_enough = self.lanes().filter(|lane| lane.free.largest >= self.request.requested);
-        let cause = |lane: &Lane| match *lane {
-            Lane { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
-            Lane { pool: Some(pool), free, .. } if !self.has_own_pool(lane) => Some(Cause::OtherPool { pool, largest: free.largest }),
+        let cause = |lane: &StreamPool| match *lane {
+            StreamPool { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
+            StreamPool { pool: Some(pool), free, .. } if !self.has_own_pool(lane) => Some(Cause::OtherPool { pool, largest: free.largest }),
             // A large enough block of the right stream and pool: the figures do not show why it was not used.
             _ => None,
         };

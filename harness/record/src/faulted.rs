@@ -47,13 +47,13 @@ pub struct FaultedCase {
     /// The step that made the call; 0 before the first step.
     pub step: u32,
     #[serde(flatten)]
-    pub end: FaultedEnd,
+    pub end: FaultOutcome,
     pub reproduce: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum FaultedEnd {
+pub enum FaultOutcome {
     /// The allocator continued: it tried again or managed without the memory.
     Healed,
     /// The allocator reported an out-of-memory error; the scenario handled it and passed.
@@ -81,6 +81,6 @@ impl FaultedRuns {
 
 impl FaultedCase {
     pub const fn is_defect(&self) -> bool {
-        matches!(self.end, FaultedEnd::Defect { .. })
+        matches!(self.end, FaultOutcome::Defect { .. })
     }
 }

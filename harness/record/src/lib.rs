@@ -50,7 +50,7 @@ pub mod timeline;
 pub use cause::{Cause, CauseKind, causes};
 pub use claim::{Claim, ClaimFigure, ClaimVerdict};
 pub use event::{Collector, Event};
-pub use faulted::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, NotTried};
+pub use faulted::{FaultOutcome, FaultedArm, FaultedCase, FaultedRuns, NotTried};
 pub use invariant::Invariant;
 pub use recovery::{Attempt, HostUse, Recovery, Trained};
 
@@ -319,7 +319,7 @@ pub struct FailedRequest {
     pub inactive_split: Bytes,
     /// Free memory of the allocator, grouped by the requests that can use it. Excludes private pools that do not serve the
     /// request. `None` if the driver manages the pool and does not report its blocks.
-    pub lanes: Option<Vec<Lane>>,
+    pub lanes: Option<Vec<StreamPool>>,
     /// Free memory in private pools that do not serve the request.
     #[serde(default, skip_serializing_if = "Pieces::is_empty")]
     pub other_private_pools: Pieces,
@@ -383,7 +383,7 @@ pub struct UnlistedSegments {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lane {
+pub struct StreamPool {
     /// `None` if the allocator does not separate small and large blocks.
     pub pool: Option<PoolKind>,
     pub stream: u32,

@@ -1,4 +1,4 @@
-//! [`Contents`]: the contents of a device's memory in host memory, for [`Values::Cpu`]. Copies work on them, and the CPU computes operations on them
+//! [`Backing`]: the contents of a device's memory in host memory, for [`Values::Cpu`]. Copies work on them, and the CPU computes operations on them
 //! through the functions exported here, which the Python module `cpu_values` calls.
 //!
 //! An operation runs twice: on the device, where kernels are no-ops, and then on the CPU. During the first run, copies change no contents, and those
@@ -19,7 +19,7 @@ use crate::world::{State, is_device_memory, machine};
 
 /// The contents of a device: a file in memory, which other processes can open. An address is an offset in it.
 #[derive(Debug)]
-pub(crate) struct Contents {
+pub(crate) struct Backing {
     file: File,
     /// The address of the file's start.
     base: u64,
@@ -51,7 +51,7 @@ fn map(file: &File, offset: u64, size: u64) -> io::Result<usize> {
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.expose_provenance()) }
 }
 
-impl Contents {
+impl Backing {
     /// The contents of a device with addresses from `base` to `base + size`.
     pub(crate) fn new(base: u64, size: u64) -> io::Result<Self> {
         // SAFETY: the name is a C string, and the descriptor is new.

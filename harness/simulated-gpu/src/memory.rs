@@ -9,7 +9,7 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::Bytes;
 
-use crate::{code::Code, contents::Contents};
+use crate::{code::Code, contents::Backing};
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::settings::{Settings, Values};
 
@@ -43,7 +43,7 @@ pub(crate) struct DeviceMemory {
     pooled: BTreeMap<(u64, u64), Pooled>,
     next_pooled: u64,
     /// With [`Values::Cpu`].
-    contents: Option<Contents>,
+    contents: Option<Backing>,
 }
 
 /// A mapping of physical memory.
@@ -104,7 +104,7 @@ impl DeviceMemory {
             mapped: BTreeMap::new(),
             pooled: BTreeMap::new(),
             next_pooled: 0,
-            contents: (settings.values == Values::Cpu).then(|| Contents::new(first, ADDRESSES).ok()).flatten(),
+            contents: (settings.values == Values::Cpu).then(|| Backing::new(first, ADDRESSES).ok()).flatten(),
         };
         if matches!(settings.addresses, AddressOrder::Down | AddressOrder::Linux) {
             // Downward reservations start below the addresses of the next device.
@@ -248,7 +248,7 @@ impl DeviceMemory {
         self.contents.iter_mut().for_each(|contents| contents.add(start, size.0));
     }
 
-    pub(crate) const fn contents(&mut self) -> Option<&mut Contents> {
+    pub(crate) const fn contents(&mut self) -> Option<&mut Backing> {
         self.contents.as_mut()
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, device::DeviceMemory, units::Bytes};
-use harness_record::{Accounts, FailedRequest, Lane, Pieces, UnlistedSegments};
+use harness_record::{Accounts, FailedRequest, Pieces, StreamPool, UnlistedSegments};
 use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
@@ -205,12 +205,12 @@ fn number(streams: &[u64], handle: u64) -> u32 {
 }
 
 /// Free and pending memory by pool and stream.
-fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &[u64]) -> Vec<Lane> {
-    let mut lanes: BTreeMap<(PoolKind, u32), Lane> = BTreeMap::new();
+fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &[u64]) -> Vec<StreamPool> {
+    let mut lanes: BTreeMap<(PoolKind, u32), StreamPool> = BTreeMap::new();
     for segment in segments {
         let stream = number(streams, segment.stream);
         let (pool, free, waiting) = (Some(segment.pool), Pieces::default(), Pieces::default());
-        let lane = lanes.entry((segment.pool, stream)).or_insert(Lane { pool, stream, free, waiting });
+        let lane = lanes.entry((segment.pool, stream)).or_insert(StreamPool { pool, stream, free, waiting });
         for block in &segment.blocks {
             match block.state {
                 BlockState::Inactive => lane.free.add(block.size),

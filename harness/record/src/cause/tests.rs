@@ -37,7 +37,7 @@ fn shortage(requested: Bytes) -> FailedRequest {
         injected: None,
         accounts,
         inactive_split: mib(16),
-        lanes: Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
+        lanes: Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
         other_private_pools: Pieces::default(),
         streams: BTreeMap::new(),
         pinned: Vec::new(),
@@ -59,7 +59,7 @@ fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
     // The allocators wait for events before they fail, so no run reaches this state.
     let waiting = Pieces { count: 1, bytes: mib(8), largest: mib(8) };
     let with = |requested| {
-        let lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
+        let lanes = Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
         causes(&FailedRequest { lanes, ..shortage(requested) })
     };
     assert_eq!(with(mib(1028)), [Cause::PendingFree(waiting)]);
@@ -86,7 +86,7 @@ fn a_piece_of_its_own_that_was_not_taken_is_no_cause() {
     shortage.accounts.device.free = mib(100);
     (shortage.accounts.reserved, shortage.accounts.device.total) = (mib(404), mib(504));
     let free = Pieces { count: 2, bytes: mib(400), largest: mib(300) };
-    shortage.lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
+    shortage.lanes = Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
     assert_eq!(causes(&shortage), []);
     // Rounding beyond the block is a cause.
     shortage.asked = mib(320);

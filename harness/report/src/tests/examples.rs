@@ -7,8 +7,9 @@ use harness_allocator::stats::{MemoryStats, PoolKind, PooledStat};
 use harness_allocator::units::{Bytes, Nanos};
 
 use harness_record::{
-    Accounts, Attempt, CostFigure, CurvePoint, FailedRequest, Invariant, Lane, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule,
-    RunRecord, Samples, ScenarioInfo, SkipKind, SourceLine, StepRecord, Table, Timings, Trained, UnlistedSegments, Verdict, Violation,
+    Accounts, Attempt, CostFigure, CurvePoint, FailedRequest, Invariant, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule,
+    RunRecord, Samples, ScenarioInfo, SkipKind, SourceLine, StepRecord, StreamPool, Table, Timings, Trained, UnlistedSegments, Verdict,
+    Violation,
 };
 
 const LIMIT: Bytes = Bytes::gib(1);
@@ -196,7 +197,7 @@ pub(crate) fn fragmented() -> RunRecord {
 /// A request of 64 MiB with 224 MiB free in 14 blocks.
 pub(crate) fn shortage() -> FailedRequest {
     let free = Pieces { count: 14, bytes: Bytes::mib(224), largest: Bytes::mib(16) };
-    let lane = Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
+    let lane = StreamPool { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
     let size = Bytes::mib(64);
     FailedRequest {
         requested: size,

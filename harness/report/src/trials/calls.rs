@@ -1,5 +1,5 @@
 use harness_allocator::units::Bytes;
-use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns};
+use harness_record::{FaultOutcome, FaultedArm, FaultedCase, FaultedRuns};
 
 use crate::words::{self, Grid};
 
@@ -25,16 +25,16 @@ pub(super) fn grid(runs: &FaultedRuns) -> Grid {
     let heads =
         ["scenario", "allocator", "calls", "repeats", "runs", "healed", "recovered", "out of memory", "ended with an error", "defects"];
     let rows = runs.arms.iter().filter(|arm| arm.not_tried.is_none()).map(|arm| {
-        let ends = |is_one: fn(&FaultedEnd) -> bool| arm.cases.iter().filter(|case| is_one(&case.end)).count();
+        let ends = |is_one: fn(&FaultOutcome) -> bool| arm.cases.iter().filter(|case| is_one(&case.end)).count();
         let counts = [
             arm.calls,
             arm.repeats,
             arm.cases.len(),
-            ends(|end| matches!(end, FaultedEnd::Healed)),
-            ends(|end| matches!(end, FaultedEnd::Recovered)),
-            ends(|end| matches!(end, FaultedEnd::OutOfMemory)),
-            ends(|end| matches!(end, FaultedEnd::NamedError { .. })),
-            ends(|end| matches!(end, FaultedEnd::Defect { .. })),
+            ends(|end| matches!(end, FaultOutcome::Healed)),
+            ends(|end| matches!(end, FaultOutcome::Recovered)),
+            ends(|end| matches!(end, FaultOutcome::OutOfMemory)),
+            ends(|end| matches!(end, FaultOutcome::NamedError { .. })),
+            ends(|end| matches!(end, FaultOutcome::Defect { .. })),
         ];
         let names = [arm.scenario.clone(), arm.allocator.clone()];
         names.into_iter().chain(counts.map(|count| count.to_string())).collect()
@@ -59,7 +59,7 @@ pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {
 }
 
 fn of_defect(arm: &FaultedArm, case: &FaultedCase) -> Option<String> {
-    let FaultedEnd::Defect { why } = &case.end else { return None };
+    let FaultOutcome::Defect { why } = &case.end else { return None };
     let FaultedCase { process, call, number, size, step, reproduce, .. } = case;
     let whose = process.as_ref().map_or_else(String::new, |process| format!(" of the process `{process}`"));
     let size = size.map_or_else(String::new, |size: Bytes| format!(" ({size})"));

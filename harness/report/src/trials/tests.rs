@@ -146,7 +146,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
 
 #[test]
 fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command() {
-    use harness_record::{FaultedArm, FaultedCase, FaultedEnd, NotTried};
+    use harness_record::{FaultOutcome, FaultedArm, FaultedCase, NotTried};
     let case = |number, end| FaultedCase {
         process: (number == 9).then(|| "worker".to_owned()),
         call: "cudaMalloc".to_owned(),
@@ -169,9 +169,9 @@ fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command(
         cases,
         not_tried,
     };
-    let told = FaultedEnd::NamedError { error: "cudaMalloc failed".to_owned() };
-    let defect = FaultedEnd::Defect { why: "invariant nothing_leaks: expected nothing left, seen 1 allocations".to_owned() };
-    let cases = vec![case(1, FaultedEnd::Healed), case(3, FaultedEnd::OutOfMemory), case(6, told), case(9, defect)];
+    let told = FaultOutcome::NamedError { error: "cudaMalloc failed".to_owned() };
+    let defect = FaultOutcome::Defect { why: "invariant nothing_leaks: expected nothing left, seen 1 allocations".to_owned() };
+    let cases = vec![case(1, FaultOutcome::Healed), case(3, FaultOutcome::OutOfMemory), case(6, told), case(9, defect)];
     let why = NotTried { why: "it has faults of its own".to_owned(), failed: false };
     let mut runs = FaultedRuns { arms: vec![arm("caching", cases, None), arm("direct", Vec::new(), Some(why))], left_out: 2 };
     insta::assert_snapshot!(text(Trials::Calls(&runs), Style::Plain, None));

@@ -8,7 +8,7 @@ use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 use super::{Rig, Stop};
-use harness_record::{FailedRequest, Lane, Pieces, RefusedCall};
+use harness_record::{FailedRequest, Pieces, RefusedCall, StreamPool};
 
 impl Rig {
     /// Collects the facts about a request of the current program that has just failed. `None` in a timed run and while
@@ -62,12 +62,12 @@ impl Rig {
 }
 
 /// The free and pending memory in these segments, by pool and stream. A segment that serves several streams contains blocks of all sizes.
-fn lanes(segments: &[SegmentInfo]) -> Vec<Lane> {
+fn lanes(segments: &[SegmentInfo]) -> Vec<StreamPool> {
     let mut lanes = BTreeMap::new();
     for segment in segments {
         let pool = segment.stream.map(|_| segment.pool);
         for block in segment.blocks.iter().filter(|block| block.state != BlockState::Allocated) {
-            let lane = lanes.entry((pool, block.stream)).or_insert_with(|| Lane {
+            let lane = lanes.entry((pool, block.stream)).or_insert_with(|| StreamPool {
                 pool,
                 stream: block.stream.0,
                 free: Pieces::default(),

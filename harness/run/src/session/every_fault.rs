@@ -27,7 +27,7 @@ use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, Logg
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::{each, which::Which};
-use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, Verdict, Violation};
+use harness_record::{FaultOutcome, FaultedArm, FaultedCase, FaultedRuns, Invariant, NotTried, Rule, Verdict, Violation};
 use harness_scenario::{ProcessName, Scenario};
 use serde::{Deserialize, Serialize};
 
@@ -371,8 +371,8 @@ impl<'a> Engine<'a> {
         let reproduce = self.plan.reproduce(arm, self.source, seed);
         let whose = process.map_or_else(String::new, |process| format!("{process}/"));
         Outcome {
-            ended_at_once: matches!(end, FaultedEnd::NamedError { .. }) && operations == operation,
-            wants_one_more: end == FaultedEnd::Healed && made.call.gets_memory() && count == 1,
+            ended_at_once: matches!(end, FaultOutcome::NamedError { .. }) && operations == operation,
+            wants_one_more: end == FaultOutcome::Healed && made.call.gets_memory() && count == 1,
             case: FaultedCase {
                 process: process.map(ToString::to_string),
                 call: made.call.name().to_owned(),
@@ -398,8 +398,8 @@ fn not_for_this(scenario: &Scenario) -> Option<&'static str> {
     (!scenario.faults.is_empty()).then_some("it declares faults of its own")
 }
 
-fn defect(why: impl Into<String>) -> FaultedEnd {
-    FaultedEnd::Defect { why: why.into() }
+fn defect(why: impl Into<String>) -> FaultOutcome {
+    FaultOutcome::Defect { why: why.into() }
 }
 
 fn message(panic: &(dyn std::any::Any + Send)) -> String {
@@ -408,7 +408,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// Judges the failure of a call, which the given process made, from the result of the run and the OOMs of the run without failures.
-fn judge(call: (Option<&ProcessName>, DeviceCall), scenario: &Scenario, ooms_without: u64, run_end: &RunEnd) -> FaultedEnd {
+fn judge(call: (Option<&ProcessName>, DeviceCall), scenario: &Scenario, ooms_without: u64, run_end: &RunEnd) -> FaultOutcome {
     let run = match run_end {
         RunEnd::Panicked(message) => return defect(format!("a panic: {message}")),
         RunEnd::NotBegun(error) => return reported(call, "", &error.to_string()),
@@ -417,8 +417,8 @@ fn judge(call: (Option<&ProcessName>, DeviceCall), scenario: &Scenario, ooms_wit
     };
     let is_out_of_memory = run.ooms > ooms_without;
     match &run.record.verdict {
-        Verdict::Passed if is_out_of_memory => FaultedEnd::Recovered,
-        Verdict::Passed => FaultedEnd::Healed,
+        Verdict::Passed if is_out_of_memory => FaultOutcome::Recovered,
+        Verdict::Passed => FaultOutcome::Healed,
         Verdict::Failed { first, rest } | Verdict::FailedAsExpected { first, rest, .. } => {
             let all = || std::iter::once(first).chain(rest);
             if let Some(violation) = all().find(|violation| is_defect(violation, scenario)) {
@@ -426,8 +426,8 @@ fn judge(call: (Option<&ProcessName>, DeviceCall), scenario: &Scenario, ooms_wit
             }
             match all().find(|violation| violation.rule == Rule::DeviceFailure) {
                 Some(violation) => reported(call, &violation.expected, &violation.seen),
-                None if is_out_of_memory => FaultedEnd::OutOfMemory,
-                None => FaultedEnd::Healed,
+                None if is_out_of_memory => FaultOutcome::OutOfMemory,
+                None => FaultOutcome::Healed,
             }
         }
         Verdict::Skipped { reason, .. } | Verdict::Contended { reason } => defect(format!("it did not run to its end: {reason}")),
@@ -436,14 +436,14 @@ fn judge(call: (Option<&ProcessName>, DeviceCall), scenario: &Scenario, ooms_wit
 }
 
 /// Checks that an error names the call, and in another process that the violation names the process.
-fn reported((process, call): (Option<&ProcessName>, DeviceCall), expected: &str, error: &str) -> FaultedEnd {
+fn reported((process, call): (Option<&ProcessName>, DeviceCall), expected: &str, error: &str) -> FaultOutcome {
     match process {
         _ if !error.contains(call.name()) => defect(format!("an error that does not name the call: {error}")),
         Some(process) if !expected.contains(&format!("the process `{process}`")) => {
             defect(format!("an error that does not name the process `{process}`: {error}"))
         }
-        Some(process) => FaultedEnd::NamedError { error: format!("in the process `{process}`: {error}") },
-        None => FaultedEnd::NamedError { error: error.to_owned() },
+        Some(process) => FaultOutcome::NamedError { error: format!("in the process `{process}`: {error}") },
+        None => FaultOutcome::NamedError { error: error.to_owned() },
     }
 }
 

@@ -1,10 +1,10 @@
-//! A model of NCCL for processes on one machine. With [`Values::Cpu`], the processes exchange their data ([`world`]). Otherwise, or if one process has
+//! A model of NCCL for processes on one machine. With [`Values::Cpu`], the processes exchange their data ([`peers`]). Otherwise, or if one process has
 //! all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go different ways.
 //!
 //! A collective is done when its call returns. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
 
+mod peers;
 mod reduce;
-mod world;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{Hash as _, Hasher as _};
@@ -17,7 +17,7 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
 
-use self::world::{Failure, World};
+use self::peers::{Failure, Peers};
 use crate::contents;
 use crate::world::{State, machine};
 
@@ -39,7 +39,7 @@ struct Communicator {
     /// The number of splits so far.
     splits: AtomicU32,
     /// The other ranks, if each has a process.
-    world: Option<World>,
+    peers: Option<Peers>,
 }
 
 /// `ncclUniqueId`, passed by value.
@@ -163,11 +163,11 @@ fn failed(failure: &Failure) -> c_int {
 fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
     let (ranks, rank) = (ranks as usize, rank as usize);
     let joined = match (id.filter(|_| ranks > 1), env::var_os(RUN)) {
-        (Some(id), Some(folder)) => World::join(Path::new(&folder), id, ranks, rank).map(Some),
+        (Some(id), Some(folder)) => Peers::join(Path::new(&folder), id, ranks, rank).map(Some),
         _ => Ok(None),
     };
-    let Ok(world) = joined else { return SYSTEM_ERROR };
-    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, splits: AtomicU32::new(0), world }))))
+    let Ok(peers) = joined else { return SYSTEM_ERROR };
+    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, splits: AtomicU32::new(0), peers }))))
 }
 
 #[unsafe(no_mangle)]
@@ -182,8 +182,8 @@ unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, 
 /// Waits until all ranks have called. Members of a color are ordered by key, then by rank. Without other processes, the new communicator is the same.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
-    let Some(world) = &parent.world else { return create(into, parent.ranks as c_int, parent.rank as c_int, None) };
-    let parts = match world.exchange("split".to_owned(), [color, key].map(i32::to_ne_bytes).concat(), |_| true) {
+    let Some(peers) = &parent.peers else { return create(into, parent.ranks as c_int, parent.rank as c_int, None) };
+    let parts = match peers.exchange("split".to_owned(), [color, key].map(i32::to_ne_bytes).concat(), |_| true) {
         Ok(parts) => parts,
         Err(failure) => return failed(&failure),
     };
@@ -201,7 +201,7 @@ extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, int
     members.sort_unstable();
     let rank = members.iter().position(|member| *member == (key, parent.rank)).unwrap_or(0);
     let mut hasher = Mixer::default();
-    (world.id(), parent.splits.fetch_add(1, Ordering::Relaxed), color).hash(&mut hasher);
+    (peers.id(), parent.splits.fetch_add(1, Ordering::Relaxed), color).hash(&mut hasher);
     create(into, members.len() as c_int, rank as c_int, Some(hasher.finish()))
 }
 
@@ -216,8 +216,8 @@ impl Communicator {
     }
 
     /// The other ranks if they exchange data.
-    fn others(&self) -> Option<&World> {
-        self.world.as_ref().filter(|_| machine().settings.values == Values::Cpu)
+    fn others(&self) -> Option<&Peers> {
+        self.peers.as_ref().filter(|_| machine().settings.values == Values::Cpu)
     }
 
     /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives the bytes of all, which are empty if they are
@@ -233,7 +233,7 @@ impl Communicator {
         machine.tick();
         let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
         let parts = match self.others() {
-            Some(world) => world.exchange(call, data, &needs),
+            Some(peers) => peers.exchange(call, data, &needs),
             None => Ok(vec![data; self.ranks]),
         };
         match parts {
@@ -315,12 +315,12 @@ impl Communicator {
     }
 
     fn send(&self, peer: usize, buffer: Buffer) -> c_int {
-        let Some(world) = self.others() else {
+        let Some(peers) = self.others() else {
             return in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
         };
         machine().tick();
         let data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
-        world.send(peer, &data).map_or_else(|failure| failed(&failure), |()| 0)
+        peers.send(peer, &data).map_or_else(|failure| failed(&failure), |()| 0)
     }
 }
 
@@ -383,8 +383,8 @@ fn end_group(group: &mut Group) -> c_int {
     for Receive { communicator, peer, buffer } in from_others {
         machine.tick();
         // SAFETY: the program keeps the communicator until the group ends.
-        let Some(world) = unsafe { communicator.as_ref() }.and_then(Communicator::others) else { continue };
-        match world.receive(peer) {
+        let Some(peers) = unsafe { communicator.as_ref() }.and_then(Communicator::others) else { continue };
+        match peers.receive(peer) {
             Ok(data) => set(&mut machine.state(), buffer.address, buffer.bytes, data.get(..buffer.bytes)),
             Err(failure) => return failed(&failure),
         }

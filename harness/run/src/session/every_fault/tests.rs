@@ -64,14 +64,16 @@ fn each_call_fails_once_and_each_end_is_allowed() {
             assert!(case.reproduce.contains(&format!("--fail {}:{}", case.call, case.number)), "{}", case.reproduce);
         }
     }
-    let ends = |arm: usize, call: &str| -> Vec<(u64, &FaultedEnd)> {
+    let ends = |arm: usize, call: &str| -> Vec<(u64, &FaultOutcome)> {
         runs.arms[arm].cases.iter().filter(|case| case.call == call).map(|case| (case.count, &case.end)).collect()
     };
     // PyTorch retries once and the policy once more; an allocator without a cache has only the policy.
-    assert_eq!(ends(0, "cudaMalloc")[..2], [(1, &FaultedEnd::Healed), (2, &FaultedEnd::OutOfMemory)]);
-    assert_eq!(ends(1, "cudaMalloc"), [(1, &FaultedEnd::OutOfMemory), (1, &FaultedEnd::Recovered)]);
+    assert_eq!(ends(0, "cudaMalloc")[..2], [(1, &FaultOutcome::Healed), (2, &FaultOutcome::OutOfMemory)]);
+    assert_eq!(ends(1, "cudaMalloc"), [(1, &FaultOutcome::OutOfMemory), (1, &FaultOutcome::Recovered)]);
     assert!(
-        ends(1, "cudaFree").iter().all(|(_, end)| matches!(end, FaultedEnd::NamedError { error } if error.starts_with("cudaFree failed")))
+        ends(1, "cudaFree")
+            .iter()
+            .all(|(_, end)| matches!(end, FaultOutcome::NamedError { error } if error.starts_with("cudaFree failed")))
     );
 }
 
@@ -120,16 +122,16 @@ fn forbidden_results_are_defects() {
         let record = RunRecord { verdict, ..without.record.clone() };
         judged(&RunEnd::Run(Box::new(RunResult { record, ..without.clone() })))
     };
-    let is_defect = |end: &FaultedEnd| matches!(end, FaultedEnd::Defect { .. });
+    let is_defect = |end: &FaultOutcome| matches!(end, FaultOutcome::Defect { .. });
     for invariant in [Invariant::NothingLeaks, Invariant::ContentsAreIntact, Invariant::CountersEqualStructure] {
         assert!(is_defect(&violated(Rule::Invariant(invariant), "that")), "{invariant}");
     }
     assert!(is_defect(&violated(Rule::TimeLimit, "no end")));
     assert!(is_defect(&violated(Rule::DeviceFailure, "something failed")));
     assert!(is_defect(&judged(&RunEnd::Panicked("index out of bounds".to_owned()))));
-    assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultedEnd::NamedError { error: "cudaFree failed".to_owned() });
-    assert_eq!(violated(Rule::Expectation, "that"), FaultedEnd::Healed);
-    assert_eq!(violated(Rule::Invariant(Invariant::RetryMakesProgress), "that"), FaultedEnd::Healed);
+    assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultOutcome::NamedError { error: "cudaFree failed".to_owned() });
+    assert_eq!(violated(Rule::Expectation, "that"), FaultOutcome::Healed);
+    assert_eq!(violated(Rule::Invariant(Invariant::RetryMakesProgress), "that"), FaultOutcome::Healed);
 }
 
 #[test]
@@ -148,11 +150,11 @@ fn the_error_of_a_process_names_it_and_its_ooms_count() {
         judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(RunResult { record, ..without.clone() })))
     };
     let error = "in the process `worker`: cudaFree failed".to_owned();
-    assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultedEnd::NamedError { error });
-    assert!(matches!(failed("the driver call to succeed"), FaultedEnd::Defect { .. }));
+    assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultOutcome::NamedError { error });
+    assert!(matches!(failed("the driver call to succeed"), FaultOutcome::Defect { .. }));
     let more = RunResult { ooms: without.ooms + 1, ..without.clone() };
-    assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(more))), FaultedEnd::Recovered);
-    assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(without.clone()))), FaultedEnd::Healed);
+    assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(more))), FaultOutcome::Recovered);
+    assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(without.clone()))), FaultOutcome::Healed);
 }
 
 #[test]

@@ -4,14 +4,14 @@ use std::thread;
 
 use super::*;
 
-fn ranks<const RANKS: usize, T: Send>(run: impl Fn(World, usize) -> T + Sync) -> [T; RANKS] {
+fn ranks<const RANKS: usize, T: Send>(run: impl Fn(Peers, usize) -> T + Sync) -> [T; RANKS] {
     let folder = tempfile::tempdir().unwrap();
     let run = &run;
-    let join = |rank| World::join(folder.path(), 7, RANKS, rank).unwrap();
+    let join = |rank| Peers::join(folder.path(), 7, RANKS, rank).unwrap();
     let found = thread::scope(|threads| {
         let started = std::array::from_fn::<_, RANKS, _>(|rank| {
-            let world = join(rank);
-            threads.spawn(move || run(world, rank))
+            let peers = join(rank);
+            threads.spawn(move || run(peers, rank))
         });
         started.map(|thread| thread.join().unwrap())
     });
@@ -22,10 +22,10 @@ fn ranks<const RANKS: usize, T: Send>(run: impl Fn(World, usize) -> T + Sync) ->
 
 #[test]
 fn each_rank_receives_the_data_of_the_ranks_that_it_needs() {
-    let all = ranks::<3, _>(|world, rank| {
-        let first = world.exchange("all_gather".to_owned(), vec![rank as u8], |_| true).unwrap();
-        let second = world.exchange("broadcast".to_owned(), if rank == 1 { vec![9] } else { Vec::new() }, |needed| needed == 1).unwrap();
-        world.exchange("barrier".to_owned(), Vec::new(), |_| true).unwrap();
+    let all = ranks::<3, _>(|peers, rank| {
+        let first = peers.exchange("all_gather".to_owned(), vec![rank as u8], |_| true).unwrap();
+        let second = peers.exchange("broadcast".to_owned(), if rank == 1 { vec![9] } else { Vec::new() }, |needed| needed == 1).unwrap();
+        peers.exchange("barrier".to_owned(), Vec::new(), |_| true).unwrap();
         (first, second[1].clone())
     });
     assert_eq!(all, std::array::from_fn(|_| (vec![vec![0], vec![1], vec![2]], vec![9])));
@@ -33,19 +33,19 @@ fn each_rank_receives_the_data_of_the_ranks_that_it_needs() {
 
 #[test]
 fn sends_do_not_wait_and_messages_arrive_in_order() {
-    let all = ranks::<2, _>(|world, rank| {
-        world.send(1 - rank, &[rank as u8]).unwrap();
-        world.send(1 - rank, &[10 + rank as u8, 0]).unwrap();
-        [world.receive(1 - rank).unwrap(), world.receive(1 - rank).unwrap()]
+    let all = ranks::<2, _>(|peers, rank| {
+        peers.send(1 - rank, &[rank as u8]).unwrap();
+        peers.send(1 - rank, &[10 + rank as u8, 0]).unwrap();
+        [peers.receive(1 - rank).unwrap(), peers.receive(1 - rank).unwrap()]
     });
     assert_eq!(all, [[vec![1], vec![11, 0]], [vec![0], vec![10, 0]]]);
 }
 
 #[test]
 fn a_mismatch_names_both_calls() {
-    let all = ranks::<2, _>(|world, rank| {
+    let all = ranks::<2, _>(|peers, rank| {
         let call = ["all_reduce of 4 bytes", "all_reduce of 8 bytes"][rank].to_owned();
-        world.exchange(call, Vec::new(), |_| true).unwrap_err().to_string()
+        peers.exchange(call, Vec::new(), |_| true).unwrap_err().to_string()
     });
     assert_eq!(all[0], "rank 0 calls all_reduce of 4 bytes, number 1 of its communicator, where rank 1 calls all_reduce of 8 bytes");
 }
@@ -53,10 +53,10 @@ fn a_mismatch_names_both_calls() {
 #[test]
 fn a_wait_ends_when_the_process_of_the_other_rank_has_ended() {
     let folder = tempfile::tempdir().unwrap();
-    let world = World::join(folder.path(), 7, 2, 0).unwrap();
+    let peers = Peers::join(folder.path(), 7, 2, 0).unwrap();
     let mut ended = std::process::Command::new("true").spawn().unwrap();
-    world.shared.0[1].process.store(ended.id(), Ordering::Relaxed);
+    peers.shared.0[1].process.store(ended.id(), Ordering::Relaxed);
     ended.wait().unwrap();
-    let failure = world.exchange("all_reduce of 4 bytes".to_owned(), Vec::new(), |_| true).unwrap_err();
+    let failure = peers.exchange("all_reduce of 4 bytes".to_owned(), Vec::new(), |_| true).unwrap_err();
     assert_eq!(failure.to_string(), format!("rank 0 waits in all_reduce of 4 bytes for rank 1, whose process {} has ended", ended.id()));
 }

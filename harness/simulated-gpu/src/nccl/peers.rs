@@ -1,4 +1,4 @@
-//! [`World`]: the ranks of a communicator, as processes of one run. They exchange data through files in the folder of the run.
+//! [`Peers`]: the ranks of a communicator, as processes of one run. They exchange data through files in the folder of the run.
 //!
 //! A rank publishes its part of a collective in a file of its own, and then the number of the collective in memory that all ranks map. It waits only
 //! for the parts that it needs, so sends and roots of broadcasts never wait.
@@ -19,7 +19,7 @@ const MOST_RANKS: usize = 1024;
 static LOOK: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct Peers {
     /// The path of the shared file; the names of other files begin with it.
     path: PathBuf,
     id: u64,
@@ -71,14 +71,14 @@ pub(super) enum Failure {
     Io(#[from] io::Error),
 }
 
-impl World {
+impl Peers {
     pub(super) fn join(folder: &Path, id: u64, ranks: usize, rank: usize) -> io::Result<Self> {
         let path = folder.join(format!("nccl-{id:x}"));
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
-        let world =
+        let peers =
             Self { path, id, rank, size: ranks, shared: Mapped::create(&file)?, own: Mutex::new(Own { kept: 1, ..Own::default() }) };
-        world.state(rank).ok_or(io::ErrorKind::InvalidInput)?.process.store(std::process::id(), Ordering::Relaxed);
-        Ok(world)
+        peers.state(rank).ok_or(io::ErrorKind::InvalidInput)?.process.store(std::process::id(), Ordering::Relaxed);
+        Ok(peers)
     }
 
     pub(super) const fn id(&self) -> u64 {

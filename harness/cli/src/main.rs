@@ -54,6 +54,16 @@ use terminal::ColorChoice;
 
 fn main() -> ExitCode {
     process::survive_file_size_limit();
+    if let Err(problem) = process::check_stack() {
+        terminal::message(format_args!("error: {problem}"));
+        return exit::Exit::Internal.into();
+    }
+    run()
+}
+
+/// Not a part of `main`, whose frame must fit into any stack.
+#[inline(never)]
+fn run() -> ExitCode {
     let cli = Cli::parse_from(program::arguments());
     terminal::choose_colour(cli.color);
     let done = match cli.command {

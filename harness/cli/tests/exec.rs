@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options
         a_program_that_writes_too_much_ends_with_a_named_signal
         a_file_size_limit_of_harness_is_an_error_with_a_reason
+        a_small_stack_is_an_error_with_the_command_that_enlarges_it
         every_allocation_fails_once_and_the_expectation_decides_the_exit_code
         the_least_memory_is_found
         settings_are_compared_by_running_the_program_with_each
@@ -788,6 +789,14 @@ fn a_program_that_writes_too_much_ends_with_a_named_signal(world: World) {
         assert!(plain(&ran.err).contains(&printed), "{}", ran.err);
         assert!(fs::read_to_string(world.path("report.md")).unwrap().contains(reported));
     }
+}
+
+fn a_small_stack_is_an_error_with_the_command_that_enlarges_it(_: World) {
+    let script = format!("ulimit -s 128; {} list", env!("CARGO_BIN_EXE_harness"));
+    let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{error}");
+    assert_eq!(error, "error: the stack has 128 KiB, and harness needs 512 KiB: enter `ulimit -s 512` or more first\n");
 }
 
 fn a_file_size_limit_of_harness_is_an_error_with_a_reason(world: World) {

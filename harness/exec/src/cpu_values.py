@@ -13,6 +13,7 @@ import ctypes
 import threading
 
 import torch
+from torch.library import Library, fallthrough_kernel
 
 _C = torch._C
 _KEYS = "Fake", "CustomRNGKeyId"
@@ -67,7 +68,7 @@ class _Kind:
 
 class _Values:
     def __init__(self, library):
-        self.library = library
+        self.gpu = library
         self.range = (ctypes.c_uint64 * 3)()
         self.generation = ctypes.c_uint64.in_dll(library, "harness_values_generation")
         self.known_generation = 0
@@ -100,7 +101,7 @@ class _Values:
             counts = kind.counts(*self.on_cpu(args), **self.on_cpu(kwargs)) if kind.counts and is_computed else ()
         except Exception:  # The operation itself reports the problem.
             counts = ()
-        self.library.harness_values_begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
+        self.gpu.harness_values_begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
         try:
             result = operation(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -108,7 +109,7 @@ class _Values:
         except RuntimeError as error:
             result = error
         finally:
-            self.library.harness_values_end()
+            self.gpu.harness_values_end()
         if isinstance(result, RuntimeError):
             if not is_computed:
                 raise result
@@ -124,7 +125,7 @@ class _Values:
             self.beyond_limit += 1
             for tensor, is_known in zip(outputs, kind.is_known if len(kind.is_known) == len(outputs) else [False] * len(outputs)):
                 if tensor.is_cuda and not is_known:
-                    self.library.harness_values_clear(tensor.data_ptr(), tensor.nbytes)
+                    self.gpu.harness_values_clear(tensor.data_ptr(), tensor.nbytes)
             return result
         try:
             computed = self.compute(kind, args, kwargs, state)
@@ -197,7 +198,7 @@ class _Values:
     def new_alias(self, tensor, address):
         index = bisect.bisect_right(self.starts, address) - 1
         if index < 0 or address >= self.ranges[index][0]:
-            if not self.library.harness_values_range(address, self.range):
+            if not self.gpu.harness_values_range(address, self.range):
                 raise NotComputed
             start, size, host = self.range
             contents = torch.frombuffer((ctypes.c_uint8 * size).from_address(host), dtype=torch.uint8)
@@ -211,7 +212,7 @@ class _Values:
     def fits(self, written):
         # Not the storages: a storage's object in Python is a reference that prevents autograd from accumulating in place.
         size = sum(tensor.nbytes for tensor in written if tensor.is_cuda)
-        return size < _CHECKED or self.library.harness_values_fit(2 * size)
+        return size < _CHECKED or self.gpu.harness_values_fit(2 * size)
 
     def taken_over(self, kind, result, computed, is_known):
         """Returns the program's results with the computed contents, or computed numbers."""
@@ -501,7 +502,7 @@ def begin(path):
 
     def register(namespaces):
         """Registers the operations of some namespaces."""
-        found = {namespace: [torch.library.Library(namespace, "IMPL", key) for key in _KEYS] for namespace in namespaces}
+        found = {namespace: [Library(namespace, "IMPL", key) for key in _KEYS] for namespace in namespaces}
         _registrations.extend(found.values())
         for schema in _C._jit_get_all_schemas():
             namespace, _, name = schema.name.partition("::")
@@ -510,9 +511,9 @@ def begin(path):
                 for registration in found[namespace]:
                     registration.impl(full_name, kernel(namespace, name, schema.overload_name))
 
-    others = [torch.library.Library("_", "IMPL", key) for key in _KEYS]
+    others = [Library("_", "IMPL", key) for key in _KEYS]
     for registration in others:
-        registration.fallback(torch.library.fallthrough_kernel)
+        registration.fallback(fallthrough_kernel)
     _registrations.append(others)
     register(["aten"])
     load = torch.ops.load_library

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, io, mem::MaybeUninit};
 
 use libc::{c_int, pid_t};
 use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{self, SigSet, SigmaskHow, Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::{errno::Errno, unistd::Pid};
@@ -61,6 +62,20 @@ pub fn cause_of(signal: u8) -> Option<String> {
 pub fn survive_file_size_limit() {
     // SAFETY: no handler runs.
     let _ = unsafe { signal::signal(Signal::SIGXFSZ, signal::SigHandler::SigIgn) };
+}
+
+/// The stack that the program needs: builds without optimization use up to 384 KiB.
+const NEEDED_STACK: u64 = 512 << 10;
+
+/// Refuses a stack (`ulimit -s`) that would overflow.
+pub fn check_stack() -> Result<(), String> {
+    match getrlimit(Resource::RLIMIT_STACK) {
+        Ok((limit, _)) if limit < NEEDED_STACK => {
+            let (has, needs) = (limit >> 10, NEEDED_STACK >> 10);
+            Err(format!("the stack has {has} KiB, and harness needs {needs} KiB: enter `ulimit -s {needs}` or more first"))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl From<ExitStatus> for End {

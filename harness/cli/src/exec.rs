@@ -84,10 +84,10 @@ pub(super) struct Exec {
     /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also after N further submissions of work.
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
-    /// The addresses of allocations: `up`; `down`; `reuse`, the lowest free address; or `linux`, as NVIDIA's driver chooses them there. PyTorch
-    /// prefers low addresses, so the order can change peaks. `--least-memory` tries `up`, `down` and `reuse`, and several `--alloc-conf` try them near
-    /// the limit. The result contains the difference.
-    #[arg(long, value_name = "ORDER", default_value = "up")]
+    /// The addresses of allocations: `linux`, as NVIDIA's driver chooses them there; `wsl` or `reuse`, the lowest free address, as under WSL; `up`; or
+    /// `down`. PyTorch prefers low addresses, so the order can change peaks. `--least-memory` tries `linux` and `wsl`, and several `--alloc-conf` try
+    /// them near the limit. The result contains the difference.
+    #[arg(long, value_name = "ORDER", default_value = "linux")]
     addresses: AddressOrder,
     /// The workspace that cuDNN requests: `estimate`, a rule that gives all sizes measured so far; a table of sizes measured on your GPU, as in
     /// `measured.tsv`, with estimates for the rest; `operands`, the model of earlier versions; or `none`.

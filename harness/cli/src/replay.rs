@@ -78,7 +78,7 @@ pub(super) struct Replay {
     /// The version of PyTorch whose allocator is replayed. The default is that of the recording, or the newest.
     #[arg(long, value_name = "VERSION", value_parser = device::torch_version)]
     torch: Option<TorchVersion>,
-    /// The addresses of the device's memory: `up`, `down`, `reuse` (the lowest free address) or `linux`. The default is that of the recording, or `up`.
+    /// The addresses of the device's memory: `up`, `down`, `linux`, or `reuse` (the lowest free address; also `wsl`). The default is that of the recording, or `up`.
     #[arg(long, value_name = "ORDER")]
     addresses: Option<AddressOrder>,
     /// The interface of the allocator.

@@ -211,7 +211,7 @@ fn pluggable(python: &Path, snapshot: &Path, allocator: &str) -> Result<String, 
         "" => format!("pluggable.py {}", snapshot.display()),
         _ => format!("pluggable.py {} {} {allocator}", snapshot.display(), library.display()),
     };
-    let row = Row { program, options: "--memory 8GiB".to_owned(), figures: BTreeMap::new() };
+    let row = Row { program, options: "--memory 8GiB --addresses up".to_owned(), figures: BTreeMap::new() };
     let output = run(&row, python, &[("HARNESS_ALLOCATOR_RECORD", Path::new("1"))])?;
     Ok(String::from_utf8(output.stdout)?)
 }

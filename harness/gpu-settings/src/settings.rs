@@ -148,7 +148,7 @@ impl Settings {
             devices: 1,
             context_overhead: Bytes::ZERO,
             events: Events::Instant,
-            addresses: AddressOrder::Up,
+            addresses: AddressOrder::Linux,
             cudnn_workspace: CudnnWorkspace::Estimate,
             values: Values::Zeros,
             host_memory: Bytes::ZERO,

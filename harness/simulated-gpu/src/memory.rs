@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::sim::{AddressOrder, Completion, CostModel, SimConfig, SimDevice};
+use harness_allocator::device::sim::{AddressOrder, Completion, CostModel, GRANULARITY, SimConfig, SimDevice};
 use harness_allocator::device::{
     Device as _, DeviceError, DevicePtr, Leaks, MappedDevice as _, MemoryRange, PoolId, PooledDevice as _, StreamId, TestDevice as _,
 };
@@ -107,8 +107,8 @@ impl DeviceMemory {
             contents: (settings.values == Values::Cpu).then(|| Backing::new(first, ADDRESSES).ok()).flatten(),
         };
         if matches!(settings.addresses, AddressOrder::Down | AddressOrder::Linux) {
-            // Downward reservations start below the addresses of the next device.
-            let _ = memory.sim.reserve(Bytes(RESERVATIONS_END - ADDRESSES));
+            // Downward reservations start below the addresses of the next device. One granule is the gap after each reservation.
+            let _ = memory.sim.reserve(Bytes(RESERVATIONS_END - ADDRESSES - GRANULARITY.0));
         }
         memory.set_others(settings.others);
         memory

@@ -10,7 +10,7 @@ use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
-    Trial { memory, addresses: Some(AddressOrder::Up), alloc_conf: None, faults: Vec::new() }
+    Trial { memory, addresses: Some(AddressOrder::Linux), alloc_conf: None, faults: Vec::new() }
 }
 
 /// Returns a successful run with attempts of these sizes in MiB.

@@ -9,7 +9,6 @@ use super::{Program, Trial, observed::Observed};
 
 /// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);
-pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
 /// The name of a real GPU's address order.
 const DRIVERS: &str = "driver";
 
@@ -51,11 +50,11 @@ enum Stop<E> {
     Failed(E),
 }
 
-/// Searches with each address order, or only with the first run's. A real GPU has only one. Returns `None` if the user interrupted.
+/// Searches with the address orders of all drivers, or only with the first run's. A real GPU has only one. Returns `None` if the user interrupted.
 pub fn least<E: Send>(program: &Program<'_, E>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
     if all_orders && program.trial.addresses.is_some() {
-        orders.extend(ORDERS.map(Some).into_iter().filter(|order| *order != program.trial.addresses));
+        orders.extend(AddressOrder::OF_DRIVERS.map(Some).into_iter().filter(|order| *order != program.trial.addresses));
     }
     let mut found: Vec<OrderLeast> = Vec::new();
     for order in orders {

@@ -1,11 +1,12 @@
 //! [`compare`] runs a program with several settings of PyTorch's allocator.
 //!
-//! The address order of a real driver is unknown, and PyTorch prefers low addresses. So the search for the least memory tries
-//! each address order of the simulated GPU. A run close to its limit is repeated with each order too.
+//! PyTorch prefers low addresses, and drivers choose addresses in different orders. So the search for the least memory tries the order of each
+//! driver. A run close to its limit is repeated with each order too.
 
+use harness_gpu_settings::settings::AddressOrder;
 use serde::Serialize;
 
-use super::least::{self, ORDERS, OrderLeast, Search};
+use super::least::{self, OrderLeast, Search};
 use super::observed::{Ending, Observed};
 use super::{Program, Trial};
 use crate::process::End;
@@ -126,7 +127,9 @@ fn try_other_orders<E: Send>(program: &Program<'_, E>, rows: &mut [Row]) -> Resu
     let Some(own) = program.trial.addresses else { return Ok(false) };
     let memory = program.trial.memory.0;
     let close = rows.iter().enumerate().filter(|(_, row)| row.is_close_to(memory)).map(|(index, _)| index);
-    let cases: Vec<_> = close.flat_map(|index| ORDERS.into_iter().filter(|order| *order != own).map(move |order| (index, order))).collect();
+    let cases: Vec<_> = close
+        .flat_map(|index| AddressOrder::OF_DRIVERS.into_iter().filter(|order| *order != own).map(move |order| (index, order)))
+        .collect();
     let trial = |&(index, order): &(usize, _)| {
         let alloc_conf = rows.get(index).map(|row: &Row| row.alloc_conf.clone());
         Trial { alloc_conf, addresses: Some(order), ..program.trial.clone() }

@@ -30,7 +30,7 @@ named_enum! {
         Up = "up",
         /// From the highest downward. Otherwise as `Up`.
         Down = "down",
-        /// The lowest free address, as a driver may choose. This finds allocators that confuse an address with its earlier use.
+        /// The lowest free address, as NVIDIA's driver chooses them under WSL. This finds allocators that confuse an address with its earlier use.
         Reuse = "reuse",
         /// As NVIDIA's driver on Linux: in regions of multiples of 32 MiB, from the highest downward. A stretch takes the lowest gap of a region that
         /// fits, or else a new region at the highest free addresses. Empty regions are freed.
@@ -38,12 +38,18 @@ named_enum! {
     }
 }
 
+impl AddressOrder {
+    /// The orders of NVIDIA's drivers: on Linux, and under WSL.
+    pub const OF_DRIVERS: [Self; 2] = [Self::Linux, Self::Reuse];
+}
+
 impl FromStr for AddressOrder {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Self::ALL.iter().map(|order| order.name()).collect::<Vec<_>>().join(", ");
-        Self::from_name(text).ok_or_else(|| format!("`{text}` is not an order of addresses: write {}", names()))
+        let name = if text == "wsl" { "reuse" } else { text };
+        Self::from_name(name).ok_or_else(|| format!("`{text}` is not an order of addresses: write {}", names()))
     }
 }
 

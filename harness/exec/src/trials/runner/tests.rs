@@ -76,6 +76,6 @@ fn output_files_are_named_after_the_trials_differences() {
     };
     assert_eq!(with(&["any:12:2"], None), "fault-12");
     assert_eq!(with(&["any:12:1"], None), "fault-12-alone");
-    assert_eq!(with(&[], None), "1024-up");
-    assert!(with(&[], Some("expandable_segments:True")).starts_with("1024-up-expandable"));
+    assert_eq!(with(&[], None), "1024-linux");
+    assert!(with(&[], Some("expandable_segments:True")).starts_with("1024-linux-expandable"));
 }

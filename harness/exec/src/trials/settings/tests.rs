@@ -56,26 +56,26 @@ fn a_search_ranks_by_least_memory() {
 fn a_run_close_to_the_limit_is_repeated_with_each_address_order() {
     let report = compared(None, |trial| {
         let of_order = match trial.addresses {
-            Some(AddressOrder::Down) => Observed { ending: Ending::By(End::Code(1)), ended_out_of_memory: true, ..ended_well(&[1000]) },
+            Some(AddressOrder::Reuse) => Observed { ending: Ending::By(End::Code(1)), ended_out_of_memory: true, ..ended_well(&[1000]) },
             _ => ended_well(&[960]),
         };
         Some([of_order, ended_well(&[30]), Observed { retries: 1, ..ended_well(&[60]) }][index(trial)].clone())
     });
     let others = |row: &Row| row.other_orders.iter().map(|other| (other.addresses.clone(), other.row.exit_code)).collect::<Vec<_>>();
-    let both = |down, reuse| vec![("down".to_owned(), Some(down)), ("reuse".to_owned(), Some(reuse))];
-    assert_eq!(report.rows.iter().map(others).collect::<Vec<_>>(), [both(1, 0), Vec::new(), both(0, 0)]);
+    let reuse = |code| vec![("reuse".to_owned(), Some(code))];
+    assert_eq!(report.rows.iter().map(others).collect::<Vec<_>>(), [reuse(1), Vec::new(), reuse(0)]);
 }
 
 #[test]
 fn the_search_covers_each_address_order() {
     let search = Search { exact: true, allow_ooms: false, context_overhead: Bytes::ZERO };
     let report = compared(Some(search), |trial| {
-        let needs = Bytes::mib(if trial.addresses == Some(AddressOrder::Down) { 70 } else { 60 });
+        let needs = Bytes::mib(if trial.addresses == Some(AddressOrder::Reuse) { 70 } else { 60 });
         Some(Observed { ooms: u64::from(trial.memory < needs), ..ended_well(&[100]) })
     });
     for row in &report.rows {
         let orders: Vec<(&str, u64)> = row.least_by_order.iter().map(|order| (order.addresses.as_str(), order.enough >> 20)).collect();
-        assert_eq!((orders, row.least_memory), (vec![("up", 60), ("down", 70), ("reuse", 60)], Some(60 << 20)));
+        assert_eq!((orders, row.least_memory), (vec![("linux", 60), ("reuse", 70)], Some(60 << 20)));
     }
 }
 

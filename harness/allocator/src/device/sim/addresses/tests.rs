@@ -85,3 +85,44 @@ fn linux_reuses_the_addresses_of_empty_regions_from_the_top() {
     assert_eq!(addresses.take(Bytes::mib(20)), Some(starts[1] + (40 << 20)), "the rest of that region");
     assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[2]));
 }
+
+/// Replays the segments of a real GPU. Returns the share of pairs of equal segments, both live, that have the recorded order, by order of addresses.
+fn agreement(recorded: &str, order: AddressOrder) -> f64 {
+    const UNIT: u64 = 2 << 20;
+    let mut addresses = Addresses::new(0..1 << 46, Bytes::ZERO, order);
+    let mut live: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    let (mut agree, mut pairs) = (0, 0);
+    for line in recorded.lines().filter(|line| !line.starts_with('#')) {
+        let (size, address) = line.split_once(' ').unwrap();
+        let (size, address) = (size.parse::<u64>().unwrap() * UNIT, address.parse().unwrap());
+        if size == 0 {
+            let (start, size) = live.remove(&address).unwrap();
+            addresses.give_back(start, Bytes(size));
+            continue;
+        }
+        let start = addresses.take(Bytes(size)).unwrap();
+        for (&other_address, &(other_start, other_size)) in &live {
+            if other_size == size {
+                pairs += 1;
+                agree += u64::from((other_address < address) == (other_start < start));
+            }
+        }
+        live.insert(address, (start, size));
+    }
+    assert!(pairs > 1_000);
+    agree as f64 / pairs as f64
+}
+
+/// PyTorch takes the lowest of equal blocks, so the order of segments decides which block it takes. The driver places host memory in the same address
+/// space, which recordings do not show: a server that frees often agrees less.
+#[test]
+fn the_orders_of_drivers_agree_with_recordings_of_real_gpus() {
+    let [inference, server, training] = ["linux-inference", "linux-server", "wsl-training"].map(|name| {
+        let path = format!("{}/src/device/sim/addresses/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).unwrap()
+    });
+    let percent = |recorded: &str, orders: [AddressOrder; 2]| orders.map(|order| (100.0 * agreement(recorded, order)).round());
+    assert_eq!(percent(&inference, [AddressOrder::Linux, AddressOrder::Up]), [100.0, 1.0]);
+    assert_eq!(percent(&server, [AddressOrder::Linux, AddressOrder::Up]), [88.0, 30.0]);
+    assert_eq!(percent(&training, [AddressOrder::Reuse, AddressOrder::Linux]), [100.0, 7.0]);
+}

@@ -133,6 +133,60 @@ fn a_slurm_task_runs_the_shard_of_its_place_in_the_array() {
     assert_eq!(task("0", "0"), "bench --device cuda --shard 1/4 --report …/shards/1-of-4");
 }
 
+/// Runs `ci/programs` on one program that prints a figure, and returns its row and whether it succeeded.
+fn compared(published: &str, command: &str) -> (String, bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let (list, program) = (folder.path().join("list.tsv"), folder.path().join("harness"));
+    fs::write(&list, format!("# program\nmine\tGPU\t2.8.0\t-\t{command}\t{published}\n")).unwrap();
+    fs::write(&program, "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec \"$@\"\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut programs = Command::new(ci().join("programs"));
+    programs.arg(folder.path()).arg("/bin/sh").env("LIST", list).env("HARNESS", program);
+    let output = programs.output().unwrap();
+    let table = String::from_utf8(output.stdout).unwrap();
+    (table.lines().last().unwrap().split(" | ").take(6).collect::<Vec<_>>().join(" | "), output.status.success())
+}
+
+#[test]
+fn a_published_figure_that_differs_or_is_missing_fails() {
+    let is = |row: &str, equal| (format!("| mine | {row}"), equal);
+    let bytes = "echo figure peak 3318637056; echo figure peak 3318637056";
+    assert_eq!(compared("peak=3.091", bytes), is("peak 3.091 | GPU | 2.8.0 | yes | peak 3318637056", true));
+    assert_eq!(compared("peak=3318637056", bytes), is("peak 3318637056 | GPU | 2.8.0 | yes | peak 3318637056", true));
+    assert_eq!(compared("peak=3.092", bytes), is("peak 3.092 | GPU | 2.8.0 | no | peak 3318637056", false));
+    assert_eq!(compared("peak=3318637057", bytes), is("peak 3318637057 | GPU | 2.8.0 | no | peak 3318637056", false));
+    assert_eq!(compared("end=0.000", bytes), is("end 0.000 | GPU | 2.8.0 | no | end missing", false));
+    let ranks = "echo figure peak 3318637056; echo figure peak 3318637568";
+    assert_eq!(compared("peak=3.091", ranks), is("peak 3.091 | GPU | 2.8.0 | no | peak 3318637056 or 3318637568", false), "ranks differ");
+    assert!(!compared("peak=3.091", "echo figure peak 3318637056; exit 3").1);
+}
+
+/// The page's figures are those that `ci/figures` printed.
+#[test]
+fn the_page_of_real_figures_has_an_equal_figure_for_each_published_one() {
+    let list = fs::read_to_string(ci().join("figures.tsv")).unwrap();
+    let page = fs::read_to_string(ci().join("../harness/book/src/real-figures.md")).unwrap();
+    let mut figures = 0;
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [program, gpu, torch, options, command, published] = fields[..] else { panic!("a row has six fields: {line}") };
+        let begin = format!("| {program} | {gpu} | {torch} | {} | ", published.replace(' ', ", ").replace('=', " "));
+        let end = format!(" | `harness exec {options} -- {command}` |");
+        let row = page.lines().find_map(|line| line.strip_prefix(&begin)?.strip_suffix(&end));
+        let here = row.unwrap_or_else(|| panic!("the page lacks {begin}…{end}"));
+        let here: Vec<&str> = here.split(", ").collect();
+        assert_eq!(here.len(), published.split(' ').count(), "{line}");
+        for (published, here) in published.split(' ').zip(here) {
+            let bytes: f64 = here.split(' ').nth(1).unwrap().parse().unwrap();
+            let (name, value) = published.split_once('=').unwrap();
+            let rounded = if value.contains('.') { format!("{:.3}", bytes / f64::from(1 << 30)) } else { bytes.to_string() };
+            assert_eq!((here.split(' ').next(), rounded.as_str()), (Some(name), value), "{line}");
+            figures += 1;
+        }
+    }
+    assert_eq!((list.lines().count(), figures), (45, 50));
+}
+
 #[test]
 fn slurm_reads_every_setting_of_the_array_file() {
     // sbatch reads `#SBATCH` lines up to the first command: https://slurm.schedmd.com/sbatch.html#SECTION_DESCRIPTION

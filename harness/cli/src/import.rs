@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use harness_allocator::allocator::caching::{Config, TorchVersion};
+use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use harness_base::packed;
 use harness_explain::grid::UNLIMITED;
@@ -140,7 +141,8 @@ impl Program {
 
 /// The memory that a program reserves on a device without a limit.
 fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
-    let setup = Setup { memory: UNLIMITED, placement: Placement::Rising, ..job.recorded_setup() };
+    // Scenarios run on a device with rising addresses.
+    let setup = Setup { memory: UNLIMITED, placement: Placement::InOrder(AddressOrder::Up), ..job.recorded_setup() };
     let replayed = job.prepare().and_then(|prepared| prepared.replay(&setup)).map_err(|error| jobs::of_job(path, &error))?;
     Ok(Bytes(replayed.stats.reserved_bytes.all.peak.next_multiple_of(2 << 20)))
 }

@@ -218,7 +218,11 @@ impl<'a> Grid<'a> {
     }
 
     pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, ProgramError> {
-        self.prepared.replay(&Setup { allocator: configuration.allocator.clone(), memory, placement: Placement::Rising })
+        self.prepared.replay(&Setup {
+            allocator: configuration.allocator.clone(),
+            memory,
+            placement: Placement::InOrder(self.program().address_order()),
+        })
     }
 
     /// Finds the least memory with which the program succeeds, by bisection in steps of half a percent, at least 2 MiB. Also

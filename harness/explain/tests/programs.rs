@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, process::ExitCode};
 use flate2::{Compression, write::GzEncoder};
 use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
@@ -125,7 +126,11 @@ fn replays_of_successful_programs_match_pytorch() {
         let prepared = program.prepare().expect("it can be replayed");
         for (name, truth) in &truths.confs {
             let config = Config::parse(&truth.conf).expect("a setting");
-            let setup = Setup { allocator: AllocatorSpec::caching(config), memory: Bytes(truths.capacity), placement: Placement::Rising };
+            let setup = Setup {
+                allocator: AllocatorSpec::caching(config),
+                memory: Bytes(truths.capacity),
+                placement: Placement::InOrder(AddressOrder::Up),
+            };
             let replayed = prepared.replay(&setup).expect("it can be replayed");
             let seen = outcome(&replayed);
             let survived = truth.num_ooms - u64::from(truth.outcome == "oom");
@@ -155,7 +160,7 @@ fn an_oom_repeats_at_the_same_request() {
         assert_eq!(program.memory, Some(Bytes(truths.capacity)), "{}: reserved plus free memory", path.display());
         let prepared = program.prepare().expect("it can be replayed");
         let allocator = AllocatorSpec::caching(Config::parse(&truth.conf).expect("a setting"));
-        let setup = Setup { allocator, memory: Bytes(truths.capacity), placement: Placement::Rising };
+        let setup = Setup { allocator, memory: Bytes(truths.capacity), placement: Placement::InOrder(AddressOrder::Up) };
         let replayed = prepared.replay(&setup).expect("it can be replayed");
         let expected = (truth.outcome.as_str(), truth.peak_reserved, truth.peak_allocated, truth.num_alloc_retries);
         assert_eq!(outcome(&replayed), expected, "{}", path.display());

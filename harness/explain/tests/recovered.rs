@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::{AllocatorSpec, caching::Config};
+use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_trace::execute::Outcome;
@@ -51,7 +52,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
     let config = Config::parse(conf).expect("a setting");
     let mut program = RecordedProgram::from_trace(&trace::parse(program).expect("a trace"), config.clone()).expect("a program");
     program.allocations.iter_mut().for_each(|allocation| allocation.refused = true);
-    let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::Rising };
+    let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::InOrder(AddressOrder::Up) };
     let (mut events, mut addresses) = (Vec::new(), vec![None; program.allocations.len()]);
     let mut taken_for: BTreeMap<u64, u64> = BTreeMap::new();
     let mut add = |action, address, size, stream| {

@@ -2,18 +2,17 @@
 
 use std::ops::ControlFlow;
 
-use super::{Placement, Prepared, ProgramError, Setup};
+use super::{Prepared, ProgramError, Setup};
 use crate::execute::{ByHandle, Outcome};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
-    /// Replays the program from an empty allocator with rising addresses and returns the snapshot that PyTorch would write. Stops
+    /// Replays the program from an empty allocator and returns the snapshot that PyTorch would write. Stops
     /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation.
     pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
-        let setup = Setup { placement: Placement::Rising, ..setup.clone() };
         let settings = setup.allocator.effective().map(|config| Settings::of(&config));
         let recorder = Recorder::new(settings);
-        let mut device = self.device(&setup)?;
+        let mut device = self.device(setup)?;
         let mut allocator = recorder.around(setup.allocator.build());
         recorder.set_place(place(0));
         let mut snapshot = Snapshot::default();

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::ControlFlow};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request, caching::CachingAllocator};
-use harness_allocator::device::sim::{CostModel, GRANULARITY, SimConfig, SimDevice};
+use harness_allocator::device::sim::{AddressOrder, CostModel, GRANULARITY, SimConfig, SimDevice};
 use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
@@ -13,6 +13,9 @@ use super::{Ended, ProgramError, RecordedProgram};
 use crate::execute::{ByHandle, Executor, Kind, Outcome, Stopped, Target};
 use crate::snapshot::{Segment, StackId};
 use crate::trace::TraceEvent;
+
+/// Addresses of native Linux are above this in all recordings known, those of WSL below.
+const LOWEST_ON_LINUX: u64 = 0x7000_0000_0000;
 
 /// A program that can run many times, also on several threads. Each run takes memory for the live blocks, not for the operations.
 #[derive(Debug)]
@@ -31,9 +34,8 @@ pub struct Setup {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Rising addresses, without reuse.
-    Rising,
     Recorded,
+    InOrder(AddressOrder),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +66,12 @@ impl RecordedProgram {
     pub fn recorded_setup(&self) -> Setup {
         let allocator = AllocatorSpec::caching(self.config.clone());
         Setup { allocator, memory: self.device_memory(), placement: Placement::Recorded }
+    }
+
+    /// The order of addresses of the recorded driver: Linux has high addresses, WSL has low ones.
+    pub fn address_order(&self) -> AddressOrder {
+        let first = self.start.first().map(|segment| segment.address).or_else(|| self.driver.first().map(|range| range.address));
+        if first.is_some_and(|address| address < LOWEST_ON_LINUX) { AddressOrder::Reuse } else { AddressOrder::Linux }
     }
 
     /// Prepares the program. Fails if it has more streams than a replay supports.
@@ -150,7 +158,11 @@ impl Prepared<'_> {
         if held > setup.memory {
             return Err(ProgramError::TooLittleMemory { memory: setup.memory, held });
         }
-        Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, ..SimConfig::replay(setup.memory) }))
+        let addresses = match setup.placement {
+            Placement::Recorded => self.program.address_order(),
+            Placement::InOrder(order) => order,
+        };
+        Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, addresses, ..SimConfig::replay(setup.memory) }))
     }
 
     /// The allocator with the blocks that are live at the start.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::program::{Placement, Setup};
 use crate::trace;
+use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
 
 fn program(text: &str) -> RecordedProgram {
@@ -20,7 +21,11 @@ fn ids_streams_and_pools_are_renumbered_in_order() {
 fn a_trace_runs_out_of_memory_on_a_small_device() {
     let program = program("a 1 31457280 0\na 2 20971520 0\nf 1\na 3 31457280 0\n");
     let prepared = program.prepare().expect("it can run");
-    let setup = |mib| Setup { allocator: AllocatorSpec::caching(Config::default()), memory: Bytes::mib(mib), placement: Placement::Rising };
+    let setup = |mib| Setup {
+        allocator: AllocatorSpec::caching(Config::default()),
+        memory: Bytes::mib(mib),
+        placement: Placement::InOrder(AddressOrder::Up),
+    };
     let replayed = prepared.replay(&setup(50)).expect("it runs");
     assert_eq!((replayed.oom, replayed.stats.reserved_bytes.all.peak), (None, 50 << 20));
     let refused = prepared.replay(&setup(40)).expect("it runs").oom.expect("40 MiB are too little");

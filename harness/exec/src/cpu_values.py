@@ -27,7 +27,7 @@ _CHECKED = 1 << 20
 _WITHOUT_VALUES = """
 empty empty_like empty_permuted empty_strided new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
-_cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
+_cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
 _registrations = []  # They last as long as these objects.
@@ -89,7 +89,11 @@ class _Values:
         is_computed = True
         for tensor in inputs:
             if type(tensor) not in _PLAIN:
-                return kind.passed_on(is_outer, args, kwargs)
+                if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                    return kind.passed_on(is_outer, args, kwargs)
+                if _C._is_torch_function_enabled():  # The subclass must not see how the values are computed.
+                    with _C.DisableTorchFunctionSubclass():
+                        return self.run(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
             is_computed &= _parts(tensor) is not None
         if not on_gpu:
@@ -435,6 +439,23 @@ def _batch_norm_backward(input, grad_output, weight, running_mean, running_var, 
     return torch.ops.aten.native_batch_norm_backward(*arguments)
 
 
+def _grid_sampler(input, grid):
+    return torch.ops.aten.grid_sampler_2d(input, grid, 0, 0, True)
+
+
+def _grid_sampler_backward(input, grid, grad_output):
+    return torch.ops.aten.grid_sampler_2d_backward(grad_output, input, grid, 0, 0, True, [True, True])
+
+
+def _log_sigmoid_backward(grad_output, input, buffer):
+    # Only the CPU's forward pass fills the buffer.
+    return torch.ops.aten.log_sigmoid_backward(grad_output, input, torch.exp(-input.abs()))
+
+
+def _histc(input, *args, **kwargs):
+    return torch.histc(input if input.is_floating_point() else input.double(), *args, **kwargs).to(input.dtype)
+
+
 def _softmax_of(function):
     """A softmax of the CPU, which computes halves in single precision if it returns that."""
     return lambda input, dim, half_to_float: function(input.float() if half_to_float else input, dim, False)
@@ -490,6 +511,10 @@ _SUBSTITUTES = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
+    "cudnn_grid_sampler": _grid_sampler,
+    "cudnn_grid_sampler_backward": _grid_sampler_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+    "histc": _histc,
     "_softmax": _softmax_of(torch.ops.aten._softmax.default),
     "_log_softmax": _softmax_of(torch.ops.aten._log_softmax.default),
     "_softmax_backward_data": _softmax_backward_of(torch.ops.aten._softmax_backward_data.default),

@@ -27,7 +27,8 @@ _CHECKED = 1 << 20
 _WITHOUT_VALUES = """
 empty empty_like empty_permuted empty_strided new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
-_cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv
+_cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
+_coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
 _registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
@@ -74,7 +75,7 @@ class _Values:
         self.known_generation = 0
         # Mapped ranges: their first addresses in order, and end and contents of each.
         self.starts, self.ranges = [], []
-        self.aliases = {}  # by address, type, size and strides
+        self.aliases = {}  # by address, type, size, strides and whether the contents are conjugated or negated
         self.not_computed = collections.Counter()  # operations that the CPU lacks
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
@@ -88,9 +89,13 @@ class _Values:
         is_computed = True
         for tensor in inputs:
             if type(tensor) not in _PLAIN:
-                return kind.passed_on(is_outer, args, kwargs)
+                if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                    return kind.passed_on(is_outer, args, kwargs)
+                if _C._is_torch_function_enabled():  # The subclass must not see how the values are computed.
+                    with _C.DisableTorchFunctionSubclass():
+                        return self.run(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
-            is_computed &= _has_storage(tensor)
+            is_computed &= _parts(tensor) is not None
         if not on_gpu:
             return operation(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
@@ -118,7 +123,8 @@ class _Values:
         _add_tensors((result,), outputs)
         if not outputs and not kind.is_mutable and not kind.is_number:
             return result
-        if not is_computed or not all(map(_has_storage, outputs)):
+        # The CPU would replace the parts of a sparse tensor that it changes.
+        if not is_computed or any(_parts(output) is None or kind.is_mutable and output.layout != torch.strided for output in outputs):
             self.not_computed[kind.name] += 1
             return result
         if not self.fits(outputs if not kind.is_mutable else inputs):
@@ -146,12 +152,14 @@ class _Values:
             raise error from None
         device = next((tensor.device for tensor in inputs if tensor.is_cuda), kwargs.get("device"))
 
-        def on_gpu(tensor):
-            created = torch.empty_like(tensor, device=device)
-            self.alias(created).copy_(tensor)
-            return created
+        return _mapped(lambda tensor: self.on_gpu(tensor, device), computed)
 
-        return _mapped(on_gpu, computed)
+    def on_gpu(self, tensor, device):
+        if tensor.layout != torch.strided:
+            return _like(tensor, [self.on_gpu(part, device) for part in _parts(tensor)])
+        created = torch.empty_like(tensor, device=device)
+        self.alias(created).copy_(tensor)
+        return created
 
     def compute(self, kind, args, kwargs, state):
         args = self.on_cpu(args)
@@ -181,13 +189,15 @@ class _Values:
 
     def alias(self, tensor):
         """A tensor of the CPU over the contents of a tensor of the GPU."""
+        if tensor.layout != torch.strided:
+            return _like(tensor, [self.alias(part) for part in _parts(tensor)])
         address = tensor.data_ptr()
         if address == 0 or tensor.numel() == 0:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
         if self.generation.value != self.known_generation:
             self.known_generation = self.generation.value
             self.starts, self.ranges, self.aliases = [], [], {}
-        key = address, tensor.dtype, tensor.size(), tensor.stride()
+        key = address, tensor.dtype, tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
         alias = self.aliases.get(key)
         if alias is None:
             if len(self.aliases) >= _MOST_ALIASES:
@@ -207,11 +217,13 @@ class _Values:
             self.ranges.insert(index, (start + size, contents.untyped_storage()))
         alias = torch.empty(0, dtype=tensor.dtype)
         offset = (address - self.starts[index]) // tensor.element_size()
-        return alias.set_(self.ranges[index][1], offset, tensor.size(), tensor.stride())
+        alias.set_(self.ranges[index][1], offset, tensor.size(), tensor.stride())
+        alias = alias.conj() if tensor.is_conj() else alias
+        return torch._neg_view(alias) if tensor.is_neg() else alias
 
     def fits(self, written):
         # Not the storages: a storage's object in Python is a reference that prevents autograd from accumulating in place.
-        size = sum(tensor.nbytes for tensor in written if tensor.is_cuda)
+        size = sum(part.nbytes for tensor in written if tensor.is_cuda for part in _parts(tensor))
         return size < _CHECKED or self.gpu.harness_values_fit(2 * size)
 
     def taken_over(self, kind, result, computed, is_known):
@@ -226,6 +238,8 @@ class _Values:
             return computed if isinstance(computed, (bool, int, float, complex)) else result
         if is_known[:1] == [True] or not isinstance(computed, torch.Tensor):
             return result
+        if computed.layout != torch.strided:
+            return self.on_gpu(computed, result.device) if result.is_cuda else computed
         if result.shape != computed.shape:
             if not kind.is_shaped_by_values:
                 return result
@@ -257,8 +271,24 @@ def _mapped(function, value):
     return type(value)(_mapped(function, item) for item in value) if isinstance(value, (tuple, list)) else value
 
 
-def _has_storage(tensor):
-    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+def _parts(tensor):
+    """The tensors that hold the contents of a tensor, or None if the CPU cannot use them."""
+    if tensor.layout == torch.strided:
+        return None if tensor.is_nested or tensor.is_quantized else [tensor]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return None
+
+
+def _like(tensor, parts):
+    """A sparse tensor of these parts."""
+    if tensor.layout == torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, tensor.size(), is_coalesced=tensor.is_coalesced(), check_invariants=False)
+    return torch.sparse_compressed_tensor(*parts, tensor.size(), layout=tensor.layout, check_invariants=False)
 
 
 def _is_missing(error):
@@ -409,6 +439,23 @@ def _batch_norm_backward(input, grad_output, weight, running_mean, running_var, 
     return torch.ops.aten.native_batch_norm_backward(*arguments)
 
 
+def _grid_sampler(input, grid):
+    return torch.ops.aten.grid_sampler_2d(input, grid, 0, 0, True)
+
+
+def _grid_sampler_backward(input, grid, grad_output):
+    return torch.ops.aten.grid_sampler_2d_backward(grad_output, input, grid, 0, 0, True, [True, True])
+
+
+def _log_sigmoid_backward(grad_output, input, buffer):
+    # Only the CPU's forward pass fills the buffer.
+    return torch.ops.aten.log_sigmoid_backward(grad_output, input, torch.exp(-input.abs()))
+
+
+def _histc(input, *args, **kwargs):
+    return torch.histc(input if input.is_floating_point() else input.double(), *args, **kwargs).to(input.dtype)
+
+
 def _softmax_of(function):
     """A softmax of the CPU, which computes halves in single precision if it returns that."""
     return lambda input, dim, half_to_float: function(input.float() if half_to_float else input, dim, False)
@@ -464,6 +511,10 @@ _SUBSTITUTES = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
+    "cudnn_grid_sampler": _grid_sampler,
+    "cudnn_grid_sampler_backward": _grid_sampler_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+    "histc": _histc,
     "_softmax": _softmax_of(torch.ops.aten._softmax.default),
     "_log_softmax": _softmax_of(torch.ops.aten._log_softmax.default),
     "_softmax_backward_data": _softmax_backward_of(torch.ops.aten._softmax_backward_data.default),

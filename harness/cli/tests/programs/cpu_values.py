@@ -37,4 +37,22 @@ found["shapes"] = [list(tensor.shape) for tensor in (nested.to_padded_tensor(0.0
 normal = torch.distributions.Normal(torch.zeros(3, device="cuda"), torch.ones(3, device="cuda"))
 found["repeated"] = torch.repeat_interleave(torch.tensor([2, 0, 1], device="cuda")).tolist()
 found["sampled"] = bool((normal.sample() != 0).all())
+# Sparse tensors, and complex tensors that are conjugated only when they are read.
+sparse = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 0]], [3.0, 4.0, 5.0], (2, 3), device="cuda", requires_grad=True)
+products = sparse @ torch.arange(3.0, device="cuda").unsqueeze(1), sparse.detach().to_dense().to_sparse_csr() @ torch.ones(3, device="cuda")
+products[0].sum().backward()
+found["sparse"] = [product.flatten().tolist() for product in (*products, sparse.detach().coalesce().values(), sparse.grad.to_dense())]
+waves = torch.fft.rfft(torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda"))
+found["correlated"] = torch.fft.irfft(waves.conj() * waves).tolist()
+# Subclasses of tensors.
+marked = torch.arange(4.0, device="cuda").as_subclass(type("Marked", (torch.Tensor,), {}))
+found["marked"] = [(marked * 2).sum().item(), marked[marked > 1].tolist(), type(marked * 2).__name__]
+# Operations that differ between the CPU and the GPU.
+inputs = torch.zeros(2, device="cuda", requires_grad=True)
+torch.nn.functional.logsigmoid(inputs).sum().backward()
+image, grid = torch.arange(4.0, device="cuda").view(1, 1, 2, 2), torch.zeros(1, 1, 1, 2, device="cuda", requires_grad=True)
+sampled = torch.nn.functional.grid_sample(image, grid, align_corners=True)
+sampled.sum().backward()
+counts = torch.histc(torch.tensor([0, 1, 1, 3], device="cuda"), bins=4, min=0, max=3)
+found["different"] = [tensor.flatten().tolist() for tensor in (inputs.grad, sampled, grid.grad, counts)]
 print(json.dumps(found))

@@ -164,7 +164,7 @@ impl Exec {
         let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
         if let Some(settings) = settings.filter(|_| self.values.is_none() && record.error_depends_on_values()) {
             terminal::message(format_args!(
-                "\nThe error can depend on values: the program read {} instead of what it computed. It runs again with `--values cpu`; \
+                "\nThis end can depend on values: the program read {} instead of what it computed. It runs again with `--values cpu`; \
                  `--values {}` prevents this.\n",
                 if settings.values == Values::Zeros { "zeros" } else { "small copies and zeros" },
                 settings.values

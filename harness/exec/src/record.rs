@@ -119,13 +119,18 @@ impl Process {
 }
 
 impl Record {
-    /// Returns whether an exception ended a process that can depend on values which the program read back.
+    /// Returns whether the end of the program can depend on values which it read back: by an exception, or by a hang that no lack of memory explains.
     pub fn error_depends_on_values(&self) -> bool {
         let depends = |torch: &TorchRecord| {
             // Lines of code are indented.
             let mut message = torch.traceback.iter().filter(|line| !line.starts_with(' '));
             !torch.ended_out_of_memory && message.any(|line| ERRORS_OF_VALUES.iter().any(|text| line.contains(text)))
         };
+        let is_unexplained = |hang: &Hang| hang.ranks.iter().all(|rank| rank.out_of_memory.is_none());
+        let injected = self.used().flat_map(|process| &process.devices).any(|device| device.injected > 0);
+        if self.hang.as_ref().is_some_and(is_unexplained) && !injected {
+            return true;
+        }
         self.used().any(|process| process.torch.as_ref().is_some_and(depends) && process.devices.iter().all(|device| device.injected == 0))
     }
 

@@ -1,5 +1,5 @@
 # Two ranks, of which one does not call what the other waits for. The parent waits for both and ends neither.
-import os, sys, tempfile
+import sys, tempfile
 import torch
 import torch.distributed as dist
 
@@ -26,6 +26,8 @@ def main(rank, folder):
     if MODE == "cycle":
         dist.all_reduce(data, group=pairs[rank])
         torch.cuda.synchronize()
+    if MODE == "sizes":
+        data = torch.zeros(1024 + rank, device="cuda")
     if MODE == "receive":
         dist.recv(data, 1 - rank)
         torch.cuda.synchronize()

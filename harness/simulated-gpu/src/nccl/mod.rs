@@ -1,5 +1,6 @@
-//! A model of NCCL for processes on one machine, which exchange the data that they know ([`peers`]). If one process has all ranks, all ranks have the
-//! data of the calling rank.
+//! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]). With [`Values::Cpu`], they exchange their data. Otherwise, or
+//! if one process has all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go
+//! different ways.
 //!
 //! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a moment, and the next call of the host that waits for the
 //! device waits for the rest ([`settle`]), as on a GPU. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
@@ -34,7 +35,7 @@ const SYSTEM_ERROR: c_int = 2;
 const INVALID_USAGE: c_int = 5;
 /// `ncclRemoteError`.
 const REMOTE_ERROR: c_int = 6;
-/// How long a call waits for other ranks, if their data is not computed.
+/// How long a call waits for other ranks, if values are not computed.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 struct Communicator {
@@ -125,9 +126,12 @@ export! {
         communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
     ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
         let buffer = Buffer { address: to, bytes: count * element(kind) };
-        match &communicator.peers {
-            Some(peers) => group.from_others.push((Arc::clone(peers), peer as usize, buffer)),
-            None => group.received.push(buffer),
+        let is_exchanged = communicator.others().is_some();
+        if let Some(peers) = &communicator.peers {
+            group.from_others.push((Arc::clone(peers), peer as usize, Some(buffer).filter(|_| is_exchanged)));
+        }
+        if !is_exchanged {
+            group.received.push(buffer);
         }
     });
 }
@@ -274,14 +278,16 @@ type Work = Box<dyn FnMut(Option<Duration>) -> Result<bool, Failure> + Send>;
 /// Work that other ranks did not join while its call waited, in order.
 static LATE: Mutex<Vec<Work>> = Mutex::new(Vec::new());
 static IS_LATE: AtomicBool = AtomicBool::new(false);
+/// A message arrived after the call that requested it.
+static REQUESTS_EARLY: AtomicBool = AtomicBool::new(false);
 
 /// Does work that waits for other ranks. Without computed values, it may stay undone until [`settle`].
-fn perform(mut work: Work) -> c_int {
+fn perform(patience: Duration, mut work: Work) -> c_int {
     let is_computed = machine().settings.values == Values::Cpu;
     if IS_LATE.load(Ordering::Acquire) {
         LATE.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|work| matches!(work(Some(Duration::ZERO)), Ok(false)));
     }
-    match work((!is_computed).then_some(PATIENCE)) {
+    match work((!is_computed).then_some(patience)) {
         Ok(true) => 0,
         Ok(false) => {
             LATE.lock().unwrap_or_else(PoisonError::into_inner).push(work);
@@ -317,6 +323,11 @@ impl Communicator {
         Some(hasher.finish())
     }
 
+    /// The other ranks if they exchange data.
+    fn others(&self) -> Option<&Arc<Peers>> {
+        self.peers.as_ref().filter(|_| machine().settings.values == Values::Cpu)
+    }
+
     fn leave(&self, is_aborted: bool) -> c_int {
         if let Some(peers) = &self.peers {
             peers.leave(is_aborted);
@@ -324,8 +335,23 @@ impl Communicator {
         0
     }
 
+    /// Meets the ranks that this rank needs in a collective.
+    fn meet(&self, call: Call, data: &[u8], needs: Needs, mut finish: impl FnMut(Vec<Vec<u8>>) + Send + 'static) -> c_int {
+        let Some(peers) = self.peers.clone() else { return 0 };
+        let number = match peers.publish(call, data) {
+            Ok(number) => number,
+            Err(error) => return failed(&error.into()),
+        };
+        let work = move |patience| match peers.collect((number, call), needs, patience) {
+            Ok(parts) => Ok(parts.map(&mut finish).is_some()),
+            Err(Failure::Mismatch { .. }) => Err(peers.wait_in_vain(number)),
+            Err(failure) => Err(failure),
+        };
+        perform(PATIENCE, Box::new(work))
+    }
+
     /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives the bytes of all, which are empty if they are
-    /// zeros, unknown or not needed.
+    /// zeros or not needed.
     fn collective(
         &self,
         call: Call,
@@ -336,33 +362,19 @@ impl Communicator {
         let machine = machine();
         machine.tick();
         let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
-        let Some(peers) = self.peers.clone() else {
+        if self.others().is_none() {
             if needs != Needs::Nothing {
                 finish(&mut machine.state(), &vec![data; self.ranks]);
             }
-            return 0;
-        };
-        let number = match peers.publish(call, &data) {
-            Ok(number) => number,
-            Err(error) => return failed(&error.into()),
-        };
-        let (rank, mut rest) = (self.rank, Some((finish, data)));
-        perform(Box::new(move |patience| {
-            let mut parts = match peers.collect((number, call), needs, patience) {
-                Ok(None) => return Ok(false),
-                Ok(Some(parts)) => parts,
-                Err(mismatch @ Failure::Mismatch { .. }) => {
-                    eprintln!("simulated GPU: {mismatch}");
-                    return Err(peers.wait_in_vain(number));
-                }
-                Err(failure) => return Err(failure),
-            };
-            if let Some((finish, data)) = rest.take().filter(|_| needs != Needs::Nothing) {
-                parts[rank] = data;
+            return self.meet(call, &[], needs, drop);
+        }
+        let (rank, own, mut finish) = (self.rank, data.clone(), Some(finish));
+        self.meet(call, &data, needs, move |mut parts| {
+            if let Some(finish) = finish.take().filter(|_| needs != Needs::Nothing) {
+                parts[rank].clone_from(&own);
                 finish(&mut machine.state(), &parts);
             }
-            Ok(true)
-        }))
+        })
     }
 
     /// What this rank needs of a collective whose result only the root has, if there is one.
@@ -393,8 +405,8 @@ impl Communicator {
 
     fn broadcast(&self, call: Call, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
-        if self.peers.is_none() {
-            return in_group(|group| {
+        if self.others().is_none() {
+            let status = in_group(|group| {
                 let data = Buffer { address: from, bytes: len };
                 if root == self.rank {
                     group.own.push(data);
@@ -403,6 +415,7 @@ impl Communicator {
                 }
                 group.received.push(Buffer { address: to, bytes: len });
             });
+            return if status == 0 { self.meet(call, &[], Needs::Rank(root), drop) } else { status };
         }
         let sent = if root == self.rank { len } else { 0 };
         self.collective(call, (from, sent), Needs::Rank(root), move |state, parts| set(state, to, len, parts[root].get(..len)))
@@ -415,7 +428,7 @@ impl Communicator {
         let factor = usize::try_from(operation - FIRST_FACTOR).ok();
         let factor = factor.and_then(|index| FACTORS.lock().unwrap_or_else(PoisonError::into_inner).get(index).copied());
         // Without other ranks, the result is this rank's data.
-        let counted = if self.peers.is_some() { self.ranks } else { 1 };
+        let counted = if self.others().is_some() { self.ranks } else { 1 };
         self.collective(call, (from, sent), self.needs_at_root(call.root), move |state, parts| {
             let slices: Vec<&[u8]> = parts[..counted].iter().map(|data| data.get(own..own + len).unwrap_or(&[])).collect();
             set(state, to, len, reduce::reduce(&slices, len, kind, operation, factor.unwrap_or(1.0)).as_deref());
@@ -423,12 +436,18 @@ impl Communicator {
     }
 
     fn send(&self, peer: usize, buffer: Buffer) -> c_int {
-        let Some(peers) = &self.peers else {
-            return in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
-        };
-        machine().tick();
-        let data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
-        peers.send(peer, &data).map_or_else(|failure| failed(&failure), |()| 0)
+        let mut data = Vec::new();
+        if self.others().is_some() {
+            machine().tick();
+            data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
+        } else {
+            let status = in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
+            if status != 0 {
+                return status;
+            }
+        }
+        let sent = self.peers.as_ref().map_or(Ok(()), |peers| peers.send(peer, &data));
+        sent.map_or_else(|failure| failed(&failure), |()| 0)
     }
 }
 
@@ -453,8 +472,8 @@ struct Group {
     /// What it sends to other ranks.
     sent: Vec<Buffer>,
     received: Vec<Buffer>,
-    /// What it receives from other processes.
-    from_others: Vec<(Arc<Peers>, usize, Buffer)>,
+    /// What it receives from other processes; the buffer if they exchange data.
+    from_others: Vec<(Arc<Peers>, usize, Option<Buffer>)>,
 }
 
 thread_local! {
@@ -483,13 +502,23 @@ fn end_group(group: &mut Group) -> c_int {
         }
     }
     for (peers, peer, buffer) in from_others {
-        machine.tick();
         let number = peers.expect(peer);
-        let status = perform(Box::new(move |patience| {
-            let Some(data) = peers.receive(peer, number, patience)? else { return Ok(false) };
-            set(&mut machine.state(), buffer.address, buffer.bytes, data.get(..buffer.bytes));
+        let mut is_late = false;
+        let work = move |patience| {
+            let Some(data) = peers.receive(peer, number, patience)? else {
+                is_late = true;
+                return Ok(false);
+            };
+            // A program that requests messages early need not wait for later ones.
+            REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
+            if let Some(Buffer { address, bytes }) = buffer {
+                machine.tick();
+                set(&mut machine.state(), address, bytes, data.get(..bytes));
+            }
             Ok(true)
-        }));
+        };
+        let patience = if REQUESTS_EARLY.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        let status = perform(patience, Box::new(work));
         if status != 0 {
             return status;
         }

@@ -41,7 +41,8 @@ no-ops: times have no meaning, and the program reads zeros from GPU memory (see 
 torch build for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
 
 The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
-command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written.
+command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
+or for ranks that never come: the run is stopped, and the summary lists who waits for whom.
 
 With many runs, the first run uses our standard output and error, and no run uses our standard input. The exit code is 1 if the program does not meet
 `--expect`, if an injected failure never happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the results so far.
@@ -163,7 +164,7 @@ impl Exec {
         let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
         if let Some(settings) = settings.filter(|_| self.values.is_none() && record.error_depends_on_values()) {
             terminal::message(format_args!(
-                "\nThe error can depend on values: the program read {} instead of what it computed. It runs again with `--values cpu`; \
+                "\nThis end can depend on values: the program read {} instead of what it computed. It runs again with `--values cpu`; \
                  `--values {}` prevents this.\n",
                 if settings.values == Values::Zeros { "zeros" } else { "small copies and zeros" },
                 settings.values

@@ -39,6 +39,8 @@ fn main() -> ExitCode {
     ));
     trials.push(of_python("convolutions that were not measured are listed and can be measured", &python, unmeasured_convolutions));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
+    trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
+    trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
     for scenario in ["batch_beside_server", "halve_batch"] {
         let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
@@ -130,6 +132,72 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
         is_in_program && case["outcome"] == "recovered" && case["holds_memory"] == false
     };
     if output.status.success() && cases.len() == 6 && cases.iter().filter(is_right).count() == 6 {
+        return Ok(());
+    }
+    Err(format!("{:?}: {document:#}", output.status).into())
+}
+
+/// One rank ends, calls something else, or waits in another communicator.
+fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
+    let reduces = "rank 0 waits in all_reduce of 1024 float32 (number 2) at hangs.py:34 for rank 1";
+    let of_cycle = |rank: usize| {
+        let number = rank + 1;
+        format!("rank {rank} waits in all_reduce of 1024 float32 (number 2 of communicator {number}) at hangs.py:27 for rank {}", 1 - rank)
+    };
+    let cycle = [of_cycle(0), of_cycle(1)];
+    let cases = [
+        ("oom", ["rank 1 has ended after an OutOfMemoryError at hangs.py:18", reduces]),
+        ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:23 for rank 0 after an Out"]),
+        ("fewer", [reduces, "rank 1 has ended"]),
+        ("cycle", [&cycle[0], &cycle[1]]),
+        ("sizes", [reduces, "rank 1 waits in all_reduce of 1025 float32 (number 2) at hangs.py:34 for rank 0"]),
+    ];
+    for (mode, lines) in cases {
+        for values in ["copies", "cpu"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+            command.args(["exec", "--memory", "2GiB", "--devices", "2", "--values", values, "--"]);
+            let output = command.arg(python).arg(folder().join("hangs.py")).arg(mode).env_remove("PYTORCH_ALLOC_CONF").output()?;
+            let text = String::from_utf8_lossy(&output.stderr);
+            let is_right = if mode == "sizes" && values == "copies" {
+                output.status.success() && text.contains("different sizes: rank ")
+            } else {
+                output.status.code() == Some(124) && lines.iter().all(|line| text.contains(line))
+            };
+            if !is_right {
+                return Err(format!("{mode} with {values}: {}: {lines:?} in {text}", output.status).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn each_rank_runs_out_of_memory(python: &Path) -> Result<(), Failed> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.args([
+        "exec",
+        "--memory",
+        "4GiB",
+        "--devices",
+        "2",
+        "--every-fault=sample:4",
+        "--expect",
+        "ends-cleanly",
+        "--format",
+        "json",
+        "--",
+    ]);
+    let output = command.arg(python).arg(folder().join("ranks_recovery.py")).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let found: Vec<[&Value; 3]> =
+        document["cases"].as_array().into_iter().flatten().map(|case| [&case["rank"], &case["outcome"], &case["ranks"][0]]).collect();
+    let waits = ["rank 0 waits in all_reduce of 4196352 float32 (number ", " at ranks_recovery.py:17 for rank 1"];
+    let is_right = |[rank, outcome, line]: &[&Value; 3]| match (rank.as_u64(), outcome.as_str()) {
+        (Some(0), Some("out_of_memory")) => true,
+        (Some(rank), Some("hang")) => rank == 0 || line.as_str().is_some_and(|line| line.starts_with(waits[0]) && line.ends_with(waits[1])),
+        _ => false,
+    };
+    let hangs_of_last = found.iter().filter(|[rank, outcome, _]| rank.as_u64() == Some(1) && *outcome == "hang").count();
+    if output.status.code() == Some(1) && found.len() == 4 && found.iter().all(is_right) && hangs_of_last > 0 {
         return Ok(());
     }
     Err(format!("{:?}: {document:#}", output.status).into())

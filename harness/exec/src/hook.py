@@ -3,6 +3,7 @@
 # - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
 # - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, HARNESS_GPU_OOMS the call stack of each out of memory error, and HARNESS_GPU_SAMPLES
 #   samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU computes operations on the CPU.
+# - Stacks of all threads are written for the simulated GPU when a collective waits long.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
 import atexit
 import os
@@ -22,6 +23,8 @@ _ATTEMPT_BYTES = 32
 _SUBMITTED_AT = 24
 # Lines kept of a traceback.
 _MOST_LINES = 12
+# The signal after the first real-time signal that makes a process write its stacks.
+_STACK_SIGNAL = 13
 # Seconds between two samples of the allocated bytes.
 _SAMPLE_EVERY = 0.005
 
@@ -229,6 +232,15 @@ def _compute_values(torch):
     torch._harness_not_computed = cpu_values.begin(library)
 
 
+def _write_stacks_on_signal():
+    """Makes a signal, which the simulated GPU raises in a collective that waits, write the stacks of all threads, also without the interpreter's lock."""
+    import faulthandler
+    import signal
+
+    file = open(os.path.join(_RUN, "stacks-%d" % os.getpid()), "ab", 0)
+    faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL, file, all_threads=True)
+
+
 class _ModuleFinder:
     """Finds one module through the other finders, and calls `then` after its execution."""
 
@@ -273,6 +285,9 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
     atexit.register(_at_exit)
+    if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
+        _write_stacks_on_signal()
+        os.register_at_fork(after_in_child=_write_stacks_on_signal)
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):

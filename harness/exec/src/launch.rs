@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::{fs, io, os::unix::fs::symlink, process::Command};
+use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex, sync::PoisonError};
 
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
@@ -11,6 +11,7 @@ use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
 pub use crate::guardian::RunFolder;
+use crate::hang::{self, Detector, Hang};
 use crate::process::{self, End, HeldSignals};
 use crate::{cache::Libraries, imports, machine::Machine, setup::Setup, torch};
 
@@ -149,20 +150,24 @@ pub struct Prepared {
     pub(crate) watch: Watch,
 }
 
-/// Finds processes that use NVIDIA's libraries without ours. The hook finds them only in Python, and only if the program's options let it run.
+/// Finds processes that use NVIDIA's libraries without ours, and ranks that hang. The hook finds such processes only in Python, and only if the program's
+/// options let it run.
 #[derive(Debug)]
 pub(crate) struct Watch {
     folder: RunFolder,
     libraries: Libraries,
+    detector: Mutex<Detector>,
 }
 
 impl Watch {
-    /// Kills the program if one of its processes lacks our library. Its end is then an error.
+    /// Kills the program if one of its processes lacks our library, which makes its end an error, or if its ranks hang.
     pub(crate) fn look(&self, program: pid_t) {
         let mut processes = process::descendants(program);
         processes.push(program);
         if processes.iter().any(|pid| self.lacks_ours(*pid)) {
             let _ = fs::write(self.folder.path().join(NOT_LOADED), "");
+            process::kill_all(&processes);
+        } else if self.detector.lock().unwrap_or_else(PoisonError::into_inner).look(self.folder.path(), &processes[..processes.len() - 1]) {
             process::kill_all(&processes);
         }
     }
@@ -190,13 +195,14 @@ impl Prepared {
         self.watch.folder.path()
     }
 
-    /// Kills the started program if one of its processes lacks our library. [`Self::ended`] then fails.
+    /// Kills the started program if one of its processes lacks our library, so that [`Self::ended`] fails, or if its ranks hang.
     pub fn look(&self, program: pid_t) {
         self.watch.look(program);
     }
 
     /// Records the end of the program. Fails if a process ran without our library.
     pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
+        let end = if Hang::is_in(self.folder()) { End::Code(hang::EXIT_CODE) } else { end };
         let ended = Ended { end, folder: self.watch.folder };
         let is_not_loaded = [NOT_LOADED, UNLOADED].iter().any(|mark| ended.folder().join(mark).exists());
         if is_not_loaded { Err(LaunchError::NotLoaded) } else { Ok(ended) }
@@ -216,7 +222,7 @@ impl Launch<'_> {
         let (program, arguments) = self.command.split_first().ok_or_else(nothing)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
-        Ok(Prepared { command, watch: Watch { folder, libraries: self.setup.libraries.clone() } })
+        Ok(Prepared { command, watch: Watch { folder, libraries: self.setup.libraries.clone(), detector: Mutex::default() } })
     }
 
     /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older GNU C library, all stub libraries are loaded into each
@@ -261,6 +267,8 @@ impl Launch<'_> {
             vec![(RUN, run.into()), ("PYTHONPATH", hook), (EXPECTED, libraries.core.clone().into())];
         set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
         set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
+        // A hang shows where ranks ran out of memory.
+        set.extend(self.machine.has_several_devices().then(|| (PLACES, "1".into())));
         match self.machine {
             Machine::Simulated(settings) => {
                 set.extend([

@@ -5,6 +5,7 @@
 //! 2. [`imports`] reads what they import from NVIDIA's libraries. [`stubs`] and [`stub_library`] make the stub libraries, and
 //!    [`cache`] keeps them.
 //! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real GPU with a limit.
+//!    [`hang`] finds ranks that wait forever.
 //! 4. [`record`] collects the files that its processes wrote, [`summary`] prints them, and [`timeline`] orders the memory events
 //!    of a process.
 //!
@@ -16,6 +17,7 @@ pub mod cache;
 pub mod environment;
 pub mod forked;
 mod guardian;
+pub mod hang;
 pub mod imports;
 pub mod large_pages;
 pub mod launch;

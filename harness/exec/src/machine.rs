@@ -26,6 +26,10 @@ impl Machine {
         }
     }
 
+    pub(crate) const fn has_several_devices(&self) -> bool {
+        matches!(self, Self::Simulated(settings) if settings.devices > 1)
+    }
+
     /// Returns the memory that each process takes before its first allocation.
     pub fn context_overhead(&self) -> Bytes {
         match self {
@@ -53,7 +57,13 @@ impl Machine {
             Self::Simulated(settings) => Some(settings.addresses),
             Self::Real(..) => None,
         };
-        Trial { memory: self.memory(), addresses, alloc_conf: alloc_conf.map(str::to_owned), faults: self.injected().0.to_vec() }
+        Trial {
+            memory: self.memory(),
+            addresses,
+            alloc_conf: alloc_conf.map(str::to_owned),
+            faults: self.injected().0.to_vec(),
+            faulty_device: None,
+        }
     }
 
     /// Returns this machine with the parameters of a trial.
@@ -62,7 +72,7 @@ impl Machine {
         match self {
             Self::Simulated(settings) => {
                 let addresses = trial.addresses.unwrap_or(settings.addresses);
-                Self::Simulated(Settings { memory, addresses, faults, ..settings.clone() })
+                Self::Simulated(Settings { memory, addresses, faults, faulty_device: trial.faulty_device, ..settings.clone() })
             }
             Self::Real(ordinal, limits) => Self::Real(*ordinal, Limits { memory: Some(memory), faults, ..limits.clone() }),
         }

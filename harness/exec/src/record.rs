@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{launch, machine::Machine, process::End};
+use crate::{hang::Hang, launch, machine::Machine, process::End};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,6 +24,12 @@ pub struct Record {
     pub settings: String,
     /// Peak bytes held by all processes together, contexts included, by device. Empty if other programs shared the devices.
     pub peak_held: Vec<u64>,
+    /// The ranks that wait forever, if the run was stopped because of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang: Option<Hang>,
+    /// The first call of a process whose size differs from that of another rank, if values are not computed. Then sizes that ranks agree on may differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub different_sizes: Option<String>,
     /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
 }
@@ -112,13 +119,18 @@ impl Process {
 }
 
 impl Record {
-    /// Returns whether an exception ended a process that can depend on values which the program read back.
+    /// Returns whether the end of the program can depend on values which it read back: by an exception, or by a hang that no lack of memory explains.
     pub fn error_depends_on_values(&self) -> bool {
         let depends = |torch: &TorchRecord| {
             // Lines of code are indented.
             let mut message = torch.traceback.iter().filter(|line| !line.starts_with(' '));
             !torch.ended_out_of_memory && message.any(|line| ERRORS_OF_VALUES.iter().any(|text| line.contains(text)))
         };
+        let is_unexplained = |hang: &Hang| hang.ranks.iter().all(|rank| rank.out_of_memory.is_none());
+        let injected = self.used().flat_map(|process| &process.devices).any(|device| device.injected > 0);
+        if self.hang.as_ref().is_some_and(is_unexplained) && !injected {
+            return true;
+        }
         self.used().any(|process| process.torch.as_ref().is_some_and(depends) && process.devices.iter().all(|device| device.injected == 0))
     }
 
@@ -147,7 +159,9 @@ impl Record {
             Err(error) => return Err(error),
         };
         let processes = processes.into_values().collect();
-        Ok(Self { exit_code: end.exit_code(), signal: end.signal(), gpu, settings, peak_held, processes })
+        let different_sizes = numbered(run, SIZES, "")?.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
+        let hang = Hang::read(run)?;
+        Ok(Self { exit_code: end.exit_code(), signal: end.signal(), gpu, settings, peak_held, hang, different_sizes, processes })
     }
 
     /// Counts the calls that this latency slowed down, over all processes.

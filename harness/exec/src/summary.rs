@@ -28,6 +28,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
             let _ = writeln!(text, "all processes: {device}peak of {} held together, of {}", Bytes(*held), settings.memory);
         }
     }
+    text += &hang(record);
     text += &ended_by_signal(record);
     text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
@@ -89,6 +90,19 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
             let _ = writeln!(text, "{who}{index}{}", of_device(device));
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
+    }
+    text
+}
+
+/// Who waits for whom, and ranks that call a collective with different sizes.
+fn hang(record: &Record) -> String {
+    let mut text = String::new();
+    if let Some(hang) = &record.hang {
+        text += "hang: the run was stopped, because ranks wait forever\n";
+        hang.lines().iter().for_each(|line| text += &format!("  {line}\n"));
+    }
+    if let Some(sizes) = &record.different_sizes {
+        let _ = writeln!(text, "different sizes: {sizes}; with `--values cpu`, which exchanges all data, this is an error");
     }
     text
 }

@@ -25,6 +25,8 @@ pub struct Trial {
     pub alloc_conf: Option<String>,
     /// Allocation attempts that fail.
     pub faults: Vec<Fault>,
+    /// The only device whose attempts count, which is that of one rank.
+    pub faulty_device: Option<u32>,
 }
 
 /// A program, its first run, and the number of parallel runs. `E` says why it cannot be run.

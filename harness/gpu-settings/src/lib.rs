@@ -3,6 +3,7 @@
 pub mod arrays;
 pub mod attempts;
 pub mod calls;
+pub mod collectives;
 pub mod counters;
 pub mod driver;
 pub mod ffi;

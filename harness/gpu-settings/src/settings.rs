@@ -56,6 +56,9 @@ pub struct Settings {
     /// The version of cuDNN: major · 10000 + minor · 100 + patch.
     pub cudnn: u32,
     pub faults: Vec<Fault>,
+    /// The only device whose attempts the faults count.
+    #[serde(default)]
+    pub faulty_device: Option<u32>,
     pub latencies: Vec<Latency>,
     pub kernels: Kernels,
     pub mapping: bool,
@@ -155,6 +158,7 @@ impl Settings {
             cuda: Cuda::V13,
             cudnn: 91_900,
             faults: Vec::new(),
+            faulty_device: None,
             latencies: Vec::new(),
             kernels: Kernels::NoOp,
             mapping: true,

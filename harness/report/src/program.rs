@@ -43,6 +43,7 @@ impl Program<'_> {
                 let cause = process::cause_of(signal).map(|cause| format!(" ({cause})")).unwrap_or_default();
                 format!("Signal {signal}{cause} ended the program")
             }
+            None if self.record.hang.is_some() => "The run was stopped, because its ranks wait forever".to_owned(),
             None if self.record.exit_code == 0 => "The program ended well".to_owned(),
             None if self.ended_out_of_memory() => {
                 format!("An out of memory error ended the program, with exit code {}", self.record.exit_code)
@@ -94,6 +95,9 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     let mut page = Page::default();
     page.block(format!("# {}", prose(program.command)));
     page.block(format!("**{}**", prose(&program.sentence())));
+    if let Some(hang) = &program.record.hang {
+        page.list(hang.lines().iter().map(|line| prose(line)));
+    }
     if let Some(picture) = picture {
         page.block(format!("![Reserved and allocated over {}]({picture})", clock(program.machine).name));
     }

@@ -36,7 +36,7 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     text.important(&sentence, is_bad);
     if !grid.rows.is_empty() {
         // Reports and JSON have all columns.
-        let is_shown = |head: &str| !matches!(trials, Trials::Faults(..)) || ["attempt", "location", "outcome"].contains(&head);
+        let is_shown = |head: &str| !matches!(trials, Trials::Faults(..)) || ["rank", "attempt", "location", "outcome"].contains(&head);
         text.line("");
         text.table(&grid.with_columns(is_shown), 2, None);
     }
@@ -92,10 +92,16 @@ fn sentence_of_faults(report: &FaultReport) -> String {
         ));
     }
     let mut ends: BTreeMap<(&Outcome, String), usize> = BTreeMap::new();
-    for case in report.cases.iter().filter(|case| !well(case)) {
+    // The table has who waits for whom.
+    let hangs = |case: &&Case| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
+    let hanging = report.cases.iter().filter(hangs).count();
+    for case in report.cases.iter().filter(|case| !well(case) && !hangs(case)) {
         // The location of an OutOfMemoryError completes outcomes that do not name it.
         let place = case.stack.first().map_or_else(String::new, |frame| format!(" at {}", frame.short()));
         *ends.entry((&case.outcome, place)).or_default() += 1;
+    }
+    if hanging > 0 {
+        parts.push(format!("{} its ranks hang", times(hanging)));
     }
     parts.extend(ends.iter().map(|((outcome, place), count)| format!("{} it {}", times(*count), ending(outcome, place))));
     parts.join("; ") + "."
@@ -109,7 +115,7 @@ fn ending(outcome: &Outcome, place: &str) -> String {
         Outcome::OtherError { error } => format!("ends with `{}`{after}", words::shortened(error, LONGEST_ERROR)),
         Outcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
         Outcome::Signal { signal } => format!("ends with signal {signal}{after}"),
-        Outcome::Hang => format!("exceeds its time limit{after}"),
+        Outcome::Hang { .. } => format!("exceeds its time limit{after}"),
         Outcome::NotReached => "does not reach the allocation to fail".to_owned(),
     }
 }
@@ -122,7 +128,10 @@ fn outcome_cell(outcome: &Outcome) -> String {
         Outcome::OtherError { error } => words::shortened(error, LONGEST_ERROR),
         Outcome::ExitCode { exit_code } => format!("exit code {exit_code}"),
         Outcome::Signal { signal } => format!("signal {signal}"),
-        Outcome::Hang => "hang".to_owned(),
+        Outcome::Hang { ranks } => match ranks.first() {
+            Some(waits) => format!("hang: {waits}"),
+            None => "hang".to_owned(),
+        },
         Outcome::NotReached => "not reached".to_owned(),
     }
 }
@@ -138,6 +147,7 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
         let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", but not as the last message" } else { "" };
         let work = (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
         vec![
+            words::or_nothing(case.rank),
             case.attempt.to_string(),
             Bytes(case.size).to_string(),
             words::or_nothing(place),
@@ -149,17 +159,22 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
             words::or_nothing(work),
         ]
     };
-    let heads = ["attempt", "size", "location", "outcome", "single failure"];
+    let heads = ["rank", "attempt", "size", "location", "outcome", "single failure"];
     let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"];
-    Grid::new("rrlllr", heads.into_iter().chain(figures), report.cases.iter().map(cells))
+    let grid = Grid::new("rrrlllr", heads.into_iter().chain(figures), report.cases.iter().map(cells));
+    let has_ranks = report.cases.iter().any(|case| case.rank.is_some());
+    grid.with_columns(|head| has_ranks || head != "rank")
+}
+
+fn numbered(case: &Case) -> String {
+    case.rank.map_or_else(|| case.attempt.to_string(), |rank| format!("{} of rank {rank}", case.attempt))
 }
 
 fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Vec<String> {
     let first = &report.first;
     let interrupted = (report.left_out > 0).then(|| format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
     let expectation = expectation.map(|expectation| {
-        let missed: Vec<String> =
-            report.cases.iter().filter(|case| !case.meets(expectation)).map(|case| case.attempt.to_string()).collect();
+        let missed: Vec<String> = report.cases.iter().filter(|case| !case.meets(expectation)).map(numbered).collect();
         let what = match expectation {
             Expectation::Recovers => "recovers",
             Expectation::EndsCleanly => "recovers or ends cleanly",
@@ -179,7 +194,8 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
     let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
     let (served, runs) = (alone.iter().filter(|outcome| ***outcome == Outcome::ServedByRetry).count(), words::count(alone.len(), "run"));
     let alone = (!alone.is_empty()).then(|| format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}."));
-    let several = (first.processes > 1).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
+    let has_ranks = report.cases.iter().any(|case| case.rank.is_some());
+    let several = (first.processes > 1 && !has_ranks).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
     [interrupted, expectation, Some(figures), alone, several].into_iter().flatten().collect()
 }
 

@@ -176,7 +176,9 @@ impl State {
         get: impl FnOnce(&mut Self) -> Result<T, Code>,
     ) -> (Result<T, Code>, bool) {
         let held = device.and_then(|index| self.devices.get_mut(index)).map_or(Bytes::ZERO, DeviceMemory::used);
-        let injected = self.attempts.fails(call, size);
+        self.attempts.open();
+        let is_faulty = |faulty: u32| device.and_then(|index| machine.visible.get(index)) == Some(&faulty);
+        let injected = machine.settings.faulty_device.is_none_or(is_faulty) && self.attempts.fails(call, size);
         let got = if injected { Err(Code::OutOfMemory) } else { get(self) };
         let outcome = match (&got, injected) {
             (_, true) => Outcome::Injected,

@@ -37,6 +37,8 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             gpu: settings.gpu.name.clone(),
             settings: settings.to_string(),
             peak_held: vec![7 << 30],
+            hang: None,
+            different_sizes: None,
             processes,
         },
         settings,

@@ -10,7 +10,7 @@ use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
-    Trial { memory, addresses: Some(AddressOrder::Linux), alloc_conf: None, faults: Vec::new() }
+    Trial { memory, addresses: Some(AddressOrder::Linux), alloc_conf: None, faults: Vec::new(), faulty_device: None }
 }
 
 /// Returns a successful run with attempts of these sizes in MiB.
@@ -37,6 +37,8 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         slow_calls: Vec::new(),
         attempts: sizes.iter().map(attempt).collect(),
         errors: Vec::new(),
+        ranks: Vec::new(),
+        hang: None,
         ended_out_of_memory: false,
         last_lines: Vec::new(),
     }

@@ -4,7 +4,8 @@
 //! n and n + 1.
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::{attempts, settings::Fault};
+use harness_gpu_settings::attempts::{self, Attempt};
+use harness_gpu_settings::settings::Fault;
 use serde::Serialize;
 
 use super::observed::{Ending, Frame, Observed};
@@ -46,7 +47,7 @@ pub struct FaultReport {
 /// The run without failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct First {
-    /// Device allocation attempts of the process that made the most.
+    /// Device allocation attempts of all ranks, or else of the process that made the most.
     pub attempts: usize,
     /// Processes that used the GPU. The attempt fails in each of them.
     pub processes: usize,
@@ -61,6 +62,9 @@ pub struct First {
 /// A run in which an attempt and the next one failed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
+    /// The rank, which is its device, if the program has several. Each rank counts its own attempts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
     /// The first failed attempt, counted from 1.
     pub attempt: u64,
     pub size: u64,
@@ -101,8 +105,8 @@ pub enum Outcome {
     ExitCode { exit_code: u8 },
     /// With a signal.
     Signal { signal: u8 },
-    /// The run exceeded its time limit.
-    Hang,
+    /// Ranks waited forever, as these lines describe, or the run exceeded its time limit, if there are none.
+    Hang { ranks: Vec<String> },
     /// The run ended before the attempt that should fail.
     NotReached,
 }
@@ -118,34 +122,66 @@ impl Case {
 }
 
 pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
-    let sizes = program.first.sizes();
-    let chosen = plan.which.choose(&sizes);
-    let alone: Vec<u64> = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };
-    let faults: Vec<Fault> = chosen.iter().map(|first| failing(*first, 2)).chain(alone.iter().map(|first| failing(*first, 1))).collect();
-    let trials: Vec<Trial> = faults.iter().map(|fault| Trial { faults: vec![*fault], ..program.trial.clone() }).collect();
+    let places = places(program.first);
+    let chosen: Vec<Place> = chosen(&places, plan.which);
+    let alone: Vec<Place> = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };
+    let trial =
+        |place: &Place, count| Trial { faults: vec![failing(place.attempt, count)], faulty_device: place.rank, ..program.trial.clone() };
+    let trials: Vec<Trial> = chosen.iter().map(|place| trial(place, 2)).chain(alone.iter().map(|place| trial(place, 1))).collect();
     let mut runs = program.run(&trials)?;
     let lone_runs = runs.split_off(chosen.len());
     let left_out = runs.iter().chain(&lone_runs).filter(|run| run.is_none()).count();
-    let mut cases: Vec<Case> = faults.iter().zip(runs).filter_map(|(fault, run)| Some(case(fault, program.first, &run?))).collect();
-    for (first, run) in alone.iter().zip(lone_runs) {
-        if let (Some(run), Some(case)) = (run, cases.iter_mut().find(|case| case.attempt == *first)) {
-            case.alone = Some(outcome(&failing(*first, 1), program.first, &run));
+    let mut cases: Vec<Case> = chosen.iter().zip(runs).filter_map(|(place, run)| Some(case(place, program.first, &run?))).collect();
+    for (place, run) in alone.iter().zip(lone_runs) {
+        if let (Some(run), Some(case)) = (run, cases.iter_mut().find(|case| (case.rank, case.attempt) == (place.rank, place.attempt))) {
+            case.alone = Some(outcome(&failing(place.attempt, 1), &program.first.of_rank(place.rank), &run.of_rank(place.rank)));
         }
     }
-    Ok(FaultReport { first: First::new(program.first), chosen: plan.which.described(sizes.len()), cases, left_out })
+    Ok(FaultReport { first: First::new(program.first), chosen: plan.which.described(places.len()), cases, left_out })
+}
+
+/// An attempt, counted from 1, of a rank if there are several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    rank: Option<u32>,
+    attempt: u64,
+    size: Bytes,
+}
+
+/// The attempts of all ranks, or else of the process that made the most.
+fn places(first: &Observed) -> Vec<Place> {
+    let of = |rank: Option<u32>, attempts: &[Attempt]| {
+        let place = |(index, attempt): (usize, &Attempt)| Place { rank, attempt: index as u64 + 1, size: attempt.size };
+        attempts.iter().enumerate().map(place).collect::<Vec<_>>()
+    };
+    if first.ranks.is_empty() {
+        return of(None, &first.attempts);
+    }
+    first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device())).collect()
+}
+
+fn chosen(places: &[Place], which: Which) -> Vec<Place> {
+    let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
+    which.choose(&sizes).into_iter().map(|number| places[number as usize - 1]).collect()
 }
 
 /// Returns the number of runs that [`every_fault`] makes.
 pub fn runs(first: &Observed, plan: Plan) -> usize {
-    let chosen = plan.which.choose(&first.sizes()).len();
+    let chosen = chosen(&places(first), plan.which).len();
     chosen + if plan.alone { chosen } else { chosen.min(ALONE) }
 }
 
 impl First {
     fn new(observed: &Observed) -> Self {
-        let Observed { attempts, processes, allocated_at_end, peak_reserved, submitted, .. } = observed;
+        let Observed { processes, allocated_at_end, peak_reserved, submitted, .. } = observed;
         let allocated_at_end = allocated_at_end.map(Bytes::get);
-        Self { attempts: attempts.len(), processes: *processes, allocated_at_end, peak_reserved: peak_reserved.0, submitted: *submitted }
+        Self {
+            attempts: places(observed).len(),
+            processes: *processes,
+            allocated_at_end,
+            peak_reserved: peak_reserved.0,
+            submitted: *submitted,
+        }
     }
 }
 
@@ -153,7 +189,8 @@ const fn failing(first: u64, count: u64) -> Fault {
     Fault { call: None, first, count, min_size: Bytes::ZERO }
 }
 
-fn case(fault: &Fault, first: &Observed, run: &Observed) -> Case {
+fn case(place: &Place, first: &Observed, run: &Observed) -> Case {
+    let (fault, first, run) = (&failing(place.attempt, 2), &first.of_rank(place.rank), &run.of_rank(place.rank));
     let failed = fault.first as usize;
     let size_of = |observed: &Observed, attempt: usize| observed.attempts.get(attempt).map(|attempt| attempt.size.0);
     let error = run.errors.iter().find(|error| error.attempts >= fault.first);
@@ -161,6 +198,7 @@ fn case(fault: &Fault, first: &Observed, run: &Observed) -> Case {
     let bearable = first.allocated_at_end.map_or(MORE, |bytes| Bytes(bytes.0 / 100).max(MORE));
     let is_code = |ending: Ending| matches!(ending, Ending::By(End::Code(code)) if code != 0);
     Case {
+        rank: place.rank,
         attempt: fault.first,
         size: size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default(),
         outcome: outcome(fault, first, run),
@@ -182,10 +220,13 @@ fn difference(bytes: Bytes, than: Bytes) -> i64 {
 
 fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     let end = match run.ending {
-        Ending::Hang => return Outcome::Hang,
+        Ending::Hang => return Outcome::Hang { ranks: Vec::new() },
         Ending::By(_) if !attempts::reach(&run.attempts, fault) => return Outcome::NotReached,
         Ending::By(end) => end,
     };
+    if let Some(hang) = &run.hang {
+        return Outcome::Hang { ranks: hang.lines() };
+    }
     let raised = run.ooms > first.ooms || run.errors.iter().any(|error| error.attempts >= fault.first);
     match end {
         End::Signal(signal) => Outcome::Signal { signal },

@@ -1,5 +1,7 @@
 //! [`Observed`] is the outcome of one run, read from the files in the folder of the run.
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -8,6 +10,7 @@ use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::{calls::Call, latency::Latency};
 use serde::{Deserialize, Serialize};
 
+use crate::hang::Hang;
 use crate::process::End;
 use crate::record::{Record, SlowCalls, numbered, struck};
 
@@ -44,10 +47,29 @@ pub struct Observed {
     pub attempts: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
+    /// The same of each rank, which is the process with the most attempts on a device. Empty if all processes use one device.
+    pub ranks: Vec<RankAttempts>,
+    /// The ranks that wait forever, if the run was stopped because of them.
+    pub hang: Option<Hang>,
     /// `true` if an uncaught OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
     /// The last lines of its standard error, if kept.
     pub last_lines: Vec<String>,
+}
+
+/// Device allocation attempts and out of memory errors of a rank, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankAttempts {
+    pub device: u32,
+    pub attempts: Vec<Attempt>,
+    pub errors: Vec<OutOfMemory>,
+}
+
+impl RankAttempts {
+    /// The attempts on the rank's own device.
+    pub(crate) fn of_device(&self) -> Vec<Attempt> {
+        self.attempts.iter().filter(|attempt| attempt.device == self.device).copied().collect()
+    }
 }
 
 /// An OutOfMemoryError of PyTorch, as recorded by the hook.
@@ -90,7 +112,12 @@ impl Observed {
         let torches = || record.processes.iter().filter_map(|process| process.torch.as_ref());
         let devices = || record.processes.iter().flat_map(|process| &process.devices);
         let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
-        let (attempts, errors) = attempts_and_errors(folder, counters)?;
+        let mut ranks = attempts_of_ranks(folder, counters)?;
+        let most = ranks.iter().rev().max_by_key(|rank| rank.attempts.len()).cloned();
+        let (attempts, errors) = most.map(|rank| (rank.attempts, rank.errors)).unwrap_or_default();
+        if ranks.len() == 1 {
+            ranks.clear();
+        }
         Ok(Self {
             ending,
             processes: record.processes.iter().filter(|process| process.used_gpu()).count(),
@@ -104,6 +131,8 @@ impl Observed {
             slow_calls: record.processes.iter().flat_map(|process| process.slow_calls.clone()).collect(),
             attempts,
             errors,
+            ranks,
+            hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
         })
@@ -113,8 +142,13 @@ impl Observed {
         latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
-    pub fn sizes(&self) -> Vec<Bytes> {
-        self.attempts.iter().map(|attempt| attempt.size).collect()
+    /// Returns this run with the attempts and errors of a rank in place of those of the process with the most.
+    #[must_use]
+    pub(crate) fn of_rank(&self, rank: Option<u32>) -> Cow<'_, Self> {
+        let Some(rank) = rank else { return Cow::Borrowed(self) };
+        let found = self.ranks.iter().find(|of| of.device == rank);
+        let (attempts, errors) = found.map(|rank| (rank.of_device(), rank.errors.clone())).unwrap_or_default();
+        Cow::Owned(Self { attempts, errors, ..self.clone() })
     }
 
     /// Returns the last nonempty line of the error output.
@@ -123,22 +157,26 @@ impl Observed {
     }
 }
 
-/// Reads the process with the most device allocation attempts. In a tie, the lowest process ID wins.
-fn attempts_and_errors(folder: &Path, counters: &Path) -> io::Result<(Vec<Attempt>, Vec<OutOfMemory>)> {
-    let mut most: (u32, Vec<Attempt>) = Default::default();
+/// Reads the process with the most attempts on each device, which the process mostly uses. In a tie, the lowest process ID wins.
+fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttempts>> {
+    let mut most: BTreeMap<u32, (u32, Vec<Attempt>)> = BTreeMap::new();
     for (pid, path) in numbered(counters, "", attempts::ENDING)? {
         let made = Attempt::read(&path)?;
-        if on_device(&made).count() > on_device(&most.1).count() {
-            most = (pid, made);
+        let devices: BTreeSet<u32> = on_device(&made).map(|attempt| attempt.device).collect();
+        let of = |device: u32, made: &[Attempt]| on_device(made).filter(|attempt| attempt.device == device).count();
+        let Some(device) = devices.into_iter().rev().max_by_key(|device| of(*device, &made)) else { continue };
+        if most.get(&device).is_none_or(|(_, other)| of(device, other) < of(device, &made)) {
+            most.insert(device, (pid, made));
         }
     }
-    let (pid, all) = most;
-    let errors = OutOfMemory::of_process(folder, pid).into_iter().map(|error| {
-        let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
-        OutOfMemory { attempts: before.filter(|attempt| attempt.call != Call::HostAlloc).count() as u64, ..error }
-    });
-    let errors = errors.collect();
-    Ok((on_device(&all).copied().collect(), errors))
+    let rank = |(device, (pid, all)): (u32, (u32, Vec<Attempt>))| {
+        let errors = OutOfMemory::of_process(folder, pid).into_iter().map(|error| {
+            let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
+            OutOfMemory { attempts: before.filter(|attempt| attempt.call != Call::HostAlloc).count() as u64, ..error }
+        });
+        RankAttempts { device, errors: errors.collect(), attempts: on_device(&all).copied().collect() }
+    };
+    Ok(most.into_iter().map(rank).collect())
 }
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {

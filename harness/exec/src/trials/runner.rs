@@ -66,7 +66,7 @@ impl Runner<'_> {
         let folder = ended.folder();
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
-        let ending = end.map_or(Ending::Hang, Ending::By);
+        let ending = end.map_or(Ending::Hang, |_| Ending::By(ended.end));
         let (_, observed) = machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
@@ -88,12 +88,18 @@ fn name(trial: &Trial) -> String {
         .faults
         .iter()
         .map(|fault| if fault.count == 1 { format!("fault-{}-alone", fault.first) } else { format!("fault-{}", fault.first) });
+    let rank = trial.faulty_device.map(|device| format!("rank-{device}"));
     let machine = || {
         let order = trial.addresses.map(|order| format!("-{order}"));
         format!("{}{}", trial.memory.0 >> 20, order.unwrap_or_default())
     };
     let conf = trial.alloc_conf.as_deref().map(harness_base::files::slug);
-    fault.chain(trial.faults.is_empty().then(machine)).chain(conf.filter(|conf| !conf.is_empty())).collect::<Vec<_>>().join("-")
+    rank.into_iter()
+        .chain(fault)
+        .chain(trial.faults.is_empty().then(machine))
+        .chain(conf.filter(|conf| !conf.is_empty()))
+        .collect::<Vec<_>>()
+        .join("-")
 }
 
 fn keep(folder: &Path, logs: &Path, name: &str) -> Result<(), RunnerError> {

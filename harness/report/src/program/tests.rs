@@ -48,6 +48,8 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         signal: None,
         gpu: settings.gpu.name.clone(),
         settings: settings.to_string(),
+        hang: None,
+        different_sizes: None,
         peak_held: vec![400 << 20],
         processes: vec![process],
     };

@@ -10,6 +10,7 @@ const MIB: u64 = 1 << 20;
 fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
     let frame = Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() };
     Case {
+        rank: None,
         attempt,
         size: 20 * MIB,
         is_clean_end: outcome == Outcome::OutOfMemory,
@@ -38,7 +39,7 @@ fn mixed() -> FaultReport {
         case(5, Outcome::Recovered, 50),
         case(6, Outcome::OtherError { error: "UnboundLocalError: cannot access local variable 'loss'".to_owned() }, 50),
         case(7, Outcome::Signal { signal: 11 }, 51),
-        case(8, Outcome::Hang, 51),
+        case(8, Outcome::Hang { ranks: Vec::new() }, 51),
         case(9, Outcome::ExitCode { exit_code: 3 }, 51),
         case(10, Outcome::NotReached, 51),
     ];
@@ -58,6 +59,19 @@ fn every_way_to_end_is_summed_up_in_a_sentence_and_shown_in_a_table() {
 fn a_page_of_markdown_says_the_same() {
     let report = FaultReport { left_out: 3, first: First { processes: 2, ..mixed().first }, ..mixed() };
     insta::assert_snapshot!(markdown(Trials::Faults(&report, Some(Expectation::EndsCleanly))));
+}
+
+#[test]
+fn the_table_of_several_ranks_shows_who_waits_for_whom() {
+    let waits = "rank 0 waits in all_reduce of 8 float32 (number 7) at train.py:90 for rank 1";
+    let hang = Outcome::Hang { ranks: vec![waits.to_owned(), "rank 1 has ended".to_owned()] };
+    let of_rank = |rank, case: Case| Case { rank: Some(rank), ..case };
+    let report = report(vec![of_rank(0, case(1, Outcome::Recovered, 50)), of_rank(1, case(4, hang, 88))]);
+    let text = text(Trials::Faults(&report, Some(Expectation::EndsCleanly)), Style::Plain, None);
+    assert!(text.starts_with("The program recovers from 1 of 2 injected failures; once its ranks hang.\n"), "{text}");
+    for part in ["rank  attempt", &format!("   1        4  train.py:88 step  hang: {waits}\n"), "attempts: 4 of rank 1."] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
 }
 
 #[test]

@@ -1,25 +1,28 @@
-//! A model of NCCL for processes on one machine. With [`Values::Cpu`], the processes exchange their data ([`peers`]). Otherwise, or if one process has
-//! all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go different ways.
+//! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]). With [`Values::Cpu`], they exchange their data. Otherwise, or
+//! if one process has all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go
+//! different ways.
 //!
-//! A collective is done when its call returns. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
+//! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a moment, and the next call of the host that waits for the
+//! device waits for the rest ([`settle`]), as on a GPU. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
 
 mod peers;
 mod reduce;
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::hash::{Hash as _, Hasher as _};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::{cell::RefCell, env, mem::MaybeUninit, path::Path};
+use std::hash::{Hash, Hasher as _};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{cell::RefCell, env, mem::MaybeUninit, path::Path, slice, time::Duration};
 
 use harness_allocator::hash::Mixer;
+use harness_gpu_settings::collectives::{Call, Operation};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
 
-use self::peers::{Failure, Peers};
-use crate::contents;
+use self::peers::{Failure, Needs, Peers};
 use crate::world::{State, machine};
+use crate::{contents, runtime};
 
 /// Version 2.28.9.
 const VERSION: c_int = 22_809;
@@ -32,14 +35,16 @@ const SYSTEM_ERROR: c_int = 2;
 const INVALID_USAGE: c_int = 5;
 /// `ncclRemoteError`.
 const REMOTE_ERROR: c_int = 6;
+/// How long a call waits for other ranks, if values are not computed.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 struct Communicator {
     ranks: usize,
     rank: usize,
-    /// The number of splits so far.
-    splits: AtomicU32,
+    /// The number of communicators made of it so far.
+    children: AtomicU32,
     /// The other ranks, if each has a process.
-    peers: Option<Peers>,
+    peers: Option<Arc<Peers>>,
 }
 
 /// `ncclUniqueId`, passed by value.
@@ -70,28 +75,40 @@ export! {
     ncclCommInitRankScalable(
         into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, _: c_int, ids: Option<&UniqueId>, _: *const c_void
     ) = create(into, ranks, rank, ids.map(|first| first.0[0]));
-    ncclCommDestroy, ncclCommAbort(_: Option<Box<Communicator>>) = 0;
+    ncclCommDestroy(communicator: Option<Box<Communicator>>) = {
+        settle();
+        communicator.map_or(0, |communicator| communicator.leave(false))
+    };
+    ncclCommAbort(communicator: Option<Box<Communicator>>) = communicator.map_or(0, |communicator| communicator.leave(true));
+    ncclCommRevoke(communicator: &Communicator, _: c_int) = communicator.leave(true);
+    ncclCommFinalize(_: *const Communicator) = {
+        settle();
+        0
+    };
+    ncclCommGetUniqueId(_: *const Communicator, id: Out<'_, UniqueId>) = ncclGetUniqueId(id);
+    ncclMemAlloc(address: Out<'_, usize>, size: usize) = cuda_status(runtime::cudaMalloc(address, size));
+    ncclMemFree(address: usize) = cuda_status(runtime::cudaFree(address));
     ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) = answer(write(count, communicator.ranks as c_int));
     ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) = answer(write(rank, communicator.rank as c_int));
     ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
-        communicator.gather("all_gather", None, from, to, count * element(kind));
+        communicator.gather(call(Operation::AllGather, None, count, kind), from, to);
     ncclGather(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.gather("gather", Some(root), from, to, count * element(kind));
+        communicator.gather(call(Operation::Gather, Some(root), count, kind), from, to);
     ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
-        communicator.all_to_all(from, to, count * element(kind));
+        communicator.all_to_all(call(Operation::AllToAll, None, count, kind), from, to);
     ncclScatter(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.scatter(root, from, to, count * element(kind));
+        communicator.scatter(call(Operation::Scatter, Some(root), count, kind), from, to);
     ncclReduceScatter(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, communicator: &Communicator, _: usize) =
-        communicator.reduce("reduce_scatter", None, [from, to, count], kind, operation);
+        communicator.reduce(call(Operation::ReduceScatter, None, count, kind), from, to, operation);
     ncclAllReduce(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, communicator: &Communicator, _: usize) =
-        communicator.reduce("all_reduce", None, [from, to, count], kind, operation);
+        communicator.reduce(call(Operation::AllReduce, None, count, kind), from, to, operation);
     ncclReduce(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.reduce("reduce", Some(root), [from, to, count], kind, operation);
+        communicator.reduce(call(Operation::Reduce, Some(root), count, kind), from, to, operation);
     ncclRedOpCreatePreMulSum(operation: Out<'_, c_int>, scalar: *const u8, kind: c_int, residence: c_int, _: *const Communicator) = {
         let len = element(kind);
         let bytes = match residence {
             // SAFETY: the program passes an element in host memory.
-            1 => Some(unsafe { std::slice::from_raw_parts(scalar, len) }.to_vec()),
+            1 => Some(unsafe { slice::from_raw_parts(scalar, len) }.to_vec()),
             _ => contents::read(&mut machine().state(), scalar.expose_provenance() as u64, len),
         };
         let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,16 +119,19 @@ export! {
     ncclGroupStart() = in_group(|group| group.depth += 1);
     ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
     ncclBroadcast(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.broadcast(root, from, to, count * element(kind));
+        communicator.broadcast(call(Operation::Broadcast, Some(root), count, kind), from, to);
     ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
         ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
     ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) =
         communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
     ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
         let buffer = Buffer { address: to, bytes: count * element(kind) };
-        match communicator.others() {
-            Some(_) => group.from_others.push(Receive { communicator, peer: peer as usize, buffer }),
-            None => group.received.push(buffer),
+        let is_exchanged = communicator.others().is_some();
+        if let Some(peers) = &communicator.peers {
+            group.from_others.push((Arc::clone(peers), peer as usize, Some(buffer).filter(|_| is_exchanged)));
+        }
+        if !is_exchanged {
+            group.received.push(buffer);
         }
     });
 }
@@ -154,7 +174,7 @@ fn failed(failure: &Failure) -> c_int {
     eprintln!("simulated GPU: {failure}");
     LAST_FAILURE.set(CString::new(failure.to_string()).unwrap_or_default());
     match failure {
-        Failure::Ended { .. } => REMOTE_ERROR,
+        Failure::Aborted => REMOTE_ERROR,
         Failure::Mismatch { .. } => INVALID_USAGE,
         Failure::Io(_) => SYSTEM_ERROR,
     }
@@ -163,11 +183,13 @@ fn failed(failure: &Failure) -> c_int {
 fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
     let (ranks, rank) = (ranks as usize, rank as usize);
     let joined = match (id.filter(|_| ranks > 1), env::var_os(RUN)) {
-        (Some(id), Some(folder)) => Peers::join(Path::new(&folder), id, ranks, rank).map(Some),
+        (Some(id), Some(folder)) => {
+            Peers::join(Path::new(&folder), id, ranks, rank, machine().settings.values == Values::Cpu).map(|peers| Some(Arc::new(peers)))
+        }
         _ => Ok(None),
     };
     let Ok(peers) = joined else { return SYSTEM_ERROR };
-    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, splits: AtomicU32::new(0), peers }))))
+    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, children: AtomicU32::new(0), peers }))))
 }
 
 #[unsafe(no_mangle)]
@@ -183,7 +205,7 @@ unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, 
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
     let Some(peers) = &parent.peers else { return create(into, parent.ranks as c_int, parent.rank as c_int, None) };
-    let parts = match peers.exchange("split".to_owned(), [color, key].map(i32::to_ne_bytes).concat(), |_| true) {
+    let parts = match peers.exchange(call(Operation::Split, None, 0, 0), [color, key].map(i32::to_ne_bytes).concat()) {
         Ok(parts) => parts,
         Err(failure) => return failed(&failure),
     };
@@ -200,9 +222,92 @@ extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, int
     }
     members.sort_unstable();
     let rank = members.iter().position(|member| *member == (key, parent.rank)).unwrap_or(0);
-    let mut hasher = Mixer::default();
-    (peers.id(), parent.splits.fetch_add(1, Ordering::Relaxed), color).hash(&mut hasher);
-    create(into, members.len() as c_int, rank as c_int, Some(hasher.finish()))
+    create(into, members.len() as c_int, rank as c_int, parent.child(&color))
+}
+
+/// Makes a communicator without some ranks, which do not call this.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ncclCommShrink(
+    parent: &Communicator,
+    excluded: *const c_int,
+    count: c_int,
+    into: Out<'_, *mut Communicator>,
+    _: *const c_void,
+    _: c_int,
+) -> c_int {
+    // SAFETY: the program passes an array with this many ranks.
+    let excluded = if count > 0 { unsafe { slice::from_raw_parts(excluded, count as usize) } } else { &[] };
+    let is_member = |rank: &usize| !excluded.contains(&(*rank as c_int));
+    let (ranks, rank) = ((0..parent.ranks).filter(is_member).count(), (0..parent.rank).filter(is_member).count());
+    create(into, ranks as c_int, rank as c_int, parent.child(&(ranks, excluded)))
+}
+
+/// Adds ranks to a communicator. A new rank passes its number, and an old one its communicator. Of those, only one knows the ID.
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommGrow(
+    parent: Option<&Communicator>,
+    ranks: c_int,
+    id: Option<&UniqueId>,
+    rank: c_int,
+    into: Out<'_, *mut Communicator>,
+    _: *const c_void,
+) -> c_int {
+    let id = id.map(|id| id.0[0]);
+    let Some(parent) = parent else { return create(into, ranks, rank, id) };
+    let Some(peers) = &parent.peers else { return create(into, ranks, parent.rank as c_int, id) };
+    match peers.exchange(call(Operation::Grow, None, 0, 0), id.map(u64::to_ne_bytes).map_or_else(Vec::new, Vec::from)) {
+        Ok(parts) => {
+            let id = parts.iter().find_map(|part| part.first_chunk()).map(|id| u64::from_ne_bytes(*id));
+            create(into, ranks, parent.rank as c_int, id)
+        }
+        Err(failure) => failed(&failure),
+    }
+}
+
+/// `ncclUnhandledCudaError` for any error of CUDA.
+fn cuda_status(status: c_int) -> c_int {
+    c_int::from(status != 0)
+}
+
+fn call(operation: Operation, root: Option<c_int>, count: usize, kind: c_int) -> Call {
+    Call { operation, root: root.map(|root| root as usize), count, kind: kind as u8 }
+}
+
+/// Work that waits for other ranks: tries for a time, and returns whether it is done.
+type Work = Box<dyn FnMut(Option<Duration>) -> Result<bool, Failure> + Send>;
+/// Work that other ranks did not join while its call waited, in order.
+static LATE: Mutex<Vec<Work>> = Mutex::new(Vec::new());
+static IS_LATE: AtomicBool = AtomicBool::new(false);
+/// A message arrived after the call that requested it.
+static REQUESTS_EARLY: AtomicBool = AtomicBool::new(false);
+
+/// Does work that waits for other ranks. Without computed values, it may stay undone until [`settle`].
+fn perform(patience: Duration, mut work: Work) -> c_int {
+    let is_computed = machine().settings.values == Values::Cpu;
+    if IS_LATE.load(Ordering::Acquire) {
+        LATE.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|work| matches!(work(Some(Duration::ZERO)), Ok(false)));
+    }
+    match work((!is_computed).then_some(patience)) {
+        Ok(true) => 0,
+        Ok(false) => {
+            LATE.lock().unwrap_or_else(PoisonError::into_inner).push(work);
+            IS_LATE.store(true, Ordering::Release);
+            0
+        }
+        Err(failure) => failed(&failure),
+    }
+}
+
+/// Waits for the ranks of all collectives so far, because the host waits for the device. The caller does not hold the state.
+pub(crate) fn settle() {
+    if !IS_LATE.swap(false, Ordering::AcqRel) {
+        return;
+    }
+    let late = std::mem::take(&mut *LATE.lock().unwrap_or_else(PoisonError::into_inner));
+    for mut work in late {
+        // A failure is that of an aborted communicator.
+        let _ = work(None);
+    }
 }
 
 /// Writes bytes to device memory, or zeros if there are none.
@@ -211,122 +316,144 @@ fn set(state: &mut State, address: usize, len: usize, bytes: Option<&[u8]>) {
 }
 
 impl Communicator {
-    const fn is(&self, rank: c_int) -> bool {
-        self.rank == rank as usize
+    /// The number of a new communicator with ranks of this one, which all of them compute.
+    fn child(&self, what: &impl Hash) -> Option<u64> {
+        let mut hasher = Mixer::default();
+        (self.peers.as_ref()?.id(), self.children.fetch_add(1, Ordering::Relaxed), what).hash(&mut hasher);
+        Some(hasher.finish())
     }
 
     /// The other ranks if they exchange data.
-    fn others(&self) -> Option<&Peers> {
+    fn others(&self) -> Option<&Arc<Peers>> {
         self.peers.as_ref().filter(|_| machine().settings.values == Values::Cpu)
+    }
+
+    fn leave(&self, is_aborted: bool) -> c_int {
+        if let Some(peers) = &self.peers {
+            peers.leave(is_aborted);
+        }
+        0
+    }
+
+    /// Meets the ranks that this rank needs in a collective.
+    fn meet(&self, call: Call, data: &[u8], needs: Needs, mut finish: impl FnMut(Vec<Vec<u8>>) + Send + 'static) -> c_int {
+        let Some(peers) = self.peers.clone() else { return 0 };
+        let number = match peers.publish(call, data) {
+            Ok(number) => number,
+            Err(error) => return failed(&error.into()),
+        };
+        let work = move |patience| match peers.collect((number, call), needs, patience) {
+            Ok(parts) => Ok(parts.map(&mut finish).is_some()),
+            Err(Failure::Mismatch { .. }) => Err(peers.wait_in_vain(number)),
+            Err(failure) => Err(failure),
+        };
+        perform(PATIENCE, Box::new(work))
     }
 
     /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives the bytes of all, which are empty if they are
     /// zeros or not needed.
     fn collective(
         &self,
-        call: String,
+        call: Call,
         (from, len): (usize, usize),
-        needs: impl Fn(usize) -> bool,
-        finish: impl FnOnce(&mut State, &[Vec<u8>]),
+        needs: Needs,
+        finish: impl FnOnce(&mut State, &[Vec<u8>]) + Send + 'static,
     ) -> c_int {
         let machine = machine();
         machine.tick();
         let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
-        let parts = match self.others() {
-            Some(peers) => peers.exchange(call, data, &needs),
-            None => Ok(vec![data; self.ranks]),
-        };
-        match parts {
-            Ok(parts) if (0..self.ranks).any(needs) => finish(&mut machine.state(), &parts),
-            Ok(_) => {}
-            Err(failure) => return failed(&failure),
+        if self.others().is_none() {
+            if needs != Needs::Nothing {
+                finish(&mut machine.state(), &vec![data; self.ranks]);
+            }
+            return self.meet(call, &[], needs, drop);
         }
-        0
+        let (rank, own, mut finish) = (self.rank, data.clone(), Some(finish));
+        self.meet(call, &data, needs, move |mut parts| {
+            if let Some(finish) = finish.take().filter(|_| needs != Needs::Nothing) {
+                parts[rank].clone_from(&own);
+                finish(&mut machine.state(), &parts);
+            }
+        })
+    }
+
+    /// What this rank needs of a collective whose result only the root has, if there is one.
+    fn needs_at_root(&self, root: Option<usize>) -> Needs {
+        if root.is_none_or(|root| root == self.rank) { Needs::All } else { Needs::Nothing }
     }
 
     /// Gathers at a root, or at all ranks.
-    fn gather(&self, name: &str, root: Option<c_int>, from: usize, to: usize, len: usize) -> c_int {
-        let needs = |_| root.is_none_or(|root| self.is(root));
-        self.collective(format!("{name} of {len} bytes{}", at(root)), (from, len), needs, |state, parts| {
+    fn gather(&self, call: Call, from: usize, to: usize) -> c_int {
+        let len = bytes(call);
+        self.collective(call, (from, len), self.needs_at_root(call.root), move |state, parts| {
             parts.iter().enumerate().for_each(|(rank, data)| set(state, to + rank * len, len, data.get(..len)));
         })
     }
 
-    fn all_to_all(&self, from: usize, to: usize, len: usize) -> c_int {
-        let own = self.rank * len;
-        self.collective(
-            format!("all_to_all of {len} bytes"),
-            (from, len * self.ranks),
-            |_| true,
-            |state, parts| {
-                parts.iter().enumerate().for_each(|(rank, data)| set(state, to + rank * len, len, data.get(own..own + len)));
-            },
-        )
+    fn all_to_all(&self, call: Call, from: usize, to: usize) -> c_int {
+        let (len, rank) = (bytes(call), self.rank);
+        self.collective(call, (from, len * self.ranks), Needs::All, move |state, parts| {
+            parts.iter().enumerate().for_each(|(other, data)| set(state, to + other * len, len, data.get(rank * len..(rank + 1) * len)));
+        })
     }
 
-    fn scatter(&self, root: c_int, from: usize, to: usize, len: usize) -> c_int {
-        let (own, sent) = (self.rank * len, if self.is(root) { len * self.ranks } else { 0 });
-        self.collective(
-            format!("scatter of {len} bytes{}", at(Some(root))),
-            (from, sent),
-            |rank| rank == root as usize,
-            |state, parts| {
-                set(state, to, len, parts[root as usize].get(own..own + len));
-            },
-        )
+    fn scatter(&self, call: Call, from: usize, to: usize) -> c_int {
+        let (len, root) = (bytes(call), call.root.unwrap_or(0));
+        let (own, sent) = (self.rank * len, if root == self.rank { len * self.ranks } else { 0 });
+        self.collective(call, (from, sent), Needs::Rank(root), move |state, parts| set(state, to, len, parts[root].get(own..own + len)))
     }
 
-    fn broadcast(&self, root: c_int, from: usize, to: usize, len: usize) -> c_int {
+    fn broadcast(&self, call: Call, from: usize, to: usize) -> c_int {
+        let (len, root) = (bytes(call), call.root.unwrap_or(0));
         if self.others().is_none() {
-            return in_group(|group| {
+            let status = in_group(|group| {
                 let data = Buffer { address: from, bytes: len };
-                if self.is(root) {
+                if root == self.rank {
                     group.own.push(data);
                 } else if from != to {
                     group.sent.push(data);
                 }
                 group.received.push(Buffer { address: to, bytes: len });
             });
+            return if status == 0 { self.meet(call, &[], Needs::Rank(root), drop) } else { status };
         }
-        let sent = if self.is(root) { len } else { 0 };
-        self.collective(
-            format!("broadcast of {len} bytes{}", at(Some(root))),
-            (from, sent),
-            |rank| rank == root as usize,
-            |state, parts| {
-                set(state, to, len, parts[root as usize].get(..len));
-            },
-        )
+        let sent = if root == self.rank { len } else { 0 };
+        self.collective(call, (from, sent), Needs::Rank(root), move |state, parts| set(state, to, len, parts[root].get(..len)))
     }
 
     /// Reduces at a root, or at all ranks. The count is that of the result.
-    fn reduce(&self, name: &str, root: Option<c_int>, [from, to, count]: [usize; 3], kind: c_int, operation: c_int) -> c_int {
-        let len = count * element(kind);
-        let (sent, own) = if name == "reduce_scatter" { (len * self.ranks, len * self.rank) } else { (len, 0) };
+    fn reduce(&self, call: Call, from: usize, to: usize, operation: c_int) -> c_int {
+        let (len, kind) = (bytes(call), c_int::from(call.kind));
+        let (sent, own) = if call.operation == Operation::ReduceScatter { (len * self.ranks, len * self.rank) } else { (len, 0) };
         let factor = usize::try_from(operation - FIRST_FACTOR).ok();
         let factor = factor.and_then(|index| FACTORS.lock().unwrap_or_else(PoisonError::into_inner).get(index).copied());
-        let needs = |_| root.is_none_or(|root| self.is(root));
-        self.collective(format!("{name} of {len} bytes{}", at(root)), (from, sent), needs, |state, parts| {
-            // Without other ranks, the result is this rank's data.
-            let counted = if self.others().is_some() { parts } else { &parts[..1] };
-            let slices: Vec<&[u8]> = counted.iter().map(|data| data.get(own..own + len).unwrap_or(&[])).collect();
+        // Without other ranks, the result is this rank's data.
+        let counted = if self.others().is_some() { self.ranks } else { 1 };
+        self.collective(call, (from, sent), self.needs_at_root(call.root), move |state, parts| {
+            let slices: Vec<&[u8]> = parts[..counted].iter().map(|data| data.get(own..own + len).unwrap_or(&[])).collect();
             set(state, to, len, reduce::reduce(&slices, len, kind, operation, factor.unwrap_or(1.0)).as_deref());
         })
     }
 
     fn send(&self, peer: usize, buffer: Buffer) -> c_int {
-        let Some(peers) = self.others() else {
-            return in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
-        };
-        machine().tick();
-        let data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
-        peers.send(peer, &data).map_or_else(|failure| failed(&failure), |()| 0)
+        let mut data = Vec::new();
+        if self.others().is_some() {
+            machine().tick();
+            data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
+        } else {
+            let status = in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
+            if status != 0 {
+                return status;
+            }
+        }
+        let sent = self.peers.as_ref().map_or(Ok(()), |peers| peers.send(peer, &data));
+        sent.map_or_else(|failure| failed(&failure), |()| 0)
     }
 }
 
-/// The root in the name of a collective.
-fn at(root: Option<c_int>) -> String {
-    root.map(|root| format!(" with root {root}")).unwrap_or_default()
+/// The bytes of the elements of a collective.
+fn bytes(call: Call) -> usize {
+    call.count * element(c_int::from(call.kind))
 }
 
 /// A buffer that a group sends or fills.
@@ -334,13 +461,6 @@ fn at(root: Option<c_int>) -> String {
 struct Buffer {
     address: usize,
     bytes: usize,
-}
-
-/// A receive from another process.
-struct Receive {
-    communicator: *const Communicator,
-    peer: usize,
-    buffer: Buffer,
 }
 
 /// The open group of a thread. The first lists are for communicators without other processes.
@@ -352,7 +472,8 @@ struct Group {
     /// What it sends to other ranks.
     sent: Vec<Buffer>,
     received: Vec<Buffer>,
-    from_others: Vec<Receive>,
+    /// What it receives from other processes; the buffer if they exchange data.
+    from_others: Vec<(Arc<Peers>, usize, Option<Buffer>)>,
 }
 
 thread_local! {
@@ -380,13 +501,26 @@ fn end_group(group: &mut Group) -> c_int {
             set(state, buffer.address, buffer.bytes, bytes.as_deref());
         }
     }
-    for Receive { communicator, peer, buffer } in from_others {
-        machine.tick();
-        // SAFETY: the program keeps the communicator until the group ends.
-        let Some(peers) = unsafe { communicator.as_ref() }.and_then(Communicator::others) else { continue };
-        match peers.receive(peer) {
-            Ok(data) => set(&mut machine.state(), buffer.address, buffer.bytes, data.get(..buffer.bytes)),
-            Err(failure) => return failed(&failure),
+    for (peers, peer, buffer) in from_others {
+        let number = peers.expect(peer);
+        let mut is_late = false;
+        let work = move |patience| {
+            let Some(data) = peers.receive(peer, number, patience)? else {
+                is_late = true;
+                return Ok(false);
+            };
+            // A program that requests messages early need not wait for later ones.
+            REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
+            if let Some(Buffer { address, bytes }) = buffer {
+                machine.tick();
+                set(&mut machine.state(), address, bytes, data.get(..bytes));
+            }
+            Ok(true)
+        };
+        let patience = if REQUESTS_EARLY.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        let status = perform(patience, Box::new(work));
+        if status != 0 {
+            return status;
         }
     }
     0

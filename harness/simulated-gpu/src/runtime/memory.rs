@@ -10,7 +10,7 @@ use super::streams::with;
 use crate::code::{Code, put, put_address, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
-use crate::{contents, host::Kind};
+use crate::{contents, host::Kind, nccl};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
 
@@ -172,9 +172,17 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
     }
 }
 
+/// A copy to the host reads the results of collectives.
+fn settle_before(copy_to: usize) {
+    if !is_device_memory(copy_to as u64) {
+        nccl::settle();
+    }
+}
+
 /// The program passes ranges of this size.
 fn queue_copy(to: usize, from: usize, size: usize) -> Result<(), Code> {
     let machine = machine();
+    settle_before(to);
     machine.usable()?;
     machine.tick();
     if size > 0 {
@@ -193,6 +201,7 @@ fn copy_and_wait(to: usize, from: usize, size: usize) -> Result<(), Code> {
 /// The program passes ranges with these rows. The first number of a pair is the address, the second the distance of rows.
 fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c_int {
     let machine = machine();
+    settle_before(to[0]);
     machine.tick();
     let mut state = machine.state();
     for row in 0..if width > 0 { height } else { 0 } {

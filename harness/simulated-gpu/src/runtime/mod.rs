@@ -10,4 +10,4 @@ pub(crate) mod pools;
 pub(crate) mod streams;
 
 pub(crate) use device::{device, put_attribute};
-pub(crate) use memory::{allocate, allocate_managed, count_free, free};
+pub(crate) use memory::{allocate, allocate_managed, count_free, cudaFree, cudaMalloc, free};

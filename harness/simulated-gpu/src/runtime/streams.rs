@@ -5,12 +5,19 @@ use std::ffi::{c_float, c_int, c_uint};
 use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, put, remember};
+use crate::nccl;
 use crate::world::{Machine, State, current_device, machine};
 
 /// Runs a call that needs the state of the machine.
 pub(super) fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
     remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
+}
+
+/// Runs a call in which the host waits for the device, and so for collectives.
+fn with_settled(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
+    nccl::settle();
+    with(body)
 }
 
 /// Counts a query that found pending work.
@@ -31,8 +38,8 @@ export! {
         let idle = state.streams.is_idle(stream, current_device(), machine.settings.events)?;
         if idle { Ok(()) } else { Err(not_ready(machine, state)) }
     });
-    cudaStreamSynchronize(stream: usize) = with(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()));
-    cudaDeviceSynchronize() = with(|machine, state| {
+    cudaStreamSynchronize(stream: usize) = with_settled(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()));
+    cudaDeviceSynchronize() = with_settled(|machine, state| {
         state.streams.wait_for_device(current_device(), machine.now());
         Ok(())
     });
@@ -51,7 +58,7 @@ export! {
         let answer = state.streams.query(event, machine.settings.events, machine.now());
         answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })
     });
-    cudaEventSynchronize(event: usize) = with(|_, state| state.streams.wait_for_event(event));
+    cudaEventSynchronize(event: usize) = with_settled(|_, state| state.streams.wait_for_event(event));
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
     /// Returns a model: one microsecond per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
     cudaEventElapsedTime, cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = with(|_, state| {

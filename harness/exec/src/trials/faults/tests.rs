@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::hang::{Hang, HangingRank, RankState};
 use crate::tests::fake::{ended_well, error, trial};
+use crate::trials::observed::RankAttempts;
 
 const OOM: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.";
 
@@ -40,8 +42,37 @@ fn each_outcome_is_classified() {
     assert_eq!(of(&code(1, unbound)), Outcome::OtherError { error: unbound.to_owned() });
     assert_eq!(of(&code(3, "giving up: no memory")), Outcome::ExitCode { exit_code: 3 });
     assert_eq!(of(&Observed { ending: Ending::By(End::Signal(11)), ..code(0, "") }), Outcome::Signal { signal: 11 });
-    assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0, "") }), Outcome::Hang);
+    assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0, "") }), Outcome::Hang { ranks: Vec::new() });
     assert_eq!(of(&ended_well(&[2])), Outcome::NotReached);
+}
+
+#[test]
+fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
+    let of_rank = |device: u32, sizes: &[u64]| {
+        let attempts = ended_well(sizes).attempts.into_iter().map(|attempt| Attempt { device, ..attempt }).collect();
+        RankAttempts { device, attempts, errors: vec![error(2, 88)] }
+    };
+    let run = |sizes: [&[u64]; 2]| Observed { ranks: vec![of_rank(0, sizes[0]), of_rank(1, sizes[1])], ..ended_well(sizes[0]) };
+    let first = Observed { ranks: vec![of_rank(0, &[2, 4]), of_rank(1, &[8])], ..ended_well(&[2, 4]) };
+    let state = RankState::Missing;
+    let hang = Hang { ranks: vec![HangingRank { rank: 0, pid: None, state, out_of_memory: None }] };
+    let hung = Observed { ending: Ending::By(End::Code(124)), hang: Some(hang), ..run([&[2, 4], &[8, 8, 16]]) };
+    let runs = |trial: &Trial| {
+        let hangs = trial.faulty_device == Some(1) && trial.faults[0].count == 2;
+        Ok::<_, std::convert::Infallible>(Some(if hangs { hung.clone() } else { run([&[2, 4, 4], &[8]]) }))
+    };
+    let program = Program { run: &runs, trial: trial(Bytes::gib(1)), first: &first, jobs: 1, progress: &|| {} };
+    let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
+    let places: Vec<_> = report.cases.iter().map(|case| (case.rank, case.attempt, case.size >> 20, case.next_size)).collect();
+    assert_eq!(places, [(Some(0), 1, 2, Some(4 << 20)), (Some(0), 2, 4, None), (Some(1), 1, 8, Some(16 << 20))]);
+    let hangs = Outcome::Hang { ranks: vec!["rank 0 has not joined the communicator".to_owned()] };
+    assert_eq!((&report.cases[1].outcome, &report.cases[2].outcome), (&Outcome::Recovered, &hangs));
+    assert!(!report.cases[2].meets(Expectation::EndsCleanly));
+    assert_eq!((report.first.attempts, runs_of(&first)), (3, 6));
+}
+
+fn runs_of(first: &Observed) -> usize {
+    runs(first, Plan { which: Which::All, alone: false })
 }
 
 #[test]

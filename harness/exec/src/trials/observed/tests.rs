@@ -13,10 +13,13 @@ fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_i
     fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
     fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
     fs::write(run.path().join("ooms-7.jsonl"), text).unwrap();
-    let (attempts, errors) = attempts_and_errors(run.path(), run.path()).unwrap();
-    assert_eq!(attempts.len(), 3);
-    assert_eq!(errors.len(), 1);
-    assert_eq!((errors[0].attempts, errors[0].frames[0].short()), (2, "train.py:88".to_owned()));
+    // A rank, which also requests memory of another's device.
+    fs::write(run.path().join("9.attempts"), attempts(&[0, 1 << 16, 1 << 16])).unwrap();
+    let ranks = attempts_of_ranks(run.path(), run.path()).unwrap();
+    let [of_first, of_second] = &ranks[..] else { panic!("{ranks:?}") };
+    assert_eq!((of_first.attempts.len(), of_first.errors.len()), (3, 1));
+    assert_eq!((of_first.errors[0].attempts, of_first.errors[0].frames[0].short()), (2, "train.py:88".to_owned()));
+    assert_eq!((of_second.device, of_second.attempts.len(), of_second.of_device().len()), (1, 3, 2));
 }
 
 #[test]

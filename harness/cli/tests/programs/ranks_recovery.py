@@ -1,0 +1,28 @@
+# Two ranks that train together. A rank that runs out of memory skips its batch, and so does not join the others in the backward pass.
+import tempfile
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main(rank, folder):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    layers = [torch.nn.Linear(2048, 2048) for _ in range(4)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        try:
+            loss = model(torch.randn(8192, 2048, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            print("rank", rank, "loss", loss.item(), flush=True)
+        except torch.OutOfMemoryError:
+            optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(main, (folder,), nprocs=2)

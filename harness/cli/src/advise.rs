@@ -10,7 +10,7 @@ use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, NotTried, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_report::advice;
-use harness_trace::program::{ProgramError, RecordedProgram};
+use harness_trace::program::{Placement, ProgramError, RecordedProgram};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -198,7 +198,8 @@ impl Advise {
             return Err(CliError::input(message, "give a number from the list that `harness advise` prints"));
         };
         if out.extension().is_some_and(|ending| ending == "pickle") {
-            let changed = change.program.to_snapshot(&program.snapshot).map_err(|error| self.of_job(&error))?;
+            let placement = Placement::InOrder(change.program.address_order());
+            let changed = change.program.to_snapshot(&program.snapshot, placement).map_err(|error| self.of_job(&error))?;
             return snapshots::write(out, &changed, "free disk space, make the file writable, or choose another file with `--out`");
         }
         let about = format!("The allocations and frees of a PyTorch program after a recommended change: {}.", change.sentence);

@@ -192,7 +192,8 @@ fn each_rank_runs_out_of_memory(python: &Path) -> Result<(), Failed> {
         document["cases"].as_array().into_iter().flatten().map(|case| [&case["rank"], &case["outcome"], &case["ranks"][0]]).collect();
     let waits = ["rank 0 waits in all_reduce of 4196352 float32 (number ", " at ranks_recovery.py:17 for rank 1"];
     let is_right = |[rank, outcome, line]: &[&Value; 3]| match (rank.as_u64(), outcome.as_str()) {
-        (Some(0), Some("out_of_memory")) => true,
+        // The model does not fit.
+        (Some(_), Some("out_of_memory")) => true,
         (Some(rank), Some("hang")) => rank == 0 || line.as_str().is_some_and(|line| line.starts_with(waits[0]) && line.ends_with(waits[1])),
         _ => false,
     };

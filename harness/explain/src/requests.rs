@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{AllocatorSpec, caching::Config};
-use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::{device::StreamId, units::Bytes};
 use harness_trace::program::{Placement, ProgramError, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, Event, ExtraId, Frame, Snapshot, StackId, Value};
@@ -74,7 +73,8 @@ impl Requests {
     /// Replays the requests with `memory` up to the first failed request, and returns the snapshot that PyTorch would write.
     pub fn record(&self, memory: Bytes) -> Result<Snapshot, ProgramError> {
         let program = self.program()?;
-        let setup = Setup { allocator: AllocatorSpec::caching(Config::default()), memory, placement: Placement::InOrder(AddressOrder::Up) };
+        let setup =
+            Setup { allocator: AllocatorSpec::caching(Config::default()), memory, placement: Placement::InOrder(program.address_order()) };
         let place = |operation: usize| program.origin.get(operation).map(|&event| self.places[event as usize].clone());
         let mut snapshot = program.prepare()?.record(&setup, place)?;
         snapshot.notes.clone_from(&self.notes);

@@ -5,8 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use harness_trace::program::{Placement, RecordedProgram};
 use harness_trace::snapshot::{Action, Snapshot};
-use harness_trace::{program::RecordedProgram, trace::TraceEvent};
+use harness_trace::trace::TraceEvent;
 
 /// The snapshot files of a folder, by name. Empty if the folder does not exist.
 fn files(folder: &str) -> Vec<PathBuf> {
@@ -35,7 +36,7 @@ fn convert_again(path: &Path) -> Result<(), String> {
     let snapshot = Snapshot::read(path).unwrap();
     let device = snapshot.traces.iter().position(|events| !events.is_empty()).unwrap() as u32;
     let program = RecordedProgram::recover(&snapshot, device).unwrap();
-    difference(&snapshot, &program.to_snapshot(&snapshot).unwrap())
+    difference(&snapshot, &program.to_snapshot(&snapshot, Placement::Recorded).unwrap())
         .map_or(Ok(()), |difference| Err(format!("{}: {difference}", path.display())))
 }
 
@@ -57,7 +58,7 @@ fn a_changed_program_converts_to_its_own_snapshot() {
     let last = program.operations.iter().rposition(|operation| matches!(operation, TraceEvent::Allocate { .. })).unwrap();
     program.operations.truncate(last);
     program.origin.truncate(last);
-    let converted = program.to_snapshot(&snapshot).unwrap();
+    let converted = program.to_snapshot(&snapshot, Placement::Recorded).unwrap();
     let after = converted.traces[0].iter().filter(|event| event.action == Action::Alloc).count();
     let refused = snapshot.traces[0].iter().filter(|event| event.action == Action::Oom).count();
     assert!(after == before || after + 1 == before, "{after} of {before}, {refused} refused");

@@ -9,15 +9,15 @@ use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::{allocator::Allocator, units::Bytes};
 
 use super::watch::{DriverCall, Step};
-use super::{ProgramError, RecordedProgram};
+use super::{Placement, ProgramError, RecordedProgram, Setup};
 use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId, is_pending};
 use crate::{execute::Outcome, trace::TraceEvent};
 
 impl RecordedProgram {
     /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and
-    /// segments take their times, stacks and unknown keys from it; other devices are copied.
-    pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, ProgramError> {
-        let setup = self.recorded_setup();
+    /// segments take their times, stacks and unknown keys from it; other devices are copied. The recorded addresses are not those of a changed program.
+    pub fn to_snapshot(&self, recorded: &Snapshot, placement: Placement) -> Result<Snapshot, ProgramError> {
+        let setup = Setup { placement, ..self.recorded_setup() };
         let mut told = EventWriter::new(self, recorded, setup.memory);
         let mut last = None;
         self.prepare()?.watch(&setup, |step| {

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, reason = "a test fails if a call fails")]
+
 use super::*;
 
 #[test]

@@ -13,7 +13,7 @@ import ctypes
 import threading
 
 import torch
-from torch.library import Library, fallthrough_kernel
+from torch import library as torch_library
 
 _C = torch._C
 _KEYS = "Fake", "CustomRNGKeyId"
@@ -553,7 +553,7 @@ def begin(path):
 
     def register(namespaces):
         """Registers the operations of some namespaces."""
-        found = {namespace: [Library(namespace, "IMPL", key) for key in _KEYS] for namespace in namespaces}
+        found = {namespace: [torch_library.Library(namespace, "IMPL", key) for key in _KEYS] for namespace in namespaces}
         _registrations.extend(found.values())
         for schema in _C._jit_get_all_schemas():
             namespace, _, name = schema.name.partition("::")
@@ -562,9 +562,9 @@ def begin(path):
                 for registration in found[namespace]:
                     registration.impl(full_name, kernel(namespace, name, schema.overload_name))
 
-    others = [Library("_", "IMPL", key) for key in _KEYS]
+    others = [torch_library.Library("_", "IMPL", key) for key in _KEYS]
     for registration in others:
-        registration.fallback(fallthrough_kernel)
+        registration.fallback(torch_library.fallthrough_kernel)
     _registrations.append(others)
     register(["aten"])
     load = torch.ops.load_library

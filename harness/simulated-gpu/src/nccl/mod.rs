@@ -188,8 +188,10 @@ fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Optio
         }
         _ => Ok(None),
     };
-    let Ok(peers) = joined else { return SYSTEM_ERROR };
-    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, children: AtomicU32::new(0), peers }))))
+    match joined {
+        Ok(peers) => answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, children: AtomicU32::new(0), peers })))),
+        Err(error) => failed(&error.into()),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -278,7 +280,7 @@ type Work = Box<dyn FnMut(Option<Duration>) -> Result<bool, Failure> + Send>;
 /// Work that other ranks did not join while its call waited, in order.
 static LATE: Mutex<Vec<Work>> = Mutex::new(Vec::new());
 static IS_LATE: AtomicBool = AtomicBool::new(false);
-/// A message arrived after the call that requested it.
+/// A message has arrived later than its call waited. Later calls then do not wait.
 static REQUESTS_EARLY: AtomicBool = AtomicBool::new(false);
 
 /// Does work that waits for other ranks. Without computed values, it may stay undone until [`settle`].
@@ -377,7 +379,7 @@ impl Communicator {
         })
     }
 
-    /// What this rank needs of a collective whose result only the root has, if there is one.
+    /// What this rank needs in a collective. If there is a root, only the root gets a result.
     fn needs_at_root(&self, root: Option<usize>) -> Needs {
         if root.is_none_or(|root| root == self.rank) { Needs::All } else { Needs::Nothing }
     }
@@ -509,7 +511,6 @@ fn end_group(group: &mut Group) -> c_int {
                 is_late = true;
                 return Ok(false);
             };
-            // A program that requests messages early need not wait for later ones.
             REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
             if let Some(Buffer { address, bytes }) = buffer {
                 machine.tick();

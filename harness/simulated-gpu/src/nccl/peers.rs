@@ -69,7 +69,11 @@ impl Peers {
     pub(super) fn join(folder: &Path, id: u64, ranks: usize, rank: usize, is_strict: bool) -> io::Result<Self> {
         let path = folder.join(format!("{PREFIX}{id:x}"));
         let shared = Ranks::join(&path, ranks)?;
-        shared.all().get(rank).ok_or(io::ErrorKind::InvalidInput)?.process.store(std::process::id(), Ordering::Release);
+        let process = &shared.all().get(rank).ok_or(io::ErrorKind::InvalidInput)?.process;
+        // A restarted rank may read the ID of an earlier attempt from its store. NCCL cannot connect then.
+        process.compare_exchange(0, std::process::id(), Ordering::AcqRel, Ordering::Acquire).map_err(|earlier| {
+            io::Error::other(format!("rank {rank} cannot join a communicator that process {earlier} joined as rank {rank}"))
+        })?;
         let (has_noted_sizes, is_aborted) = Default::default();
         Ok(Self { path, id, rank, shared, is_strict, has_noted_sizes, is_aborted, own: Mutex::default() })
     }

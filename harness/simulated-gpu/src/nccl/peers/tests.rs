@@ -102,3 +102,11 @@ fn the_time_of_a_collective_without_data() {
     measured::<16>();
     measured::<64>();
 }
+
+#[test]
+fn a_restarted_rank_cannot_join_the_communicator_of_an_earlier_attempt() {
+    let folder = tempfile::tempdir().unwrap();
+    let _first = Peers::join(folder.path(), 7, 2, 1, true).unwrap();
+    let refused = Peers::join(folder.path(), 7, 2, 1, true).unwrap_err().to_string();
+    assert_eq!(refused, format!("rank 1 cannot join a communicator that process {} joined as rank 1", std::process::id()));
+}

@@ -103,10 +103,17 @@ fn arguments(options: &str) -> Vec<String> {
 }
 
 /// Runs a program on a simulated GPU.
+/// The program with a time limit, so that a hang is a failed test.
+fn harness() -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", "600", env!("CARGO_BIN_EXE_harness")]);
+    command
+}
+
 fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, Failed> {
     let mut words = row.program.split(' ');
     let script = folder().join(words.next().unwrap_or_default());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    let mut command = harness();
     command.args(arguments(&row.options)).arg("--").arg(python).arg(script).args(words);
     // The user's own settings must not change the result.
     for variable in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES"] {
@@ -122,7 +129,7 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
 
 fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
     let program = root().join("ci/pytest/train.py");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    let mut command = harness();
     command.args(["exec", "--memory", "4GiB", "--every-fault=sample:6", "--expect", "recovers", "--format", "json", "--"]);
     let output = command.arg(python).arg(&program).env_remove("PYTORCH_ALLOC_CONF").output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
@@ -154,7 +161,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
     ];
     for (mode, lines) in cases {
         for values in ["copies", "cpu"] {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+            let mut command = harness();
             command.args(["exec", "--memory", "2GiB", "--devices", "2", "--values", values, "--"]);
             let output = command.arg(python).arg(folder().join("hangs.py")).arg(mode).env_remove("PYTORCH_ALLOC_CONF").output()?;
             let text = String::from_utf8_lossy(&output.stderr);
@@ -172,7 +179,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
 }
 
 fn each_rank_runs_out_of_memory(python: &Path) -> Result<(), Failed> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    let mut command = harness();
     command.args([
         "exec",
         "--memory",
@@ -231,7 +238,7 @@ fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), F
     let readme = std::fs::read_to_string(&path)?;
     let (before, rest) = readme.split_once("<!-- excerpt: every fault -->\n").ok_or("the README lacks the start of the excerpt")?;
     let (excerpt, after) = rest.split_once("<!-- end -->").ok_or("the README lacks the end of the excerpt")?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    let mut command = harness();
     command.args(["exec", "--memory", "4GiB", "--every-fault=sample:4", "--expect", "recovers", "--"]);
     let output = command.arg(python).arg("broken_recovery.py").current_dir(folder()).env_remove("PYTORCH_ALLOC_CONF").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -252,7 +259,7 @@ fn unmeasured_convolutions(python: &Path) -> Result<(), Failed> {
     let directory = tempfile::tempdir()?;
     let [listed, measured, none] = ["listed.tsv", "measured.tsv", "none.tsv"].map(|name| directory.path().join(name));
     let exec = |options: &[&OsStr], program: &[&Path]| -> Result<String, Failed> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        let mut command = harness();
         command.args(["exec", "--gpu", "l4-24"]).args(options).arg("--").arg(python).args(program).env_remove("PYTORCH_ALLOC_CONF");
         let output = command.output()?;
         match output.status.success() {
@@ -405,7 +412,7 @@ fn recorded(row: &Row, python: &Path) -> Result<(), Failed> {
 fn advised(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let harness = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        let mut command = harness();
         command.current_dir(folder.path()).args(arguments).arg("--").arg(python).arg(self::folder().join("pinned.py"));
         command.env_remove("PYTORCH_ALLOC_CONF").env_remove("PYTORCH_CUDA_ALLOC_CONF").output()
     };
@@ -435,7 +442,7 @@ fn advised(python: &Path) -> Result<(), Failed> {
 fn error_of_values(python: &Path) -> Result<(), Failed> {
     let program = "import torch; print(torch.distributions.Categorical(torch.ones(3, device='cuda')).sample().item() < 3)";
     let exec = |options: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        let mut command = harness();
         command.arg("exec").args(options).arg("--").arg(python).args(["-c", program]).output()
     };
     let (again, once) = (exec(&[])?, exec(&["--values", "zeros"])?);

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     run()
 }
 
-/// Not a part of `main`, whose frame must fit into any stack.
+/// Separate from `main`, so that the frame of `main` fits into a small stack.
 #[inline(never)]
 fn run() -> ExitCode {
     let cli = Cli::parse_from(program::arguments());

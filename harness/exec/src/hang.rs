@@ -21,8 +21,7 @@ use crate::trials::observed::{Frame, OutOfMemory};
 pub const EXIT_CODE: u8 = 124;
 /// The file of a run with its hang.
 const FILE: &str = "hang.json";
-/// How long the ranks stay stopped before the run is: a launcher that sees a failed rank ends the others, and a thread of a rank may call what others
-/// wait for.
+/// The run ends after the ranks have waited this long. A launcher may end the ranks earlier, and another thread of a rank may call what others wait for.
 const GRACE: Duration = Duration::from_secs(2);
 /// Packages whose frames are not the program's.
 const PACKAGES: [&str; 5] = ["torch", "torchvision", "torchaudio", "functorch", "triton"];
@@ -55,7 +54,7 @@ pub enum RankState {
         elements: Option<usize>,
         element_type: Option<String>,
         root: Option<usize>,
-        /// Equal for ranks that wait in the same communicator, from 1.
+        /// The number of the communicator in this hang, from 1.
         communicator: usize,
         /// The number of its ranks.
         size: usize,

@@ -27,7 +27,7 @@ pub struct Record {
     /// The ranks that wait forever, if the run was stopped because of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang: Option<Hang>,
-    /// The first call of a process whose size differs from that of another rank, if values are not computed. Then sizes that ranks agree on may differ.
+    /// The first collective whose size differs between ranks. `None` with computed values, where it is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub different_sizes: Option<String>,
     /// The processes that used the GPU or imported torch, by process ID.

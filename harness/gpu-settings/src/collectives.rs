@@ -9,11 +9,11 @@ use harness_allocator::named_enum;
 
 use crate::mapping::{Mapped, SharedLayout};
 
-/// How the name of the file of a communicator begins, before its number.
+/// The file name of a communicator, before its number.
 pub const PREFIX: &str = "nccl-";
-/// How the name of the file with the Python stacks of a process begins, before its number. The hook of `harness exec` names it too.
+/// The file name of the Python stacks of a process, before its ID. The hook of `harness exec` uses the same name.
 pub const STACKS: &str = "stacks-";
-/// How the name of the file begins in which a process names calls with different sizes, before its number.
+/// The file name of a process's note about calls with different sizes, before its ID.
 pub const SIZES: &str = "sizes-";
 /// The most ranks of a communicator.
 pub const MOST_RANKS: usize = 1024;
@@ -39,7 +39,7 @@ pub struct Rank {
     pub process: AtomicU32,
     /// The number of its last collective.
     pub published: AtomicU32,
-    /// The number of its last collective whose data it has read, as those before.
+    /// It has read the data of all collectives up to this number.
     pub read: AtomicU32,
     /// The number of messages to it.
     pub messages: AtomicU32,

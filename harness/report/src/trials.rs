@@ -162,8 +162,7 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
     let heads = ["rank", "attempt", "size", "location", "outcome", "single failure"];
     let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"];
     let grid = Grid::new("rrrlllr", heads.into_iter().chain(figures), report.cases.iter().map(cells));
-    let has_ranks = report.cases.iter().any(|case| case.rank.is_some());
-    grid.with_columns(|head| has_ranks || head != "rank")
+    grid.with_columns(|head| report.has_ranks() || head != "rank")
 }
 
 fn numbered(case: &Case) -> String {
@@ -194,8 +193,7 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
     let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
     let (served, runs) = (alone.iter().filter(|outcome| ***outcome == Outcome::ServedByRetry).count(), words::count(alone.len(), "run"));
     let alone = (!alone.is_empty()).then(|| format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}."));
-    let has_ranks = report.cases.iter().any(|case| case.rank.is_some());
-    let several = (first.processes > 1 && !has_ranks).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
+    let several = (first.processes > 1 && !report.has_ranks()).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
     [interrupted, expectation, Some(figures), alone, several].into_iter().flatten().collect()
 }
 

@@ -44,6 +44,13 @@ pub struct FaultReport {
     pub left_out: usize,
 }
 
+impl FaultReport {
+    /// Returns whether the attempts of several ranks failed, each in turn.
+    pub fn has_ranks(&self) -> bool {
+        self.cases.iter().any(|case| case.rank.is_some())
+    }
+}
+
 /// The run without failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct First {

@@ -50,7 +50,7 @@ enum Stop<E> {
     Failed(E),
 }
 
-/// Searches with the address orders of all drivers, or only with the first run's. A real GPU has only one. Returns `None` if the user interrupted.
+/// Searches with each driver's address order, or only with that of the first run. A real GPU has only one. Returns `None` if the user interrupted.
 pub fn least<E: Send>(program: &Program<'_, E>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
     if all_orders && program.trial.addresses.is_some() {

@@ -15,7 +15,8 @@ use crate::{execute::Outcome, trace::TraceEvent};
 
 impl RecordedProgram {
     /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and
-    /// segments take their times, stacks and unknown keys from it; other devices are copied. The recorded addresses are not those of a changed program.
+    /// segments take their times, stacks and unknown keys from it; other devices are copied. Place a changed program with
+    /// [`Placement::InOrder`]: its allocations have no recorded addresses.
     pub fn to_snapshot(&self, recorded: &Snapshot, placement: Placement) -> Result<Snapshot, ProgramError> {
         let setup = Setup { placement, ..self.recorded_setup() };
         let mut told = EventWriter::new(self, recorded, setup.memory);

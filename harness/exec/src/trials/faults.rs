@@ -161,7 +161,7 @@ fn places(first: &Observed) -> Vec<Place> {
         let place = |(index, attempt): (usize, &Attempt)| Place { rank, attempt: index as u64 + 1, size: attempt.size };
         attempts.iter().enumerate().map(place).collect::<Vec<_>>()
     };
-    if first.ranks.is_empty() {
+    if first.ranks.len() < 2 {
         return of(None, &first.attempts);
     }
     first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device())).collect()

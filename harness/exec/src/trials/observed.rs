@@ -47,7 +47,7 @@ pub struct Observed {
     pub attempts: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
-    /// The same of each rank, which is the process with the most attempts on a device. Empty if all processes use one device.
+    /// The same of each device: of the process with the most attempts on it, which is a rank if there are several.
     pub ranks: Vec<RankAttempts>,
     /// The ranks that wait forever, if the run was stopped because of them.
     pub hang: Option<Hang>,
@@ -112,12 +112,9 @@ impl Observed {
         let torches = || record.processes.iter().filter_map(|process| process.torch.as_ref());
         let devices = || record.processes.iter().flat_map(|process| &process.devices);
         let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
-        let mut ranks = attempts_of_ranks(folder, counters)?;
+        let ranks = attempts_of_ranks(folder, counters)?;
         let most = ranks.iter().rev().max_by_key(|rank| rank.attempts.len()).cloned();
         let (attempts, errors) = most.map(|rank| (rank.attempts, rank.errors)).unwrap_or_default();
-        if ranks.len() == 1 {
-            ranks.clear();
-        }
         Ok(Self {
             ending,
             processes: record.processes.iter().filter(|process| process.used_gpu()).count(),

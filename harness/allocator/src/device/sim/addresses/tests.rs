@@ -85,7 +85,10 @@ fn linux_reuses_the_addresses_of_empty_regions_from_the_top() {
     addresses.give_back(starts[2], Bytes::mib(20));
     assert_eq!(addresses.take(Bytes::mib(40)), Some(starts[1]), "a region of 64 MiB at the top of 96 free ones");
     assert_eq!(addresses.take(Bytes::mib(20)), Some(starts[1] + (40 << 20)), "the rest of that region");
-    assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[2]));
+    assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[3] - REGION), "a free region is too small to align another one in it");
+    addresses.give_back(starts[3] - REGION, Bytes::mib(30));
+    addresses.give_back(starts[3], Bytes::mib(20));
+    assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[2]), "all addresses below it are free");
 }
 
 /// Replays the segments of a real GPU. Returns the share of pairs of equal segments, both live, that have the recorded order, by order of addresses.
@@ -111,7 +114,7 @@ fn agreement(recorded: &str, order: AddressOrder) -> f64 {
         }
         live.insert(address, (start, size));
     }
-    assert!(pairs > 1_000);
+    assert!(pairs > 100);
     agree as f64 / pairs as f64
 }
 
@@ -119,12 +122,14 @@ fn agreement(recorded: &str, order: AddressOrder) -> f64 {
 /// space, which recordings do not show: a server that frees often agrees less.
 #[test]
 fn the_orders_of_drivers_agree_with_recordings_of_real_gpus() {
-    let [inference, server, training] = ["linux-inference", "linux-server", "wsl-training"].map(|name| {
-        let path = format!("{}/src/device/sim/addresses/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
-        std::fs::read_to_string(path).unwrap()
-    });
+    let [inference, fragmentation, server, training] =
+        ["linux-inference", "linux-fragmentation", "linux-server", "wsl-training"].map(|name| {
+            let path = format!("{}/src/device/sim/addresses/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_to_string(path).unwrap()
+        });
     let percent = |recorded: &str, orders: [AddressOrder; 2]| orders.map(|order| (100.0 * agreement(recorded, order)).round());
     assert_eq!(percent(&inference, [AddressOrder::Linux, AddressOrder::Up]), [100.0, 1.0]);
-    assert_eq!(percent(&server, [AddressOrder::Linux, AddressOrder::Up]), [88.0, 30.0]);
+    assert_eq!(percent(&fragmentation, [AddressOrder::Linux, AddressOrder::Up]), [100.0, 21.0]);
+    assert_eq!(percent(&server, [AddressOrder::Linux, AddressOrder::Up]), [94.0, 30.0]);
     assert_eq!(percent(&training, [AddressOrder::Reuse, AddressOrder::Linux]), [100.0, 7.0]);
 }

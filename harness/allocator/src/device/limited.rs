@@ -21,6 +21,8 @@ pub struct Limited<D> {
     pools: Vec<PoolId>,
     /// Pages refused by the limit. A driver of a device of this size would have been called for each.
     refused_pages: u64,
+    /// Requests for memory of a pool refused by the limit.
+    refused_pooled: u64,
 }
 
 impl<D: Device> Limited<D> {
@@ -45,7 +47,7 @@ impl<D: Device> Limited<D> {
         let info = DeviceInfo { total: limit, ..device.info().clone() };
         let (charges, charged, pools) = (BTreeMap::new(), Bytes::ZERO, Vec::new());
         let (external_memory, elsewhere) = (Bytes::ZERO, Bytes::ZERO);
-        Ok(Self { inner: device, info, charges, charged, external_memory, elsewhere, pools, refused_pages: 0 })
+        Ok(Self { inner: device, info, charges, charged, external_memory, elsewhere, pools, refused_pages: 0, refused_pooled: 0 })
     }
 
     /// Sets the part of the limit that other processes use.
@@ -149,7 +151,15 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
 
     fn calls(&self) -> DeviceCalls {
         let inner = self.inner.calls();
-        DeviceCalls { create: inner.create + self.refused_pages, ..inner }
+        // `Self::refuse` makes a plain allocation instead.
+        let pooled = self.refused_pooled;
+        DeviceCalls {
+            create: inner.create + self.refused_pages,
+            malloc: inner.malloc - pooled,
+            malloc_failures: inner.malloc_failures - pooled,
+            malloc_async: inner.malloc_async + pooled,
+            ..inner
+        }
     }
 
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
@@ -212,14 +222,12 @@ impl<D: Device> PooledDevice for Limited<D> {
             if let Some(ptr) = self.try_pool(pool, size, stream)? {
                 return Ok(ptr);
             }
+            Err(self.out_of_memory(size)?)
         } else {
-            // As other refusals, this is a driver call that fails.
-            let impossible = self.inner.info().total + self.info.granularity;
-            if let Ok(ptr) = self.inner.required_pooled()?.malloc_async(pool, impossible, stream) {
-                self.inner.required_pooled()?.free_async(ptr, stream)?;
-            }
+            // A pool that is asked for more than the GPU has first reserves all of its memory, and keeps it: measured on an H200.
+            self.refused_pooled += 1;
+            Err(self.refuse(size))
         }
-        Err(self.out_of_memory(size)?)
     }
 
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {

@@ -13,21 +13,25 @@ pub(super) struct Line {
     pub(super) slope: f64,
 }
 
-/// Fits a line through the medians of a curve by Theil and Sen, with pairs weighted by the distance of their sizes. The slope is
-/// the weighted median of the slopes of all pairs, and the base is the median of the residuals. The medians reject disturbed
-/// samples, and the fit rejects disturbed sizes, except for the largest, which weighs as much as all others together.
+/// Fits a line through the medians of a curve: of the lines through two of them, the one with the least median relative error. The
+/// medians reject disturbed samples, and the fit rejects up to half of the sizes, as where a driver erases freed memory of many GiB
+/// before it hands it out again.
 ///
-/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical Association 63
-/// (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>. The weights are from G. L. Sievers, "Weighted Rank Statistics for Simple
-/// Linear Regression", the same journal 73 (363), 1978, <https://doi.org/10.1080/01621459.1978.10480067>; without them, pairs of small
-/// sizes would dominate. Quadratic in the number of sizes.
+/// Source: P. J. Rousseeuw, "Least Median of Squares Regression", Journal of the American Statistical Association 79 (388), 1984,
+/// <https://doi.org/10.1080/01621459.1984.10477105>. Cubic in the number of sizes.
 pub(super) fn line(curve: &Curve) -> Line {
     let points = medians(curve);
-    let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index + 1..].iter().map(move |b| (a, b)));
-    let slopes = pairs.filter(|(a, b)| a.0 != b.0).map(|(a, b)| ((b.1 - a.1) / (b.0 - a.0), (b.0 - a.0).abs())).collect();
-    let slope = weighted_median(slopes).unwrap_or(0.0).max(0.0);
-    let base = median(points.iter().map(|(size, cost)| cost - slope * size).collect()).unwrap_or(0.0).max(0.0);
-    Line { base, slope }
+    let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index..].iter().map(move |b| (a, b)));
+    let lines = pairs.map(|(a, b)| {
+        let slope = if a.0 == b.0 { 0.0 } else { ((b.1 - a.1) / (b.0 - a.0)).max(0.0) };
+        Line { base: (a.1 - slope * a.0).max(0.0), slope }
+    });
+    let error = |line: &Line| {
+        let relative: Vec<f64> = points.iter().filter_map(|(size, cost)| relative_error(*cost, line.base + line.slope * size)).collect();
+        (median(relative.clone()).unwrap_or(0.0), relative.iter().sum::<f64>())
+    };
+    let best = lines.map(|line| (error(&line), line)).min_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    best.map_or(Line { base: 0.0, slope: 0.0 }, |(_, line)| line)
 }
 
 fn medians(curve: &Curve) -> Vec<(f64, f64)> {
@@ -82,20 +86,6 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;
     Some(if values.len() % 2 == 1 { upper } else { f64::midpoint(values[middle - 1], upper) })
-}
-
-/// Returns the value at which half of the weight is reached.
-fn weighted_median(mut values: Vec<(f64, f64)>) -> Option<f64> {
-    values.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let half = values.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
-    let mut reached = 0.0;
-    values
-        .into_iter()
-        .find(|(_, weight)| {
-            reached += weight;
-            reached >= half
-        })
-        .map(|(value, _)| value)
 }
 
 /// Rounds to a whole number, at least 0.

@@ -38,7 +38,7 @@ fn a_too_small_simulated_device_recommends_a_profile() {
     assert_eq!(
         refusal(Bytes::gib(100)),
         "100 GiB of device memory: the simulated device has 79.46 GiB of 80 GiB free; `--device-profile h200-141` simulates a device of \
-             139.81 GiB, and `--memory` reduces the scenario's requirement"
+             139.80 GiB, and `--memory` reduces the scenario's requirement"
     );
     assert!(
         refusal(Bytes::gib(500)).ends_with("no GPU that harness knows has this much memory; `--memory` reduces the scenario's requirement")

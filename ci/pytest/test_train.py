@@ -1,10 +1,24 @@
-"""train.py recovers from running out of memory, whichever of its allocations it hits. Needs no GPU: the GPU is simulated."""
-import subprocess
-import sys
+"""Tests of the memory of train.py. They need no GPU: the pytest plugin `harness.pytest_plugin` runs them on a simulated one."""
+import runpy
 from pathlib import Path
 
+import pytest
 
-def test_training_recovers_wherever_memory_runs_out():
-    harness = ["harness", "exec", "--memory", "2GiB", "--every-fault", "--expect", "recovers", "--"]
-    result = subprocess.run([*harness, sys.executable, Path(__file__).with_name("train.py")])
-    assert result.returncode == 0, "an allocation that fails is not recovered from: the table above names its line"
+
+@pytest.fixture
+def train(monkeypatch):
+    """Runs the script without arguments."""
+    script = str(Path(__file__).with_name("train.py"))
+    monkeypatch.setattr("sys.argv", [script])
+    return lambda: runpy.run_path(script, run_name="__main__")
+
+
+@pytest.mark.gpu_memory(memory="2GiB", max_reserved="512MiB")
+def test_training_fits_in_512_mib(train, gpu_memory):
+    train()
+    assert gpu_memory()["ooms"] == 0
+
+
+@pytest.mark.gpu_memory(memory="2GiB", faults="largest:3")
+def test_training_recovers_where_much_memory_is_allocated(train):
+    train()

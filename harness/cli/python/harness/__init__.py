@@ -1,0 +1,1 @@
+"""Python parts of harness: the pytest plugin `harness.pytest_plugin`."""

@@ -199,6 +199,7 @@ fn models(settings: &Settings) -> String {
     };
     let workspace = match settings.cudnn_workspace {
         CudnnWorkspace::Operands | CudnnWorkspace::Estimate => "; cuDNN workspace sizes are estimates",
+        CudnnWorkspace::Library(_) => "; cuDNN's own library chooses the workspace sizes",
         CudnnWorkspace::Measured { .. } => "; cuDNN workspace sizes are measured or estimates",
         CudnnWorkspace::None => "; cuDNN uses no workspaces",
     };

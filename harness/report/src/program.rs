@@ -215,6 +215,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         CudnnWorkspace::Operands | CudnnWorkspace::Estimate => {
             "cuDNN workspaces are estimated from the operands of a convolution.".to_owned()
         }
+        CudnnWorkspace::Library(file) => format!("cuDNN's own library, {file}, chooses its workspaces."),
         CudnnWorkspace::Measured { file, .. } => format!("cuDNN workspaces come from {file}, others are estimates."),
         CudnnWorkspace::None => "cuDNN uses no workspaces.".to_owned(),
     };

@@ -1,6 +1,7 @@
-//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, `rnn` recurrent networks.
+//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, from the `library` if there is one, `rnn` recurrent networks.
 
 mod backend;
+mod library;
 mod rnn;
 
 use std::ffi::{c_char, c_int};

@@ -305,12 +305,16 @@ impl FromStr for CudnnWorkspace {
             "none" => return Ok(Self::None),
             "operands" => return Ok(Self::Operands),
             "estimate" => return Ok(Self::Estimate),
-            library if library.contains(".so") => return Ok(Self::Library(library.to_owned())),
+            library if library.contains(".so") => {
+                let path = Path::new(library).canonicalize();
+                let path = path.map_err(|error| SettingsError(format!("{library}: {error}: name cuDNN's libcudnn_graph.so.9")))?;
+                return Ok(Self::Library(path.to_string_lossy().into_owned()));
+            }
             file => file,
         };
         if !file.contains('/') && Path::new(file).extension().is_none() {
             return Err(SettingsError(format!(
-                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, or a file such as measured.tsv"
+                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, a file such as measured.tsv, or a path of libcudnn_graph.so.9"
             )));
         }
         let text = std::fs::read_to_string(file)

@@ -30,7 +30,7 @@ const HANDLES: [c_int; 2] = [400, 800];
 const OBJECTS: c_int = 15;
 const CHARACTERS: c_int = 24;
 
-/// The library of the settings. If it cannot be used, the user is told once.
+/// Returns the library of the settings. If it cannot be used, a message says so once per process.
 pub(super) fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {

@@ -133,9 +133,9 @@ export! {
 }
 
 export! {
-    /// Returns a model: the state of a generator per resident thread.
+    /// The state of a generator per resident thread, as on an H200.
     cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) = {
         let gpu = machine().settings.gpu;
-        answer(write(bytes, 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
+        answer(write(bytes, 24 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
     };
 }

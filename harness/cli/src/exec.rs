@@ -90,10 +90,11 @@ pub(super) struct Exec {
     /// them near the limit. The result contains the difference.
     #[arg(long, value_name = "ORDER", default_value = "linux")]
     addresses: AddressOrder,
-    /// The workspace that cuDNN requests: `estimate`, a rule that gives all sizes measured so far; a table of sizes measured on your GPU, as in
-    /// `measured.tsv`, with estimates for the rest; `operands`, the model of earlier versions; or `none`.
-    #[arg(long, value_name = "MODEL", default_value = "estimate")]
-    cudnn_workspace: CudnnWorkspace,
+    /// The workspace that cuDNN requests: a path of cuDNN's own `libcudnn_graph.so.9`, which plans for the GPU (the default if the program's environment
+    /// has cuDNN 9.8 or later); `estimate`, a rule (the default otherwise); a table of sizes measured on your GPU, as in `measured.tsv`, with estimates
+    /// for the rest; `operands`, the model of earlier versions; or `none`.
+    #[arg(long, value_name = "MODEL")]
+    cudnn_workspace: Option<CudnnWorkspace>,
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
@@ -235,16 +236,17 @@ impl Exec {
             let message = format!("a context overhead of {} uses all of {memory}", self.context_overhead);
             return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
         }
+        let settings = setup.settings(gpu, memory);
         Ok(Settings {
             devices: self.devices,
             context_overhead: self.context_overhead,
             events: self.events,
             addresses: self.addresses,
-            cudnn_workspace: self.cudnn_workspace.clone(),
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
             faults: self.fail.clone(),
             latencies: self.latency.clone(),
-            ..setup.settings(gpu, memory)
+            cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(settings.cudnn_workspace),
+            ..settings
         })
     }
 

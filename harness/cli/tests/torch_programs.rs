@@ -1,7 +1,8 @@
 //! Unmodified PyTorch programs on simulated GPUs, run by `harness exec`. Each must print the expected figures, to the byte.
 //!
 //! `programs/` has small programs with their expected output, and larger programs with recorded figures. [`PYTHON`] names a Python with torch 2.11.0 for
-//! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. Without it, the tests are ignored, with the reason.
+//! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install --no-deps
+//! nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
@@ -13,12 +14,18 @@ use serde_json::Value;
 
 /// The variable that names a Python with torch.
 const PYTHON: &str = "HARNESS_TEST_PYTHON";
+/// The variable that names cuDNN's library.
+const CUDNN: &str = "HARNESS_TEST_CUDNN";
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let python = std::env::var_os(PYTHON).map(PathBuf::from);
     if python.is_none() && !arguments.list {
         eprintln!("programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` creates one and prints its path");
+    }
+    let cudnn = std::env::var_os(CUDNN).map(PathBuf::from).filter(|_| python.is_some());
+    if cudnn.is_none() && !arguments.list {
+        eprintln!("cuDNN's own library: ignored, {CUDNN} or {PYTHON} is not set");
     }
     let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
@@ -38,6 +45,10 @@ fn main() -> ExitCode {
         out_of_memory_in_a_pool,
     ));
     trials.push(of_python("convolutions that were not measured are listed and can be measured", &python, unmeasured_convolutions));
+    let with_cudnn = cudnn.as_ref().and(python.clone());
+    let check = move |python: &Path| library_of_cudnn(python, &cudnn.unwrap_or_default());
+    trials.push(of_python("workspaces.py: cuDNN's own library requests the measured workspaces", &with_cudnn, check));
+    trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
@@ -268,8 +279,9 @@ fn unmeasured_convolutions(python: &Path) -> Result<(), Failed> {
         }
     };
     let (program, script) = (folder().join("convolutions.py"), root().join("harness/cli/src/calibrate/workspaces.py"));
-    exec(&["--unmeasured".as_ref(), listed.as_ref()], &[&program])?;
-    std::fs::write(&measured, exec(&[], &[&script, &listed])?)?;
+    let estimate = ["--cudnn-workspace".as_ref(), "estimate".as_ref()];
+    exec(&[&estimate[..], &["--unmeasured".as_ref(), listed.as_ref()]].concat(), &[&program])?;
+    std::fs::write(&measured, exec(&estimate, &[&script, &listed])?)?;
     let (listed, found) = (std::fs::read_to_string(&listed)?, std::fs::read_to_string(&measured)?);
     if listed.lines().count() < 20 || found.split_once('\n').map(|(_, rows)| rows) != Some(&listed) {
         return Err(format!("listed:\n{listed}\nmeasured:\n{found}").into());
@@ -278,6 +290,32 @@ fn unmeasured_convolutions(python: &Path) -> Result<(), Failed> {
     exec(&options, &[&program])?;
     let rest = std::fs::read_to_string(&none)?;
     if rest.lines().count() == 1 { Ok(()) } else { Err(format!("these are in the table: {rest}").into()) }
+}
+
+/// The library requests the bytes that were measured on two GPUs, which are multiples of 512 there.
+fn library_of_cudnn(python: &Path, library: &Path) -> Result<(), Failed> {
+    for row in rows("expected.tsv").filter(|row| row.program == "workspaces.py") {
+        let measured = row.figures.clone();
+        let row = Row { options: row.options.replace("estimate", &library.to_string_lossy()), ..row };
+        let output = run(&row, python, &[])?;
+        let found: BTreeMap<String, Value> = serde_json::from_slice(&output.stdout)?;
+        let bytes = |figure: &Value| figure.as_u64().unwrap_or(u64::MAX - 512);
+        let is_measured = |(name, figure): (&String, &Value)| bytes(figure).next_multiple_of(512) == bytes(&measured[name]);
+        if !found.iter().all(is_measured) || found == measured {
+            return Err(format!("{}: {measured:?} measured, {found:?} found", row.options).into());
+        }
+    }
+    Ok(())
+}
+
+fn not_cudnn(python: &Path) -> Result<(), Failed> {
+    let other = std::env::current_exe()?.with_file_name("libharness_allocator_abi.so");
+    let options = format!("--gpu l4-24 --cudnn-workspace {}", other.display());
+    let output = run(&Row { program: "convolutions.py".to_owned(), options, figures: BTreeMap::new() }, python, &[])?;
+    let errors = String::from_utf8(output.stderr)?;
+    let count = |text: &str| errors.matches(text).count();
+    let notes = (count(": it has no cudnnBackendCreateDescriptor;"), count("; cuDNN workspace sizes are estimates\n"));
+    if notes == (1, 2) { Ok(()) } else { Err(errors.into()) }
 }
 
 /// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator or with `allocator` from the library. Returns its output.

@@ -33,7 +33,7 @@ const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 19] = [
     ("libnccl", &["nccl", "pnccl"], "nccl"),
     ("libnvidia-ml", &["nvml"], ""),
     ("libnvJitLink", &["nvJitLink", "__nvJitLink"], "nvjitlink"),
-    ("libnvrtc", &["nvrtc"], "cuda_nvrtc"),
+    ("libnvrtc", &["nvrtc", "__nvrtc"], "cuda_nvrtc"),
     ("libnvshmem_host", &["nvshmem"], "nvshmem"),
 ];
 

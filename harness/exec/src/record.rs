@@ -110,6 +110,11 @@ pub struct SnapshotFile {
 }
 
 impl Process {
+    /// Returns whether workspaces of cuDNN were estimated.
+    pub fn has_estimates(&self) -> bool {
+        self.cudnn_workspace_bounds != [0; 2]
+    }
+
     /// The bounds of the allocated peak, if workspaces of cuDNN were estimated: a convolution at the peak may need less or more.
     pub fn bounds_of_peak(&self) -> Option<[Bytes; 2]> {
         let [below, above] = self.cudnn_workspace_bounds;

@@ -31,7 +31,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &hang(record);
     text += &ended_by_signal(record);
     text += &slow_calls(record, &settings.latencies);
-    text += &models(settings);
+    text += &models(record, settings);
     text += &not_modelled(record);
     record.used().for_each(|process| text += &not_computed(process, settings));
     if settings.values == Values::Cpu {
@@ -191,14 +191,15 @@ fn of_torch(process: &Process) -> String {
     )
 }
 
-fn models(settings: &Settings) -> String {
+fn models(record: &Record, settings: &Settings) -> String {
     let values = match settings.values {
         Values::Zeros => "the program reads back zeros".to_owned(),
         Values::Copies => "the program reads back values written by small copies, otherwise zeros".to_owned(),
         Values::Cpu => format!("the CPU computes the values, in at most {} of host memory", settings.host_memory),
     };
     let workspace = match settings.cudnn_workspace {
-        CudnnWorkspace::Operands | CudnnWorkspace::Estimate => "; cuDNN workspace sizes are estimates",
+        CudnnWorkspace::Library(_) if !record.used().any(Process::has_estimates) => "; cuDNN's own library chooses the workspace sizes",
+        CudnnWorkspace::Operands | CudnnWorkspace::Estimate | CudnnWorkspace::Library(_) => "; cuDNN workspace sizes are estimates",
         CudnnWorkspace::Measured { .. } => "; cuDNN workspace sizes are measured or estimates",
         CudnnWorkspace::None => "; cuDNN uses no workspaces",
     };

@@ -94,6 +94,14 @@ impl Torch {
         };
         interpreter.probe()?.check()
     }
+
+    /// Returns the part of cuDNN that plans without a device, if the environment has it. cuDNN can since version 9.8.
+    pub fn cudnn_library(&self) -> Option<String> {
+        self.cudnn.filter(|version| *version >= 90_800)?;
+        let places = self.folder.parent().into_iter().chain(self.packages.iter().map(PathBuf::as_path));
+        let library = places.map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9")).find(|library| library.is_file());
+        library?.into_os_string().into_string().ok()
+    }
 }
 
 impl Found {

@@ -26,6 +26,8 @@ pub enum CudnnWorkspace {
     Operands,
     /// [`Convolution::estimate`].
     Estimate,
+    /// cuDNN's own `libcudnn_graph.so.9` at this path; [`CudnnWorkspace::Estimate`] if it cannot be used.
+    Library(String),
     /// The rows of a file; [`CudnnWorkspace::Estimate`] for convolutions that it lacks.
     Measured {
         file: String,
@@ -140,7 +142,7 @@ impl CudnnWorkspace {
         match self {
             Self::None => Workspace::NONE,
             Self::Operands => Workspace::exact(convolution.operands()),
-            Self::Estimate => convolution.estimate(capability),
+            Self::Estimate | Self::Library(_) => convolution.estimate(capability),
             Self::Measured { rows, .. } => {
                 let row = rows.iter().find(|row| row.is_of(convolution, capability));
                 row.map_or_else(|| convolution.estimate(capability), |row| Workspace::exact(row.bytes))
@@ -289,7 +291,7 @@ impl fmt::Display for CudnnWorkspace {
             Self::None => "none",
             Self::Operands => "operands",
             Self::Estimate => "estimate",
-            Self::Measured { file, .. } => file,
+            Self::Library(file) | Self::Measured { file, .. } => file,
         })
     }
 }
@@ -303,11 +305,16 @@ impl FromStr for CudnnWorkspace {
             "none" => return Ok(Self::None),
             "operands" => return Ok(Self::Operands),
             "estimate" => return Ok(Self::Estimate),
+            library if library.contains(".so") => {
+                let path = Path::new(library).canonicalize();
+                let path = path.map_err(|error| SettingsError(format!("{library}: {error}: name cuDNN's libcudnn_graph.so.9")))?;
+                return Ok(Self::Library(path.to_string_lossy().into_owned()));
+            }
             file => file,
         };
         if !file.contains('/') && Path::new(file).extension().is_none() {
             return Err(SettingsError(format!(
-                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, or a file such as measured.tsv"
+                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, a file such as measured.tsv, or a path of libcudnn_graph.so.9"
             )));
         }
         let text = std::fs::read_to_string(file)

@@ -212,7 +212,10 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         Values::Cpu => "Kernels are no-ops: the CPU computes what the program reads.",
     };
     let workspace = match cudnn_workspace {
-        CudnnWorkspace::Operands | CudnnWorkspace::Estimate => {
+        CudnnWorkspace::Library(file) if !program.used().any(Process::has_estimates) => {
+            format!("cuDNN's own library, {file}, chooses its workspaces.")
+        }
+        CudnnWorkspace::Operands | CudnnWorkspace::Estimate | CudnnWorkspace::Library(_) => {
             "cuDNN workspaces are estimated from the operands of a convolution.".to_owned()
         }
         CudnnWorkspace::Measured { file, .. } => format!("cuDNN workspaces come from {file}, others are estimates."),

@@ -118,6 +118,17 @@ fn the_interpreter_comes_from_the_command_its_first_lines_or_an_argument() {
 }
 
 #[test]
+fn cudnn_beside_torch_is_found_if_it_plans_without_a_device() {
+    let environment = TempEnvironment::new();
+    let python = environment.python("bin/python3", &answer(&environment.torch("site", VERSION)));
+    let of = |version: Option<u32>| Torch { cudnn: version, ..find(&[&python]).unwrap() }.cudnn_library();
+    assert_eq!(of(Some(91_900)), None);
+    let library = environment.write("site/nvidia/cudnn/lib/libcudnn_graph.so.9", "");
+    assert_eq!(of(Some(91_900)), library.to_str().map(str::to_owned));
+    assert_eq!((of(Some(90_701)), of(None)), (None, None));
+}
+
+#[test]
 fn options_that_change_the_module_path_are_kept() {
     let of = |arguments: &[&str]| {
         let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();

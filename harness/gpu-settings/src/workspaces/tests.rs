@@ -99,6 +99,7 @@ fn errors_of_a_table_name_line_and_column() {
         error("forward"),
         "operand".parse::<CudnnWorkspace>().expect_err("there is no such model").to_string(),
         "no/table.tsv".parse::<CudnnWorkspace>().expect_err("there is no such file").to_string(),
+        "no/libcudnn_graph.so.9".parse::<CudnnWorkspace>().expect_err("there is no such library").to_string(),
     ];
     let expected = [
         "1:1: the table is empty: its first line names the columns operator, input_shapes, dtypes, bytes",
@@ -108,8 +109,9 @@ fn errors_of_a_table_name_line_and_column() {
         "3:9: `[2, 64]` is not the shapes of input and filter, as in [[2, 64, 128, 128], [64, 64, 3, 3]] (column input_shapes)",
         "3:41: `float` is not a type of torch, as in torch.float32 (column dtypes)",
         "3:9: `` is not a number of bytes (column bytes)",
-        "`operand` is not a model of cuDNN's workspaces: write none, estimate, operands, or a file such as measured.tsv",
+        "`operand` is not a model of cuDNN's workspaces: write none, estimate, operands, a file such as measured.tsv, or a path of libcudnn_graph.so.9",
         "no/table.tsv: No such file or directory (os error 2): name a table of measured workspaces",
+        "no/libcudnn_graph.so.9: No such file or directory (os error 2): name cuDNN's libcudnn_graph.so.9",
     ];
     assert_eq!(texts.each_ref().map(String::as_str), expected);
 }

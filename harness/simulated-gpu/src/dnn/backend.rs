@@ -1,16 +1,17 @@
 //! The backend of cuDNN: objects with attributes. The frontend builds plans for convolutions and attention from them.
 //!
-//! Every graph of operations has three plans, with the workspaces W, W/2 and zero. Real workspaces depend on the algorithm; W is a model, see
-//! [`harness_gpu_settings::workspaces`].
+//! With cuDNN's own [`library`], all calls go there. Otherwise every graph of operations has three plans, with the workspaces W, W/2 and zero. Real
+//! workspaces depend on the algorithm; W is a model, see [`harness_gpu_settings::workspaces`].
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{collections::BTreeMap, slice};
+use std::{collections::BTreeMap, ptr, slice};
 
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use super::answer;
+use super::library::{Descriptor, library};
 use crate::{calls::append, world::machine};
 use harness_gpu_settings::workspaces::{Convolution, Direction, Element, Workspace, round_up};
 
@@ -179,12 +180,26 @@ unsafe fn handle(pointer: *const Object) -> Handle {
 }
 
 export! {
-    cudnnBackendCreateDescriptor(kind: c_int, descriptor: Out<'_, *const Object>) =
-        answer(write(descriptor, Arc::into_raw(Arc::new(Object { kind, state: Mutex::default() }))));
+    cudnnBackendCreateDescriptor(kind: c_int, descriptor: Out<'_, *const Object>) = {
+        if let Some(library) = library() {
+            return descriptor.map_or_else(|| answer(false), |place| library.create(kind, place.as_mut_ptr().cast()));
+        }
+        answer(write(descriptor, Arc::into_raw(Arc::new(Object { kind, state: Mutex::default() }))))
+    };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnBackendFinalize(descriptor: Descriptor) -> c_int {
+    // SAFETY: the program passes a descriptor of the library.
+    library().map_or(0, |library| unsafe { (library.finalize)(descriptor) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *const Object) -> c_int {
+    if let Some(library) = library() {
+        // SAFETY: the program passes a descriptor of the library.
+        return unsafe { (library.destroy)(descriptor.cast_mut().cast()) };
+    }
     if !descriptor.is_null() {
         // SAFETY: the program releases its reference once; other objects keep theirs.
         drop(unsafe { Arc::from_raw(descriptor) });
@@ -200,6 +215,10 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
     count: i64,
     elements: *const c_void,
 ) -> c_int {
+    if let Some(library) = library() {
+        // SAFETY: the program passes a descriptor of the library and `count` elements.
+        return unsafe { library.set(descriptor.cast_mut().cast(), number, kind, count, elements) };
+    }
     let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: the program passes an object and `count` elements of the type. Elements of type 15 are objects.
     unsafe {
@@ -225,6 +244,11 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
     count: Out<'_, i64>,
     elements: *mut c_void,
 ) -> c_int {
+    if let Some(library) = library() {
+        let count = count.map_or(ptr::null_mut(), |count| count.as_mut_ptr());
+        // SAFETY: the program passes a descriptor of the library, and an array of `requested` elements or null.
+        return unsafe { (library.get)(descriptor.cast_mut().cast(), number, kind, requested, count, elements) };
+    }
     // SAFETY: the program passes an object, and an array of `requested` elements or null.
     let (object, into) = unsafe {
         let into = if elements.is_null() {
@@ -258,7 +282,7 @@ unsafe fn get_objects(object: &Object, number: i32, into: &[u8]) -> i64 {
         .filter(|address| *address != 0)
         .map(|address| {
             // SAFETY: as the caller promises.
-            unsafe { handle(std::ptr::with_exposed_provenance(address)) }
+            unsafe { handle(ptr::with_exposed_provenance(address)) }
         })
         .collect();
     match (object.kind, number) {

@@ -1,6 +1,7 @@
-//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, `rnn` recurrent networks.
+//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, from the `library` if there is one, `rnn` recurrent networks.
 
 mod backend;
+mod library;
 mod rnn;
 
 use std::ffi::{c_char, c_int};
@@ -132,9 +133,9 @@ export! {
 }
 
 export! {
-    /// Returns a model: the state of a generator per resident thread.
+    /// The state of a generator per resident thread, as on an H200.
     cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) = {
         let gpu = machine().settings.gpu;
-        answer(write(bytes, 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
+        answer(write(bytes, 24 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
     };
 }

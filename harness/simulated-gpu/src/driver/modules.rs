@@ -31,6 +31,14 @@ export! {
     cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
         answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
     cuLaunchKernelEx, cuLaunchCooperativeKernel() = launch();
+    /// Libraries are modules, and their kernels are functions.
+    cuLibraryLoadData(
+        library: Out<'_, usize>, _: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+    ) = by_kernel_mode(THIS, || answer(put(library, object())), || Err(Code::NotSupported));
+    cuLibraryUnload(library: *mut u8) = by_kernel_mode(THIS, || delete(library), || Err(Code::NotSupported));
+    cuLibraryGetKernel, cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = answer(put(place, object));
+    cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) = cuFuncGetAttribute(value, number, kernel);
+    cuKernelSetAttribute(_: c_int, _: c_int, _: usize, _: c_int) = 0;
     cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 

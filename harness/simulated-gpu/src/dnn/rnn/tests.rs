@@ -1,7 +1,8 @@
 use super::*;
 
 /// The network of `torch.nn.LSTM(256, 512, 2, bidirectional=True)`.
-const LSTM: Network = Network { cell: 2, biased: 1, two_directions: 1, kind: 0, input: 256, hidden: 512, projection: 0, layers: 2 };
+const LSTM: Network =
+    Network { cell: 2, biased: 1, two_directions: 1, kind: 0, input: 256, hidden: 512, projection: 0, layers: 2, drops: false };
 
 #[test]
 fn weights_and_biases_of_an_lstm_do_not_overlap() {
@@ -25,4 +26,25 @@ fn a_projection_has_no_bias() {
     let network = Network { projection: 64, ..LSTM };
     let weights = network.weights(0, 8);
     assert_eq!((weights.rows, weights.columns, weights.bias), (64, 512, None));
+}
+
+#[test]
+fn temporary_memory_is_as_measured_on_an_h200() {
+    let fp32 = Network { input: 128, hidden: 256, drops: true, ..LSTM };
+    let fp16 = Network { two_directions: 0, kind: 2, drops: false, ..fp32 };
+    let small = Network { two_directions: 0, input: 64, hidden: 64, layers: 1, ..LSTM };
+    // The network, steps times batch, and the measured reserve and workspace.
+    let measured = [
+        (fp32, 50 * 16, 18_125_056, 55_656_832),
+        (Network { cell: 3, ..fp32 }, 50 * 16, 21_401_856, 51_741_056),
+        (Network { cell: 1, ..fp32 }, 50 * 16, 5_017_856, 54_395_264),
+        (fp16, 50 * 16, 4_505_856, 21_029_248),
+        (small, 5 * 2, 13_056, 8_580_384_usize),
+    ];
+    for (network, inputs, reserve, workspace) in measured {
+        let states = inputs * network.hidden as usize;
+        assert_eq!(network.reserve(states), reserve, "{}", network.cell);
+        let percent = network.workspace(states).abs_diff(workspace) * 100 / workspace;
+        assert!(percent < if network.cell == 1 { 29 } else { 5 }, "{percent} % of {workspace}");
+    }
 }

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::Path};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::Gpu;
-use harness_gpu_settings::settings::{Cuda, Settings};
+use harness_gpu_settings::settings::{Cuda, Settings, Values};
 
 use crate::cache::{self, CacheError, Libraries};
 use crate::environment::extensions;
@@ -58,7 +58,8 @@ impl Setup {
     pub fn settings(&self, gpu: &'static Gpu, memory: Bytes) -> Settings {
         let default = Settings::new(gpu, memory);
         let cuda = if self.torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 };
-        Settings { cuda, cudnn: self.torch.cudnn.unwrap_or(default.cudnn), host_memory: Bytes(available_memory().0 / 2), ..default }
+        let cudnn = self.torch.cudnn.unwrap_or(default.cudnn);
+        Settings { cuda, cudnn, values: Values::Copies, host_memory: Bytes(available_memory().0 / 2), ..default }
     }
 }
 

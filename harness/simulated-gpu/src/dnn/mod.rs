@@ -132,9 +132,11 @@ export! {
 }
 
 export! {
-    /// Returns a model: the state of a generator per resident thread.
-    cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) = {
-        let gpu = machine().settings.gpu;
-        answer(write(bytes, 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
-    };
+    /// 1024 generators of 48 bytes per multiprocessor: the size on an H200.
+    cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) =
+        answer(write(bytes, 48 * 1024 * machine().settings.gpu.multiprocessors as usize));
+    /// The object starts with the probability.
+    cudnnSetDropoutDescriptor, cudnnRestoreDropoutDescriptor(
+        place: Out<'_, f32>, _: usize, probability: f32, _: usize, _: usize, _: u64
+    ) = answer(write(place, probability));
 }

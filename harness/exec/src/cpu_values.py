@@ -342,6 +342,11 @@ def _runs(tensor, return_inverse=False, return_counts=False, dim=None):
     return [torch.unique_consecutive(tensor, dim=dim).shape[dim or 0]]
 
 
+def _norm(tensor):
+    # The bits of the number. A batch of matrices reads others.
+    return [int(torch.linalg.matrix_norm(tensor, 1).view(torch.int32))] if tensor.dim() == 2 and tensor.dtype == torch.float32 else []
+
+
 def _kept(*args):
     return [len(torch.ops.torchvision.nms(*args))]
 
@@ -396,6 +401,7 @@ _COUNTS = {
     "mode": _modes,
     "unique_dim": _distinct_slices,
     "unique_dim_consecutive": _distinct_slices,
+    "linalg_matrix_exp": _norm,
     "isin": _distinct_of_both,
     "_sparse_softmax": _pools,
     "torchvision::nms": _kept,

@@ -70,6 +70,7 @@ for name, run in {
     "to_sparse": lambda: [matrix.to_sparse(), matrix.to_sparse_csr()],
     "sum": lambda: (entries + entries).coalesce(),
     "product": lambda: twice @ matrix,
+    "exponential": lambda: torch.linalg.matrix_exp(matrix),
     "isin": lambda: torch.isin(long, long[:200]),
     "softmax": lambda: torch.sparse.softmax(entries, 1),
     "embedding": lambda: embedding(long % 50).sum().backward(),

@@ -98,9 +98,9 @@ pub(super) struct Exec {
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
-    /// The values that the program reads from GPU memory: `zeros` (the default for one device); `copies` (the default for several devices), values from
-    /// small copies until a kernel may have overwritten them; or `cpu`: the CPU also computes each operation of PyTorch, in half of the host's free
-    /// memory, so losses, masks and `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
+    /// The values that the program reads from GPU memory: `copies` (the default), values from small copies until a kernel may have overwritten them,
+    /// otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of the host's free memory, so losses, masks and
+    /// `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
     /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries once, so COUNT 2
@@ -165,9 +165,8 @@ impl Exec {
         let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
         if let Some(settings) = settings.filter(|_| self.values.is_none() && record.error_depends_on_values()) {
             terminal::message(format_args!(
-                "\nThis end can depend on values: the program read {} instead of what it computed. It runs again with `--values cpu`; \
-                 `--values {}` prevents this.\n",
-                if settings.values == Values::Zeros { "zeros" } else { "small copies and zeros" },
+                "\nThis end can depend on values: the program read small copies and zeros instead of what it computed. It runs again with \
+                 `--values cpu`; `--values {}` prevents this.\n",
                 settings.values
             ));
             settings.values = Values::Cpu;
@@ -236,17 +235,17 @@ impl Exec {
             let message = format!("a context overhead of {} uses all of {memory}", self.context_overhead);
             return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
         }
-        let settings = setup.settings(gpu, memory);
+        let default = setup.settings(gpu, memory);
         Ok(Settings {
             devices: self.devices,
             context_overhead: self.context_overhead,
             events: self.events,
             addresses: self.addresses,
-            values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
+            cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(default.cudnn_workspace),
+            values: self.values.unwrap_or(default.values),
             faults: self.fail.clone(),
             latencies: self.latency.clone(),
-            cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(settings.cudnn_workspace),
-            ..settings
+            ..default
         })
     }
 

@@ -86,7 +86,7 @@ class _Values:
         _add_tensors(kwargs.values(), inputs)
         device = kwargs.get("device")
         on_gpu = device is not None and torch.device(device).type == "cuda"
-        is_computed = True
+        is_computed = is_merged = True
         for tensor in inputs:
             if type(tensor) not in _PLAIN:
                 if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -96,6 +96,7 @@ class _Values:
                         return self.run(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
             is_computed &= _parts(tensor) is not None
+            is_merged &= tensor.layout != torch.sparse_coo or tensor.is_coalesced()
         if not on_gpu:
             return operation(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
@@ -103,7 +104,8 @@ class _Values:
         is_computed = is_computed and not _C._cuda_isCurrentStreamCapturing()
         state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random and is_computed else None
         try:
-            counts = kind.counts(*self.on_cpu(args), **self.on_cpu(kwargs)) if kind.counts and is_computed else ()
+            numbers = kind.counts or (None if is_merged else _merged)
+            counts = numbers(*self.on_cpu(args), **self.on_cpu(kwargs)) if numbers and is_computed else ()
         except Exception:  # The operation itself reports the problem.
             counts = ()
         self.gpu.harness_values_begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
@@ -111,11 +113,11 @@ class _Values:
             result = operation(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, IndexError, ValueError) as error:
             result = error
         finally:
             self.gpu.harness_values_end()
-        if isinstance(result, RuntimeError):
+        if isinstance(result, Exception):
             if not is_computed:
                 raise result
             return self.despite(result, kind, args, kwargs, inputs, state)
@@ -239,7 +241,14 @@ class _Values:
         if is_known[:1] == [True] or not isinstance(computed, torch.Tensor):
             return result
         if computed.layout != torch.strided:
-            return self.on_gpu(computed, result.device) if result.is_cuda else computed
+            if not result.is_cuda:
+                return computed
+            own, parts = _parts(result), _parts(computed)
+            if own is None or [part.shape for part in own] != [part.shape for part in parts]:
+                return self.on_gpu(computed, result.device)
+            for into, part in zip(own, parts):
+                self.alias(into).copy_(part)
+            return result
         if result.shape != computed.shape:
             if not kind.is_shaped_by_values:
                 return result
@@ -325,12 +334,55 @@ def _distinct(tensor, *_, **__):
     return [len(torch.unique(tensor))]
 
 
+def _distinct_of_both(*tensors, **_):
+    return [len(torch.unique(tensor)) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
 def _runs(tensor, return_inverse=False, return_counts=False, dim=None):
-    return [] if dim is not None else [len(torch.unique_consecutive(tensor))]
+    return [torch.unique_consecutive(tensor, dim=dim).shape[dim or 0]]
+
+
+def _norm(tensor):
+    # The bits of the number. A batch of matrices reads others.
+    return [int(torch.linalg.matrix_norm(tensor, 1).view(torch.int32))] if tensor.dim() == 2 and tensor.dtype == torch.float32 else []
+
+
+def _kept(*args):
+    return [len(torch.ops.torchvision.nms(*args))]
 
 
 def _repeats(repeats, *_, **__):
     return [int(repeats.sum())]
+
+
+def _bounds(tensor, *_, **__):
+    return [int(bound) for bound in torch.aminmax(tensor)]
+
+
+def _distinct_slices(tensor, dim, *_, **__):
+    return [torch.unique(tensor, dim=dim).shape[dim]]
+
+
+def _modes(tensor, dim=-1, *_, **__):
+    # For each slice: steps between values, values, largest count with its index, mode, whether and where it was found, index.
+    values = tensor.transpose(dim, -1).sort().values
+    steps = (values[..., 1:] != values[..., :-1]).sum(-1).flatten().tolist()
+    return [number for step in steps for number in (step, step + 1, 0, 0, 0, 1, 0, 0)]
+
+
+def _sparse_elements(name):
+    return lambda *args, **kwargs: 2 * [getattr(torch.ops.aten, name)(*args, **kwargs)._nnz()]
+
+
+def _merged(*args, **_):
+    """The elements of each sparse tensor without its duplicates."""
+    sparse = [tensor for tensor in args if isinstance(tensor, torch.Tensor) and tensor.layout == torch.sparse_coo]
+    return [tensor.coalesce()._nnz() for tensor in sparse if not tensor.is_coalesced()]
+
+
+def _pools(tensor, dim, *_, **__):
+    indices = tensor._indices()
+    return [torch.unique(torch.cat([indices[:dim], indices[dim + 1 :]]), dim=1).shape[1]]
 
 
 _COUNTS = {
@@ -345,6 +397,15 @@ _COUNTS = {
     "_unique2": _distinct,
     "unique_consecutive": _runs,
     "repeat_interleave": _repeats,
+    "bincount": _bounds,
+    "mode": _modes,
+    "unique_dim": _distinct_slices,
+    "unique_dim_consecutive": _distinct_slices,
+    "linalg_matrix_exp": _norm,
+    "isin": _distinct_of_both,
+    "_sparse_softmax": _pools,
+    "torchvision::nms": _kept,
+    **{name: _sparse_elements(name) for name in ("_sparse_sum", *(f"_to_sparse{layout}" for layout in ("", "_csr", "_csc", "_bsr", "_bsc")))},
 }
 
 
@@ -452,6 +513,20 @@ def _log_sigmoid_backward(grad_output, input, buffer):
     return torch.ops.aten.log_sigmoid_backward(grad_output, input, torch.exp(-input.abs()))
 
 
+def _add(input, other, *, alpha=1):
+    if any(getattr(tensor, "layout", None) != torch.sparse_coo for tensor in (input, other)):
+        return torch.add(input, other, alpha=alpha)
+    # The GPU appends, and the CPU merges.
+    indices, values = torch.cat([input._indices(), other._indices()], 1), torch.cat([input._values(), alpha * other._values()])
+    return torch.sparse_coo_tensor(indices, values, input.size(), is_coalesced=False, check_invariants=False)
+
+
+def _unique_dim(tensor, dim, sorted=True, return_inverse=False, return_counts=False):
+    values, inverse, counts = torch.ops.aten.unique_dim(tensor, dim, sorted, return_inverse, return_counts)
+    # The GPU returns only what is asked for.
+    return values, inverse if return_inverse else inverse[:0], counts if return_counts else counts[:0]
+
+
 def _histc(input, *args, **kwargs):
     return torch.histc(input if input.is_floating_point() else input.double(), *args, **kwargs).to(input.dtype)
 
@@ -514,7 +589,9 @@ _SUBSTITUTES = {
     "cudnn_grid_sampler": _grid_sampler,
     "cudnn_grid_sampler_backward": _grid_sampler_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
+    "add": _add,
     "histc": _histc,
+    "unique_dim": _unique_dim,
     "_softmax": _softmax_of(torch.ops.aten._softmax.default),
     "_log_softmax": _softmax_of(torch.ops.aten._log_softmax.default),
     "_softmax_backward_data": _softmax_backward_of(torch.ops.aten._softmax_backward_data.default),

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::Path};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::Gpu;
-use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Settings};
+use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Settings, Values};
 
 use crate::cache::{self, CacheError, Libraries};
 use crate::environment::extensions;
@@ -63,6 +63,7 @@ impl Setup {
             cuda,
             cudnn_workspace,
             cudnn: self.torch.cudnn.unwrap_or(default.cudnn),
+            values: Values::Copies,
             host_memory: Bytes(available_memory().0 / 2),
             ..default
         }

@@ -98,7 +98,8 @@ pub const fn round_up(bytes: i64) -> i64 {
 }
 
 impl Element {
-    const fn size(self) -> i64 {
+    #[must_use]
+    pub const fn size(self) -> i64 {
         match self {
             Self::Double => 8,
             Self::Float => 4,

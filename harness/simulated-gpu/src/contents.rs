@@ -2,7 +2,7 @@
 //! through the functions exported here, which the Python module `cpu_values` calls.
 //!
 //! An operation runs twice: on the device, where kernels are no-ops, and then on the CPU. During the first run, copies change no contents, and those
-//! to the host return zeros, or the numbers of elements that [`harness_values_begin`] announced.
+//! to the host return zeros, or the numbers that [`harness_values_begin`] announced, one per eight bytes.
 //!
 //! [`Values::Cpu`]: harness_gpu_settings::settings::Values::Cpu
 
@@ -111,7 +111,7 @@ impl Backing {
 }
 
 thread_local! {
-    /// During an operation's run on the device: the numbers of elements that it will read.
+    /// During an operation's run on the device: the numbers that it will read.
     static OPERATION: RefCell<Option<VecDeque<i64>>> = const { RefCell::new(None) };
 }
 
@@ -149,11 +149,11 @@ pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
     let pointer = ptr::with_exposed_provenance_mut::<u8>;
     if in_operation() && (is_device_memory(to) || is_device_memory(from)) {
         if !is_device_memory(to) {
-            let number = OPERATION.with_borrow_mut(|numbers| numbers.as_mut().and_then(VecDeque::pop_front)).filter(|_| size <= 8);
             // SAFETY: as the caller promises.
-            let into = unsafe { slice::from_raw_parts_mut(pointer(to as usize), size) };
-            into.fill(0);
-            number.unwrap_or(0).to_le_bytes().iter().zip(into).for_each(|(byte, into)| *into = *byte);
+            for word in unsafe { slice::from_raw_parts_mut(pointer(to as usize), size) }.chunks_mut(8) {
+                let number = OPERATION.with_borrow_mut(|numbers| numbers.as_mut().and_then(VecDeque::pop_front));
+                word.copy_from_slice(&number.unwrap_or(0).to_le_bytes()[..word.len()]);
+            }
         }
         return;
     }

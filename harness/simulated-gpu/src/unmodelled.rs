@@ -168,4 +168,14 @@ mod tests {
             assert_eq!(Function::of_row(row).effects.len(), effects.split_terminator(' ').count(), "{row}");
         }
     }
+
+    #[test]
+    fn a_function_that_destroys_an_object_frees_it() {
+        let created = TABLE
+            .lines()
+            .filter_map(|row| row.strip_suffix("\t0n"))
+            .map(|name| name.replace("Create", "Destroy").replace("_create", "_destroy"));
+        let kept: Vec<String> = created.filter(|name| TABLE.lines().any(|row| row == name)).collect();
+        assert!(kept.is_empty(), "{kept:?}");
+    }
 }

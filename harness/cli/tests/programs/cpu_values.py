@@ -24,6 +24,8 @@ while found["losses"][-1:] != [0.0] and len(found["losses"]) < 5:  # Zeros would
 torch.manual_seed(0)
 torch.rand(5, device="cuda")
 found["same_random"] = torch.rand(1).item() == random
+# Checks of values on the GPU do not raise errors.
+found["exponential"] = torch.linalg.matrix_exp(torch.zeros(8, 5, 5, device="cuda")).sum().item()
 # Large tensors have values too.
 large = torch.ones(1 << 20, device="cuda")
 found["large"] = [large.sum().item(), large[:1].item()]
@@ -55,4 +57,24 @@ sampled = torch.nn.functional.grid_sample(image, grid, align_corners=True)
 sampled.sum().backward()
 counts = torch.histc(torch.tensor([0, 1, 1, 3], device="cuda"), bins=4, min=0, max=3)
 found["different"] = [tensor.flatten().tolist() for tensor in (inputs.grad, sampled, grid.grad, counts)]
+# Operations that read numbers of the GPU, on which their own allocations depend: how many allocations, of how many bytes.
+matrix = torch.eye(40, device="cuda")
+entries, twice = matrix.to_sparse(), torch.sparse_coo_tensor([[0, 0, 1], [2, 2, 3]], [1.0, 2.0, 3.0], (40, 40), device="cuda")
+embedding = torch.nn.Embedding(50, 4, sparse=True).cuda()
+long = torch.arange(4000, device="cuda") // 3
+found["read"] = {}
+for name, run in {
+    "bincount": lambda: torch.bincount(long),
+    "mode": lambda: long.view(1, -1).expand(2, -1).mode(-1),
+    "rows": lambda: matrix[long % 3].unique(dim=0),
+    "to_sparse": lambda: [matrix.to_sparse(), matrix.to_sparse_csr()],
+    "sum": lambda: (entries + entries).coalesce(),
+    "product": lambda: twice @ matrix,
+    "exponential": lambda: torch.linalg.matrix_exp(matrix),
+    "isin": lambda: torch.isin(long, long[:200]),
+    "softmax": lambda: torch.sparse.softmax(entries, 1),
+    "embedding": lambda: embedding(long % 50).sum().backward(),
+}.items():
+    before, result, after = torch.cuda.memory_stats(), run(), torch.cuda.memory_stats()
+    found["read"][name] = [after[key] - before[key] for key in ("allocation.all.allocated", "requested_bytes.all.allocated")]
 print(json.dumps(found))

@@ -24,6 +24,8 @@ mod kind {
     pub(super) const FORWARD: i32 = 10;
     pub(super) const FILTER_GRADIENT: i32 = 11;
     pub(super) const DATA_GRADIENT: i32 = 12;
+    pub(super) const MATRIX_PRODUCT: i32 = 19;
+    pub(super) const REDUCTION: i32 = 22;
 }
 
 /// Numbers of `cudnnBackendAttributeName_t`.
@@ -42,6 +44,8 @@ mod attribute {
     pub(super) const TENSOR_SIZES: i32 = 902;
     pub(super) const TENSOR_STRIDES: i32 = 903;
     pub(super) const ENGINE_INDEX: i32 = 1301;
+    pub(super) const REDUCTION_INPUT: i32 = 1610;
+    pub(super) const REDUCTION_OUTPUT: i32 = 1611;
 }
 
 /// The attribute type whose elements are objects.
@@ -115,12 +119,29 @@ impl Object {
     }
 
     fn workspace(&self, plan: usize) -> i64 {
-        let whole = self.workspaces().iter().map(|(_, workspace)| workspace.bytes).sum();
+        let whole = self.workspaces().iter().map(|(_, workspace)| workspace.bytes).sum::<i64>() + self.attention_workspace();
         match plan {
             0 => whole,
             1 => round_up(whole / 2),
             _ => 0,
         }
+    }
+
+    /// What attention needs beyond what the frontend adds: 256 bytes, and the gradients of keys and values for each head of the queries if heads share
+    /// keys and values. An H200 with torch 2.11.0+cu130 needs exactly this in 12 shapes.
+    fn attention_workspace(&self) -> i64 {
+        let operations = self.objects(attribute::GRAPH_OPERATIONS);
+        if operations.iter().all(|operation| operation.kind != kind::MATRIX_PRODUCT) {
+            return 0;
+        }
+        let reductions = operations.iter().filter(|operation| operation.kind == kind::REDUCTION);
+        let shared = reductions.filter_map(|reduction| {
+            let [input, output] = [attribute::REDUCTION_INPUT, attribute::REDUCTION_OUTPUT].map(|number| reduction.objects(number));
+            let (input, output) = (input.first()?, output.first()?.numbers(attribute::TENSOR_SIZES));
+            let sizes = input.numbers(attribute::TENSOR_SIZES);
+            (sizes.get(1) != output.get(1)).then(|| sizes.iter().product::<i64>() * input.element().size())
+        });
+        256 + shared.sum::<i64>()
     }
 
     fn note_estimates(&self) {

@@ -1,9 +1,11 @@
 //! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real GPU, once or many times (`trials`).
 
+mod baseline;
 pub(crate) mod trials;
 
 use std::path::{Path, PathBuf};
-use std::{collections::BTreeSet, ffi::OsString, process::ExitCode};
+use std::process::{ExitCode, Stdio};
+use std::{collections::BTreeSet, ffi::OsString};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
@@ -19,6 +21,7 @@ use harness_gpu_settings::{latency::Latency, limits::Limits, workspaces::HEADER}
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
 
+use self::baseline::Comparison;
 use super::error::{CliError, Failures};
 use super::program::{name as program_name, shown};
 use super::{device, exit::Exit, snapshots, terminal};
@@ -32,6 +35,7 @@ const EXAMPLES: &str = "Examples:
   harness exec --memory 8GiB --fail cudaMalloc:40:2 -- python -m pytest tests/test_recovery.py
   harness exec --every-fault --expect recovers -- python train.py
   harness exec --least-memory -- python train.py
+  harness exec --memory 24GiB --baseline peaks.json -- python train.py
   harness exec --memory 24GiB --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
@@ -43,6 +47,8 @@ torch build for CUDA 12 or 13. Libraries choose their workspace by the GPU's com
 The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
 command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
 or for ranks that never come: the run is stopped, and the summary lists who waits for whom.
+
+With `--baseline`, the exit code is 1 if a figure differs and the program ends with 0.
 
 With many runs, the first run uses our standard output and error, and no run uses our standard input. The exit code is 1 if the program does not meet
 `--expect`, if an injected failure never happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the results so far.
@@ -128,6 +134,13 @@ pub(super) struct Exec {
     /// Write the run as a JUnit test case, which fails if the exit code is not 0.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
+    /// Compare the memory of the program with this file: peaks, retries, driver calls, and the bytes of each call site at the peak. The exit code is 1 if
+    /// they differ. The program then runs a second time, without output, to find out whether it is deterministic.
+    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    baseline: Option<PathBuf>,
+    /// Write the baseline instead, if two runs have the same figures.
+    #[arg(long, requires = "baseline")]
+    update: bool,
     #[command(flatten)]
     many: trials::Options,
     /// The program and its arguments.
@@ -138,8 +151,9 @@ pub(super) struct Exec {
 impl Exec {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
         let has_many = self.many.are_asked_for(&self.alloc_conf)?;
-        if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some() || self.unmeasured.is_some()) {
-            let message = "`--record`, `--snapshot`, `--junit` and `--unmeasured` are for one run, but the other options request many runs";
+        let of_one_run = [&self.record, &self.snapshot, &self.junit, &self.unmeasured, &self.baseline];
+        if has_many && of_one_run.iter().any(|option| option.is_some()) {
+            let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
         let python = self.python.as_deref();
@@ -156,12 +170,19 @@ impl Exec {
         if has_many {
             return self.many.run(self.launch(&machine, &setup), &self.alloc_conf);
         }
-        let run = |machine: &Machine| {
-            let ended = self.launch(machine, &setup).prepare().and_then(|prepared| prepared.run(self.many.report().is_some()))?;
+        let conf = self.alloc_conf.first().map(String::as_str);
+        let settings = || baseline::settings(&setup.torch.version, &machine.to_string(), conf);
+        let comparison = self.baseline.as_deref().map(|path| Comparison::new(path, settings(), self.update)).transpose()?;
+        let run = |machine: &Machine, is_silent: bool| {
+            let mut prepared = self.launch(machine, &setup).prepare()?;
+            if is_silent {
+                prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            }
+            let ended = prepared.run(self.many.report().is_some())?;
             let record = Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
             Ok::<_, Failures>((ended, record))
         };
-        let (mut ended, mut record) = run(&machine)?;
+        let (mut ended, mut record) = run(&machine, false)?;
         let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
         if let Some(settings) = settings.filter(|_| self.values.is_none() && record.error_depends_on_values()) {
             terminal::message(format_args!(
@@ -170,9 +191,10 @@ impl Exec {
                 settings.values
             ));
             settings.values = Values::Cpu;
-            (ended, record) = run(&machine)?;
+            (ended, record) = run(&machine, false)?;
         }
-        self.finish(&ended, &record, &machine, gpu.as_deref())
+        let differences = || comparison.map_or_else(|| Ok(Vec::new()), |it| it.check(&record, ended.folder(), || run(&machine, true)));
+        self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
     }
 
     fn launch<'a>(&'a self, machine: &'a Machine, setup: &'a Setup) -> Launch<'a> {
@@ -181,12 +203,20 @@ impl Exec {
             machine,
             setup,
             alloc_conf: self.alloc_conf.first().map(String::as_str),
-            snapshot: self.snapshot.is_some(),
+            snapshot: self.snapshot.is_some() || self.baseline.is_some(),
             ledger: None,
         }
     }
 
-    fn finish(&self, ended: &Ended, record: &Record, machine: &Machine, gpu: Option<&str>) -> Result<ExitCode, Failures> {
+    /// Prints and writes the results. `differences` compares them with the baseline.
+    fn finish(
+        &self,
+        ended: &Ended,
+        record: &Record,
+        machine: &Machine,
+        gpu: Option<&str>,
+        differences: impl FnOnce() -> Result<Vec<String>, Failures>,
+    ) -> Result<ExitCode, Failures> {
         // Standard output belongs to the program.
         terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
         if let Some(path) = &self.record {
@@ -198,12 +228,13 @@ impl Exec {
         if let Some(path) = &self.unmeasured {
             terminal::save(path, unmeasured(ended.folder()), HELP)?;
         }
+        let differences = &differences()?;
         let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
         let missed = self.not_reached(record, timelines);
         let command = &shown(&self.command);
         let again = &self.again(machine, command);
-        self.report(&Program { command, again, machine, gpu, record, timelines, missed: missed.as_deref() })?;
-        Ok(exit_code(ended, missed.as_deref()))
+        self.report(&Program { command, again, machine, gpu, record, timelines, missed: missed.as_deref(), differences })?;
+        Ok(exit_code(ended, missed.as_deref(), !differences.is_empty()))
     }
 
     /// The first `--fail` or `--latency` option without effect.
@@ -314,15 +345,13 @@ pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Opt
     Ok(())
 }
 
-/// The program's exit code, or 1 if an option had no effect and the program ended with 0.
-fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
-    match not_reached {
-        Some(option) => {
-            terminal::message(format_args!("`{option}` had no effect: the program did not make such a call"));
-            ended.end.exit_code().max(Exit::Failed as u8).into()
-        }
-        None => ended.end.exit_code().into(),
+/// The program's exit code, or 1 if the program ended with 0 but an option had no effect or the run differs from its baseline.
+fn exit_code(ended: &Ended, not_reached: Option<&str>, differs: bool) -> ExitCode {
+    if let Some(option) = not_reached {
+        terminal::message(format_args!("`{option}` had no effect: the program did not make such a call"));
     }
+    let least = if differs || not_reached.is_some() { Exit::Failed } else { Exit::Passed };
+    ended.end.exit_code().max(least as u8).into()
 }
 
 /// Prints the explanation of `harness explain`.

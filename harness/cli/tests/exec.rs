@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         runs_on_a_real_gpu_are_sequential_by_default
         an_injected_failure_without_effect_is_reported_and_fails
         pointless_runs_are_rejected_with_advice
+        an_unusable_baseline_is_rejected_before_the_run
         programs_of_a_scenario_share_its_memory
         a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command
         a_scenario_with_unusable_programs_is_skipped_with_the_reason
@@ -926,6 +927,33 @@ fn pointless_runs_are_rejected_with_advice(world: World) {
         let ran = world.run(options, &["python3", "-c", program]);
         assert!(ran.code == Some(code) && ran.err.contains(message), "{options:?}: {:?} {}", ran.code, ran.err);
     }
+}
+
+fn an_unusable_baseline_is_rejected_before_the_run(world: World) {
+    let file = world.path("peaks.json").display().to_string();
+    let run = |text: Option<&str>, options: &[&str]| {
+        let _ = text.map(|text| world.write("peaks.json", text));
+        world.run(&[&["--baseline", &file], options].concat(), &["python3", "-c", "print('started')"])
+    };
+    for (text, options, message) in [
+        (None, &[][..], "there is no such baseline"),
+        (Some("{\n  \"settings\": 3\n}"), &[], ":2:15: this is not a baseline: invalid type"),
+        (
+            Some(r#"{"settings": ["torch=2.9.0", "gpu=h100-80"], "processes": {}}"#),
+            &[],
+            "the baseline has torch=2.9.0; this run has torch=2.11.0",
+        ),
+        (None, &["--every-fault"], "are for one run"),
+        (None, &["--least-memory"], "are for one run"),
+        (None, &["--alloc-conf", "a", "--alloc-conf", "b"], "are for one run"),
+        (None, &["--device", "cuda:0"], "cannot be used with '--device"),
+    ] {
+        let ran = run(text, options);
+        let text = ran.err.replace("\n  │ ", " ");
+        assert!(ran.code == Some(2) && ran.out.is_empty() && text.contains(message), "{options:?}: {:?} {}{}", ran.code, ran.err, ran.out);
+    }
+    let without_file = world.run(&["--update"], &["true"]);
+    assert!(without_file.code == Some(2) && without_file.err.contains("--baseline <FILE>"), "{}", without_file.err);
 }
 
 /// Requests the number of MiB in its argument. Exits with 3 if a variable has an unexpected value.

@@ -50,6 +50,7 @@ fn main() -> ExitCode {
     trials.push(of_python("workspaces.py: cuDNN's own library requests the measured workspaces", &with_cudnn, check));
     trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
+    trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
@@ -487,4 +488,45 @@ fn error_of_values(python: &Path) -> Result<(), Failed> {
     let text = String::from_utf8_lossy(&again.stderr);
     let is_right = again.status.success() && again.stdout == b"True\n" && text.contains("It runs again with `--values cpu`");
     if is_right && once.status.code() == Some(1) && once.stdout.is_empty() { Ok(()) } else { Err(format!("{again:?}\n{once:?}").into()) }
+}
+
+fn baseline(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let (file, junit) = (folder.path().join("peaks.json"), folder.path().join("junit.xml"));
+    std::fs::copy(root().join("ci/pytest/train.py"), folder.path().join("train.py"))?;
+    std::fs::write(
+        folder.path().join("any_size.py"),
+        "import os, torch\ntorch.ones(1 + int.from_bytes(os.urandom(2)), 512, device='cuda')\n",
+    )?;
+    let exec = |options: &[&str], program: &[&str]| {
+        let mut command = harness();
+        command.args(["exec", "--memory", "4GiB", "--baseline", "peaks.json"]).args(options).arg("--").arg(python).args(program);
+        let output = command.current_dir(&folder).env_remove("PYTORCH_ALLOC_CONF").env_remove("PYTORCH_CUDA_ALLOC_CONF").output()?;
+        Ok::<_, Failed>((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    let train = &["train.py", "1024"];
+    let written = exec(&["--update"], train)?;
+    let text = std::fs::read_to_string(&file).unwrap_or_default();
+    if written.0 != Some(0) || !text.contains("\"train.py:22 step\": ") {
+        return Err(format!("{written:?}\n{text}").into());
+    }
+    for _ in 0..5 {
+        let same = exec(&[], train)?;
+        if same.0 != Some(0) || !same.1.contains("baseline: no difference from peaks.json") {
+            return Err(format!("{same:?}").into());
+        }
+    }
+    let more = exec(&["--junit", "junit.xml"], &["train.py", "1025"])?;
+    let case = std::fs::read_to_string(&junit)?;
+    let named = "train.py:20 step allocates 4 KiB more at the peak: 38801920 B instead of 38797824 B";
+    let random = exec(&["--update"], &["any_size.py"])?;
+    let first = "the program is not deterministic: after 0 allocations, process 1 allocates ";
+    let is_right = more.0 == Some(1)
+        && [&more.1, &case].iter().all(|text| text.contains(named))
+        && more.1.contains("a second run has the same figures")
+        && random.0 == Some(1)
+        && random.1.contains(first)
+        && random.1.contains(" at any_size.py:2;")
+        && std::fs::read_to_string(&file)? == text;
+    if is_right { Ok(()) } else { Err(format!("{more:?}\n{case}\n{random:?}").into()) }
 }

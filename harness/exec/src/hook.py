@@ -95,6 +95,9 @@ def _write_statistics(torch):
     import json
 
     found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None, "traceback": []}
+    # The 22nd field, after the name, which can contain spaces.
+    with open("/proc/self/stat") as stat:
+        found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
         # The interpreter keeps the exception that ended the program.

@@ -1,7 +1,7 @@
 //! [`Machine`]: what a program sees, either simulated GPUs or a real GPU with a limit.
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::{Fault, Settings};
@@ -16,6 +16,16 @@ pub enum Machine {
     Simulated(Settings),
     /// A real GPU, by its number in this process. It is the only GPU that the program sees.
     Real(u32, Limits),
+}
+
+/// All settings, or the limits, on one line.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Simulated(settings) => settings.fmt(f),
+            Self::Real(_, limits) => limits.fmt(f),
+        }
+    }
 }
 
 impl Machine {

@@ -61,6 +61,9 @@ pub struct SlowCalls {
 pub struct TorchRecord {
     pub version: String,
     pub rank: Option<String>,
+    /// When the process started, in clock ticks since the host's start.
+    #[serde(default, skip_serializing)]
+    pub started: u64,
     /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
     /// `torch.cuda.memory_stats()` of each used device, by index.
@@ -140,10 +143,11 @@ impl Record {
     }
 
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
-        let (gpu, settings, devices) = match machine {
-            Machine::Simulated(settings) => (settings.gpu.name.clone(), settings.to_string(), settings.devices),
-            Machine::Real(ordinal, limits) => (format!("cuda:{ordinal}"), limits.to_string(), 0),
+        let (gpu, devices) = match machine {
+            Machine::Simulated(settings) => (settings.gpu.name.clone(), settings.devices),
+            Machine::Real(ordinal, _) => (format!("cuda:{ordinal}"), 0),
         };
+        let settings = machine.to_string();
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process = |pid: u32| Process { pid, ..Process::default() };
         for ProcessCounters { pid, devices, submitted, workspace_bounds: cudnn_workspace_bounds, slow, not_modelled } in

@@ -3,6 +3,7 @@ mod picture;
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_exec::record::{Process, Record};
 use harness_exec::{machine::Machine, process, timeline::Timeline};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
@@ -30,11 +31,13 @@ pub struct Program<'a> {
     pub timelines: &'a [Timeline],
     /// An injected failure or latency that matched no call, as its command-line option.
     pub missed: Option<&'a str>,
+    /// The differences from the baseline, if there is one.
+    pub differences: &'a [String],
 }
 
 impl Program<'_> {
     fn is_bad(&self) -> bool {
-        self.record.exit_code != 0 || self.missed.is_some()
+        self.record.exit_code != 0 || self.missed.is_some() || !self.differences.is_empty()
     }
 
     fn sentence(&self) -> String {
@@ -51,8 +54,12 @@ impl Program<'_> {
             None => format!("The program ended with exit code {}", self.record.exit_code),
         };
         let missed = self.missed.map(|option| format!("; `{option}` was not reached")).unwrap_or_default();
+        let differences = match self.differences.len() {
+            0 => String::new(),
+            number => format!("; {} from the baseline", count(number as u64, "difference")),
+        };
         let peak = self.used().flat_map(|process| &process.devices).map(|device| device.peak_reserved).max().unwrap_or_default();
-        format!("{end}{missed}. It reserved at most {} of {}.", Bytes(peak), self.machine.memory())
+        format!("{end}{missed}{differences}. It reserved at most {} of {}.", Bytes(peak), self.machine.memory())
     }
 
     fn ended_out_of_memory(&self) -> bool {
@@ -104,6 +111,10 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     if let Some(traceback) = program.traceback() {
         page.block("## Error");
         page.block(fenced("text", &traceback));
+    }
+    if !program.differences.is_empty() {
+        page.block("## Differences from the baseline");
+        page.list(program.differences.iter().map(|line| prose(line)));
     }
     page.block("## Processes");
     page.grid(&processes(program));
@@ -241,11 +252,14 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
     lines
 }
 
-/// The run as a test case. It fails if the exit code is not 0 or an injected failure matched no call.
+/// The run as a test case. It fails if the exit code is not 0, an injected failure matched no call, or a figure differs from the baseline.
 pub fn junit(program: &Program<'_>) -> String {
     let status = match program.is_bad() {
         false => TestCaseStatus::success(),
-        true => junit::failure("program", &program.sentence(), &program.traceback().unwrap_or_default()),
+        true => {
+            let details = program.traceback().into_iter().chain(program.differences.iter().cloned());
+            junit::failure("program", &program.sentence(), &harness_base::words::joined(details, "\n"))
+        }
     };
     let mut case = TestCase::new(program.command, status);
     case.set_classname("harness exec");

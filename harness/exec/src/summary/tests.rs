@@ -14,6 +14,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         torch: Some(TorchRecord {
             version: "2.11.0+cu130".to_owned(),
             rank: rank.map(str::to_owned),
+            started: 0,
             ended_out_of_memory: true,
             memory_stats: serde_json::from_value(stats).unwrap(),
             problem: None,

@@ -18,6 +18,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     let torch = TorchRecord {
         version: "2.11.0+cu130".to_owned(),
         rank: None,
+        started: 0,
         ended_out_of_memory: true,
         memory_stats: serde_json::from_value(
             serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1, "num_alloc_retries": 1}}),
@@ -81,6 +82,7 @@ fn with_program<T>(missed: Option<&str>, act: impl FnOnce(&Program<'_>) -> T) ->
         record: &record,
         timelines: &timelines,
         missed,
+        differences: &[],
     })
 }
 
@@ -98,6 +100,30 @@ fn a_picture_says_in_words_what_it_shows() {
 }
 
 #[test]
+fn differences_from_a_baseline_fail_the_test_case_and_are_listed() {
+    let (mut record, machine, timelines) = run();
+    record.exit_code = 0;
+    record.processes.iter_mut().filter_map(|process| process.torch.as_mut()).for_each(|torch| torch.traceback.clear());
+    let differences = &["train.py:21 <lambda> allocates 64 MiB more at the peak: 128 MiB instead of 64 MiB".to_owned()];
+    let program = Program {
+        command: "true",
+        again: "",
+        machine: &machine,
+        gpu: None,
+        record: &record,
+        timelines: &timelines,
+        missed: None,
+        differences,
+    };
+    let (case, page) = (junit(&program), markdown(&program, None));
+    assert!(
+        case.contains("; 1 difference from the baseline") && case.contains("train.py:21 &lt;lambda&gt; allocates 64 MiB more"),
+        "{case}"
+    );
+    assert!(page.contains("## Differences from the baseline") && page.contains("64 MiB more at the peak"), "{page}");
+}
+
+#[test]
 fn a_test_case_fails_with_the_traceback_or_for_a_failure_that_was_not_reached() {
     insta::assert_snapshot!(with_program(Some("--fail cudaMalloc:40:2:0"), junit));
     let (mut record, machine, timelines) = run();
@@ -110,6 +136,7 @@ fn a_test_case_fails_with_the_traceback_or_for_a_failure_that_was_not_reached() 
         record: &record,
         timelines: &timelines,
         missed: None,
+        differences: &[],
     };
     assert!(!junit(&program).contains("<failure"), "{}", junit(&program));
 }
@@ -132,6 +159,7 @@ fn a_page_of_a_real_gpu_says_what_is_limited_and_counts_calls_for_memory() {
         record: &record,
         timelines: &timelines,
         missed: None,
+        differences: &[],
     };
     insta::assert_snapshot!(markdown(&program, Some("report.svg")));
     let svg = picture(&program).unwrap();

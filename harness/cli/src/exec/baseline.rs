@@ -1,0 +1,373 @@
+//! `--baseline`: the exact memory of a program in a file, to be committed and compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display};
+use std::path::Path;
+use std::{env, io};
+
+use harness_allocator::{stats::BlockState, units::Bytes};
+use harness_base::words::count;
+use harness_exec::record::{Process, Record};
+use harness_exec::{launch::Ended, trials::runner::RunnerError};
+use harness_explain::sites::{Site, SiteKind, Sites};
+use harness_explain::{causes, state::At, state::History};
+use harness_trace::snapshot::{Action, Snapshot};
+use serde::{Deserialize, Serialize};
+
+use super::HELP;
+use crate::error::{CliError, Failures};
+use crate::{snapshots, terminal};
+
+/// Differences listed per process.
+const MOST: usize = 12;
+/// Begins the call site of code without Python frames, which is that of the allocation before.
+const AFTER: &str = "after ";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Baseline {
+    /// torch, its settings and those of the machine, as in `gpu=h100-80`.
+    settings: Vec<String>,
+    processes: BTreeMap<String, Figures>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Figures {
+    peak_allocated: u64,
+    peak_reserved: u64,
+    retries: u64,
+    out_of_memory_errors: u64,
+    driver_allocations: u64,
+    driver_frees: u64,
+    failed_allocations: u64,
+    /// Allocated bytes at the allocated peak, by call site.
+    at_peak: BTreeMap<Place, u64>,
+}
+
+/// A call site. In the file it is text, as in `train.py:21 step`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+struct Place {
+    /// Relative to the current folder, or to the folder of Python packages.
+    file: String,
+    /// 0 if unknown.
+    line: u32,
+    function: String,
+}
+
+/// The allocations and frees of a process, in order: the requested bytes and the call site of the allocation.
+type Events = Vec<(Action, u64, Place)>;
+
+/// A run: the content of the baseline, and what explains differences.
+struct Observed {
+    baseline: Baseline,
+    events: BTreeMap<String, Events>,
+}
+
+/// The comparison that `--baseline` and `--update` request.
+pub(super) struct Comparison<'a> {
+    path: &'a Path,
+    settings: Vec<String>,
+    /// `None` with `--update`.
+    old: Option<Baseline>,
+}
+
+impl From<String> for Place {
+    fn from(text: String) -> Self {
+        let parse = || {
+            let (file, rest) = text.rsplit_once(':')?;
+            let (line, function) = rest.split_once(' ').unwrap_or((rest, ""));
+            Some(Self { file: file.to_owned(), line: line.parse().ok()?, function: function.to_owned() })
+        };
+        parse().unwrap_or_else(|| Self { file: text, ..Self::default() })
+    }
+}
+
+impl From<Place> for String {
+    fn from(place: Place) -> Self {
+        place.to_string()
+    }
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, line, function } = self;
+        match (line, function.as_str()) {
+            (0, _) => write!(f, "{file}"),
+            (_, "") => write!(f, "{file}:{line}"),
+            _ => write!(f, "{file}:{line} {function}"),
+        }
+    }
+}
+
+impl Place {
+    fn of(site: &Site) -> Self {
+        let (Some(file), Some(line)) = (&site.file, site.line) else { return Self::from(site.name.clone()) };
+        let packages = ["/site-packages/", "/dist-packages/"].iter().find_map(|folder| Some(file.rsplit_once(folder)?.1));
+        let here = || Some(Path::new(file).strip_prefix(env::current_dir().ok()?).ok()?.to_str()?.to_owned());
+        let file = packages.map(str::to_owned).or_else(here).unwrap_or_else(|| file.clone());
+        let function = site.function.clone().filter(|function| function != "<module>").unwrap_or_default();
+        Self { file: if site.kind == SiteKind::After { format!("{AFTER}{file}") } else { file }, line, function }
+    }
+}
+
+impl Figures {
+    /// The figures with their names, and whether they are bytes.
+    const fn all(&self) -> [(&'static str, u64, bool); 7] {
+        [
+            ("peak allocated", self.peak_allocated, true),
+            ("peak reserved", self.peak_reserved, true),
+            ("retries", self.retries, false),
+            ("out-of-memory errors", self.out_of_memory_errors, false),
+            ("driver allocations", self.driver_allocations, false),
+            ("driver frees", self.driver_frees, false),
+            ("failed driver allocations", self.failed_allocations, false),
+        ]
+    }
+
+    /// Reads the figures and the events of a process, over all devices. A process that was killed wrote no snapshot.
+    fn read(process: &Process, snapshot: Option<&Path>) -> Result<(Self, Events), CliError> {
+        let sum = |name: &str| process.torch.as_ref().map_or(0, |torch| torch.sum(name));
+        let mut figures = Self { retries: sum("num_alloc_retries"), out_of_memory_errors: sum("num_ooms"), ..Self::default() };
+        for device in &process.devices {
+            figures.peak_reserved += device.peak_reserved;
+            figures.driver_allocations += device.mallocs;
+            figures.driver_frees += device.frees;
+            figures.failed_allocations += device.failed;
+        }
+        let mut events = Vec::new();
+        let Some(path) = snapshot else { return Ok((figures, events)) };
+        let snapshot = snapshots::read(path)?;
+        for device in snapshot.devices() {
+            let peak = figures.add_peak(&snapshot, device, &mut events);
+            // The program can reset the peak of torch, and a long history lacks its beginning.
+            let stats = process.torch.as_ref().and_then(|torch| torch.memory_stats.get(&device.to_string()));
+            let of_torch = stats.and_then(|stats| stats.get("allocated_bytes.all.peak")?.as_u64()).unwrap_or_default();
+            figures.peak_allocated += peak.0.max(of_torch);
+        }
+        Ok((figures, events))
+    }
+
+    /// Adds the call sites at the peak of a device, and appends its events. Returns the peak.
+    fn add_peak(&mut self, snapshot: &Snapshot, device: u32, events: &mut Events) -> Bytes {
+        let history = History::new(snapshot, device, causes::config(snapshot));
+        let Ok(moment) = history.moment(At::Peak) else { return Bytes::ZERO };
+        let sites = Sites::new(snapshot, device);
+        let places: Vec<Place> = sites.all().iter().map(Place::of).collect();
+        for (index, event) in history.events().iter().enumerate() {
+            let allocated_by = if event.action == Action::Alloc { Some(index as u32) } else { history.freed(index).allocated };
+            if matches!(event.action, Action::Alloc | Action::FreeRequested) {
+                let site = sites.of_block(allocated_by, event.stack);
+                events.push((event.action, event.size.0, places[site.0 as usize].clone()));
+            }
+        }
+        let state = history.state(moment.event);
+        let blocks = state.segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
+        let mut peak = Bytes::ZERO;
+        for block in blocks {
+            let site = sites.of_block(state.origin(block.address).allocated, block.stack);
+            *self.at_peak.entry(places[site.0 as usize].clone()).or_default() += block.size.0;
+            peak += block.size;
+        }
+        peak
+    }
+
+    fn differences(&self, new: &Self) -> Vec<String> {
+        let figures = self.all().into_iter().zip(new.all()).filter(|(old, new)| old != new);
+        let figure = |((name, old, is_bytes), (_, new, _))| {
+            if is_bytes { format!("{name} is {}", change("", old, new)) } else { format!("{name}: {new} instead of {old}") }
+        };
+        let mut differences: Vec<String> = figures.map(figure).collect();
+        let mut sites = changed_sites(&self.at_peak, &new.at_peak);
+        sites.sort_by_key(|(_, old, new)| std::cmp::Reverse(old.abs_diff(*new)));
+        differences.extend(sites.iter().map(|(place, old, new)| {
+            let code = if place.line == 0 || place.file.starts_with(AFTER) { "code " } else { "" };
+            format!("{code}{place} allocates {}", change(" at the peak", *old, *new))
+        }));
+        let more = differences.len().saturating_sub(MOST);
+        if more > 0 {
+            differences.truncate(MOST);
+            differences.push(format!("and {more} more"));
+        }
+        differences
+    }
+}
+
+fn change(moment: &str, old: u64, new: u64) -> String {
+    let direction = if new > old { "more" } else { "less" };
+    let sides = [new, old].map(|bytes| Bytes(bytes).to_string());
+    // Rounded sizes can be equal.
+    let [after, before] = if sides[0] == sides[1] { [new, old].map(|bytes| format!("{bytes} B")) } else { sides };
+    format!("{} {direction}{moment}: {after} instead of {before}", Bytes(old.abs_diff(new)))
+}
+
+/// Lines of a function, with their bytes.
+type Lines<'a> = Vec<(&'a Place, u64)>;
+
+/// Returns the call sites whose bytes differ, with the old and new bytes. The lines of a function move when code above them changes, so lines are matched
+/// by their order in the function where their bytes agree.
+fn changed_sites(old: &BTreeMap<Place, u64>, new: &BTreeMap<Place, u64>) -> Vec<(Place, u64, u64)> {
+    let mut functions: BTreeMap<(&str, &str), [Lines<'_>; 2]> = BTreeMap::new();
+    for (side, places) in [old, new].into_iter().enumerate() {
+        for (place, bytes) in places {
+            functions.entry((&place.file, &place.function)).or_default()[side].push((place, *bytes));
+        }
+    }
+    let mut changed = Vec::new();
+    for [old, new] in functions.into_values() {
+        let equal = |(a, b): &(&(&Place, u64), &(&Place, u64))| a.1 == b.1;
+        let first = old.iter().zip(&new).take_while(equal).count();
+        let last = old[first..].iter().rev().zip(new[first..].iter().rev()).take_while(equal).count();
+        let (old, new) = (&old[first..old.len() - last], &new[first..new.len() - last]);
+        if old.len() == new.len() {
+            changed.extend(old.iter().zip(new).map(|(old, new)| (new.0.clone(), old.1, new.1)));
+            continue;
+        }
+        let mut lines: BTreeMap<&Place, [u64; 2]> = BTreeMap::new();
+        old.iter().for_each(|(place, bytes)| lines.entry(place).or_default()[0] = *bytes);
+        new.iter().for_each(|(place, bytes)| lines.entry(place).or_default()[1] = *bytes);
+        changed.extend(lines.into_iter().map(|(place, [old, new])| (place.clone(), old, new)));
+    }
+    changed.retain(|(_, old, new)| old != new);
+    changed
+}
+
+/// Returns the settings that figures depend on. `machine` are those of the simulated GPUs.
+pub(super) fn settings(torch: &str, machine: &str, alloc_conf: Option<&str>) -> Vec<String> {
+    let inherited = || ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env::var(name).ok());
+    let conf = alloc_conf.map(str::to_owned).or_else(inherited).unwrap_or_default();
+    let of_torch = [format!("torch={torch}"), format!("alloc_conf={conf}")];
+    of_torch.into_iter().chain(machine.split(';').map(str::to_owned)).collect()
+}
+
+impl Baseline {
+    /// Reads a baseline for a run with these settings.
+    fn read(path: &Path, settings: &[String]) -> Result<Self, CliError> {
+        let file = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CliError::input(format!("{file}: there is no such baseline"), "`--update` writes it"),
+            _ => CliError::input(format!("{file}: {error}"), "name a file that `--baseline FILE --update` wrote"),
+        })?;
+        let baseline: Self = serde_json::from_str(&text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            let error = error.to_string().replace(&format!(" at line {line} column {column}"), "");
+            let message = format!("{file}:{line}:{column}: this is not a baseline: {error}");
+            CliError::input(message, "name a file that `--baseline FILE --update` wrote, or write it again with `--update`")
+        })?;
+        let lacking = |all: &[String], others: &[String]| {
+            let lacking: Vec<&str> = all.iter().filter(|setting| !others.contains(setting)).map(String::as_str).collect();
+            if lacking.is_empty() { "no other".to_owned() } else { lacking.join(", ") }
+        };
+        if baseline.settings == settings {
+            return Ok(baseline);
+        }
+        let (old, new) = (lacking(&baseline.settings, settings), lacking(settings, &baseline.settings));
+        let message = format!("{file}: the settings differ: the baseline has {old}; this run has {new}");
+        Err(CliError::input(message, "use the settings of the baseline, name another file, or write it again with `--update`"))
+    }
+
+    /// Lists all differences. Those of several processes begin with the process.
+    fn differences(&self, new: &Self) -> Vec<String> {
+        let mut differences = Vec::new();
+        let names: BTreeSet<&String> = self.processes.keys().chain(new.processes.keys()).collect();
+        for name in &names {
+            let who = if names.len() > 1 { format!("{name}: ") } else { String::new() };
+            match (self.processes.get(*name), new.processes.get(*name)) {
+                (Some(old), Some(new)) => differences.extend(old.differences(new).into_iter().map(|line| format!("{who}{line}"))),
+                (Some(_), None) => differences.push(format!("{name} does not use the GPU")),
+                (None, _) => differences.push(format!("{name} uses the GPU, unlike before")),
+            }
+        }
+        differences
+    }
+}
+
+impl<'a> Comparison<'a> {
+    /// Reads the baseline, unless it is to be written.
+    pub(super) fn new(path: &'a Path, settings: Vec<String>, is_update: bool) -> Result<Self, CliError> {
+        let old = if is_update { None } else { Some(Baseline::read(path, &settings)?) };
+        Ok(Self { path, settings, old })
+    }
+
+    /// Compares a run with the baseline or writes the baseline, and prints the outcome. `repeat` runs the program again. Returns the differences.
+    pub(super) fn check(
+        self,
+        record: &Record,
+        run: &Path,
+        repeat: impl FnOnce() -> Result<(Ended, Record), Failures>,
+    ) -> Result<Vec<String>, Failures> {
+        let file = self.path.display();
+        let new = Observed::read(record, run, &self.settings)?;
+        let differences = self.old.as_ref().map(|old| old.differences(&new.baseline));
+        if differences.as_ref().is_some_and(Vec::is_empty) {
+            terminal::message(format_args!("baseline: no difference from {file}"));
+            return Ok(Vec::new());
+        }
+        if differences.is_none() && record.exit_code != 0 {
+            terminal::message(format_args!(
+                "baseline: {file} is not written, because the program ended with exit code {}",
+                record.exit_code
+            ));
+            return Ok(Vec::new());
+        }
+        let (ended, repeated) = repeat()?;
+        let unequal = new.first_difference(&Observed::read(&repeated, ended.folder(), &self.settings)?);
+        let random = unequal.as_ref().map(|first| format!("the program is not deterministic: {first}"));
+        let Some(differences) = differences else {
+            if let Some(random) = random {
+                terminal::message(format_args!("baseline: {file} is not written: {random}"));
+                return Ok(vec![random]);
+            }
+            terminal::save(self.path, terminal::json(&new.baseline)?, HELP)?;
+            terminal::message(format_args!("baseline: {file}"));
+            return Ok(Vec::new());
+        };
+        let cause = random.unwrap_or_else(|| "a second run has the same figures; `--update` accepts them".to_owned());
+        terminal::message(format_args!("baseline: {file} differs:\n  {}\n{cause}", differences.join("\n  ")));
+        Ok(differences.into_iter().chain(unequal.map(|_| cause)).collect())
+    }
+}
+
+impl Observed {
+    /// Reads a run from its folder.
+    fn read(record: &Record, run: &Path, settings: &[String]) -> Result<Self, CliError> {
+        let snapshots = record.snapshots(run).map_err(RunnerError::Lost)?;
+        let torch = |process: &Process| process.torch.as_ref().map(|torch| (torch.rank.clone(), torch.started)).unwrap_or_default();
+        let mut used: Vec<&Process> = record.processes.iter().filter(|of| of.devices.iter().any(|device| device.mallocs > 0)).collect();
+        used.sort_by_cached_key(|process| (torch(process).1, process.pid));
+        let (mut processes, mut events) = (BTreeMap::new(), BTreeMap::new());
+        for (number, process) in (1..).zip(used) {
+            let snapshot = snapshots.iter().find(|snapshot| snapshot.pid == process.pid);
+            let (figures, made) = Figures::read(process, snapshot.map(|snapshot| snapshot.path.as_path()))?;
+            let of_rank = torch(process).0.map(|rank| format!("rank {rank}"));
+            let name = of_rank.filter(|name| !processes.contains_key(name)).unwrap_or_else(|| format!("process {number}"));
+            events.insert(name.clone(), made);
+            processes.insert(name, figures);
+        }
+        Ok(Self { baseline: Baseline { settings: settings.to_vec(), processes }, events })
+    }
+
+    /// Describes the first allocation or free that differs in a repeated run; `None` if the figures agree.
+    fn first_difference(&self, again: &Self) -> Option<String> {
+        if self.baseline.differences(&again.baseline).is_empty() {
+            return None;
+        }
+        let shown = |event: Option<&(Action, u64, Place)>| match event {
+            Some((Action::Alloc, size, place)) => format!("allocates {size} B at {place}"),
+            Some((_, size, place)) => format!("frees {size} B allocated at {place}"),
+            None => "ends".to_owned(),
+        };
+        let first = self.events.iter().find_map(|(name, made)| {
+            let repeated = again.events.get(name)?;
+            let index = (0..made.len().max(repeated.len())).find(|index| made.get(*index) != repeated.get(*index))?;
+            let earlier = made[..index.min(made.len())].iter().filter(|(action, ..)| *action == Action::Alloc).count();
+            let [first, second] = [made, repeated].map(|all| shown(all.get(index)));
+            Some(format!("after {}, {name} {first}; in the second run it {second}", count(earlier as u64, "allocation")))
+        });
+        Some(first.unwrap_or_else(|| "the allocations and frees are equal, but not the driver calls".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

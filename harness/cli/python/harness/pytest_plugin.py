@@ -17,8 +17,9 @@ REPORTS = "HARNESS_PYTEST_REPORTS"
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # The keyword arguments of the mark that are options of `harness exec`.
 OPTIONS = ("gpu", "memory", "devices", "context_overhead", "values", "alloc_conf", "fail", "torch")
-MARK = """gpu_memory(memory, gpu, devices, values, alloc_conf, max_allocated, max_reserved, faults): run the test on a simulated GPU. \
-max_allocated and max_reserved limit the peaks; faults="sample:8" repeats the test and fails an allocation each time, which it must survive"""
+MARK = """gpu_memory(memory, gpu, devices, values, alloc_conf, max_allocated, max_reserved, baseline, faults): run the test on a simulated GPU. \
+max_allocated and max_reserved limit the peaks; baseline names a file with the exact figures; faults="sample:8" repeats the test and fails an \
+allocation each time, which it must survive"""
 
 
 class Invalid(Exception):
@@ -28,6 +29,7 @@ class Invalid(Exception):
 def pytest_addoption(parser):
     group = parser.getgroup("gpu_memory", "tests on a simulated GPU")
     group.addoption("--gpu-memory-harness", metavar="PROGRAM", help="the program `harness` [default: next to this Python, or in PATH]")
+    group.addoption("--gpu-memory-update", action="store_true", help="write the baselines of the mark gpu_memory instead of comparing with them")
 
 
 def pytest_configure(config):
@@ -68,6 +70,9 @@ def run(item, mark):
     """Runs the test in a child process and returns its reports."""
     program = harness(item.config)
     options, limits = arguments(mark)
+    if "baseline" in mark.kwargs:
+        options += ["--baseline", str(item.path.parent / mark.kwargs["baseline"])]
+        options += ["--update"] if item.config.getoption("--gpu-memory-update") else []
     with tempfile.TemporaryDirectory(prefix="harness-pytest-") as folder:
         reports, record, snapshot = (Path(folder) / name for name in ("reports", "record.json", "snapshot.pickle"))
         if not any(option.startswith("--every-fault") for option in options):
@@ -92,7 +97,7 @@ def run(item, mark):
             failed.sections.append(("GPU memory", explained.stdout))
         elif not failed and done.returncode:
             # What pytest printed in the child comes first.
-            problem = done.stdout[max(0, done.stdout.find("The program ")) :].strip()
+            problem = done.stdout[max(0, done.stdout.find("baseline: "), done.stdout.find("The program ")) :].strip()
         elif not failed and record.exists():
             problem = above(json.loads(record.read_text()), limits)
         if problem:
@@ -113,8 +118,8 @@ def arguments(mark):
             options += [f"--every-fault={value}", "--expect", "recovers"]
         elif name in ("max_allocated", "max_reserved"):
             limits[name.removeprefix("max_")] = size(name, value)
-        else:
-            known = ", ".join((*OPTIONS, "faults", "max_allocated", "max_reserved"))
+        elif name != "baseline":
+            known = ", ".join((*OPTIONS, "faults", "baseline", "max_allocated", "max_reserved"))
             raise Invalid(f"the mark gpu_memory has no argument `{name}`: it takes {known}")
     if limits and "faults" in mark.kwargs:
         raise Invalid("faults with max_allocated or max_reserved: the peaks belong to a run without failures, so write two tests")

@@ -13,25 +13,26 @@ pub(super) struct Line {
     pub(super) slope: f64,
 }
 
-/// Fits a line through the medians of a curve: of the lines through two of them, the one with the least median relative error. The
-/// medians reject disturbed samples, and the fit rejects up to half of the sizes, as where a driver erases freed memory of many GiB
-/// before it hands it out again.
+/// Fits a line through the medians of a curve: of the lines through two of them, the one with the least median relative error, and of equal ones
+/// that through the most distant sizes. The medians reject disturbed samples, and the fit rejects up to half of the sizes, as where a driver takes
+/// longer for some allocations of many GiB.
 ///
 /// Source: P. J. Rousseeuw, "Least Median of Squares Regression", Journal of the American Statistical Association 79 (388), 1984,
 /// <https://doi.org/10.1080/01621459.1984.10477105>. Cubic in the number of sizes.
 pub(super) fn line(curve: &Curve) -> Line {
+    // Errors below this share are equal: times are whole nanoseconds.
+    const SHARE: f64 = 1e-4;
     let points = medians(curve);
     let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index..].iter().map(move |b| (a, b)));
     let lines = pairs.map(|(a, b)| {
-        let slope = if a.0 == b.0 { 0.0 } else { ((b.1 - a.1) / (b.0 - a.0)).max(0.0) };
-        Line { base: (a.1 - slope * a.0).max(0.0), slope }
+        let distance = (b.0 - a.0).abs();
+        let slope = if distance == 0.0 { 0.0 } else { ((b.1 - a.1) / (b.0 - a.0)).max(0.0) };
+        let line = Line { base: (a.1 - slope * a.0).max(0.0), slope };
+        let relative = points.iter().filter_map(|(size, cost)| relative_error(*cost, line.base + line.slope * size)).collect();
+        ((median(relative).unwrap_or(0.0) / SHARE).round(), -distance, line)
     });
-    let error = |line: &Line| {
-        let relative: Vec<f64> = points.iter().filter_map(|(size, cost)| relative_error(*cost, line.base + line.slope * size)).collect();
-        (median(relative.clone()).unwrap_or(0.0), relative.iter().sum::<f64>())
-    };
-    let best = lines.map(|line| (error(&line), line)).min_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    best.map_or(Line { base: 0.0, slope: 0.0 }, |(_, line)| line)
+    let best = lines.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    best.map_or(Line { base: 0.0, slope: 0.0 }, |(.., line)| line)
 }
 
 fn medians(curve: &Curve) -> Vec<(f64, f64)> {

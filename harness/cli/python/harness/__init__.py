@@ -1,1 +1,1 @@
-"""Python parts of harness: the pytest plugin `harness.pytest_plugin`."""
+"""Python parts of harness: the pytest plugin `harness.pytest_plugin`, and snapshots of out-of-memory errors, `harness.observe`."""

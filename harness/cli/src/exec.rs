@@ -41,8 +41,8 @@ const EXAMPLES: &str = "Examples:
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
 PyTorch's own allocator and host code run unchanged, so reserved memory, refused requests and retries are the same as on such a GPU. Kernels are
-no-ops: times have no meaning, and the program reads zeros from GPU memory (see `--values`). The command needs no GPU, driver or CUDA library. It needs a
-torch build for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
+no-ops: times have no meaning, and the program reads zeros in place of computed values (see `--values`). The command needs no GPU, driver or CUDA
+library. It needs a torch build for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
 
 The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
 command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written. It is 124 if ranks wait for each other

@@ -156,7 +156,7 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
         DeviceCalls {
             create: inner.create + self.refused_pages,
             malloc: inner.malloc - pooled,
-            malloc_failures: inner.malloc_failures - pooled,
+            malloc_failures: inner.malloc_failures.saturating_sub(pooled),
             malloc_async: inner.malloc_async + pooled,
             ..inner
         }
@@ -225,8 +225,9 @@ impl<D: Device> PooledDevice for Limited<D> {
             Err(self.out_of_memory(size)?)
         } else {
             // A pool that is asked for more than the GPU has first reserves all of its memory, and keeps it: measured on an H200.
-            self.refused_pooled += 1;
-            Err(self.refuse(size))
+            let error = self.refuse(size);
+            self.refused_pooled += u64::from(error.is_out_of_memory());
+            Err(error)
         }
     }
 

@@ -16,7 +16,7 @@ import pytest
 REPORTS = "HARNESS_PYTEST_REPORTS"
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # The keyword arguments of the mark that are options of `harness exec`.
-OPTIONS = ("gpu", "memory", "devices", "context_overhead", "values", "alloc_conf", "fail", "torch")
+OPTIONS = ("gpu", "memory", "devices", "context_overhead", "values", "alloc_conf", "fail")
 MARK = """gpu_memory(memory, gpu, devices, values, alloc_conf, max_allocated, max_reserved, baseline, faults): run the test on a simulated GPU. \
 max_allocated and max_reserved limit the peaks; baseline names a file with the exact figures; faults="sample:8" repeats the test and fails an \
 allocation each time, which it must survive"""
@@ -138,7 +138,7 @@ def size(name, value):
 
 def above(record, limits):
     """Returns what exceeds the limits of peaks, if anything does, on the device with the highest peak."""
-    statistics = [device for process in record["processes"] for device in (process["torch"]["memory_stats"] or {}).values()]
+    statistics = [device for process in record["processes"] for device in ((process["torch"] or {}).get("memory_stats") or {}).values()]
     lines = []
     for name, limit in limits.items():
         peak = max((device[f"{name}_bytes.all.peak"] for device in statistics), default=None)

@@ -238,7 +238,12 @@ pub(super) fn settings(torch: &str, machine: &str, alloc_conf: Option<&str>) -> 
     let inherited = || ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env::var(name).ok());
     let conf = alloc_conf.map(str::to_owned).or_else(inherited).unwrap_or_default();
     let of_torch = [format!("torch={torch}"), format!("alloc_conf={conf}")];
-    of_torch.into_iter().chain(machine.split(';').map(str::to_owned)).collect()
+    // Machines have cuDNN and tables in different folders.
+    let without_folder = |setting: &str| match setting.strip_prefix("cudnn_workspace=").map(|file| Path::new(file).file_name()) {
+        Some(Some(name)) => format!("cudnn_workspace={}", name.display()),
+        _ => setting.to_owned(),
+    };
+    of_torch.into_iter().chain(machine.split(';').map(without_folder)).collect()
 }
 
 impl Baseline {

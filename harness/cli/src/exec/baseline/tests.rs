@@ -71,3 +71,13 @@ fn the_first_allocation_or_free_that_differs_is_named() {
     assert_eq!(first.first_difference(&second).as_deref(), Some(found));
     assert_eq!(first.first_difference(&first), None);
 }
+
+#[test]
+fn the_settings_of_a_baseline_name_files_without_their_folders() {
+    let of = |machine: &str| settings("2.11.0", machine, Some(""))[2..].join(";");
+    assert_eq!(
+        of("gpu=h100-80;cudnn_workspace=/venv/lib/nvidia/libcudnn_graph.so.9;cudnn=91900"),
+        "gpu=h100-80;cudnn_workspace=libcudnn_graph.so.9;cudnn=91900"
+    );
+    assert_eq!(of("cudnn_workspace=estimate"), "cudnn_workspace=estimate");
+}

@@ -151,7 +151,7 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
 
     fn calls(&self) -> DeviceCalls {
         let inner = self.inner.calls();
-        // `Self::refuse` makes a plain allocation instead.
+        // `Self::refuse` made these calls as plain allocations.
         let pooled = self.refused_pooled;
         DeviceCalls {
             create: inner.create + self.refused_pages,
@@ -224,7 +224,7 @@ impl<D: Device> PooledDevice for Limited<D> {
             }
             Err(self.out_of_memory(size)?)
         } else {
-            // A pool that is asked for more than the GPU has first reserves all of its memory, and keeps it: measured on an H200.
+            // The pool is not called: on an H200 it reserves all free memory before it refuses, and keeps it.
             let error = self.refuse(size);
             self.refused_pooled += u64::from(error.is_out_of_memory());
             Err(error)

@@ -137,7 +137,7 @@ def size(name, value):
 
 
 def above(record, limits):
-    """Returns what exceeds the limits of peaks, if anything does, on the device with the highest peak."""
+    """Returns a line for each limit that the highest peak of all devices exceeds."""
     statistics = [device for process in record["processes"] for device in ((process["torch"] or {}).get("memory_stats") or {}).values()]
     lines = []
     for name, limit in limits.items():

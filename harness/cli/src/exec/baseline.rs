@@ -20,7 +20,7 @@ use crate::{snapshots, terminal};
 
 /// Differences listed per process.
 const MOST: usize = 12;
-/// Begins the call site of code without Python frames, which is that of the allocation before.
+/// The prefix of a call site without Python frames. The site of the previous allocation follows it.
 const AFTER: &str = "after ";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

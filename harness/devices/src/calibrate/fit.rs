@@ -20,15 +20,18 @@ pub(super) struct Line {
 /// Source: P. J. Rousseeuw, "Least Median of Squares Regression", Journal of the American Statistical Association 79 (388), 1984,
 /// <https://doi.org/10.1080/01621459.1984.10477105>. Cubic in the number of sizes.
 pub(super) fn line(curve: &Curve) -> Line {
-    // Errors below this share are equal: times are whole nanoseconds.
+    // Errors of less than this share are equal.
     const SHARE: f64 = 1e-4;
+    // A time is the difference of two readings of a clock that counts nanoseconds.
+    const CLOCK: f64 = 2.0;
     let points = medians(curve);
     let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index..].iter().map(move |b| (a, b)));
     let lines = pairs.map(|(a, b)| {
         let distance = (b.0 - a.0).abs();
         let slope = if distance == 0.0 { 0.0 } else { ((b.1 - a.1) / (b.0 - a.0)).max(0.0) };
         let line = Line { base: (a.1 - slope * a.0).max(0.0), slope };
-        let relative = points.iter().filter_map(|(size, cost)| relative_error(*cost, line.base + line.slope * size)).collect();
+        let error = |(size, cost): &(f64, f64)| ((line.base + line.slope * size - cost).abs() - CLOCK).max(0.0) / cost.max(1.0);
+        let relative = points.iter().map(error).collect();
         ((median(relative).unwrap_or(0.0) / SHARE).round(), -distance, line)
     });
     let best = lines.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));

@@ -20,6 +20,8 @@ _KEYS = "Fake", "CustomRNGKeyId"
 _KEY, _INNER_KEY = map(_C._dispatch_key_parse, _KEYS)
 _DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+_NUMBERS = bool, int, float
 _MOST_ALIASES = 1 << 14
 # Outputs of at least this size are checked against the limit of host memory.
 _CHECKED = 1 << 20
@@ -68,8 +70,8 @@ class _Kind:
 
 
 class _Values:
-    def __init__(self, library):
-        self.gpu = library
+    def __init__(self, library, begin, end):
+        self.gpu, self.begin, self.end = library, begin, end
         self.range = (ctypes.c_uint64 * 3)()
         self.generation = ctypes.c_uint64.in_dll(library, "harness_values_generation")
         self.known_generation = 0
@@ -95,8 +97,9 @@ class _Values:
                     with _C.DisableTorchFunctionSubclass():
                         return self.run(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
-            is_computed &= _parts(tensor) is not None
-            is_merged &= tensor.layout != torch.sparse_coo or tensor.is_coalesced()
+            if tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_quantized:
+                is_computed &= _parts(tensor) is not None
+                is_merged &= tensor.layout != torch.sparse_coo or tensor.is_coalesced()
         if not on_gpu:
             return operation(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
@@ -108,7 +111,7 @@ class _Values:
             counts = numbers(*self.on_cpu(args), **self.on_cpu(kwargs)) if numbers and is_computed else ()
         except Exception:  # The operation itself reports the problem.
             counts = ()
-        self.gpu.harness_values_begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
+        self.begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
         try:
             result = operation(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -116,7 +119,7 @@ class _Values:
         except (RuntimeError, IndexError, ValueError) as error:
             result = error
         finally:
-            self.gpu.harness_values_end()
+            self.end()
         if isinstance(result, Exception):
             if not is_computed:
                 raise result
@@ -126,7 +129,10 @@ class _Values:
         if not outputs and not kind.is_mutable and not kind.is_number:
             return result
         # The CPU would replace the parts of a sparse tensor that it changes.
-        if not is_computed or any(_parts(output) is None or kind.is_mutable and output.layout != torch.strided for output in outputs):
+        for output in outputs:
+            if output.layout is not _STRIDED or output.is_nested or output.is_quantized:
+                is_computed &= _parts(output) is not None and not kind.is_mutable
+        if not is_computed:
             self.not_computed[kind.name] += 1
             return result
         if not self.fits(outputs if not kind.is_mutable else inputs):
@@ -183,6 +189,8 @@ class _Values:
     def on_cpu(self, value):
         if isinstance(value, torch.Tensor):
             return self.alias(value) if value.is_cuda else value
+        if value is None or type(value) in _NUMBERS:
+            return value
         if type(value) in (tuple, list):
             return type(value)(map(self.on_cpu, value))
         if type(value) is dict:
@@ -191,17 +199,17 @@ class _Values:
 
     def alias(self, tensor):
         """A tensor of the CPU over the contents of a tensor of the GPU."""
-        if tensor.layout != torch.strided:
+        if tensor.layout is not _STRIDED:
             return _like(tensor, [self.alias(part) for part in _parts(tensor)])
         address = tensor.data_ptr()
-        if address == 0 or tensor.numel() == 0:
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
         if self.generation.value != self.known_generation:
             self.known_generation = self.generation.value
             self.starts, self.ranges, self.aliases = [], [], {}
         key = address, tensor.dtype, tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
         alias = self.aliases.get(key)
         if alias is None:
+            if address == 0 or tensor.numel() == 0:
+                return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
             if len(self.aliases) >= _MOST_ALIASES:
                 self.aliases.clear()
             alias = self.aliases[key] = self.new_alias(tensor, address)
@@ -225,7 +233,10 @@ class _Values:
 
     def fits(self, written):
         # Not the storages: a storage's object in Python is a reference that prevents autograd from accumulating in place.
-        size = sum(part.nbytes for tensor in written if tensor.is_cuda for part in _parts(tensor))
+        size = 0
+        for tensor in written:
+            if tensor.is_cuda:
+                size += tensor.nbytes if tensor.layout is _STRIDED else sum(part.nbytes for part in _parts(tensor))
         return size < _CHECKED or self.gpu.harness_values_fit(2 * size)
 
     def taken_over(self, kind, result, computed, is_known):
@@ -604,13 +615,15 @@ _SUBSTITUTES = {
 def begin(path):
     """Computes the operations of this process with the library at `path`. Returns a function that counts what was not computed."""
     library = ctypes.CDLL(path)
-    library.harness_values_begin.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    # These two never wait, so they keep the interpreter's lock, which is faster.
+    begin, end = (getattr(ctypes.PyDLL(path), f"harness_values_{name}") for name in ("begin", "end"))
+    begin.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.harness_values_range.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
     library.harness_values_clear.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     library.harness_values_fit.argtypes = [ctypes.c_uint64]
     library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
     library.harness_values_not_computed.restype = ctypes.c_uint64
-    values = _Values(library)
+    values = _Values(library, begin, end)
 
     def kernel(namespace, name, overload):
         kind = None

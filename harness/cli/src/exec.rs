@@ -16,7 +16,7 @@ use harness_exec::launch::{Ended, Launch};
 use harness_exec::trials::{faults, runner::RunnerError};
 use harness_exec::{machine::Machine, record::Record, setup::Setup, summary, timeline::Timeline};
 use harness_explain::causes::{self, Options};
-use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, UNMEASURED, Values};
+use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits, workspaces::HEADER};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
@@ -75,7 +75,7 @@ pub(super) struct Exec {
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
     /// uses NVIDIA's driver and its own CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
-        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "unmeasured", "values",
+        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values",
     ])]
     device: Option<u32>,
     /// The GPU to simulate: a name, as in `a100-40`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists the names
@@ -101,6 +101,10 @@ pub(super) struct Exec {
     /// for the rest; `operands`, the model of earlier versions; or `none`.
     #[arg(long, value_name = "MODEL")]
     cudnn_workspace: Option<CudnnWorkspace>,
+    /// The memory of NCCL's buffers: a table with the columns `ranks`, `collective` and `point_to_point`, as in `2`, `544MiB` and `0B`. Each communicator
+    /// uses the row with the most ranks up to its own. Without this option, NCCL uses no memory.
+    #[arg(long, value_name = "FILE")]
+    nccl_memory: Option<NcclMemory>,
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
@@ -273,6 +277,7 @@ impl Exec {
             events: self.events,
             addresses: self.addresses,
             cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(default.cudnn_workspace),
+            nccl_memory: self.nccl_memory.clone().unwrap_or_default(),
             values: self.values.unwrap_or(default.values),
             faults: self.fail.clone(),
             latencies: self.latency.clone(),
@@ -299,7 +304,11 @@ impl Exec {
                     shell::quoted(&self.gpu),
                     memory.0,
                     context_overhead.0
-                )
+                ) + &self
+                    .nccl_memory
+                    .iter()
+                    .map(|table| format!(" --nccl-memory {}", shell::quoted(&table.to_string())))
+                    .collect::<String>()
             }
             Machine::Real(ordinal, limits) => {
                 let memory = limits.memory.map(|memory| format!(" --memory {}B", memory.0));

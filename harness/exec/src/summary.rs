@@ -146,12 +146,13 @@ fn not_modelled(record: &Record) -> String {
 }
 
 fn machine(settings: &Settings) -> String {
-    let Settings { gpu, memory, devices, context_overhead, .. } = settings;
+    let Settings { gpu, memory, devices, context_overhead, nccl_memory, .. } = settings;
     let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
     let overhead =
         if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} context overhead per process") };
+    let nccl = if nccl_memory.is_empty() { String::new() } else { format!(", NCCL's memory from {nccl_memory}") };
     let (major, minor) = gpu.capability;
-    format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}\n", gpu.device, gpu.name)
+    format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}{nccl}\n", gpu.device, gpu.name)
 }
 
 fn named(process: &Process) -> String {

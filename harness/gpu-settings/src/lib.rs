@@ -12,6 +12,7 @@ pub mod latency;
 pub mod ledger;
 pub mod limits;
 pub mod mapping;
+pub mod nccl_memory;
 pub mod process;
 pub mod settings;
 pub mod text;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
 use crate::text::{expected, number, words};
 use crate::{calls::Call, gpus::Gpu, latency::Latency};
-pub use crate::{text::SettingsError, workspaces::CudnnWorkspace};
+pub use crate::{nccl_memory::NcclMemory, text::SettingsError, workspaces::CudnnWorkspace};
 
 pub const SETTINGS: &str = "HARNESS_GPU";
 /// The variable with the folder of the stub libraries that replace NVIDIA's.
@@ -47,6 +47,8 @@ pub struct Settings {
     pub events: Events,
     pub addresses: AddressOrder,
     pub cudnn_workspace: CudnnWorkspace,
+    #[serde(default)]
+    pub nccl_memory: NcclMemory,
     pub values: Values,
     /// The most host memory for the contents of all devices, with [`Values::Cpu`].
     #[serde(default)]
@@ -153,6 +155,7 @@ impl Settings {
             events: Events::Instant,
             addresses: AddressOrder::Linux,
             cudnn_workspace: CudnnWorkspace::Estimate,
+            nccl_memory: NcclMemory::NONE,
             values: Values::Zeros,
             host_memory: Bytes::ZERO,
             cuda: Cuda::V13,

@@ -216,7 +216,7 @@ fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
 }
 
 fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
-    let Settings { values, cudnn_workspace, context_overhead, gpu, events, addresses, .. } = settings;
+    let Settings { values, cudnn_workspace, nccl_memory, context_overhead, gpu, events, addresses, .. } = settings;
     let values = match values {
         Values::Zeros => "Kernels are no-ops: the program reads zeros.",
         Values::Copies => "Kernels are no-ops: the program reads the values of small copies, else zeros.",
@@ -246,6 +246,9 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
     lines.splice(4..4, bounds);
+    if !nccl_memory.is_empty() {
+        lines.push(format!("The memory of NCCL comes from {nccl_memory}."));
+    }
     if !names.is_empty() {
         lines.push(format!("Not modelled; these calls return success: {}.", Vec::from_iter(names).join(", ")));
     }

@@ -14,19 +14,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{cell::RefCell, env, mem::MaybeUninit, path::Path, slice, time::Duration};
 
-use harness_allocator::hash::Mixer;
+use harness_allocator::{hash::Mixer, units::Bytes};
 use harness_gpu_settings::collectives::{Call, Operation};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
 
 use self::peers::{Failure, Needs, Peers};
-use crate::world::{State, machine};
+use crate::world::{State, current_device, machine};
 use crate::{contents, runtime};
 
 /// Version 2.28.9.
 const VERSION: c_int = 22_809;
 
+/// `ncclUnhandledCudaError`.
+const CUDA_ERROR: c_int = 1;
 /// `NCCL_SPLIT_NOCOLOR`: the rank joins no new communicator.
 const NO_COLOR: c_int = -1;
 /// `ncclSystemError`.
@@ -45,6 +47,8 @@ struct Communicator {
     children: AtomicU32,
     /// The other ranks, if each has a process.
     peers: Option<Arc<Peers>>,
+    /// The buffers of collectives, and those of sends and receives, after the first of them.
+    buffers: Mutex<[Option<u64>; 2]>,
 }
 
 /// `ncclUniqueId`, passed by value.
@@ -124,16 +128,8 @@ export! {
         ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
     ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) =
         communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
-    ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
-        let buffer = Buffer { address: to, bytes: count * element(kind) };
-        let is_exchanged = communicator.others().is_some();
-        if let Some(peers) = &communicator.peers {
-            group.from_others.push((Arc::clone(peers), peer as usize, Some(buffer).filter(|_| is_exchanged)));
-        }
-        if !is_exchanged {
-            group.received.push(buffer);
-        }
-    });
+    ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) =
+        communicator.receive(peer as usize, Buffer { address: to, bytes: count * element(kind) });
 }
 
 /// The factors of the operations that multiply before the sum. Their numbers begin with [`FIRST_FACTOR`].
@@ -155,6 +151,7 @@ extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
         0 => c"no error",
         REMOTE_ERROR => c"remote process exited or there was a network error",
         INVALID_USAGE => c"invalid usage",
+        CUDA_ERROR => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
         _ => c"unknown result code",
     }
     .as_ptr()
@@ -177,6 +174,7 @@ fn failed(failure: &Failure) -> c_int {
         Failure::Aborted => REMOTE_ERROR,
         Failure::Mismatch { .. } => INVALID_USAGE,
         Failure::Io(_) => SYSTEM_ERROR,
+        Failure::Memory(_) => CUDA_ERROR,
     }
 }
 
@@ -189,7 +187,10 @@ fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Optio
         _ => Ok(None),
     };
     match joined {
-        Ok(peers) => answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, children: AtomicU32::new(0), peers })))),
+        Ok(peers) => answer(write(
+            into,
+            Box::into_raw(Box::new(Communicator { ranks, rank, children: AtomicU32::new(0), peers, buffers: Default::default() })),
+        )),
         Err(error) => failed(&error.into()),
     }
 }
@@ -334,11 +335,37 @@ impl Communicator {
         if let Some(peers) = &self.peers {
             peers.leave(is_aborted);
         }
+        for start in self.buffers.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().filter_map(Option::take) {
+            let state = &mut *machine().state();
+            if let Ok(index) = state.device_at(start).map(|memory| memory.index()) {
+                // A failure means that the program has reset the device.
+                let _ = state.release(index, |memory| memory.free(start));
+            }
+        }
+        0
+    }
+
+    /// Allocates the buffers of the first collective, or of the first send or receive. These allocations are no attempts that can be failed.
+    fn allocate_buffers(&self, is_point_to_point: bool) -> c_int {
+        let size = machine().settings.nccl_memory.of(self.ranks, is_point_to_point);
+        let buffers = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(is_point_to_point)];
+        if size == Bytes::ZERO || buffers.is_some() {
+            return 0;
+        }
+        match machine().state().on_device(current_device(), |memory| memory.allocate(size)) {
+            Ok(start) => *buffers = Some(start),
+            Err(_) => return failed(&Failure::Memory(size)),
+        }
         0
     }
 
     /// Meets the ranks that this rank needs in a collective.
     fn meet(&self, call: Call, data: &[u8], needs: Needs, mut finish: impl FnMut(Vec<Vec<u8>>) + Send + 'static) -> c_int {
+        let is_point_to_point = matches!(call.operation, Operation::AllToAll | Operation::Gather | Operation::Scatter);
+        let status = self.allocate_buffers(is_point_to_point);
+        if status != 0 {
+            return status;
+        }
         let Some(peers) = self.peers.clone() else { return 0 };
         let number = match peers.publish(call, data) {
             Ok(number) => number,
@@ -438,6 +465,10 @@ impl Communicator {
     }
 
     fn send(&self, peer: usize, buffer: Buffer) -> c_int {
+        let status = self.allocate_buffers(true);
+        if status != 0 {
+            return status;
+        }
         let mut data = Vec::new();
         if self.others().is_some() {
             machine().tick();
@@ -450,6 +481,22 @@ impl Communicator {
         }
         let sent = self.peers.as_ref().map_or(Ok(()), |peers| peers.send(peer, &data));
         sent.map_or_else(|failure| failed(&failure), |()| 0)
+    }
+
+    fn receive(&self, peer: usize, buffer: Buffer) -> c_int {
+        let status = self.allocate_buffers(true);
+        if status != 0 {
+            return status;
+        }
+        in_group(|group| {
+            let is_exchanged = self.others().is_some();
+            if let Some(peers) = &self.peers {
+                group.from_others.push((Arc::clone(peers), peer, Some(buffer).filter(|_| is_exchanged)));
+            }
+            if !is_exchanged {
+                group.received.push(buffer);
+            }
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{collections::BTreeMap, collections::BTreeSet, collections::VecDeque, io, mem::MaybeUninit, ptr};
 
+use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{Call, PREFIX, Rank, Ranks, SIZES, STACKS, Wait, beside, message_file, stack_file};
 use harness_gpu_settings::mapping::Mapped;
 
@@ -61,6 +62,8 @@ pub(super) enum Failure {
     Mismatch { own: usize, call: Call, number: u32, rank: usize, theirs: Call },
     #[error("the communicator was aborted")]
     Aborted,
+    #[error("NCCL needs {0} for its buffers, and the device has less free memory")]
+    Memory(Bytes),
     #[error("ranks cannot exchange data: {0}")]
     Io(#[from] io::Error),
 }

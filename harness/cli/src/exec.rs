@@ -277,7 +277,7 @@ impl Exec {
             events: self.events,
             addresses: self.addresses,
             cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(default.cudnn_workspace),
-            nccl_memory: self.nccl_memory.clone().unwrap_or_default(),
+            nccl_memory: self.nccl_memory.clone().map(Box::new),
             values: self.values.unwrap_or(default.values),
             faults: self.fail.clone(),
             latencies: self.latency.clone(),

@@ -150,7 +150,7 @@ fn machine(settings: &Settings) -> String {
     let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
     let overhead =
         if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} context overhead per process") };
-    let nccl = if nccl_memory.is_empty() { String::new() } else { format!(", NCCL's memory from {nccl_memory}") };
+    let nccl = nccl_memory.as_ref().map_or_else(String::new, |table| format!(", NCCL's memory from {table}"));
     let (major, minor) = gpu.capability;
     format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}{nccl}\n", gpu.device, gpu.name)
 }

@@ -9,8 +9,7 @@ use crate::text::SettingsError;
 
 const COLUMNS: [&str; 3] = ["ranks", "collective", "point_to_point"];
 
-/// Nothing by default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NcclMemory {
     file: String,
     rows: Vec<Row>,
@@ -24,17 +23,11 @@ struct Row {
 }
 
 impl NcclMemory {
-    pub const NONE: Self = Self { file: String::new(), rows: Vec::new() };
-
     /// The memory that a communicator of so many ranks takes for its first collective, or for its first send or receive: that of the row with the most
     /// ranks up to these.
     pub fn of(&self, ranks: usize, is_point_to_point: bool) -> Bytes {
         let row = self.rows.iter().filter(|row| row.ranks <= ranks as u64).max_by_key(|row| row.ranks);
         row.map_or(Bytes::ZERO, |row| row.bytes[usize::from(is_point_to_point)])
-    }
-
-    pub const fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 }
 

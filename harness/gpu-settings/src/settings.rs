@@ -47,8 +47,9 @@ pub struct Settings {
     pub events: Events,
     pub addresses: AddressOrder,
     pub cudnn_workspace: CudnnWorkspace,
+    /// Without a table, NCCL takes no memory.
     #[serde(default)]
-    pub nccl_memory: NcclMemory,
+    pub nccl_memory: Option<Box<NcclMemory>>,
     pub values: Values,
     /// The most host memory for the contents of all devices, with [`Values::Cpu`].
     #[serde(default)]
@@ -155,7 +156,7 @@ impl Settings {
             events: Events::Instant,
             addresses: AddressOrder::Linux,
             cudnn_workspace: CudnnWorkspace::Estimate,
-            nccl_memory: NcclMemory::NONE,
+            nccl_memory: None,
             values: Values::Zeros,
             host_memory: Bytes::ZERO,
             cuda: Cuda::V13,

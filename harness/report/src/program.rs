@@ -246,9 +246,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
     lines.splice(4..4, bounds);
-    if !nccl_memory.is_empty() {
-        lines.push(format!("The memory of NCCL comes from {nccl_memory}."));
-    }
+    lines.extend(nccl_memory.iter().map(|table| format!("The memory of NCCL comes from {table}.")));
     if !names.is_empty() {
         lines.push(format!("Not modelled; these calls return success: {}.", Vec::from_iter(names).join(", ")));
     }

@@ -347,7 +347,8 @@ impl Communicator {
 
     /// Allocates the buffers of the first collective, or of the first send or receive. These allocations are no attempts that can be failed.
     fn allocate_buffers(&self, is_point_to_point: bool) -> c_int {
-        let size = machine().settings.nccl_memory.of(self.ranks, is_point_to_point);
+        let Some(table) = &machine().settings.nccl_memory else { return 0 };
+        let size = table.of(self.ranks, is_point_to_point);
         let buffers = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(is_point_to_point)];
         if size == Bytes::ZERO || buffers.is_some() {
             return 0;

@@ -23,6 +23,7 @@ import time
 # The variables of launchers and schedulers, most specific first.
 JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID", "JOB_NAME", "HOSTNAME")
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 class Observer:
@@ -55,12 +56,15 @@ class Observer:
 
     def name(self, device):
         moment = time.strftime("%Y%m%d-%H%M%S")
-        parts = [first(JOBS, "job"), f"rank{first(RANKS, '0')}", f"gpu{device}", moment, str(os.getpid()), str(self.errors)]
+        restart = first(RESTARTS, None)
+        restarts = [f"restart{restart}"] if restart else []
+        parts = [first(JOBS, "job"), f"rank{first(RANKS, '0')}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.errors)]
         return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)) + ".pickle"
 
 
 def first(names, otherwise):
-    return next((os.environ[name] for name in names if os.environ.get(name)), otherwise)
+    # Launchers without a job name write `none`.
+    return next((os.environ[name] for name in names if os.environ.get(name, "none") not in ("", "none")), otherwise)
 
 
 def number(name, otherwise):

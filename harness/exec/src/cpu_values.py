@@ -22,6 +22,7 @@ _DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exc
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _NUMBERS = bool, int, float
+_HALVES = torch.float16, torch.bfloat16
 _MOST_ALIASES = 1 << 14
 # Outputs of at least this size are checked against the limit of host memory.
 _CHECKED = 1 << 20
@@ -62,6 +63,17 @@ class _Kind:
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
         self.compute = operation if schema.is_mutable else _SUBSTITUTES.get(self.name, operation)
         self.counts = _COUNTS.get(self.name)
+
+    def on_cpu(self, args, kwargs):
+        """Computes in single precision what the CPU lacks in half precision, for example the gradient of a layer norm."""
+        try:
+            return self.compute(*args, **kwargs)
+        except RuntimeError:
+            tensors = []
+            _add_tensors(args, tensors)
+            if self.is_mutable or not any(tensor.dtype in _HALVES for tensor in tensors):
+                raise
+            return self.compute(*_mapped(_in_single, args), **{name: _mapped(_in_single, value) for name, value in kwargs.items()})
 
     def passed_on(self, is_outer, args, kwargs):
         """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
@@ -175,14 +187,14 @@ class _Values:
             kwargs = self.on_cpu(kwargs)
             kwargs.pop("pin_memory", None)
         if state is None:
-            return kind.compute(*args, **kwargs)
+            return kind.on_cpu(args, kwargs)
         if kwargs.get("generator") is not None:
             kwargs["generator"] = torch.Generator().manual_seed(state)
         # The program's own random numbers on the CPU must not change.
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(state)
         try:
-            return kind.compute(*args, **kwargs)
+            return kind.on_cpu(args, kwargs)
         finally:
             torch.default_generator.set_state(before)
 
@@ -283,6 +295,10 @@ def _add_tensors(values, found):
             found.append(value)
         elif type(value) in (tuple, list):
             _add_tensors(value, found)
+
+
+def _in_single(tensor):
+    return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
 def _mapped(function, value):

@@ -57,6 +57,12 @@ sampled = torch.nn.functional.grid_sample(image, grid, align_corners=True)
 sampled.sum().backward()
 counts = torch.histc(torch.tensor([0, 1, 1, 3], device="cuda"), bins=4, min=0, max=3)
 found["different"] = [tensor.flatten().tolist() for tensor in (inputs.grad, sampled, grid.grad, counts)]
+# Gradients that the CPU has in single precision only.
+found["half"] = []
+for normalize in (lambda rows: torch.nn.functional.layer_norm(rows, (4,)), lambda rows: torch.nn.functional.batch_norm(rows.view(4, 2), None, None, training=True)):
+    rows = torch.tensor([[0.0, 1.0, 2.0, 5.0], [4.0, 1.0, 0.0, 3.0]], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    (normalize(rows) ** 3).sum().backward()
+    found["half"].append(rows.grad.tolist())
 # Operations that read numbers of the GPU, on which their own allocations depend: how many allocations, of how many bytes.
 matrix = torch.eye(40, device="cuda")
 entries, twice = matrix.to_sparse(), torch.sparse_coo_tensor([[0, 0, 1], [2, 2, 3]], [1.0, 2.0, 3.0], (40, 40), device="cuda")

@@ -7,7 +7,6 @@
 # modes and of subclasses of tensors; `CustomRNGKeyId` lies below these and above the GPU. Unlike a mode, a key is invisible to autograd, so
 # gradients accumulate in place as they do without it. What has no such kernel, for example an operation of an extension, is not computed, and its
 # launches are counted.
-import bisect
 import collections
 import ctypes
 import threading
@@ -87,9 +86,8 @@ class _Values:
         self.range = (ctypes.c_uint64 * 3)()
         self.generation = ctypes.c_uint64.in_dll(library, "harness_values_generation")
         self.known_generation = 0
-        # Mapped ranges: their first addresses in order, and end and contents of each.
-        self.starts, self.ranges = [], []
-        self.aliases = {}  # by address, type, size, strides and whether the contents are conjugated or negated
+        self.storages = {}  # by the first address
+        self.aliases = {}  # by address, offset in the storage, type, size, strides and whether the contents are conjugated or negated
         self.not_computed = collections.Counter()  # operations that the CPU lacks
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
@@ -216,30 +214,30 @@ class _Values:
         address = tensor.data_ptr()
         if self.generation.value != self.known_generation:
             self.known_generation = self.generation.value
-            self.starts, self.ranges, self.aliases = [], [], {}
-        key = address, tensor.dtype, tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+            self.storages, self.aliases = {}, {}
+        offset = tensor.storage_offset()
+        key = address, offset, tensor.dtype, tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
         alias = self.aliases.get(key)
         if alias is None:
             if address == 0 or tensor.numel() == 0:
                 return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
             if len(self.aliases) >= _MOST_ALIASES:
+                self.storages.clear()
                 self.aliases.clear()
-            alias = self.aliases[key] = self.new_alias(tensor, address)
+            alias = self.aliases[key] = self.new_alias(tensor, address, offset)
         return alias
 
-    def new_alias(self, tensor, address):
-        index = bisect.bisect_right(self.starts, address) - 1
-        if index < 0 or address >= self.ranges[index][0]:
-            if not self.gpu.harness_values_range(address, self.range):
+    def new_alias(self, tensor, address, offset):
+        first = address - offset * tensor.element_size()
+        storage = self.storages.get(first)
+        if storage is None:
+            if not self.gpu.harness_values_range(address, self.range) or first < self.range[0]:
                 raise NotComputed
             start, size, host = self.range
-            contents = torch.frombuffer((ctypes.c_uint8 * size).from_address(host), dtype=torch.uint8)
-            index = bisect.bisect(self.starts, start)
-            self.starts.insert(index, start)
-            self.ranges.insert(index, (start + size, contents.untyped_storage()))
-        alias = torch.empty(0, dtype=tensor.dtype)
-        offset = (address - self.starts[index]) // tensor.element_size()
-        alias.set_(self.ranges[index][1], offset, tensor.size(), tensor.stride())
+            size, host = start + size - first, host + first - start
+            storage = torch.frombuffer((ctypes.c_uint8 * size).from_address(host), dtype=torch.uint8).untyped_storage()
+            self.storages[first] = storage
+        alias = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.size(), tensor.stride())
         alias = alias.conj() if tensor.is_conj() else alias
         return torch._neg_view(alias) if tensor.is_neg() else alias
 
@@ -554,6 +552,19 @@ def _unique_dim(tensor, dim, sorted=True, return_inverse=False, return_counts=Fa
     return values, inverse if return_inverse else inverse[:0], counts if return_counts else counts[:0]
 
 
+def _embedding_bag_of(function):
+    """The CPU leaves out what its own backward pass does not need."""
+
+    def run(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=-1):
+        arguments = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx)
+        output, *_, largest = function(weight, indices, offsets, *arguments)
+        starts = offsets[:-1] if include_last_offset else offsets
+        bags = torch.searchsorted(starts, torch.arange(len(indices), dtype=starts.dtype), right=True) - 1
+        return output, bags, torch.bincount(bags[indices != padding_idx], minlength=len(starts)), largest
+
+    return run
+
+
 def _histc(input, *args, **kwargs):
     return torch.histc(input if input.is_floating_point() else input.double(), *args, **kwargs).to(input.dtype)
 
@@ -618,6 +629,8 @@ _SUBSTITUTES = {
     "log_sigmoid_backward": _log_sigmoid_backward,
     "add": _add,
     "histc": _histc,
+    "_embedding_bag": _embedding_bag_of(torch.ops.aten._embedding_bag.default),
+    "_embedding_bag_forward_only": _embedding_bag_of(torch.ops.aten._embedding_bag_forward_only.default),
     "unique_dim": _unique_dim,
     "_softmax": _softmax_of(torch.ops.aten._softmax.default),
     "_log_softmax": _softmax_of(torch.ops.aten._log_softmax.default),

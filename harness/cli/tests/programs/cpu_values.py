@@ -63,6 +63,11 @@ for normalize in (lambda rows: torch.nn.functional.layer_norm(rows, (4,)), lambd
     rows = torch.tensor([[0.0, 1.0, 2.0, 5.0], [4.0, 1.0, 0.0, 3.0]], device="cuda", dtype=torch.bfloat16, requires_grad=True)
     (normalize(rows) ** 3).sum().backward()
     found["half"].append(rows.grad.tolist())
+# Bags, whose backward pass needs more of the forward pass on the GPU, and a view with an offset in its storage.
+table = torch.arange(8.0, device="cuda").view(4, 2).requires_grad_()
+indices, starts = torch.tensor([1, 2, 2, 3], device="cuda"), torch.tensor([0, 0, 3], device="cuda")
+torch.nn.functional.embedding_bag(indices, table, starts, mode="max").sum().backward()
+found["bags"] = [table.grad.tolist(), torch.as_strided_copy(table.detach()[1:], (2,), (2,), 1).tolist()]
 # Operations that read numbers of the GPU, on which their own allocations depend: how many allocations, of how many bytes.
 matrix = torch.eye(40, device="cuda")
 entries, twice = matrix.to_sparse(), torch.sparse_coo_tensor([[0, 0, 1], [2, 2, 3]], [1.0, 2.0, 3.0], (40, 40), device="cuda")

@@ -124,6 +124,18 @@ def _at_exit():
         _write_snapshot(torch)
 
 
+def _in_forked_processes(util):
+    """Makes processes that `multiprocessing` forks write statistics. They end without `atexit`."""
+
+    def at_exit():
+        torch = sys.modules.get("torch")
+        if hasattr(torch, "cuda") and torch.cuda.is_initialized():
+            _at_exit()
+
+    # The second argument runs in the child, for the first, which has to be kept.
+    util.register_after_fork(_at_exit, lambda _: util.Finalize(None, at_exit, exitpriority=0))
+
+
 def _frames(frame):
     """The innermost frames of a stack outside torch's own packages."""
     site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
@@ -235,6 +247,39 @@ def _compute_values(torch):
     torch._harness_not_computed = cpu_values.begin(library)
 
 
+def _count_sampled(module):
+    """Makes vLLM's second model runner count sampled tokens on the host. It counts them in a kernel, and requests that sample no token never end.
+    A request samples one token in each step, except in the steps before the last of its prompt."""
+    sample = module.GPUModelRunner.sample
+
+    def sample_and_count(runner, hidden_states, batch, *others):
+        output, sampled, rejected = sample(runner, hidden_states, batch, *others)
+        counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+        sampled.copy_(sys.modules["torch"].from_numpy(counts))
+        return output, sampled, rejected
+
+    module.GPUModelRunner.sample = sample_and_count
+
+
+def _without_nvcc(module):
+    """Replaces code that FlashInfer cannot compile, because there is no nvcc, by functions that do nothing, as all kernels."""
+    build = module.JitSpec.build_and_load
+
+    class NoKernels:
+        def __getattr__(self, name):
+            return lambda *args, **kwargs: None
+
+    def build_or_replace(spec, *args, **kwargs):
+        try:
+            return build(spec, *args, **kwargs)
+        except RuntimeError as error:
+            if "find nvcc" not in str(error):
+                raise
+            return NoKernels()
+
+    module.JitSpec.build_and_load = build_or_replace
+
+
 def _write_stacks_on_signal():
     """Makes a signal, which the simulated GPU raises in a collective that waits, write the stacks of all threads, also without the interpreter's lock."""
     import faulthandler
@@ -288,11 +333,15 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
     atexit.register(_at_exit)
+    sys.meta_path.insert(0, _ModuleFinder("multiprocessing.util", _in_forked_processes))
     if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
+    if "HARNESS_GPU" in os.environ:
+        sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu.model_runner", _count_sampled))
+        sys.meta_path.insert(0, _ModuleFinder("flashinfer.jit.core", _without_nvcc))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
 _run_hidden_sitecustomize()

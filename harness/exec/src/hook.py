@@ -98,6 +98,7 @@ def _write_statistics(torch):
     # The 22nd field, after the name, which can contain spaces.
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
+    found["engine"] = _engine or None
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
         # The interpreter keeps the exception that ended the program.
@@ -261,6 +262,43 @@ def _count_sampled(module):
     module.GPUModelRunner.sample = sample_and_count
 
 
+_engine = {}
+
+
+def _note_engine(module):
+    """Notes how vLLM divides the memory, when a worker is ready."""
+    warm_up = module.Worker.compile_or_warm_up_model
+
+    def warm_up_and_note(worker):
+        graphs = []
+        capture = worker.model_runner.capture_model
+        worker.model_runner.capture_model = lambda: graphs.append(capture()) or graphs[0]
+        result = warm_up(worker)
+        try:
+            cache = worker.cache_config
+            free, memory = sys.modules["torch"].cuda.mem_get_info()
+            _engine.update(
+                memory=memory,
+                requested=int(worker.requested_memory),
+                weights=worker.model_runner.model_memory_usage,
+                consumed=worker.total_consumed,
+                activations=worker.peak_activation_memory,
+                graphs=sum(graphs),
+                graphs_estimated=worker.cudagraph_memory_estimate,
+                kv_cache=worker.available_kv_cache_memory_bytes,
+                blocks=cache.num_gpu_blocks,
+                block_tokens=cache.block_size,
+                free=free,
+            )
+            # Engines may be killed.
+            _write_statistics(sys.modules["torch"])
+        except AttributeError:
+            pass  # Another version of vLLM, or the size of the KV cache is given.
+        return result
+
+    module.Worker.compile_or_warm_up_model = warm_up_and_note
+
+
 def _without_nvcc(module):
     """Replaces code that FlashInfer cannot compile, because there is no nvcc, by functions that do nothing, as all kernels."""
     build = module.JitSpec.build_and_load
@@ -341,6 +379,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
         sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu.model_runner", _count_sampled))
+        sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu_worker", _note_engine))
         sys.meta_path.insert(0, _ModuleFinder("flashinfer.jit.core", _without_nvcc))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))

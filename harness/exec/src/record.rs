@@ -76,6 +76,29 @@ pub struct TorchRecord {
     /// With `--values cpu`.
     #[serde(default)]
     pub not_computed: Option<NotComputed>,
+    /// How vLLM divides the memory, in one of its workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+/// Bytes of memory by what vLLM uses it for, as it found them at its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    pub memory: u64,
+    /// The share of the memory that vLLM may use.
+    pub requested: u64,
+    pub weights: u64,
+    /// Weights and what other libraries allocate.
+    pub consumed: u64,
+    /// The peak of the profile run beyond that.
+    pub activations: u64,
+    pub graphs: u64,
+    pub graphs_estimated: u64,
+    pub kv_cache: u64,
+    pub blocks: u64,
+    pub block_tokens: u64,
+    /// Free after the start.
+    pub free: u64,
 }
 
 /// Work whose results the CPU did not compute.

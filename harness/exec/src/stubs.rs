@@ -35,7 +35,8 @@ pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> 
     // Programs may find a bundled copy of the runtime first, as vLLM does in the memory map of its process.
     let runtime = imports.libraries.iter().find(|(soname, _)| library_of_file(soname) == Some("libcudart"));
     if let Some((soname, runtime)) = runtime.map(|(soname, library)| (soname.clone(), library.clone())) {
-        let same = imports.copies.iter().filter(|copy| version_of_copy(copy).is_some_and(|version| soname.ends_with(&format!(".{version}"))));
+        let same =
+            imports.copies.iter().filter(|copy| version_of_copy(copy).is_some_and(|version| soname.ends_with(&format!(".{version}"))));
         imports.libraries.extend(same.map(|copy| (copy.clone(), runtime.clone())));
     }
     let stub = |(soname, library): (&String, &Library)| {

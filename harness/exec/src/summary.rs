@@ -5,7 +5,7 @@ use harness_base::words::count;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, Process, Record, TorchRecord};
+use crate::record::{DeviceRecord, Engine, Process, Record, TorchRecord};
 use crate::{machine::Machine, process::cause_of};
 
 /// Further function names are only counted.
@@ -90,6 +90,9 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
             let _ = writeln!(text, "{who}{index}{}", of_device(device));
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
+        if let Some(engine) = process.torch.as_ref().and_then(|torch| torch.engine.as_ref()) {
+            let _ = writeln!(text, "{who}{}", of_engine(engine));
+        }
     }
     text
 }
@@ -188,6 +191,25 @@ fn of_torch(process: &Process) -> String {
         torch.version,
         count(retries, "retry"),
         count(ooms, "out of memory error")
+    )
+}
+
+fn of_engine(engine: &Engine) -> String {
+    let Engine { memory, requested, weights, consumed, activations, graphs, graphs_estimated, kv_cache, blocks, block_tokens, free } =
+        *engine;
+    format!(
+        "vLLM: {} of {} requested: {} for weights, {} for libraries, {} for activations in the profile run, {} for CUDA graphs ({} estimated), \
+         {} for the KV cache, which is {} of {block_tokens} tokens; {} free after the start",
+        Bytes(requested),
+        Bytes(memory),
+        Bytes(weights),
+        Bytes(consumed.saturating_sub(weights)),
+        Bytes(activations),
+        Bytes(graphs),
+        Bytes(graphs_estimated),
+        Bytes(kv_cache),
+        count(blocks, "block"),
+        Bytes(free),
     )
 }
 

@@ -486,8 +486,8 @@ fn engine(python: &Path) -> Result<(), Failed> {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = [
         "peak allocated 4.00 MiB",
-        "vLLM: 11 GiB of 12 GiB requested: 3 GiB for weights, 1 GiB for libraries, 1 GiB for activations in the profile run, \
-         256 MiB for CUDA graphs (512 MiB estimated), 5 GiB for the KV cache, which is 1000 blocks of 16 tokens",
+        "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; libraries 1 GiB; activations in the profile run 1 GiB; \
+         CUDA graphs 256 MiB (512 MiB estimated); KV cache 5 GiB (1000 blocks of 16 tokens); free after the start 11.98 GiB",
     ];
     let missing: Vec<&str> = lines.into_iter().filter(|line| !text.contains(line)).collect();
     if output.status.success() && missing.is_empty() { Ok(()) } else { Err(format!("missing: {missing:?}\n{text}").into()) }

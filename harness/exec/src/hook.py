@@ -254,10 +254,13 @@ def _count_sampled(module):
     sample = module.GPUModelRunner.sample
 
     def sample_and_count(runner, hidden_states, batch, *others):
-        output, sampled, rejected = sample(runner, hidden_states, batch, *others)
-        counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        sampled.copy_(sys.modules["torch"].from_numpy(counts))
-        return output, sampled, rejected
+        result = sample(runner, hidden_states, batch, *others)
+        try:
+            counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+            result[1].copy_(sys.modules["torch"].from_numpy(counts))
+        except (AttributeError, TypeError):
+            pass  # Another version of vLLM
+        return result
 
     module.GPUModelRunner.sample = sample_and_count
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger};
@@ -99,6 +100,22 @@ pub struct Engine {
     pub block_tokens: u64,
     /// Free after the start.
     pub free: u64,
+}
+
+impl Engine {
+    /// The uses of the memory and their amounts.
+    pub fn parts(&self) -> [(&'static str, String); 7] {
+        let libraries = Bytes(self.consumed.saturating_sub(self.weights));
+        [
+            ("requested", format!("{} of {}", Bytes(self.requested), Bytes(self.memory))),
+            ("weights", Bytes(self.weights).to_string()),
+            ("libraries", libraries.to_string()),
+            ("activations in the profile run", Bytes(self.activations).to_string()),
+            ("CUDA graphs", format!("{} ({} estimated)", Bytes(self.graphs), Bytes(self.graphs_estimated))),
+            ("KV cache", format!("{} ({} of {} tokens)", Bytes(self.kv_cache), count(self.blocks, "block"), self.block_tokens)),
+            ("free after the start", Bytes(self.free).to_string()),
+        ]
+    }
 }
 
 /// Work whose results the CPU did not compute.

@@ -195,22 +195,7 @@ fn of_torch(process: &Process) -> String {
 }
 
 fn of_engine(engine: &Engine) -> String {
-    let Engine { memory, requested, weights, consumed, activations, graphs, graphs_estimated, kv_cache, blocks, block_tokens, free } =
-        *engine;
-    format!(
-        "vLLM: {} of {} requested: {} for weights, {} for libraries, {} for activations in the profile run, {} for CUDA graphs ({} estimated), \
-         {} for the KV cache, which is {} of {block_tokens} tokens; {} free after the start",
-        Bytes(requested),
-        Bytes(memory),
-        Bytes(weights),
-        Bytes(consumed.saturating_sub(weights)),
-        Bytes(activations),
-        Bytes(graphs),
-        Bytes(graphs_estimated),
-        Bytes(kv_cache),
-        count(blocks, "block"),
-        Bytes(free),
-    )
+    format!("vLLM: {}", engine.parts().map(|(name, amount)| format!("{name} {amount}")).join("; "))
 }
 
 fn models(record: &Record, settings: &Settings) -> String {

@@ -486,7 +486,7 @@ fn engine(python: &Path) -> Result<(), Failed> {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = [
         "peak allocated 4.00 MiB",
-        "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; libraries 1 GiB; activations in the profile run 1 GiB; \
+        "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; buffers and libraries 1 GiB; activations in the profile run 1 GiB; \
          CUDA graphs 256 MiB (512 MiB estimated); KV cache 5 GiB (1000 blocks of 16 tokens); free after the start 11.98 GiB",
     ];
     let missing: Vec<&str> = lines.into_iter().filter(|line| !text.contains(line)).collect();

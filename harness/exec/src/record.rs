@@ -89,7 +89,7 @@ pub struct Engine {
     /// The share of the memory that vLLM may use.
     pub requested: u64,
     pub weights: u64,
-    /// Weights and what other libraries allocate.
+    /// Weights, lasting buffers, and what libraries other than torch allocate.
     pub consumed: u64,
     /// The peak of the profile run beyond that.
     pub activations: u64,
@@ -105,11 +105,11 @@ pub struct Engine {
 impl Engine {
     /// The uses of the memory and their amounts.
     pub fn parts(&self) -> [(&'static str, String); 7] {
-        let libraries = Bytes(self.consumed.saturating_sub(self.weights));
+        let others = Bytes(self.consumed.saturating_sub(self.weights));
         [
             ("requested", format!("{} of {}", Bytes(self.requested), Bytes(self.memory))),
             ("weights", Bytes(self.weights).to_string()),
-            ("libraries", libraries.to_string()),
+            ("buffers and libraries", others.to_string()),
             ("activations in the profile run", Bytes(self.activations).to_string()),
             ("CUDA graphs", format!("{} ({} estimated)", Bytes(self.graphs), Bytes(self.graphs_estimated))),
             ("KV cache", format!("{} ({} of {} tokens)", Bytes(self.kv_cache), count(self.blocks, "block"), self.block_tokens)),

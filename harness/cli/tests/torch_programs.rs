@@ -53,6 +53,8 @@ fn main() -> ExitCode {
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
+    trials.push(of_python("engine.py: an engine in a forked process is reported", &python, engine));
+    trials.push(of_python("only GPUs of data centers reach each other's memory", &python, peers));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
     for scenario in ["batch_beside_server", "halve_batch"] {
         let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
@@ -476,6 +478,27 @@ fn advised(python: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{:?}: {seen:#}\n{}", verified.status, String::from_utf8_lossy(&verified.stderr)).into())
+}
+
+fn engine(python: &Path) -> Result<(), Failed> {
+    let mut command = harness();
+    let output = command.args(["exec", "--memory", "12GiB", "--"]).arg(python).arg(folder().join("engine.py")).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines = [
+        "peak allocated 4.00 MiB",
+        "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; buffers and libraries 1 GiB; activations in the profile run 1 GiB; \
+         CUDA graphs 256 MiB (512 MiB estimated); KV cache 5 GiB (1000 blocks of 16 tokens); free after the start 11.98 GiB",
+    ];
+    let missing: Vec<&str> = lines.into_iter().filter(|line| !text.contains(line)).collect();
+    if output.status.success() && missing.is_empty() { Ok(()) } else { Err(format!("missing: {missing:?}\n{text}").into()) }
+}
+
+fn peers(python: &Path) -> Result<(), Failed> {
+    let program = "import torch; print(*(torch.cuda.can_device_access_peer(0, peer) for peer in (0, 1)))";
+    let printed = |gpu: &str| harness().args(["exec", "--gpu", gpu, "--devices", "2", "--"]).arg(python).args(["-c", program]).output();
+    let (of_center, of_desk) = (printed("h100-80")?.stdout, printed("rtx4090-24")?.stdout);
+    let is_right = of_center == b"False True\n" && of_desk == b"False False\n";
+    if is_right { Ok(()) } else { Err(String::from_utf8([of_center, of_desk].concat())?.into()) }
 }
 
 fn error_of_values(python: &Path) -> Result<(), Failed> {

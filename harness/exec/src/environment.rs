@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::imports;
 
 /// Increase this when the scan looks for different files.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const FOUND: &str = "environments";
 /// Package folders that the scan skips: torch is read separately, and the stub libraries replace NVIDIA's.
 const OWN: [&str; 3] = ["torch", "functorch", "nvidia"];
@@ -33,7 +33,7 @@ struct Found {
     extensions: Vec<PathBuf>,
 }
 
-/// Returns the shared objects in these package folders that need one of NVIDIA's libraries, in order. Unreadable files are
+/// Returns the shared objects in these package folders that need one of NVIDIA's libraries or are a copy of the CUDA runtime, in order. Unreadable files are
 /// skipped: the program that loads them reports the problem.
 pub fn extensions(cache: &Path, packages: &[PathBuf]) -> Vec<PathBuf> {
     let mut hasher = DefaultHasher::new();
@@ -84,7 +84,7 @@ impl Found {
             } else if imports::is_shared_object(name) {
                 has_objects = true;
                 let path = entry.path();
-                if imports::needs_nvidia(&path) {
+                if imports::version_of_copy(name).is_some() || imports::needs_nvidia(&path) {
                     self.extensions.push(path);
                 }
             }

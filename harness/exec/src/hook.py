@@ -98,6 +98,7 @@ def _write_statistics(torch):
     # The 22nd field, after the name, which can contain spaces.
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
+    found["engine"] = _engine or None
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
         # The interpreter keeps the exception that ended the program.
@@ -122,6 +123,18 @@ def _at_exit():
     _write_statistics(torch)
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         _write_snapshot(torch)
+
+
+def _in_forked_processes(util):
+    """Makes processes that `multiprocessing` forks write statistics. They end without `atexit`."""
+
+    def at_exit():
+        torch = sys.modules.get("torch")
+        if hasattr(torch, "cuda") and torch.cuda.is_initialized():
+            _at_exit()
+
+    # The second argument runs in the child, for the first, which has to be kept.
+    util.register_after_fork(_at_exit, lambda _: util.Finalize(None, at_exit, exitpriority=0))
 
 
 def _frames(frame):
@@ -235,6 +248,79 @@ def _compute_values(torch):
     torch._harness_not_computed = cpu_values.begin(library)
 
 
+def _count_sampled(module):
+    """Makes vLLM's second model runner count sampled tokens on the host. It counts them in a kernel, and requests that sample no token never end.
+    A request samples one token in each step, except in the steps before the last of its prompt."""
+    sample = module.GPUModelRunner.sample
+
+    def sample_and_count(runner, hidden_states, batch, *others):
+        result = sample(runner, hidden_states, batch, *others)
+        try:
+            counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+            result[1].copy_(sys.modules["torch"].from_numpy(counts))
+        except (AttributeError, TypeError):
+            pass  # Another version of vLLM
+        return result
+
+    module.GPUModelRunner.sample = sample_and_count
+
+
+_engine = {}
+
+
+def _note_engine(module):
+    """Notes how vLLM divides the memory, when a worker is ready."""
+    warm_up = module.Worker.compile_or_warm_up_model
+
+    def warm_up_and_note(worker):
+        graphs = []
+        capture = worker.model_runner.capture_model
+        worker.model_runner.capture_model = lambda: graphs.append(capture()) or graphs[0]
+        result = warm_up(worker)
+        try:
+            cache = worker.cache_config
+            free, memory = sys.modules["torch"].cuda.mem_get_info()
+            _engine.update(
+                memory=memory,
+                requested=int(worker.requested_memory),
+                weights=worker.model_runner.model_memory_usage,
+                consumed=worker.total_consumed,
+                activations=worker.peak_activation_memory,
+                graphs=sum(graphs),
+                graphs_estimated=worker.cudagraph_memory_estimate,
+                kv_cache=worker.available_kv_cache_memory_bytes,
+                blocks=cache.num_gpu_blocks,
+                block_tokens=cache.block_size,
+                free=free,
+            )
+            # Engines may be killed.
+            _write_statistics(sys.modules["torch"])
+        except AttributeError:
+            pass  # Another version of vLLM, or the size of the KV cache is given.
+        return result
+
+    module.Worker.compile_or_warm_up_model = warm_up_and_note
+
+
+def _without_nvcc(module):
+    """Replaces code that FlashInfer cannot compile, because there is no nvcc, by functions that do nothing, as all kernels."""
+    build = module.JitSpec.build_and_load
+
+    class NoKernels:
+        def __getattr__(self, name):
+            return lambda *args, **kwargs: None
+
+    def build_or_replace(spec, *args, **kwargs):
+        try:
+            return build(spec, *args, **kwargs)
+        except RuntimeError as error:
+            if "find nvcc" not in str(error):
+                raise
+            return NoKernels()
+
+    module.JitSpec.build_and_load = build_or_replace
+
+
 def _write_stacks_on_signal():
     """Makes a signal, which the simulated GPU raises in a collective that waits, write the stacks of all threads, also without the interpreter's lock."""
     import faulthandler
@@ -288,11 +374,16 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
     atexit.register(_at_exit)
+    sys.meta_path.insert(0, _ModuleFinder("multiprocessing.util", _in_forked_processes))
     if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
+    if "HARNESS_GPU" in os.environ:
+        sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu.model_runner", _count_sampled))
+        sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu_worker", _note_engine))
+        sys.meta_path.insert(0, _ModuleFinder("flashinfer.jit.core", _without_nvcc))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
 _run_hidden_sitecustomize()

@@ -38,11 +38,17 @@ const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 19] = [
 ];
 
 /// Returns the NVIDIA library with this file name, such as `libcudart` for `libcudart.so.13`. Bundled copies under other names,
-/// such as torchvision's `libcudart.8774224f.so.13`, do not match.
+/// such as torchvision's `libnvjpeg.36e11081.so.13`, do not match.
 pub(crate) fn library_of_file(file: &str) -> Option<&'static str> {
     let (stem, version) = file.split_once(".so")?;
     let is_version = version.is_empty() || version.starts_with('.');
     NVIDIA_LIBRARIES.iter().map(|(known, ..)| *known).find(|known| is_version && *known == stem)
+}
+
+/// Returns the version, such as `13`, of a copy of the CUDA runtime that a wheel bundles under a name such as `libcudart.8774224f.so.13`.
+pub(crate) fn version_of_copy(file: &str) -> Option<&str> {
+    let (mark, version) = file.strip_prefix("libcudart")?.split_once(".so.")?;
+    mark.starts_with(['.', '-']).then_some(version)
 }
 
 pub(crate) fn library_of_symbol(name: &str) -> Option<&'static str> {
@@ -68,6 +74,8 @@ pub struct Library {
 pub struct Imports {
     /// Includes libraries that are needed but provide no symbol.
     pub libraries: BTreeMap<String, Library>,
+    /// File names of bundled copies of the CUDA runtime.
+    pub copies: BTreeSet<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +115,8 @@ impl Imports {
     /// Adds the imports of other packages' extensions. Skips unreadable files, and files that need a different version of a
     /// library: they cannot be loaded in the same process.
     pub fn add_extensions(&mut self, files: &[PathBuf]) {
+        let names = files.iter().filter_map(|file| file.file_name()?.to_str());
+        self.copies.extend(names.filter(|name| version_of_copy(name).is_some()).map(str::to_owned));
         for object in files.iter().filter_map(|file| Undefined::of(file).ok()) {
             let is_other_release = |needed: &String| {
                 library_of_file(needed).and_then(|library| self.soname(library)).is_some_and(|known| known != needed.as_str())

@@ -43,7 +43,15 @@ const NOT_LOADED: &str = "not-loaded";
 /// Variables with the allocator's settings: from PyTorch 2.9 on, and before.
 const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 /// Caches of compiled kernels. Code compiled on a simulated GPU must never be loaded on a real one.
-const KERNEL_CACHES: [&str; 4] = ["PYTORCH_KERNEL_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"];
+const KERNEL_CACHES: [&str; 6] = [
+    "PYTORCH_KERNEL_CACHE_PATH",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    // Compiled code, and the memory that vLLM found at its last start.
+    "VLLM_CACHE_ROOT",
+    "FLASHINFER_WORKSPACE_BASE",
+];
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {

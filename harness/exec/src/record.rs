@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
 
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger};
@@ -76,6 +77,45 @@ pub struct TorchRecord {
     /// With `--values cpu`.
     #[serde(default)]
     pub not_computed: Option<NotComputed>,
+    /// How vLLM divides the memory, in one of its workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+/// Bytes of memory by what vLLM uses it for, as it found them at its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    pub memory: u64,
+    /// The share of the memory that vLLM may use.
+    pub requested: u64,
+    pub weights: u64,
+    /// Weights, lasting buffers, and what libraries other than torch allocate.
+    pub consumed: u64,
+    /// The peak of the profile run beyond that.
+    pub activations: u64,
+    pub graphs: u64,
+    pub graphs_estimated: u64,
+    pub kv_cache: u64,
+    pub blocks: u64,
+    pub block_tokens: u64,
+    /// Free after the start.
+    pub free: u64,
+}
+
+impl Engine {
+    /// The uses of the memory and their amounts.
+    pub fn parts(&self) -> [(&'static str, String); 7] {
+        let others = Bytes(self.consumed.saturating_sub(self.weights));
+        [
+            ("requested", format!("{} of {}", Bytes(self.requested), Bytes(self.memory))),
+            ("weights", Bytes(self.weights).to_string()),
+            ("buffers and libraries", others.to_string()),
+            ("activations in the profile run", Bytes(self.activations).to_string()),
+            ("CUDA graphs", format!("{} ({} estimated)", Bytes(self.graphs), Bytes(self.graphs_estimated))),
+            ("KV cache", format!("{} ({} of {} tokens)", Bytes(self.kv_cache), count(self.blocks, "block"), self.block_tokens)),
+            ("free after the start", Bytes(self.free).to_string()),
+        ]
+    }
 }
 
 /// Work whose results the CPU did not compute.

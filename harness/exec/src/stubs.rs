@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::imports::{Imports, library_of_file, library_of_symbol};
+use crate::imports::{Imports, Library, library_of_file, library_of_symbol, version_of_copy};
 use crate::stub_library::{Kind, StubLibrary, Symbol};
 
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
@@ -32,7 +32,14 @@ pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> 
             library.symbols.entry(name.to_owned()).or_insert_with(function);
         }
     }
-    let stub = |(soname, library): (&String, &crate::imports::Library)| {
+    // Programs may find a bundled copy of the runtime first, as vLLM does in the memory map of its process.
+    let runtime = imports.libraries.iter().find(|(soname, _)| library_of_file(soname) == Some("libcudart"));
+    if let Some((soname, runtime)) = runtime.map(|(soname, library)| (soname.clone(), library.clone())) {
+        let same =
+            imports.copies.iter().filter(|copy| version_of_copy(copy).is_some_and(|version| soname.ends_with(&format!(".{version}"))));
+        imports.libraries.extend(same.map(|copy| (copy.clone(), runtime.clone())));
+    }
+    let stub = |(soname, library): (&String, &Library)| {
         let symbols: Vec<&Symbol> = library.symbols.values().filter(|symbol| !exports.contains(&symbol.name)).collect();
         let nodes = library.nodes.iter().map(String::as_str).collect();
         (soname.clone(), StubLibrary { soname, nodes, symbols, core }.bytes())

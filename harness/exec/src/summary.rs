@@ -5,7 +5,7 @@ use harness_base::words::count;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, Process, Record, TorchRecord};
+use crate::record::{DeviceRecord, Engine, Process, Record, TorchRecord};
 use crate::{machine::Machine, process::cause_of};
 
 /// Further function names are only counted.
@@ -90,6 +90,9 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
             let _ = writeln!(text, "{who}{index}{}", of_device(device));
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
+        if let Some(engine) = process.torch.as_ref().and_then(|torch| torch.engine.as_ref()) {
+            let _ = writeln!(text, "{who}{}", of_engine(engine));
+        }
     }
     text
 }
@@ -190,6 +193,10 @@ fn of_torch(process: &Process) -> String {
         count(retries, "retry"),
         count(ooms, "out of memory error")
     )
+}
+
+fn of_engine(engine: &Engine) -> String {
+    format!("vLLM: {}", engine.parts().map(|(name, amount)| format!("{name} {amount}")).join("; "))
 }
 
 fn models(record: &Record, settings: &Settings) -> String {

@@ -125,6 +125,11 @@ impl<'de> Deserialize<'de> for &'static Gpu {
 }
 
 impl Gpu {
+    /// Returns whether GPUs of this kind reach each other's memory. Those of data centers do, over NVLink or PCI Express.
+    pub const fn reaches_peers(&self) -> bool {
+        matches!(self.capability, (6..=9, 0) | (10, _))
+    }
+
     pub fn named(name: &str) -> Option<&'static Self> {
         GPUS.iter().find(|gpu| gpu.name == name)
     }

@@ -122,6 +122,15 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         let held = program.record.peak_held.iter().enumerate().map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
         page.block(format!("Peak over all processes: {}.", held.collect::<Vec<_>>().join(", ")));
     }
+    let engines: Vec<_> = program.used().filter_map(|process| Some((process, process.torch.as_ref()?.engine?.parts()))).collect();
+    if let Some((_, parts)) = engines.first() {
+        page.block("## vLLM");
+        let heads = ["process"].into_iter().chain(parts.iter().map(|(name, _)| *name));
+        let row = |(process, parts): &(&Process, [(&str, String); 7])| -> Vec<String> {
+            [named(process)].into_iter().chain(parts.iter().map(|(_, amount)| amount.clone())).collect()
+        };
+        page.grid(&Grid::new("lr", heads, engines.iter().map(row)));
+    }
     page.block("## Driver calls");
     page.grid(&calls(program));
     let errors = errors(program);

@@ -43,7 +43,7 @@ impl Stubs {
         Self(libraries.filter_map(|path| CString::new(path.into_os_string().into_vec()).ok()).collect())
     }
 
-    /// The stub library with exactly this file name. Copies under other names, for example `libcudart.8774224f.so.13`, have no stub.
+    /// The stub library with exactly this file name. A copy such as `libcudart.8774224f.so.13` has a stub of its own if the environment contains it.
     fn instead_of(&self, asked: &CStr) -> Option<&CStr> {
         let asked = file_name(asked.to_bytes());
         self.0.iter().map(CString::as_c_str).find(|stub| file_name(stub.to_bytes()) == asked)

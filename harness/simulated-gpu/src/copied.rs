@@ -68,9 +68,8 @@ impl CopiedBytes {
         self.overlapping(start, start.saturating_add(len)).next().is_some()
     }
 
-    /// Reads the stored bytes of a range; other bytes are zeros.
+    /// Reads the stored bytes of a range. Other bytes of the result stay what they are.
     pub(crate) fn read(&self, start: u64, into: &mut [u8]) {
-        into.fill(0);
         let end = start + into.len() as u64;
         for (first, bytes) in self.overlapping(start, end) {
             let (from, to) = (first.max(start), (first + bytes.len() as u64).min(end));

@@ -8,6 +8,8 @@ use crate::code::Code;
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory(BTreeMap<usize, Range>);
 
+const HOST_PAGE: usize = 4096;
+
 #[derive(Clone, Copy, Debug)]
 struct Range {
     size: usize,
@@ -79,6 +81,25 @@ impl HostMemory {
         (address - start < range.size).then_some((start, range.size, range.kind))
     }
 
+    /// Writes zeros. Whole pages of pinned memory are given back to the host, because a program may copy all its weights there.
+    ///
+    /// # Safety
+    /// The range belongs to the program.
+    pub(crate) unsafe fn clear(&self, start: usize, size: usize) {
+        let (first, last) = (start.next_multiple_of(HOST_PAGE), (start + size) / HOST_PAGE * HOST_PAGE);
+        let is_ours = self.around(start).is_some_and(|(.., kind)| kind == Kind::Pinned);
+        let pointer = ptr::with_exposed_provenance_mut::<u8>;
+        // SAFETY: as the caller promises. Discarded pages of private memory without a file read as zeros.
+        unsafe {
+            if is_ours && first < last && libc::madvise(pointer(first).cast(), last - first, libc::MADV_DONTNEED) == 0 {
+                pointer(start).write_bytes(0, first - start);
+                pointer(last).write_bytes(0, start + size - last);
+            } else {
+                pointer(start).write_bytes(0, size);
+            }
+        }
+    }
+
     /// The address by which the device reads page-locked or managed memory: its own.
     pub(crate) fn device_pointer(&self, address: usize) -> Result<usize, Code> {
         self.around(address).map(|_| address).ok_or(Code::InvalidValue)
@@ -86,5 +107,32 @@ impl HostMemory {
 
     pub(crate) fn is_pinned(&self, address: usize) -> bool {
         self.around(address).is_some_and(|(.., kind)| !matches!(kind, Kind::Managed(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cleared_pages_of_pinned_memory_are_given_back() {
+        let mut host = HostMemory::default();
+        let size = 8 * HOST_PAGE;
+        let start = host.allocate(size, Kind::Pinned).expect("memory");
+        let resident = || {
+            let mut pages = [0_u8; 8];
+            // SAFETY: the range is mapped, and there is a byte per page.
+            unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), size, pages.as_mut_ptr()) };
+            pages.map(|page| page & 1)
+        };
+        // SAFETY: this memory has this size.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(start), size) };
+        bytes.fill(7);
+        assert_eq!(resident(), [1; 8]);
+        // SAFETY: as above.
+        unsafe { host.clear(start + 100, size - 200) };
+        assert_eq!(resident(), [1, 0, 0, 0, 0, 0, 0, 1]);
+        let is_right = |(at, byte): (usize, &u8)| *byte == if (100..size - 100).contains(&at) { 0 } else { 7 };
+        assert!(bytes.iter().enumerate().all(is_right));
     }
 }

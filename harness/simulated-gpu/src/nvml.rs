@@ -162,8 +162,9 @@ export! {
     nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) = answer(Err(Error::NotSupported));
     nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) = answer(Err(Error::NotSupported));
     nvmlDeviceGetGpuFabricInfoV(_: usize, _: *mut c_void) = answer(Err(Error::NotSupported));
-    /// The status is 1: the chipset does not support peer-to-peer access.
-    nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) = answer(put(status, 1));
+    /// The status is 0, or 1: the chipset does not support peer-to-peer access.
+    nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) =
+        answer(put(status, c_int::from(!machine().settings.gpu.reaches_peers())));
     nvmlDeviceGetPciInfo_v3(handle: usize, into: Out<'_, nvmlPciInfo_t>) = get(THIS, handle, into, |number| {
         let address = pci_address(number);
         let (bus, busIdLegacy, busId) = (pci_bus(number), text_of(&address[4..]), text_of(&address));

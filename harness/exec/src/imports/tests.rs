@@ -58,6 +58,13 @@ fn only_the_exact_file_name_is_nvidias() {
 }
 
 #[test]
+fn only_copies_of_the_runtime_are_recognized_with_their_version() {
+    let names =
+        ["libcudart.8774224f.so.13", "libcudart-8774224f.so.12", "libcudart.so.13", "libcudart_stub.so.1", "libnvjpeg.36e11081.so.13"];
+    assert_eq!(names.map(version_of_copy), [Some("13"), Some("12"), None, None, None]);
+}
+
+#[test]
 fn an_invalid_library_is_refused_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libtorch.so");

@@ -20,6 +20,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             problem: None,
             traceback: Vec::new(),
             not_computed: None,
+            engine: None,
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,

@@ -26,6 +26,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         .unwrap(),
         problem: None,
         not_computed: None,
+        engine: None,
         traceback: [
             "Traceback (most recent call last):",
             "  File \"train.py\", line 7, in <module>",

@@ -1,13 +1,13 @@
 use super::*;
 
 fn read(copied: &CopiedBytes, start: u64, len: usize) -> Vec<u8> {
-    let mut bytes = vec![9; len];
+    let mut bytes = vec![0; len];
     copied.read(start, &mut bytes);
     bytes
 }
 
 #[test]
-fn copies_are_read_back_and_other_bytes_are_zeros() {
+fn copies_are_read_back_over_bytes_that_stay() {
     let mut copied = CopiedBytes::default();
     copied.write(100, &[1, 2, 3, 4, 5]);
     assert_eq!(read(&copied, 98, 9), [0, 0, 1, 2, 3, 4, 5, 0, 0]);

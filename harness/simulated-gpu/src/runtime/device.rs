@@ -30,6 +30,9 @@ export! {
     cudaGetDeviceProperties, cudaGetDeviceProperties_v2(into: *mut u8, index: c_int) = remember(write_properties(into, index));
     cudaDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
         remember(device(index).and_then(|device| put_attribute(value, number, device)));
+    cudaDeviceCanAccessPeer, cuDeviceCanAccessPeer(can: Out<'_, c_int>, index: c_int, peer: c_int) = remember(
+        device(index).and_then(|first| put(can, c_int::from(device(peer)? != first && machine().settings.gpu.reaches_peers())))
+    );
     cudaDeviceGetPCIBusId(text: *mut c_char, len: c_int, index: c_int) = remember(write_pci_address(text, len, index));
     /// Either output may be null.
     cudaDeviceGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) = {

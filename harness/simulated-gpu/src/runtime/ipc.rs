@@ -54,6 +54,9 @@ export! {
     cudaIpcOpenEventHandle(event: Out<'_, usize>, _: Handle) = with(|_, state| put(event, state.streams.create_event()));
 }
 
+/// The unit of reserved addresses.
+const PAGE: u64 = 2 << 20;
+
 /// A process cannot open its own memory, as in CUDA.
 fn open(machine: &Machine, state: &mut State, handle: Handle) -> Result<u64, Code> {
     if handle.process == u64::from(std::process::id()) {
@@ -64,7 +67,7 @@ fn open(machine: &Machine, state: &mut State, handle: Handle) -> Result<u64, Cod
         return Ok(opened.start);
     }
     let index = machine.visible.iter().position(|number| u64::from(*number) == handle.device).ok_or(Code::InvalidDevice)?;
-    let size = Bytes(handle.size);
+    let size = Bytes(handle.size.next_multiple_of(PAGE));
     let memory = state.devices.get_mut(index).ok_or(Code::InvalidDevice)?;
     let start = memory.reserve(size)?;
     if let Some(contents) = memory.contents() {

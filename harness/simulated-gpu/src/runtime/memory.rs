@@ -163,8 +163,12 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
     unsafe {
         match (is_device_memory(to), is_device_memory(from)) {
             (false, false) => ptr::copy(host_from, host_to, size),
-            (false, true) if stores => state.copied.read(from, slice::from_raw_parts_mut(host_to, size)),
-            (false, true) => host_to.write_bytes(0, size),
+            (false, true) => {
+                state.host.clear(to as usize, size);
+                if stores {
+                    state.copied.read(from, slice::from_raw_parts_mut(host_to, size));
+                }
+            }
             (true, false) if stores => state.copied.write(to, slice::from_raw_parts(host_from, size)),
             (true, true) if stores => state.copied.copy(to, from, size as u64),
             (true, _) => {}

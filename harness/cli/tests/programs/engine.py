@@ -1,0 +1,76 @@
+"""The parts of vLLM and FlashInfer that need kernels, in a process that `multiprocessing` forks: counts of sampled tokens, and code compiled by nvcc."""
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import types
+
+import numpy
+import torch
+
+MODULES = {
+    "vllm/v1/worker/gpu/model_runner.py": """
+import torch
+class GPUModelRunner:
+    model_memory_usage = 3 << 30
+    def sample(self, hidden_states, batch, grammar):
+        counts = torch.ones(len(batch.prefill_len_np), dtype=torch.int32, device="cuda")
+        return None, counts, torch.zeros_like(counts)
+    def capture_model(self):
+        return 1 << 28
+""",
+    "vllm/v1/worker/gpu_worker.py": """
+import types
+from .gpu.model_runner import GPUModelRunner
+class Worker:
+    requested_memory, total_consumed, peak_activation_memory = 11 << 30, 4 << 30, 1 << 30
+    cudagraph_memory_estimate, available_kv_cache_memory_bytes = 1 << 29, 5 << 30
+    cache_config = types.SimpleNamespace(num_gpu_blocks=1000, block_size=16)
+    def __init__(self):
+        self.model_runner = GPUModelRunner()
+    def compile_or_warm_up_model(self):
+        self.model_runner.capture_model()
+        return "warm"
+""",
+    "flashinfer/jit/core.py": """
+class JitSpec:
+    def __init__(self, problem):
+        self.problem = problem
+    def build_and_load(self):
+        raise RuntimeError(self.problem)
+""",
+}
+
+
+def engine(results):
+    from flashinfer.jit.core import JitSpec
+    from vllm.v1.worker.gpu_worker import Worker
+
+    kept = torch.empty(1 << 20, device="cuda")
+    worker = Worker()
+    # The first request has read its prompt after this step, the second has not.
+    computed, scheduled, prompt = numpy.array([[0, 0], [100, 100], [100, 200]])
+    batch = types.SimpleNamespace(num_computed_prefill_tokens_np=computed, num_scheduled_tokens=scheduled, prefill_len_np=prompt)
+    sampled = worker.model_runner.sample(None, batch, None)[1].tolist()
+    warm = worker.compile_or_warm_up_model()
+    replaced = JitSpec("Could not find nvcc").build_and_load().run(kept)
+    try:
+        JitSpec("ninja failed").build_and_load()
+    except RuntimeError as error:
+        results.put({"sampled": sampled, "warm": warm, "replaced": replaced, "error": str(error)})
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in MODULES.items():
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(text)
+        sys.path.insert(0, folder)
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        process = context.Process(target=engine, args=(results,))
+        process.start()
+        process.join()
+        print(json.dumps(results.get()))

@@ -148,8 +148,10 @@ impl Peers {
                 }
                 None => true,
             };
+            if !has_data {
+                continue;
+            }
             match fs::read(self.data_file(number, rank)) {
-                _ if !has_data => {}
                 Ok(bytes) => *data = bytes,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error.into()),

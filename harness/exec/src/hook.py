@@ -3,7 +3,8 @@
 # - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
 # - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, HARNESS_GPU_OOMS the call stack of each out of memory error, and HARNESS_GPU_SAMPLES
 #   samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU computes operations on the CPU.
-# - Stacks of all threads are written for the simulated GPU when a collective waits long.
+# - Stacks of all threads are written for the simulated GPU when a collective waits long, and for `harness exec` when all ranks are idle. Each rank
+#   writes its number.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
 import atexit
 import os
@@ -25,6 +26,8 @@ _SUBMITTED_AT = 24
 _MOST_LINES = 12
 # The signal after the first real-time signal that makes a process write its stacks.
 _STACK_SIGNAL = 13
+# Marks the processes that a rank starts.
+_IS_OF_RANK = "HARNESS_GPU_OF_RANK"
 # Seconds between two samples of the allocated bytes.
 _SAMPLE_EVERY = 0.005
 
@@ -330,6 +333,40 @@ def _write_stacks_on_signal():
     faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL, file, all_threads=True)
 
 
+def _note_rank(rank, size, port):
+    _write("rank-%d" % os.getpid(), lambda path: _write_text(path, "%s %s %s" % (rank, size, port)))
+
+
+def _write_text(path, text):
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _note_rank_of_launcher():
+    """Notes the rank that a launcher gave to this process. Its children inherit the variable, but are no ranks."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and size.isdecimal() and _IS_OF_RANK not in os.environ:
+        os.environ[_IS_OF_RANK] = "1"
+        _note_rank(rank, size, os.environ.get("MASTER_PORT", ""))
+
+
+def _note_ranks_of_program(module):
+    """Notes the rank that a program passes to `init_process_group`."""
+    import functools
+
+    earlier = module.init_process_group
+
+    @functools.wraps(earlier)
+    def init_process_group(*given, **named):
+        rank, size = (named.get(name, given[at] if len(given) > at else -1) for name, at in (("rank", 4), ("world_size", 3)))
+        if rank >= 0:
+            address = named.get("init_method", given[1] if len(given) > 1 else None) or "env://"
+            _note_rank(rank, size, os.environ.get("MASTER_PORT", "") if address == "env://" else address.rpartition(":")[2])
+        return earlier(*given, **named)
+
+    module.init_process_group = init_process_group
+
+
 class _ModuleFinder:
     """Finds one module through the other finders, and calls `then` after its execution."""
 
@@ -378,6 +415,8 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
+        _note_rank_of_launcher()
+        sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:

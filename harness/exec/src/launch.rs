@@ -11,7 +11,7 @@ use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
 pub use crate::guardian::RunFolder;
-use crate::hang::{self, Detector, Hang};
+use crate::hang::{self, Hang, detector::Detector};
 use crate::process::{self, End, HeldSignals};
 use crate::{cache::Libraries, imports, machine::Machine, setup::Setup, torch};
 

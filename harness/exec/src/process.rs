@@ -3,7 +3,7 @@
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
-use std::{collections::BTreeSet, io, mem::MaybeUninit};
+use std::{collections::BTreeMap, collections::BTreeSet, io, mem::MaybeUninit};
 
 use libc::{c_int, pid_t};
 use nix::sys::prctl;
@@ -232,12 +232,17 @@ fn has_ended(pid: pid_t) -> bool {
     waitid(Id::Pid(Pid::from_raw(pid)), options) != Ok(WaitStatus::StillAlive)
 }
 
+/// The parent of each process.
+pub(crate) fn parents() -> BTreeMap<pid_t, pid_t> {
+    stats().map(|stat| (stat.pid, stat.ppid)).collect()
+}
+
 pub(crate) fn descendants(of: pid_t) -> Vec<pid_t> {
-    let parents: Vec<(pid_t, pid_t)> = stats().map(|stat| (stat.pid, stat.ppid)).collect();
+    let parents = parents();
     let mut found = vec![of];
     let mut at = 0;
     while let Some(&parent) = found.get(at) {
-        found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+        found.extend(parents.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid));
         at += 1;
     }
     found.split_off(1)

@@ -41,9 +41,15 @@ pub struct Program<'a, E> {
 }
 
 impl<E: Send> Program<'_, E> {
-    /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an interrupt.
+    /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an interrupt. If the ranks meet at a port, the first trial runs
+    /// alone. If it uses the same port, so do the others: ranks of parallel runs would meet.
     fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, E> {
-        each(self.jobs, trials, self.progress, self.run)
+        let in_order = |jobs, trials| each(jobs, trials, self.progress, self.run);
+        let (one, rest) = trials.split_at(usize::from(self.jobs > 1 && self.first.port.is_some()).min(trials.len()));
+        let mut runs = in_order(1, one)?;
+        let is_free = |run: &Option<Observed>| run.as_ref().is_none_or(|run| run.port != self.first.port);
+        runs.extend(in_order(if runs.iter().all(is_free) { self.jobs } else { 1 }, rest)?);
+        Ok(runs)
     }
 }
 

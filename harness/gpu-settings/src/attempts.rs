@@ -27,6 +27,8 @@ pub struct Attempt {
     pub outcome: Outcome,
     /// The index that the process sees; 0 for host memory.
     pub device: u32,
+    /// The number of the device without `CUDA_VISIBLE_DEVICES`.
+    pub number: u32,
     /// Bytes of the device that the process held before, without its context.
     pub held: Bytes,
 }
@@ -85,15 +87,15 @@ impl Attempt {
     }
 
     fn row(&self) -> [u8; BYTES] {
-        let kind = self.call as u64 | (self.outcome as u64) << 8 | u64::from(self.device) << 16;
+        let kind = self.call as u64 | (self.outcome as u64) << 8 | (u64::from(self.device) & 0xffff) << 16 | u64::from(self.number) << 32;
         row([kind, self.size.0, self.submitted, self.held.0])
     }
 
     fn of_row([kind, size, submitted, held]: [u64; WORDS]) -> Option<Self> {
         let call = *Call::ALL.get((kind & 0xff) as usize)?;
         let outcome = *Outcome::ALL.get((kind >> 8 & 0xff) as usize)?;
-        let device = u32::try_from(kind >> 16).ok()?;
-        Some(Self { call, size: Bytes(size), submitted, outcome, device, held: Bytes(held) })
+        let (device, number) = ((kind >> 16 & 0xffff) as u32, (kind >> 32) as u32);
+        Some(Self { call, size: Bytes(size), submitted, outcome, device, number, held: Bytes(held) })
     }
 }
 

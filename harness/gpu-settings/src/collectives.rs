@@ -13,6 +13,8 @@ use crate::mapping::{Mapped, SharedLayout};
 pub const PREFIX: &str = "nccl-";
 /// The file name of the Python stacks of a process, before its ID. The hook of `harness exec` uses the same name.
 pub const STACKS: &str = "stacks-";
+/// The signal, after the first real-time signal, for which that hook registers a handler that writes the stacks.
+pub const STACK_SIGNAL: i32 = 13;
 /// The file name of a process's note about calls with different sizes, before its ID.
 pub const SIZES: &str = "sizes-";
 /// The most ranks of a communicator.

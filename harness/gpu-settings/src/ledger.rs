@@ -2,7 +2,7 @@
 //!
 //! A process writes only its own entry, one store per figure. So the file is valid at every moment, even after a process is killed. A process that
 //! needs more memory takes the lock, adds up the entries of the others and enters its new total. The lock is free again when its holder dies. Memory
-//! of ended processes is released when a request fails or when a process asks for figures.
+//! of ended processes is released when a process enters, when a request fails or when a process asks for figures.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{cell::UnsafeCell, fs::OpenOptions, io, mem::MaybeUninit, path::Path};
@@ -190,8 +190,10 @@ impl Locked<'_> {
         Some(index)
     }
 
-    /// Starts the entry of this process. An entry with its number is from a program before `exec`, whose memory is free.
+    /// Starts the entry of this process. An entry with its number is from a program before `exec`, whose memory is free. Processes that this one replaces
+    /// have ended.
     fn enter_this_process(&self) -> Option<usize> {
+        self.release_ended(None);
         let pid = std::process::id().into();
         let Some(index) = self.find(pid) else { return self.enter(pid) };
         self.layout.entries[index].start(pid, Program::of_process(pid)?);

@@ -134,7 +134,7 @@ impl Limiter {
             }
         };
         let submitted = state.attempts.noted();
-        state.attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, held });
+        state.attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, number: NUMBER, held });
         self.counters.count_allocation(DEVICE, state.accounts.used(), outcome == Outcome::Injected, outcome != Outcome::Served);
         got.map(|(_, (code, _))| code).map_err(|_| Refused)
     }
@@ -161,7 +161,7 @@ impl Limiter {
         };
         let attempts = &mut self.state().attempts;
         let submitted = attempts.noted();
-        attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, held: Bytes::ZERO });
+        attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, number: NUMBER, held: Bytes::ZERO });
         got
     }
 

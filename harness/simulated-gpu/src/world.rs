@@ -185,8 +185,9 @@ impl State {
             (Ok(_), _) => Outcome::Served,
             (Err(_), _) => Outcome::Refused,
         };
+        let number = device.and_then(|index| machine.visible.get(index)).copied().unwrap_or(0);
         let device = device.map_or(0, |index| index as u32);
-        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome, device, held });
+        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome, device, number, held });
         (got, injected)
     }
 

@@ -1,5 +1,5 @@
 use std::path::{Path, PathBuf};
-use std::{num::NonZeroUsize, process::ExitCode, sync::atomic::Ordering, time::Duration};
+use std::{ffi::OsString, num::NonZeroUsize, process::ExitCode, sync::Once, sync::atomic::Ordering, time::Duration};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -8,7 +8,8 @@ use harness_base::words::count;
 use harness_exec::trials::faults::{self, Expectation, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::{Program, Trial, runner::Runner, settings, which::Which};
+use harness_exec::trials::runner::{Runner, RunnerError};
+use harness_exec::trials::{Program, Trial, settings, which::Which};
 use harness_exec::{launch::Launch, process};
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
@@ -138,9 +139,22 @@ impl Options {
         let known = plan.map(|plan| faults::runs(&first, plan));
         // The number of runs of a search is unknown.
         let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
+        // Launchers with a fixed endpoint meet those of other runs.
+        let is_fixed = |word: &OsString| word.to_string_lossy().replace('_', "-").starts_with("--rdzv-endpoint");
+        let most = if runner.launch.command.iter().any(is_fixed) { 1 } else { machine.usual_jobs() };
+        let jobs = self.jobs.map_or(most, NonZeroUsize::get);
         let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
-        let (progress, run) = (|| bar.inc(1), |trial: &Trial| runner.run(trial));
-        let jobs = self.jobs.map_or_else(|| machine.usual_jobs(), NonZeroUsize::get);
+        let is_told = Once::new();
+        let run = |trial: &Trial| -> Result<_, RunnerError> {
+            let run = runner.run(trial)?;
+            if let Some(port) = run.as_ref().and_then(|run| run.port).filter(|port| jobs > 1 && Some(*port) == first.port) {
+                is_told.call_once(|| {
+                    terminal::message(format_args!("the ranks meet at port {port} in each run, so the runs are made one after another"))
+                });
+            }
+            Ok(run)
+        };
+        let progress = || bar.inc(1);
         let program = Program { run: &run, trial, first: &first, jobs, progress: &progress };
         if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan)?;

@@ -1,14 +1,18 @@
 # Two ranks, of which one does not call what the other waits for. The parent waits for both and ends neither.
-import sys, tempfile
+import os, socket, sys, tempfile, threading, time
 import torch
 import torch.distributed as dist
 
 MODE = sys.argv[1]
 
 
-def main(rank, folder):
+def main(rank, store):
+    if MODE == "init" and rank == 1:
+        os._exit(3)
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=2)
+    if MODE == "killed" and rank == 1:
+        os.kill(os.getpid(), 9)
     pairs = [dist.new_group([0, 1]) for _ in range(2)]
     data = torch.zeros(1024, device="cuda")
     for group in [None, *pairs]:
@@ -23,21 +27,36 @@ def main(rank, folder):
             dist.broadcast(data, 0)
     if MODE == "fewer" and rank == 1:
         return
+    if MODE == "slow" and rank == 0:
+        threading.Thread(target=join_late, args=(pairs[1],)).start()
+    if MODE == "slow" and rank == 1:
+        dist.all_reduce(data, group=pairs[1])
+        torch.cuda.synchronize()
     if MODE == "cycle":
         dist.all_reduce(data, group=pairs[rank])
         torch.cuda.synchronize()
     if MODE == "sizes":
         data = torch.zeros(1024 + rank, device="cuda")
-    if MODE == "receive":
-        dist.recv(data, 1 - rank)
-        torch.cuda.synchronize()
+    if MODE == "store" and rank == 1:
+        dist.distributed_c10d._get_default_store().get("never")
     dist.all_reduce(data)
     torch.cuda.synchronize()
 
 
+# Joins what rank 1 waits for after a recovery that takes longer than a hang.
+def join_late(group):
+    began = time.monotonic()
+    while time.monotonic() < began + 4:
+        pass
+    dist.all_reduce(torch.zeros(1024, device="cuda"), group=group)
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [torch.multiprocessing.get_context("spawn").Process(target=main, args=(rank, folder)) for rank in range(2)]
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("localhost", 0))
+        store = f"tcp://localhost:{free.getsockname()[1]}" if MODE in ("init", "killed", "store") else f"file://{folder}/store"
+        free.close()
+        ranks = [torch.multiprocessing.get_context("fork").Process(target=main, args=(rank, store)) for rank in range(2)]
         for rank in ranks:
             rank.start()
         for rank in ranks:

@@ -1,7 +1,11 @@
 #![allow(clippy::unwrap_used)]
 
-use harness_gpu_settings::collectives::Operation;
+use std::sync::atomic::Ordering;
 
+use harness_gpu_settings::collectives::{Call, Operation, Ranks, Wait};
+
+use super::detector::{Found, Lacks, Outside, endless, waits};
+use super::processes::{Processes, numbers, of_program, stack, waiting_function};
 use super::*;
 
 const CALL: Call = Call { operation: Operation::AllReduce, root: None, count: 8, kind: 7 };
@@ -18,13 +22,28 @@ fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
     }
 }
 
-/// The lines of a hang in which the processes 1 to 9 run.
-fn lines(run: &Path, can_start: bool) -> Vec<String> {
+/// The lines of a hang in which the processes 1 to 9 run, of which these wait outside of communicators.
+fn lines_with(run: &Path, can_start: bool, outside: &[(u32, &str)]) -> Vec<String> {
     let mut communicators = Ranks::read_folder(run).unwrap();
     communicators.sort_by_key(|(path, _)| path.clone());
-    let mut is_running = |pid| (1..10).contains(&pid);
-    let endless = endless(waits(&communicators, &mut is_running), || can_start);
-    if endless.is_empty() { Vec::new() } else { describe(run, &communicators, &endless, &mut is_running).lines() }
+    let numbers = numbers(run).unwrap();
+    let mut waits = waits(&communicators, &|pid| (1..10).contains(&pid));
+    let lacks = waits.iter().map(|waiting| (waiting.pid, waiting.lacks.iter().map(|(_, lacks)| *lacks).collect()));
+    let lacks: Vec<_> = lacks.chain(outside.iter().map(|(pid, _)| (*pid, vec![Lacks::Others]))).collect();
+    let running = numbers.values().map(|(pid, _)| *pid).filter(|pid| (1..10).contains(pid)).collect();
+    let stopped = endless(&lacks, &running, || can_start);
+    waits.retain(|waiting| stopped.contains(&waiting.pid));
+    let frame = || Frame { file: "/a/train.py".to_owned(), line: 7, name: "main".to_owned() };
+    let outside = outside.iter().filter(|(pid, _)| stopped.contains(pid));
+    let outside: Vec<_> = outside.map(|(pid, name)| Outside { pid: *pid, function: (*name).to_owned(), stack: vec![frame()] }).collect();
+    let processes = Processes::running(1..10);
+    Found { run, communicators: &communicators, numbers: &numbers, waits: &waits, outside: &outside, processes: &processes }
+        .describe()
+        .lines()
+}
+
+fn lines(run: &Path, can_start: bool) -> Vec<String> {
+    lines_with(run, can_start, &[])
 }
 
 #[test]
@@ -57,7 +76,7 @@ fn a_rank_that_has_not_joined_may_still_start_or_is_missing() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 1, true), (0, 0, false)]);
     assert_eq!(lines(run.path(), true), Vec::<String>::new());
-    assert_eq!(lines(run.path(), false)[1], "rank 1 has not joined the communicator");
+    assert_eq!(lines(run.path(), false)[1], "rank 1 has not joined");
 }
 
 #[test]
@@ -87,8 +106,58 @@ Thread 0x3 (most recent call first):
   File \"/run/python/cpu_values.py\", line 3 in call
   File \"/a/train.py\", line 90 in <module>
 ";
-    let first = |text: &str| frames(text, Path::new("/run")).first().map(Frame::short);
+    let run = Path::new("/run");
+    let first = |text: &str| of_program(stack(text, run), run).first().map(Frame::short);
     assert_eq!(first(text), Some("train.py:88".to_owned()));
     assert_eq!(first(&text.replace("Current thread", "Thread")), Some("train.py:90".to_owned()), "the main thread is the last");
     assert_eq!(first(""), None);
+}
+
+#[test]
+fn ranks_that_wait_in_a_store_are_a_hang_unless_another_rank_goes_on() {
+    let run = tempfile::tempdir().unwrap();
+    for (pid, text) in [(1, "0 3"), (2, "1 3"), (99, "2 3")] {
+        fs::write(run.path().join(format!("rank-{pid}")), text).unwrap();
+    }
+    let both = [(1, "init_process_group"), (2, "init_process_group")];
+    let found = lines_with(run.path(), false, &both);
+    assert_eq!(found, ["ranks 0-1 wait in init_process_group at train.py:7 for rank 2", "rank 2 has ended"]);
+    assert_eq!(lines_with(run.path(), true, &both), Vec::<String>::new(), "a process may start");
+    assert_eq!(lines_with(run.path(), false, &both[..1]), Vec::<String>::new(), "rank 1 goes on");
+    ranks(run.path(), "nccl-1", &[(1, 1, false), (2, 2, true), (99, 2, false)]);
+    let found = lines_with(run.path(), false, &both[..1]);
+    let store = "rank 0 waits in init_process_group at train.py:7 for ranks 1-2";
+    assert_eq!(found[..2], [store, "rank 1 waits in all_reduce of 8 float32 (number 2) for rank 0"]);
+    fs::remove_file(run.path().join("rank-99")).unwrap();
+    assert_eq!(lines_with(run.path(), false, &both)[1], "rank 2 has not joined");
+}
+
+#[test]
+fn a_rank_that_has_ended_is_shown_with_its_exit_code_or_signal() {
+    let line = |error: Option<&str>, end| line(&RankState::ended(error.map(str::to_owned), Some(end)), None, &[1], false);
+    assert_eq!(line(None, End::Code(3)), "rank 1 has ended with exit code 3");
+    assert_eq!(line(None, End::Signal(9)), "rank 1 was killed by SIGKILL");
+    assert_eq!(line(Some("KeyError: 'x'"), End::Code(1)), "rank 1 has ended with exit code 1 and `KeyError: 'x'`");
+}
+
+#[test]
+fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("train.py");
+    fs::write(&program, "import torch\nx = group._get_store().get('ready')\ntime.sleep(9)\n").unwrap();
+    let frame = |file: &str, line: u64, name: &str| Frame { file: file.to_owned(), line, name: name.to_owned() };
+    let torch = |file: &str, name: &str| frame(&format!("/v/lib/site-packages/torch/{file}"), 5, name);
+    let of_program = |line| frame(program.to_str().unwrap(), line, "main");
+    let function = |stack: &[Frame]| waiting_function(stack, Path::new("/run"));
+    assert_eq!(function(&[of_program(2)]).as_deref(), Some("store.get"));
+    assert_eq!(function(&[of_program(3)]), None);
+    let stack = [
+        torch("distributed/rendezvous.py", "_create_c10d_store"),
+        torch("distributed/distributed_c10d.py", "init_process_group"),
+        torch("distributed/c10d_logger.py", "wrapper"),
+        frame("/run/python/sitecustomize.py", 5, "init_process_group"),
+        of_program(1),
+    ];
+    assert_eq!(function(&stack).as_deref(), Some("init_process_group"));
+    assert_eq!(function(&[torch("utils/data/dataloader.py", "next"), of_program(1)]), None);
 }

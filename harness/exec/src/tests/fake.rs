@@ -21,6 +21,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         submitted: 0,
         outcome: Outcome::Served,
         device: 0,
+        number: 0,
         held: Bytes::ZERO,
     };
     let peak = Bytes::mib(sizes.iter().sum());
@@ -38,6 +39,8 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         attempts: sizes.iter().map(attempt).collect(),
         errors: Vec::new(),
         ranks: Vec::new(),
+        port: None,
+        port_in_use: None,
         hang: None,
         ended_out_of_memory: false,
         last_lines: Vec::new(),

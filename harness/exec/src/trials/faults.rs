@@ -228,7 +228,9 @@ fn difference(bytes: Bytes, than: Bytes) -> i64 {
 fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     let end = match run.ending {
         Ending::Hang => return Outcome::Hang { ranks: Vec::new() },
-        Ending::By(_) if !attempts::reach(&run.attempts, fault) => return Outcome::NotReached,
+        Ending::By(_) if !attempts::reach(&run.attempts, fault) => {
+            return run.port_in_use.clone().map_or(Outcome::NotReached, |error| Outcome::OtherError { error });
+        }
         Ending::By(end) => end,
     };
     if let Some(hang) = &run.hang {

@@ -10,7 +10,7 @@ use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::{calls::Call, latency::Latency};
 use serde::{Deserialize, Serialize};
 
-use crate::hang::Hang;
+use crate::hang::{Hang, processes};
 use crate::process::End;
 use crate::record::{Record, SlowCalls, numbered, struck};
 
@@ -51,6 +51,10 @@ pub struct Observed {
     pub ranks: Vec<RankAttempts>,
     /// The ranks that wait forever, if the run was stopped because of them.
     pub hang: Option<Hang>,
+    /// The TCP port at which the ranks met.
+    pub port: Option<u16>,
+    /// The line of standard error by which a process could not use a port, if kept.
+    pub port_in_use: Option<String>,
     /// `true` if an uncaught OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
     /// The last lines of its standard error, if kept.
@@ -60,6 +64,7 @@ pub struct Observed {
 /// Device allocation attempts and out of memory errors of a rank, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankAttempts {
+    /// Its number without `CUDA_VISIBLE_DEVICES`.
     pub device: u32,
     pub attempts: Vec<Attempt>,
     pub errors: Vec<OutOfMemory>,
@@ -68,7 +73,7 @@ pub struct RankAttempts {
 impl RankAttempts {
     /// The attempts on the rank's own device.
     pub(crate) fn of_device(&self) -> Vec<Attempt> {
-        self.attempts.iter().filter(|attempt| attempt.device == self.device).copied().collect()
+        self.attempts.iter().filter(|attempt| attempt.number == self.device).copied().collect()
     }
 }
 
@@ -131,6 +136,8 @@ impl Observed {
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
+            port: processes::port(folder)?,
+            port_in_use: error_output.map_or(Ok(None), port_in_use)?,
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
         })
     }
@@ -159,8 +166,8 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
     let mut most: BTreeMap<u32, (u32, Vec<Attempt>)> = BTreeMap::new();
     for (pid, path) in numbered(counters, "", attempts::ENDING)? {
         let made = Attempt::read(&path)?;
-        let devices: BTreeSet<u32> = on_device(&made).map(|attempt| attempt.device).collect();
-        let of = |device: u32, made: &[Attempt]| on_device(made).filter(|attempt| attempt.device == device).count();
+        let devices: BTreeSet<u32> = on_device(&made).map(|attempt| attempt.number).collect();
+        let of = |device: u32, made: &[Attempt]| on_device(made).filter(|attempt| attempt.number == device).count();
         let Some(device) = devices.into_iter().rev().max_by_key(|device| of(*device, &made)) else { continue };
         if most.get(&device).is_none_or(|(_, other)| of(device, other) < of(device, &made)) {
             most.insert(device, (pid, made));
@@ -178,6 +185,12 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
     attempts.iter().filter(|attempt| attempt.call != Call::HostAlloc)
+}
+
+fn port_in_use(path: &Path) -> io::Result<Option<String>> {
+    let text = fs::read(path)?;
+    let is_of_port = |line: &&str| line.contains("EADDRINUSE") || line.contains("Address already in use");
+    Ok(String::from_utf8_lossy(&text).lines().find(is_of_port).map(|line| line.trim().to_owned()))
 }
 
 fn last_lines(path: &Path) -> io::Result<Vec<String>> {

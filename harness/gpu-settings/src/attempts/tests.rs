@@ -34,8 +34,9 @@ fn any_counts_all_calls_for_device_memory_together() {
 #[test]
 fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
     let folder = tempfile::tempdir().expect("create a folder");
-    let noted = [(Call::Create, 20, Outcome::Served), (Call::HostAlloc, 1, Outcome::Refused), (Call::Malloc, 2, Outcome::Injected)]
-        .map(|(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome, device: 3, held: Bytes::mib(9) });
+    let noted = [(Call::Create, 20, Outcome::Served), (Call::HostAlloc, 1, Outcome::Refused), (Call::Malloc, 2, Outcome::Injected)].map(
+        |(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome, device: 3, number: 5, held: Bytes::mib(9) },
+    );
     let mut attempts = Attempts::new(Some(folder.path()), &[]);
     attempts.open();
     noted.iter().for_each(|attempt| attempts.note(attempt));
@@ -54,7 +55,15 @@ fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
 fn counting_continues_after_exec_and_starts_anew_in_a_forked_child() {
     let folder = tempfile::tempdir().expect("create a folder");
     let faults = [fault("cudaMalloc:3")];
-    let one = Attempt { call: Call::Malloc, size: Bytes::mib(2), submitted: 0, outcome: Outcome::Served, device: 0, held: Bytes::ZERO };
+    let one = Attempt {
+        call: Call::Malloc,
+        size: Bytes::mib(2),
+        submitted: 0,
+        outcome: Outcome::Served,
+        device: 0,
+        number: 0,
+        held: Bytes::ZERO,
+    };
     let attempt = |attempts: &mut Attempts| {
         let fails = attempts.fails(one.call, one.size);
         attempts.note(&one);
@@ -80,6 +89,7 @@ fn a_fault_is_reached_by_its_first_attempt() {
         submitted: 0,
         outcome: Outcome::Served,
         device: 0,
+        number: 0,
         held: Bytes::ZERO,
     });
     for (text, reached) in

@@ -9,7 +9,7 @@ use harness_gpu_settings::{attempts::Free, calls::Call, gpus::Gpu};
 use super::*;
 
 fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
-    Attempt { call: Call::Malloc, size: Bytes::mib(size), submitted, outcome, device: 0, held: Bytes::mib(held) }
+    Attempt { call: Call::Malloc, size: Bytes::mib(size), submitted, outcome, device: 0, number: 0, held: Bytes::mib(held) }
 }
 
 /// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile, and ends.

@@ -1,6 +1,6 @@
 //! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]). With [`Values::Cpu`], they exchange their data. Otherwise, or
 //! if one process has all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go
-//! different ways.
+//! different ways. Broadcasts of other processes carry the known values of their root.
 //!
 //! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a moment, and the next call of the host that waits for the
 //! device waits for the rest ([`settle`]), as on a GPU. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
@@ -392,7 +392,8 @@ impl Communicator {
         let machine = machine();
         machine.tick();
         let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
-        if self.others().is_none() {
+        let exchanges = self.others().is_some() || call.operation == Operation::Broadcast;
+        if !exchanges {
             if needs != Needs::Nothing {
                 finish(&mut machine.state(), &vec![data; self.ranks]);
             }
@@ -435,8 +436,8 @@ impl Communicator {
 
     fn broadcast(&self, call: Call, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
-        if self.others().is_none() {
-            let status = in_group(|group| {
+        if self.peers.is_none() {
+            return in_group(|group| {
                 let data = Buffer { address: from, bytes: len };
                 if root == self.rank {
                     group.own.push(data);
@@ -445,7 +446,6 @@ impl Communicator {
                 }
                 group.received.push(Buffer { address: to, bytes: len });
             });
-            return if status == 0 { self.meet(call, &[], Needs::Rank(root), drop) } else { status };
         }
         let sent = if root == self.rank { len } else { 0 };
         self.collective(call, (from, sent), Needs::Rank(root), move |state, parts| set(state, to, len, parts[root].get(..len)))

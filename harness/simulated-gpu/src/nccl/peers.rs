@@ -12,13 +12,11 @@ use std::time::{Duration, Instant};
 use std::{collections::BTreeMap, collections::BTreeSet, collections::VecDeque, io, mem::MaybeUninit, ptr};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::collectives::{Call, PREFIX, Rank, Ranks, SIZES, STACKS, Wait, beside, message_file, stack_file};
+use harness_gpu_settings::collectives::{Call, PREFIX, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait, beside, message_file, stack_file};
 use harness_gpu_settings::mapping::Mapped;
 
 /// The longest sleep within a wait. Longer waits record their Python stack.
 const LOOK: Duration = Duration::from_millis(100);
-/// The signal, after the first real-time signal, for which the hook registers a handler that writes Python stacks.
-const STACK_SIGNAL: i32 = 13;
 
 #[derive(Debug)]
 pub(super) struct Peers {
@@ -153,8 +151,10 @@ impl Peers {
                 }
                 None => true,
             };
+            if !has_data {
+                continue;
+            }
             match fs::read(self.data_file(number, rank)) {
-                _ if !has_data => {}
                 Ok(bytes) => *data = bytes,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error.into()),

@@ -44,12 +44,14 @@ fn each_outcome_is_classified() {
     assert_eq!(of(&Observed { ending: Ending::By(End::Signal(11)), ..code(0, "") }), Outcome::Signal { signal: 11 });
     assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0, "") }), Outcome::Hang { ranks: Vec::new() });
     assert_eq!(of(&ended_well(&[2])), Outcome::NotReached);
+    let error = "The server socket has failed to listen on any local network address. name: EADDRINUSE".to_owned();
+    assert_eq!(of(&Observed { port_in_use: Some(error.clone()), ..ended_well(&[2]) }), Outcome::OtherError { error });
 }
 
 #[test]
 fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
     let of_rank = |device: u32, sizes: &[u64]| {
-        let attempts = ended_well(sizes).attempts.into_iter().map(|attempt| Attempt { device, ..attempt }).collect();
+        let attempts = ended_well(sizes).attempts.into_iter().map(|attempt| Attempt { number: device, ..attempt }).collect();
         RankAttempts { device, attempts, errors: vec![error(2, 88)] }
     };
     let run = |sizes: [&[u64]; 2]| Observed { ranks: vec![of_rank(0, sizes[0]), of_rank(1, sizes[1])], ..ended_well(sizes[0]) };
@@ -65,10 +67,31 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
     let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
     let places: Vec<_> = report.cases.iter().map(|case| (case.rank, case.attempt, case.size >> 20, case.next_size)).collect();
     assert_eq!(places, [(Some(0), 1, 2, Some(4 << 20)), (Some(0), 2, 4, None), (Some(1), 1, 8, Some(16 << 20))]);
-    let hangs = Outcome::Hang { ranks: vec!["rank 0 has not joined the communicator".to_owned()] };
+    let hangs = Outcome::Hang { ranks: vec!["rank 0 has not joined".to_owned()] };
     assert_eq!((&report.cases[1].outcome, &report.cases[2].outcome), (&Outcome::Recovered, &hangs));
     assert!(!report.cases[2].meets(Expectation::EndsCleanly));
     assert_eq!((report.first.attempts, runs_of(&first)), (3, 6));
+}
+
+#[test]
+fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let most_at_once = |port_of: fn(u64) -> u16| {
+        let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let run = |trial: &Trial| {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok::<_, std::convert::Infallible>(Some(Observed { port: Some(port_of(trial.faults[0].first)), ..ended_well(&[2; 6]) }))
+        };
+        let first = Observed { port: Some(29500), ..ended_well(&[2; 6]) };
+        let program = Program { run: &run, trial: trial(Bytes::gib(1)), first: &first, jobs: 4, progress: &|| {} };
+        let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
+        assert_eq!(report.cases.len(), 6);
+        most.into_inner()
+    };
+    assert_eq!(most_at_once(|_| 29500), 1);
+    assert!(most_at_once(|attempt| attempt as u16) > 1);
 }
 
 fn runs_of(first: &Observed) -> usize {

@@ -13,8 +13,8 @@ fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_i
     fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
     fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
     fs::write(run.path().join("ooms-7.jsonl"), text).unwrap();
-    // A rank, which also requests memory of another's device.
-    fs::write(run.path().join("9.attempts"), attempts(&[0, 1 << 16, 1 << 16])).unwrap();
+    // A rank, which also requests memory of another's device. It sees its own device 1 as its first, by `CUDA_VISIBLE_DEVICES`.
+    fs::write(run.path().join("9.attempts"), attempts(&[1 << 16, 1 << 32, 1 << 32])).unwrap();
     let ranks = attempts_of_ranks(run.path(), run.path()).unwrap();
     let [of_first, of_second] = &ranks[..] else { panic!("{ranks:?}") };
     assert_eq!((of_first.attempts.len(), of_first.errors.len()), (3, 1));

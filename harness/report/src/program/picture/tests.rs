@@ -10,6 +10,7 @@ fn what_is_reserved_falls_where_memory_was_given_back() {
         submitted,
         outcome: Outcome::Served,
         device,
+        number: device,
         held: Bytes::mib(held),
     };
     let free = |attempts, submitted, held| Free { attempts, submitted, device: 0, held: Bytes::mib(held) };

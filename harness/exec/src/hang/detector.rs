@@ -1,0 +1,306 @@
+//! [`Detector`] looks for hangs while a program runs.
+//!
+//! A process that waits for another that continues is no hang. Neither is one that uses the processor: another of its threads may end the wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use harness_gpu_settings::collectives::{Call, Ranks, Wait, message_file, stack_file};
+use harness_gpu_settings::mapping::Mapped;
+use libc::pid_t;
+
+use super::processes::{Numbers, Processes, numbers, of_program, stack, wait_of};
+use super::{FILE, Hang, HangingRank, RankState};
+use crate::process;
+use crate::record::TorchRecord;
+use crate::trials::observed::{Frame, OutOfMemory};
+
+/// The run ends after the ranks have waited this long. A launcher may end the ranks earlier, and another thread of a rank may call what others wait for.
+const GRACE: Duration = Duration::from_secs(2);
+/// The same after a process has failed, which a launcher may notice late.
+const GRACE_OF_LAUNCHER: Duration = Duration::from_secs(5);
+/// A process is asked for its stack after it has been idle this long.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// What a waiting rank lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lacks {
+    /// A call of this process.
+    Process(u32),
+    /// A call of any other rank, or a process, which may still start.
+    Others,
+    /// A process, which may still start.
+    Start,
+    /// Something that never comes.
+    Never,
+}
+
+/// A rank that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    communicator: usize,
+    rank: usize,
+    pub(super) pid: u32,
+    wait: Wait,
+    pub(super) lacks: Vec<(usize, Lacks)>,
+}
+
+/// A process that waits for other ranks outside of communicators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Outside {
+    pub(super) pid: u32,
+    pub(super) function: String,
+    pub(super) stack: Vec<Frame>,
+}
+
+/// Returns the processes of `waits` that wait forever. A process continues if all that it lacks comes, which other processes decide. `running` are the ranks'
+/// processes.
+pub(super) fn endless(waits: &[(u32, Vec<Lacks>)], running: &BTreeSet<u32>, can_start: impl FnOnce() -> bool) -> BTreeSet<u32> {
+    let mut lacks = waits.iter().flat_map(|(_, lacks)| lacks);
+    let can_start = lacks.any(|lacks| matches!(lacks, Lacks::Start | Lacks::Others)) && can_start();
+    let mut stopped: BTreeSet<u32> = waits.iter().map(|(pid, _)| *pid).collect();
+    loop {
+        let comes = |lacks: &Lacks| match lacks {
+            Lacks::Process(pid) => !stopped.contains(pid),
+            Lacks::Others => can_start || !running.is_subset(&stopped),
+            Lacks::Start => can_start,
+            Lacks::Never => false,
+        };
+        let continues = |pid: &u32| waits.iter().filter(|(of, _)| of == pid).all(|(_, lacks)| lacks.iter().all(comes));
+        let left: BTreeSet<u32> = stopped.iter().copied().filter(|pid| !continues(pid)).collect();
+        if left.len() == stopped.len() {
+            return stopped;
+        }
+        stopped = left;
+    }
+}
+
+pub(super) type Communicators = Vec<(PathBuf, Mapped<Ranks>)>;
+
+fn members(communicators: &Communicators) -> impl Iterator<Item = u32> {
+    let pids = communicators.iter().flat_map(|(_, ranks)| ranks.all()).map(|rank| rank.process.load(Ordering::Acquire));
+    pids.filter(|pid| *pid != 0)
+}
+
+pub(super) fn waits(communicators: &Communicators, is_running: &dyn Fn(u32) -> bool) -> Vec<Waiting> {
+    let mut found = Vec::new();
+    for (communicator, (path, ranks)) in communicators.iter().enumerate() {
+        for (rank, state) in ranks.all().iter().enumerate() {
+            let pid = state.process.load(Ordering::Acquire);
+            let Some(wait) = state.wait().filter(|_| !state.has_left() && is_running(pid)) else { continue };
+            let lacks = lacking(path, ranks, (rank, wait)).into_iter().map(|(other, is_wrong)| {
+                let of = &ranks.all()[other];
+                let lacks = match of.process.load(Ordering::Acquire) {
+                    _ if is_wrong || of.has_left() => Lacks::Never,
+                    0 => Lacks::Start,
+                    pid if is_running(pid) => Lacks::Process(pid),
+                    _ => Lacks::Never,
+                };
+                (other, lacks)
+            });
+            found.push(Waiting { communicator, rank, pid, wait, lacks: lacks.collect() });
+        }
+    }
+    found
+}
+
+/// The ranks that a rank waits for, and whether their call is the wrong one.
+fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait)) -> Vec<(usize, bool)> {
+    let all = ranks.all();
+    match wait {
+        Wait::Message(number, from) => {
+            if from >= all.len() || message_file(path, from, rank, number).exists() {
+                Vec::new()
+            } else {
+                vec![(from, false)]
+            }
+        }
+        Wait::Collective(number, from) => {
+            let others = || (0..all.len()).filter(|other| *other != rank && from.is_none_or(|from| from == *other));
+            let late: Vec<_> = others().filter(|other| all[*other].published.load(Ordering::Acquire) < number).collect();
+            let call = |rank: usize| all[rank].call(number).map(|(call, _)| call);
+            let is_wrong = |other: &usize| call(*other).is_some_and(|theirs| call(rank).is_some_and(|own| own != theirs));
+            let is_wrong_early =
+                |other: &usize| is_wrong(other) && call(*other).map(|call| call.operation) != call(rank).map(|call| call.operation);
+            let wrong = others().filter(|other| if late.is_empty() { is_wrong(other) } else { is_wrong_early(other) });
+            wrong.map(|other| (other, true)).chain(late.iter().map(|other| (*other, false))).collect()
+        }
+    }
+}
+
+/// Looks for hangs while a program runs.
+#[derive(Debug, Default)]
+pub(crate) struct Detector {
+    processes: Processes,
+    found: Option<(Key, Instant)>,
+}
+
+/// What waits forever: the communicator, the rank and the wait of each, and the waits outside of communicators.
+type Key = (Vec<(PathBuf, usize, Wait)>, Vec<Outside>);
+
+impl Detector {
+    /// Returns whether the program hangs, and writes the hang to the folder of the run. `descendants` are the processes of the program.
+    pub(crate) fn look(&mut self, run: &Path, descendants: &[pid_t]) -> bool {
+        self.find(run, descendants)
+            .is_ok_and(|hang| hang.is_some_and(|hang| serde_json::to_vec(&hang).is_ok_and(|text| fs::write(run.join(FILE), text).is_ok())))
+    }
+
+    fn find(&mut self, run: &Path, descendants: &[pid_t]) -> io::Result<Option<Hang>> {
+        let mut communicators = Ranks::read_folder(run)?;
+        // The largest names the ranks.
+        communicators.sort_by_key(|(path, ranks)| (std::cmp::Reverse(ranks.all().len()), path.clone()));
+        let numbers = numbers(run)?;
+        let all: BTreeSet<u32> = members(&communicators).chain(numbers.values().map(|(pid, _)| *pid)).collect();
+        all.iter().for_each(|pid| self.processes.look(*pid));
+        let running: BTreeSet<u32> = all.into_iter().filter(|pid| self.processes.is_running(*pid)).collect();
+        let mut waits = waits(&communicators, &|pid| self.processes.is_running(pid));
+        let mut outside =
+            self.outside(run, running.iter().copied().filter(|pid| waits.iter().all(|waiting| waiting.pid != *pid)).collect());
+        let lacks = waits.iter().map(|waiting| (waiting.pid, waiting.lacks.iter().map(|(_, lacks)| *lacks).collect()));
+        let lacks: Vec<_> = lacks.chain(outside.iter().map(|waiting| (waiting.pid, vec![Lacks::Others]))).collect();
+        let pids = lacks.iter().map(|(pid, _)| *pid).collect();
+        let stopped = endless(&lacks, &running, || can_start(descendants, &pids));
+        waits.retain(|waiting| stopped.contains(&waiting.pid));
+        outside.retain(|waiting| stopped.contains(&waiting.pid));
+        let of_wait = |waiting: &Waiting| (communicators[waiting.communicator].0.clone(), waiting.rank, waiting.wait);
+        let key: Key = (waits.iter().map(of_wait).collect(), outside.clone());
+        let since = match &self.found {
+            _ if stopped.is_empty() => {
+                self.found = None;
+                return Ok(None);
+            }
+            Some((known, since)) if *known == key => *since,
+            _ => self.found.insert((key, Instant::now())).1,
+        };
+        let idle = stopped.iter().map(|pid| self.processes.idle(*pid)).chain([since.elapsed()]).min();
+        let grace = if self.processes.has_failed() { GRACE_OF_LAUNCHER } else { GRACE };
+        let found =
+            Found { run, communicators: &communicators, numbers: &numbers, waits: &waits, outside: &outside, processes: &self.processes };
+        Ok((idle >= Some(grace)).then(|| found.describe()))
+    }
+
+    /// The waits outside of communicators, once all of these processes are idle.
+    fn outside(&self, run: &Path, pids: Vec<u32>) -> Vec<Outside> {
+        if pids.iter().any(|pid| self.processes.idle(*pid) < IDLE) {
+            return Vec::new();
+        }
+        let wait = |pid| wait_of(run, pid).map(|(function, stack)| Outside { pid, function, stack });
+        pids.into_iter().filter_map(wait).collect()
+    }
+}
+
+/// Returns whether a process with torch runs that neither waits, nor belongs to one that waits, nor started one.
+fn can_start(descendants: &[pid_t], waiting: &BTreeSet<u32>) -> bool {
+    let parents = process::parents();
+    let up = |pid: pid_t| std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
+    let launchers: BTreeSet<pid_t> = waiting.iter().flat_map(|pid| up(*pid as pid_t)).collect();
+    let has_torch = |pid: &pid_t| fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/libtorch"));
+    let is_other = |pid: &&pid_t| !launchers.contains(pid) && !up(**pid).any(|pid| waiting.contains(&(pid as u32)));
+    descendants.iter().filter(is_other).any(has_torch)
+}
+
+/// The parts of a hang.
+pub(super) struct Found<'a> {
+    pub(super) run: &'a Path,
+    pub(super) communicators: &'a Communicators,
+    pub(super) numbers: &'a Numbers,
+    pub(super) waits: &'a [Waiting],
+    pub(super) outside: &'a [Outside],
+    pub(super) processes: &'a Processes,
+}
+
+impl Found<'_> {
+    /// The number of a process in the largest communicator, or the one that its launcher named.
+    fn name(&self, pid: u32, other: usize) -> usize {
+        let position = |(_, ranks): &(_, Mapped<Ranks>)| ranks.all().iter().position(|rank| rank.process.load(Ordering::Acquire) == pid);
+        let named = || self.numbers.iter().find(|(_, (of, _))| *of == pid).map(|(rank, _)| *rank);
+        self.communicators.iter().find_map(position).or_else(named).filter(|_| pid != 0).unwrap_or(other)
+    }
+
+    fn pid_of(&self, waiting: &Waiting, rank: usize) -> u32 {
+        self.communicators[waiting.communicator].1.all()[rank].process.load(Ordering::Acquire)
+    }
+
+    pub(super) fn describe(&self) -> Hang {
+        let mut ranks: BTreeMap<(usize, Option<u32>), RankState> = BTreeMap::new();
+        let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut by_rank: Vec<&Waiting> = self.waits.iter().collect();
+        by_rank.sort_by_key(|waiting| (self.name(waiting.pid, waiting.rank), waiting.communicator));
+        for waiting in &by_rank {
+            let next = numbers.len() + 1;
+            numbers.entry(waiting.communicator).or_insert(next);
+        }
+        for waiting in self.waits {
+            let (path, members) = &self.communicators[waiting.communicator];
+            let call = match waiting.wait {
+                Wait::Collective(number, _) => members.all()[waiting.rank].call(number).map(|(call, _)| call),
+                Wait::Message(..) => None,
+            };
+            let (Wait::Collective(number, _) | Wait::Message(number, _)) = waiting.wait;
+            let sized = call.filter(Call::has_size);
+            let text = fs::read_to_string(stack_file(path, waiting.rank, waiting.wait)).unwrap_or_default();
+            let state = RankState::Waits {
+                collective: call.map_or_else(|| "receive".to_owned(), |call| call.operation.to_string()),
+                number: Some(number),
+                elements: sized.map(|call| call.count),
+                element_type: sized.map(|call| call.element().to_owned()),
+                root: call.and_then(|call| call.root),
+                communicator: numbers.get(&waiting.communicator).copied(),
+                size: members.all().len(),
+                waits_for: waiting.lacks.iter().map(|(rank, _)| self.name(self.pid_of(waiting, *rank), *rank)).collect(),
+                stack: of_program(stack(&text, self.run), self.run),
+            };
+            ranks.insert((self.name(waiting.pid, waiting.rank), Some(waiting.pid)), state);
+        }
+        let size = self.numbers.values().map(|(_, size)| *size).max().unwrap_or_default();
+        let mut lacking: Vec<(usize, u32, bool)> = Vec::new();
+        for waiting in self.outside {
+            let is_same =
+                |rank: usize| self.outside.iter().any(|other| self.name(other.pid, size) == rank && other.function == waiting.function);
+            let own = self.name(waiting.pid, size);
+            let elsewhere: Vec<usize> = (0..size).filter(|rank| !is_same(*rank)).collect();
+            let waits_for = if elsewhere.is_empty() { (0..size).filter(|rank| *rank != own).collect() } else { elsewhere };
+            lacking.extend(waits_for.iter().map(|rank| (*rank, self.numbers.get(rank).map_or(0, |(pid, _)| *pid), false)));
+            let (collective, stack) = (waiting.function.clone(), waiting.stack.clone());
+            let (number, elements, element_type, root, communicator) = Default::default();
+            let state = RankState::Waits { collective, number, elements, element_type, root, communicator, size, waits_for, stack };
+            ranks.insert((own, Some(waiting.pid)), state);
+        }
+        for (waiting, rank) in self.waits.iter().flat_map(|waiting| waiting.lacks.iter().map(move |(rank, _)| (waiting, *rank))) {
+            let members = self.communicators[waiting.communicator].1.all();
+            // A process that has not joined may have a number from its launcher.
+            let named = || self.numbers.get(&rank).filter(|(_, size)| *size == members.len()).map_or(0, |(pid, _)| *pid);
+            let pid = Some(self.pid_of(waiting, rank)).filter(|pid| *pid != 0).unwrap_or_else(named);
+            lacking.push((rank, pid, members[rank].has_left()));
+        }
+        for (rank, pid, has_left) in lacking {
+            let state = if pid == 0 {
+                RankState::Missing
+            } else if !self.processes.is_running(pid) {
+                RankState::ended(self.last_line(pid), self.processes.end(pid))
+            } else if has_left {
+                RankState::Left
+            } else {
+                RankState::Continues
+            };
+            ranks.entry((self.name(pid, rank), Some(pid).filter(|pid| *pid != 0))).or_insert(state);
+        }
+        let out_of_memory = |pid: u32| OutOfMemory::of_process(self.run, pid).pop().and_then(|error| error.frames.into_iter().next());
+        let record = |((rank, pid), state): ((usize, Option<u32>), RankState)| HangingRank {
+            rank,
+            pid,
+            state,
+            out_of_memory: pid.and_then(out_of_memory),
+        };
+        Hang { ranks: ranks.into_iter().map(record).collect() }
+    }
+
+    /// The last line of the traceback, if an exception ended the process.
+    fn last_line(&self, pid: u32) -> Option<String> {
+        let torch: TorchRecord = serde_json::from_slice(&fs::read(self.run.join(format!("torch-{pid}.json"))).ok()?).ok()?;
+        torch.traceback.into_iter().next_back()
+    }
+}

@@ -19,6 +19,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             memory_stats: serde_json::from_value(stats).unwrap(),
             problem: None,
             traceback: Vec::new(),
+            late_import: None,
             not_computed: None,
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],

@@ -40,6 +40,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         ranks: Vec::new(),
         hang: None,
         ended_out_of_memory: false,
+        late_import: None,
         last_lines: Vec::new(),
     }
 }

@@ -53,6 +53,8 @@ pub struct Observed {
     pub hang: Option<Hang>,
     /// `true` if an uncaught OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
+    /// A slow module of torch that it imported late.
+    pub late_import: Option<String>,
     /// The last lines of its standard error, if kept.
     pub last_lines: Vec<String>,
 }
@@ -131,6 +133,7 @@ impl Observed {
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
+            late_import: torches().find_map(|torch| torch.late_import.clone()),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
         })
     }

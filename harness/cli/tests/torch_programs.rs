@@ -167,9 +167,15 @@ fn many(program: &str, options: &[&str], python: &Path) -> Result<(Value, Vec<u6
     let mut document: Value = serde_json::from_slice(&output.stdout)
         .map_err(|error| format!("{command:?}: {error}: {}", String::from_utf8_lossy(&output.stderr)))?;
     let mut runs = Vec::new();
-    let rows = document.as_object_mut().and_then(|document| document.get_mut("rows")).and_then(Value::as_array_mut);
-    let searches = rows.map(|rows| rows.iter_mut().filter_map(|row| row.get_mut("least_by_order")).collect::<Vec<_>>());
-    for search in searches.unwrap_or_else(|| document.get_mut("orders").into_iter().collect()) {
+    let mut searches: Vec<&mut Value> = Vec::new();
+    for (name, value) in document.as_object_mut().into_iter().flatten() {
+        match (name.as_str(), value) {
+            ("orders", orders) => searches.push(orders),
+            ("rows", Value::Array(rows)) => searches.extend(rows.iter_mut().filter_map(|row| row.get_mut("least_by_order"))),
+            _ => {}
+        }
+    }
+    for search in searches {
         let orders = || search.as_array().into_iter().flatten();
         runs.push(orders().filter_map(|order| order["runs"].as_u64()).sum());
         for order in search.as_array_mut().into_iter().flatten() {

@@ -23,6 +23,23 @@ impl Shard {
     }
 }
 
+/// Returns the shards of the same run that are missing. Fails if the numbers of shards differ or one appears twice.
+pub fn missing(shards: &[Shard]) -> Result<Vec<Shard>, String> {
+    let Some(first) = shards.first() else { return Err("no shards are given".to_owned()) };
+    if let Some(other) = shards.iter().find(|shard| shard.count != first.count) {
+        return Err(format!("shards {first} and {other} differ in their number"));
+    }
+    if let Some(twice) = shards.iter().enumerate().find(|(index, shard)| shards[..*index].contains(shard)) {
+        return Err(format!("shard {} appears twice", twice.1));
+    }
+    Ok((1..=first.count).map(|index| Shard { index, count: first.count }).filter(|shard| !shards.contains(shard)).collect())
+}
+
+/// Describes missing shards.
+pub fn named(missing: &[Shard]) -> String {
+    format!("missing: shard {}", missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}write the shard and the number of shards, as in `1/2` and `2/2`")]
 pub struct ShardError(String);

@@ -3,9 +3,11 @@
 //! Shards must have the same build, seed and number of shards, and appear once. The merged run does not record differences
 //! between the machines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::record::{BenchRun, Shard, SuiteRecord};
+use harness_base::shard;
+
+use super::record::{BenchRun, SuiteRecord};
 
 /// Merges shards in any order.
 pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, String> {
@@ -13,12 +15,9 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
     let mut parts = shards.iter().map(|run| Ok((shard_of(run)?, run))).collect::<Result<Vec<_>, String>>()?;
     parts.sort_by_key(|(shard, _)| shard.index);
     let Some(&(first, base)) = parts.first() else { return Err("no shards are given".to_owned()) };
-    if let Some(pair) = parts.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(format!("shard {} appears twice", pair[0].0));
-    }
+    let missing = shard::missing(&parts.iter().map(|(shard, _)| *shard).collect::<Vec<_>>())?;
     for (shard, run) in &parts {
         let differs = [
-            (shard.count != first.count, "their number"),
             (run.build != base.build, "the build"),
             (run.accepted != base.accepted, "the accepted build"),
             (run.seed != base.seed, "the seed"),
@@ -28,12 +27,8 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
             return Err(format!("shards {first} and {shard} differ in {what}"));
         }
     }
-    let there: BTreeSet<u32> = parts.iter().map(|(shard, _)| shard.index).collect();
-    let missing: Vec<Shard> =
-        (1..=first.count).filter(|index| !there.contains(index)).map(|index| Shard { index, count: first.count }).collect();
     if !missing.is_empty() && !allow_missing {
-        let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-        return Err(format!("missing: shard {}", missing.join(", ")));
+        return Err(shard::named(&missing));
     }
     let mut suites: BTreeMap<&str, SuiteRecord> = BTreeMap::new();
     let mut whole = BenchRun { shard: None, suites: Vec::new(), comparison: None, ..base.clone() };

@@ -12,9 +12,9 @@ use harness_allocator::units::Bytes;
 use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
-use harness_exec::launch::{Ended, Launch};
+use harness_exec::launch::{Ended, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
-use harness_exec::{machine::Machine, record::Record, setup::Setup, summary, timeline::Timeline};
+use harness_exec::{machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline};
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits, workspaces::HEADER};
@@ -34,8 +34,10 @@ const EXAMPLES: &str = "Examples:
   harness exec --memory 24GiB --report report.md --junit junit.xml -- python train.py
   harness exec --memory 8GiB --fail cudaMalloc:40:2 -- python -m pytest tests/test_recovery.py
   harness exec --every-fault --expect recovers -- python train.py
+  harness exec --every-fault --shard 1/2 --format json -- python train.py > 1.json
   harness exec --least-memory -- python train.py
   harness exec --memory 24GiB --baseline peaks.json -- python train.py
+  harness exec --python old/bin/python --python new/bin/python -- train.py
   harness exec --memory 24GiB --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
@@ -48,7 +50,7 @@ The program uses our standard input, output and error. Our exit code is the prog
 command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
 or for ranks that never come: the run is stopped, and the summary lists who waits for whom.
 
-With `--baseline`, the exit code is 1 if a figure differs and the program ends with 0.
+With `--baseline` or two `--python`, the exit code is 1 if a figure differs and the program ends with 0.
 
 With many runs, the first run uses our standard output and error, and no run uses our standard input. The exit code is 1 if the program does not meet
 `--expect`, if an injected failure never happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the results so far.
@@ -126,9 +128,10 @@ pub(super) struct Exec {
     /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is repeated, one run per setting compares them.
     #[arg(long, value_name = "CONF")]
     alloc_conf: Vec<String>,
-    /// The Python whose torch the program imports, if the command does not show it.
+    /// The Python whose torch the program imports, if the command does not show it. Given twice, runs the program with each of the two and compares its
+    /// memory, by line. The exit code is 1 if it differs.
     #[arg(long, value_name = "PATH")]
-    python: Option<PathBuf>,
+    python: Vec<PathBuf>,
     /// Write a JSON record of each process to this file.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -160,7 +163,12 @@ impl Exec {
             let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
-        let python = self.python.as_deref();
+        let python = match self.python.as_slice() {
+            [] => None,
+            [python] => Some(python.as_path()),
+            [before, after] => return self.compare_environments(has_many, [before, after]),
+            _ => return Err(CliError::input("`--python` is given more than twice", "name two environments to compare").into()),
+        };
         let setup = if self.device.is_some() { Setup::for_real_gpu(&self.command, python) } else { Setup::of(&self.command, python) };
         let setup = setup?;
         let (mut machine, gpu) = match self.device {
@@ -174,17 +182,14 @@ impl Exec {
         if has_many {
             return self.many.run(self.launch(&machine, &setup), &self.alloc_conf);
         }
-        let conf = self.alloc_conf.first().map(String::as_str);
-        let settings = || baseline::settings(&setup.torch.version, &machine.to_string(), conf);
+        let settings = || self.memory_settings(&setup, &machine);
         let comparison = self.baseline.as_deref().map(|path| Comparison::new(path, settings(), self.update)).transpose()?;
         let run = |machine: &Machine, is_silent: bool| {
             let mut prepared = self.launch(machine, &setup).prepare()?;
             if is_silent {
                 prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             }
-            let ended = prepared.run(self.many.report().is_some())?;
-            let record = Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
-            Ok::<_, Failures>((ended, record))
+            self.run_once(prepared, machine)
         };
         let (mut ended, mut record) = run(&machine, false)?;
         let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
@@ -199,6 +204,41 @@ impl Exec {
         }
         let differences = || comparison.map_or_else(|| Ok(Vec::new()), |it| it.check(&record, ended.folder(), || run(&machine, true)));
         self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
+    }
+
+    fn run_once(&self, prepared: Prepared, machine: &Machine) -> Result<(Ended, Record), Failures> {
+        let ended = prepared.run(self.many.report().is_some())?;
+        let record = Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
+        Ok((ended, record))
+    }
+
+    /// The settings that the figures of a run depend on.
+    fn memory_settings(&self, setup: &Setup, machine: &Machine) -> Vec<String> {
+        baseline::settings(&setup.torch.version, &machine.to_string(), self.alloc_conf.first().map(String::as_str))
+    }
+
+    /// Runs the program in two environments and compares its memory.
+    fn compare_environments(&self, has_many: bool, pythons: [&PathBuf; 2]) -> Result<ExitCode, Failures> {
+        let for_one = [&self.record, &self.snapshot, &self.junit, &self.unmeasured, &self.baseline];
+        if has_many || self.device.is_some() || self.many.report().is_some() || for_one.iter().any(|option| option.is_some()) {
+            let message = "two `--python` compare two runs on the simulated GPU, but other options request many runs, a real GPU or files";
+            return Err(CliError::input(message, "leave the other options out, or give one `--python`").into());
+        }
+        let prepare = |python: &PathBuf| {
+            let setup = Setup::of(&self.command, Some(python))?;
+            let machine = Machine::Simulated(self.settings(&setup)?);
+            Ok::<_, CliError>((setup::run_by(python, &self.command), setup, machine))
+        };
+        let runs = Failures::all(pythons.into_iter().map(prepare))?;
+        let mut done = Vec::new();
+        for (command, setup, machine) in &runs {
+            let launch = Launch { command, snapshot: true, ..self.launch(machine, setup) };
+            let (ended, record) = self.run_once(launch.prepare()?, machine)?;
+            terminal::message(format_args!("\n{}\n{}", shown(command), summary::render(&record, machine, None).trim_end()));
+            done.push((ended, record, self.memory_settings(setup, machine)));
+        }
+        let least = if baseline::differ(&done)? { Exit::Failed } else { Exit::Passed };
+        Ok(done.iter().map(|(ended, ..)| ended.end.exit_code()).fold(least as u8, u8::max).into())
     }
 
     fn launch<'a>(&'a self, machine: &'a Machine, setup: &'a Setup) -> Launch<'a> {

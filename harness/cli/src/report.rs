@@ -3,10 +3,12 @@ use std::process::{Command as Process, Stdio};
 use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
-use harness_base::date::Date;
+use harness_base::{date::Date, shard};
 use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::record::{Change, Comparison, Counts};
 use harness_bench::{compare, gate, merge, store, suite::Suite};
+use harness_exec::trials::merge as parts;
+use harness_report::trials::{Trials, text};
 use harness_report::{bench, runs, store as scenario_runs};
 use serde::Serialize;
 
@@ -184,15 +186,17 @@ fn resolved(name: &str) -> Result<String, CliError> {
         .ok_or_else(|| CliError::input(format!("`{name}` is not a commit of the current repository"), help))
 }
 
-/// Merge the shards of a run.
+/// Merge the shards of a run of `harness bench` or `harness exec`.
 ///
-/// The shards must have the same build, seed and kind of device. Missing and repeated shards are errors.
+/// The shards must have the same build, seed and kind of device, or be of the same program and options. Missing and repeated shards are errors. Results of
+/// `harness exec` are also printed.
 #[derive(Args)]
 #[command(after_help = "Examples:
+  harness report merge 1.json 2.json -o every-fault.json                of `harness exec --every-fault --shard I/2 --format json`
   harness report merge shards/*/benchmark.json -o benchmark.json
   harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {
-    /// The shards: their `benchmark.json` files or the folders of these.
+    /// The shards: their `benchmark.json` files or the folders of these, or results of `harness exec --format json`.
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
     /// The file for the merged run.
@@ -205,13 +209,37 @@ struct Merge {
 
 impl Merge {
     fn run(self) -> Result<Exit, Failures> {
-        let shards = Failures::all(self.shards.iter().map(|path| store::read(path)))?;
         self.check_output()?;
+        if self.shards.first().is_some_and(|path| trials(path).is_ok()) {
+            return self.of_trials();
+        }
+        let shards = Failures::all(self.shards.iter().map(|path| store::read(path)))?;
         let mut run = merge::merge(&shards, self.allow_missing)
             .map_err(|error| CliError::input(error.to_string(), "shards come from `harness bench --shard I/N` with the same N and seed"))?;
         run.comparison = compare::compare(&run, &[], None);
         store::write(&self.output, &run)?;
         terminal::print(&format!("run: {}\n", self.output.display()))?;
+        Ok(Exit::Passed)
+    }
+
+    /// Merges results of `harness exec`.
+    fn of_trials(self) -> Result<Exit, Failures> {
+        let help = "shards come from `harness exec --shard I/N --format json` with the same N, program and options";
+        let merged = parts::merge(Failures::all(self.shards.iter().map(|path| trials(path)))?);
+        let (report, missing) = merged.map_err(|error| CliError::input(error, help))?;
+        if !missing.is_empty() && !self.allow_missing {
+            return Err(CliError::input(shard::named(&missing), help).into());
+        }
+        terminal::save(&self.output, terminal::json(&report)?, "choose another file, or free disk space")?;
+        let trials = match &report {
+            parts::Report::Faults(report) => Trials::Faults(report, None),
+            parts::Report::Least(report) => Trials::Least(report),
+            parts::Report::Settings(report) => Trials::Settings(report),
+        };
+        terminal::print(&text(trials, terminal::style(), terminal::width_of_output()))?;
+        if !missing.is_empty() {
+            terminal::message(shard::named(&missing));
+        }
         Ok(Exit::Passed)
     }
 
@@ -228,6 +256,15 @@ impl Merge {
             }
         }
     }
+}
+
+/// Reads a result of `harness exec`.
+fn trials(path: &Path) -> Result<parts::Report, CliError> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+    let report = text.and_then(|text| serde_json::from_str(&text).map_err(|_| "this is not a result of `harness exec`".to_owned()));
+    report.map_err(|error| {
+        CliError::input(format!("{}: {error}", path.display()), "name files with the output of `harness exec --format json`")
+    })
 }
 
 /// Render the reports and pictures of runs from their records, each in its own folder.

@@ -57,6 +57,9 @@ fn main() -> ExitCode {
         a_file_size_limit_of_harness_is_an_error_with_a_reason
         a_small_stack_is_an_error_with_the_command_that_enlarges_it
         every_allocation_fails_once_and_the_expectation_decides_the_exit_code
+        runs_begin_as_copies_that_behave_like_new_starts
+        what_copies_would_share_is_named_and_each_run_starts_anew
+        shards_run_the_cases_of_the_whole_and_are_merged
         the_least_memory_is_found
         settings_are_compared_by_running_the_program_with_each
         many_runs_on_a_limited_real_gpu_match_a_simulated_one
@@ -82,7 +85,11 @@ fn python_with_torch() -> Option<String> {
 
 /// The functions of torch that the programs and the exit hook use.
 const TORCH: [(&str, &str); 4] = [
-    ("__init__.py", "class OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\nfrom . import cuda\n"),
+    (
+        "__init__.py",
+        "import types\nclass OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\n\
+         _C = types.SimpleNamespace(_cuda_init=lambda: None)\nfrom . import cuda\n",
+    ),
     ("version.py", "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n"),
     (
         "cuda/__init__.py",
@@ -107,6 +114,7 @@ def malloc(size):
     global _initialized, _ooms
     if not _initialized:
         _initialized = True
+        torch._C._cuda_init()
         for call in _queued:
             call()
     pointer = ctypes.c_void_p()
@@ -121,7 +129,7 @@ def memory_stats(device):
     (
         "cuda/memory.py",
         "import os, shutil\n_recorded = []\ndef _record_memory_history(**settings): _recorded.append(settings)\n\
-         def _dump_snapshot(path):\n    assert len(_recorded) == 1, _recorded\n    shutil.copy(os.environ['RECORDED'], path)\n",
+         def _dump_snapshot(path):\n    assert len(_recorded) == 1, _recorded\n    if 'RECORDED' in os.environ: shutil.copy(os.environ['RECORDED'], path)\n",
     ),
 ];
 
@@ -842,6 +850,100 @@ fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: 
     assert!(json.err.contains("done"), "{}", json.err);
 }
 
+/// Prints where and when it runs, reads a file, and ends with another code after an out-of-memory error.
+const COPIED: &str = "import os, sys, torch\nprint('start', os.getpid())\ndata = open('data')\ndata.read(2)\ntorch.cuda.malloc(4 << 20)\n\
+                      assert os.environ['HARNESS_GPU_RUN'] in os.environ['PYTHONPATH']\nprint(os.getcwd(), sys.argv, data.read(2), sys.stdin.read())\n\
+                      try:\n    torch.cuda.malloc(8 << 20)\nexcept torch.OutOfMemoryError as error:\n    print(error, file=sys.stderr)\n    sys.exit(3)\n";
+
+/// The document of a command, the output of its runs except the first, and its messages.
+fn many(world: &World, options: &[&str], command: &[&str]) -> (Value, Vec<String>, String) {
+    let _ = fs::remove_dir_all(world.path("logs"));
+    let ran = world.run(&[options, &["--format", "json", "--logs", "logs"]].concat(), command);
+    assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.err);
+    let mut logs: Vec<PathBuf> = fs::read_dir(world.path("logs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    logs.sort();
+    (serde_json::from_str(&ran.out).unwrap(), logs.iter().map(|log| fs::read_to_string(log).unwrap()).collect(), ran.err)
+}
+
+fn runs_begin_as_copies_that_behave_like_new_starts(world: World) {
+    world.write("data", "abcdef");
+    world.write("train.py", COPIED);
+    let command = ["python3", "train.py", "--rows", "2"];
+    for options in [&["--every-fault"][..], &["--least-memory", "--exact"], &["--alloc-conf", "", "--alloc-conf", "max_split_size_mb:32"]] {
+        let (mut copied, copies, message) = many(&world, options, &command);
+        let (mut fresh, starts, _) = many(&world, &[options, &["--fresh"]].concat(), &command);
+        let without_runs = |document: &mut Value| {
+            let orders = document["orders"].as_array_mut().into_iter().flatten();
+            orders.for_each(|order| order["runs"] = 0.into());
+        };
+        [&mut copied, &mut fresh].into_iter().for_each(without_runs);
+        assert_eq!(copied, fresh, "{options:?}");
+        let pids = |logs: &[String]| logs.iter().filter_map(|log| Some(log.strip_prefix("start ")?.lines().next()?.to_owned())).collect();
+        let [one, all]: [std::collections::BTreeSet<String>; 2] = [pids(&copies), pids(&starts)];
+        assert!(one.len() == 1 && all.len() == starts.iter().filter(|log| log.starts_with("start ")).count(), "{one:?} {all:?} {message}");
+        let rest = |logs: &[String]| logs.iter().map(|log| log.lines().filter(|line| !line.starts_with("start ")).collect()).collect();
+        let [copies, starts]: [Vec<String>; 2] = [rest(&copies), rest(&starts)];
+        assert!(copies == starts && copies.iter().any(|log| log.contains("['train.py', '--rows', '2'] cd")), "{copies:?} {starts:?}");
+    }
+}
+
+fn what_copies_would_share_is_named_and_each_run_starts_anew(world: World) {
+    let train = |before: &str| format!("import os, signal, sys, torch\n{before}\n{}", COPIED.replace("data.read(2)", "'cd'"));
+    world.write("data", "");
+    for (before, reason) in [
+        (
+            "import threading; threading.Thread(target=lambda: signal.sigwait([signal.SIGUSR1]), daemon=True).start()",
+            "it has 2 threads when",
+        ),
+        ("open('result', 'w').write('x')", "it writes result before it uses the GPU"),
+        ("import tempfile; tempfile.TemporaryDirectory()", "it creates a temporary folder before"),
+        ("if os.fork() == 0: os._exit(0)\nos.wait()", "it forks before"),
+        ("import subprocess; subprocess.run(['true'])", "it starts other programs before"),
+        ("signal.setitimer(signal.ITIMER_REAL, 100)", "it has set a timer"),
+        ("import mmap; shared = mmap.mmap(-1, 4096)", "it shares memory with other processes"),
+        ("out, into = os.pipe()", "it has opened pipe:"),
+        ("os.dup2(2, 1)", "it redirects its output"),
+        (
+            "size = torch.ctypes.c_size_t(); torch.cuda._runtime.cudaMemGetInfo(torch.ctypes.byref(size), torch.ctypes.byref(size))",
+            "it uses the GPU before torch initializes CUDA",
+        ),
+    ] {
+        world.write("train.py", &train(&before.replace("torch.ctypes", "torch.cuda.ctypes")));
+        let (copied, logs, message) = many(&world, &["--every-fault"], &["python3", "train.py"]);
+        let expected = format!("Each run started the program anew, because {reason}");
+        assert!(message.contains(&expected) && logs.len() == 8, "{before}: {message} {logs:?}");
+        let (fresh, ..) = many(&world, &["--every-fault", "--fresh"], &["python3", "train.py"]);
+        assert_eq!(copied, fresh, "{before}");
+    }
+    world.write("train.py", &train(""));
+    let (.., message) = many(&world, &["--every-fault"], &["sh", "-c", "python3 train.py; exit $?"]);
+    assert!(message.contains("anew, because it starts a process that uses the GPU"), "{message}");
+}
+
+fn shards_run_the_cases_of_the_whole_and_are_merged(world: World) {
+    world.write("train.py", FOUR);
+    for options in [&["--every-fault"][..], &["--alloc-conf", "a", "--alloc-conf", "b", "--alloc-conf", "c"]] {
+        let (whole, ..) = many(&world, options, &["python3", "train.py"]);
+        for index in 1..=3 {
+            let (part, ..) = many(&world, &[options, &["--shard", &format!("{index}/3")]].concat(), &["python3", "train.py"]);
+            world.write(&format!("{index}.json"), &part.to_string());
+        }
+        let merge =
+            |shards: &[&str]| Ran::of(world.harness().args(["report", "merge", "-o", "merged.json"]).args(shards).output().unwrap());
+        let merged = merge(&["3.json", "1.json", "2.json"]);
+        assert_eq!(merged.code, Some(0), "{}", merged.err);
+        assert_eq!(serde_json::from_slice::<Value>(&fs::read(world.path("merged.json")).unwrap()).unwrap(), whole);
+        for (shards, error) in [
+            (&["1.json", "3.json"][..], "missing: shard 2/3"),
+            (&["1.json", "1.json"], "shard 1/3 appears twice"),
+            (&["1.json", "train.py"], "train.py: this is not a result of `harness exec`"),
+        ] {
+            let refused = merge(shards);
+            assert!(refused.code == Some(2) && refused.err.contains(error), "{shards:?}: {}", refused.err);
+        }
+    }
+}
+
 fn the_least_memory_is_found(world: World) {
     world.write("train.py", FOUR);
     let ran = world.run(&["--least-memory", "--exact"], &["python3", "train.py"]);
@@ -919,7 +1021,12 @@ fn pointless_runs_are_rejected_with_advice(world: World) {
         (&["--every-fault=some:3"][..], "", 2, "does not select attempts"),
         (&["--every-fault", "--alloc-conf", "a", "--alloc-conf", "b"], "", 2, "takes one `--alloc-conf`"),
         (&["--jobs", "2"], "", 2, "`--jobs` is for many runs"),
+        (&["--shard", "1/2"], "", 2, "`--shard` is for many runs"),
+        (&["--every-fault", "--shard", "9/8"], "", 2, "shard 9 of 8 does not exist"),
         (&["--least-memory", "--record", "run.json"], "", 2, "are for one run"),
+        (&["--python", "no/python", "--python", "no/python"], "", 2, "the program's Python, `no/python`, does not work"),
+        (&["--python", "a", "--python", "b", "--least-memory"], "", 2, "two `--python` compare two runs"),
+        (&["--python", "a", "--python", "b", "--python", "c"], "", 2, "`--python` is given more than twice"),
         (&["--every-fault"], "raise SystemExit(3)", 1, "The program ends with exit code 3 without injected failures"),
         (&["--every-fault"], "import torch", 1, "allocated no device memory"),
         (&["--least-memory", "--time-limit", "500ms"], "import time; time.sleep(60)", 1, "exceeds its time limit"),

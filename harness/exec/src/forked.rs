@@ -5,13 +5,11 @@
 
 use std::{io, mem::ManuallyDrop};
 
-use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::signal::{self, SigHandler, Signal};
-use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{self, ForkResult, Pid};
 
-use crate::process::End;
+use crate::process::{End, reap};
 
 #[derive(Debug)]
 pub enum Forked {
@@ -62,19 +60,7 @@ pub fn leave(exit_code: u8) -> ! {
 
 impl ForkedChild {
     pub fn wait(self) -> io::Result<End> {
-        ManuallyDrop::new(self).reap()
-    }
-
-    fn reap(&self) -> io::Result<End> {
-        loop {
-            // Nothing else waits for the copy, so its process ID is still valid.
-            match waitpid(self.0, None) {
-                Ok(WaitStatus::Exited(_, code)) => return Ok(End::Code(code as u8)),
-                Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(End::Signal(signal as u8)),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        reap(ManuallyDrop::new(self).0)
     }
 }
 
@@ -83,7 +69,7 @@ impl Drop for ForkedChild {
         // Nothing has waited for the copy, so its process ID is still valid.
         let _ = signal::kill(self.0, Signal::SIGKILL);
         // It was killed, so this returns soon.
-        let _ = self.reap();
+        let _ = reap(self.0);
     }
 }
 

@@ -1,8 +1,9 @@
 # The `sitecustomize` of each Python process of a program on a simulated GPU.
 # - It ends the process if the library of HARNESS_GPU_EXPECTED is not loaded: without it, the program would use a real GPU.
 # - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
-# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, HARNESS_GPU_OOMS the call stack of each out of memory error, and HARNESS_GPU_SAMPLES
-#   samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU computes operations on the CPU.
+# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot (`events`: without call stacks), HARNESS_GPU_OOMS the call stack of each out of memory error, and
+#   HARNESS_GPU_SAMPLES samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU computes operations on the CPU. HARNESS_GPU_COPIES
+#   offers copies.
 # - Stacks of all threads are written for the simulated GPU when a collective waits long, and for `harness exec` when all ranks are idle. Each rank
 #   writes its number.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
@@ -13,11 +14,15 @@ import sys
 _RUN = os.environ.get("HARNESS_GPU_RUN")
 # The folder with the files of allocation attempts.
 _ATTEMPTS = os.environ.get("HARNESS_GPU_LIMITS_RUN") or _RUN
+# Snapshots serve only for replays. The program must not notice them.
+_EVENTS_ONLY = os.environ.get("HARNESS_GPU_SNAPSHOT") == "events"
 # Enough for hours of most programs; each event takes a few hundred bytes.
 _MOST_EVENTS = 500000
 # Frames recorded for an out of memory error.
 _MOST_FRAMES = 16
 _OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
+# Imported by the first optimizer, which takes about a second. Before torch 2.11 its import creates temporary files.
+_LATE = "torch._dynamo"
 # Bytes of one record in the files of allocation attempts and of frees.
 _ATTEMPT_BYTES = 32
 # Offset of the number of submitted work items in the counters of a process, after three words of eight bytes.
@@ -102,6 +107,7 @@ def _write_statistics(torch):
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
     found["engine"] = _engine or None
+    found["late_import"] = _LATE if _LATE in sys.modules and torch.__version__ >= (2, 11) else None
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
         # The interpreter keeps the exception that ended the program.
@@ -125,7 +131,16 @@ def _at_exit():
         return
     _write_statistics(torch)
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
-        _write_snapshot(torch)
+        try:
+            _write_snapshot(torch)
+        except Exception:
+            if not _EVENTS_ONLY:
+                raise
+    if _copies:
+        import gc
+
+        # Otherwise the interpreter searches all modules for garbage at its end, which takes longer than most runs.
+        gc.freeze()
 
 
 def _in_forked_processes(util):
@@ -217,6 +232,12 @@ def _record_history(module):
     torch = sys.modules["torch"]
 
     def record():
+        if _EVENTS_ONLY:
+            try:
+                torch.cuda.memory._record_memory_history(context=None, max_entries=_MOST_EVENTS)
+            except Exception:
+                pass  # Only the native allocator has a history.
+            return
         # Only the call stacks of allocations: with those of frees, torch 2.11 breaks checkpointing that stops early.
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_EVENTS)
 
@@ -231,6 +252,28 @@ def _record_history(module):
     threading.excepthook = of_thread
 
 
+def _own_module(name):
+    """Imports a module of this folder."""
+    from importlib import util
+
+    spec = util.spec_from_file_location("harness_" + name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _core():
+    """The path of the library of HARNESS_GPU_EXPECTED."""
+    with open("/proc/self/maps") as maps:
+        return next(line.split()[-1] for line in maps if line.rstrip().endswith("/" + os.environ["HARNESS_GPU_EXPECTED"]))
+
+
+def _take_over():
+    """Makes this copy of a process write into the folder of its own run."""
+    global _RUN, _ATTEMPTS
+    _RUN = _ATTEMPTS = os.environ["HARNESS_GPU_RUN"]
+
+
 def _with_cuda(module):
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         _record_history(module)
@@ -238,17 +281,12 @@ def _with_cuda(module):
         _record_error_places(module)
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         _sample_allocated(module)
+    if _copies:
+        _copies.offer_before_cuda(sys.modules["torch"], _core, _take_over)
 
 
 def _compute_values(torch):
-    from importlib import util
-
-    spec = util.spec_from_file_location("harness_cpu_values", os.path.join(os.path.dirname(os.path.abspath(__file__)), "cpu_values.py"))
-    cpu_values = util.module_from_spec(spec)
-    spec.loader.exec_module(cpu_values)
-    with open("/proc/self/maps") as maps:
-        library = next(line.split()[-1] for line in maps if line.rstrip().endswith("/" + os.environ["HARNESS_GPU_EXPECTED"]))
-    torch._harness_not_computed = cpu_values.begin(library)
+    torch._harness_not_computed = _own_module("cpu_values").begin(_core())
 
 
 def _count_sampled(module):
@@ -417,7 +455,8 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
         _note_rank_of_launcher()
         sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
-    if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
+    _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
+    if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES", "COPIES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
         sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu.model_runner", _count_sampled))

@@ -25,8 +25,8 @@ const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
 pub const LIMITER: &str = "libharness_limits.so";
 /// Path of that library, if it is not next to the program.
 pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
-/// Makes the hook write memory snapshots.
-const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
+/// Makes the hook write memory snapshots. With the value `events`, they lack call stacks.
+pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
 /// Imported by the hook for `--values cpu`.
 const CPU_VALUES: &str = include_str!("cpu_values.py");
@@ -235,7 +235,7 @@ impl Launch<'_> {
 
     /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older GNU C library, all stub libraries are loaded into each
     /// process (LD_PRELOAD).
-    fn is_audited(&self) -> bool {
+    pub(crate) fn is_audited(&self) -> bool {
         self.setup.torch.libc >= AUDITING_LIBC
     }
 
@@ -315,7 +315,7 @@ fn visible(ordinal: u32, inherited: Option<OsString>) -> OsString {
     inherited.as_deref().and_then(|list| named(list.to_str()?)).unwrap_or_else(|| ordinal.to_string()).into()
 }
 
-fn hook_folder(run: &Path) -> PathBuf {
+pub(crate) fn hook_folder(run: &Path) -> PathBuf {
     run.join("python")
 }
 

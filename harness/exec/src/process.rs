@@ -1,9 +1,10 @@
 //! Runs a program in place of this one: forwards signals, ends as it ends, and leaves none of its processes behind.
 
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
-use std::{collections::BTreeMap, collections::BTreeSet, io, mem::MaybeUninit};
+use std::{collections::BTreeMap, collections::BTreeSet, io};
 
 use libc::{c_int, pid_t};
 use nix::sys::prctl;
@@ -158,25 +159,38 @@ fn ending_with_us(command: &mut Command, mask: Option<SigSet>) -> &mut Command {
     unsafe { command.pre_exec(prepare) }
 }
 
-/// A program in a process group of its own that runs in parallel with others.
+/// A program in a process group of its own that runs in parallel with others. Dropping it kills the program and its descendants.
 #[derive(Debug)]
 pub struct Started {
-    child: Child,
+    pid: pid_t,
     began: Instant,
 }
 
 impl Started {
     pub fn start(command: &mut Command) -> io::Result<Self> {
-        Ok(Self { child: ending_with_us(command, None).process_group(0).spawn()?, began: Instant::now() })
+        Ok(Self::adopted(ending_with_us(command, None).process_group(0).spawn()?.id() as pid_t))
+    }
+
+    /// A child of this process that leads a process group.
+    pub(crate) fn adopted(pid: pid_t) -> Self {
+        Self { pid, began: Instant::now() }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        has_ended(self.pid)
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the program with its descendants and
     /// returns `None`. Calls `look` with the process ID now and then.
-    pub fn wait(mut self, mut give_up: impl FnMut(Duration) -> bool, mut look: impl FnMut(pid_t)) -> io::Result<Option<End>> {
-        let group = self.group();
+    pub fn wait(self, mut give_up: impl FnMut(Duration) -> bool, mut look: impl FnMut(pid_t)) -> io::Result<Option<End>> {
+        let group = self.pid;
         let mut looked = Duration::ZERO;
-        while !has_ended(group) {
-            let age = self.began.elapsed();
+        while !self.has_ended() {
+            let age = self.age();
             if give_up(age) {
                 return Ok(None);
             }
@@ -192,37 +206,45 @@ impl Started {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-        Ok(Some(self.child.wait()?.into()))
+        self.reap().map(Some)
     }
 
     /// Waits for an exiting process, then kills the rest of its group.
-    pub fn ending(mut self) -> io::Result<End> {
-        let group = Pid::from_raw(self.group());
+    pub fn ending(self) -> io::Result<End> {
+        let group = Pid::from_raw(self.pid);
         while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
         let _ = killpg(group, Signal::SIGKILL);
-        Ok(self.child.wait()?.into())
+        self.reap()
     }
 
     /// Kills only this process, with SIGKILL, and waits for it.
-    pub fn kill(mut self) -> io::Result<End> {
-        self.child.kill()?;
-        Ok(self.child.wait()?.into())
+    pub fn kill(self) -> io::Result<End> {
+        kill_all(&[self.pid]);
+        self.reap()
     }
 
-    fn group(&self) -> pid_t {
-        self.child.id() as pid_t
+    fn reap(self) -> io::Result<End> {
+        reap(Pid::from_raw(ManuallyDrop::new(self).pid))
     }
 }
 
 impl Drop for Started {
-    /// Kills the program and its descendants if nothing has waited for it.
     fn drop(&mut self) {
-        // `Child` remembers that it was waited for.
-        if matches!(self.child.try_wait(), Ok(None)) {
-            kill_all(&descendants(self.group()));
-            kill_all(&[self.group()]);
-            // It was killed, so this returns soon. An error means that something else waited for it.
-            let _ = self.child.wait();
+        kill_all(&descendants(self.pid));
+        kill_all(&[self.pid]);
+        // It was killed, so this returns soon. An error means that something else waited for it.
+        let _ = reap(Pid::from_raw(self.pid));
+    }
+}
+
+/// Waits for a child. Nothing else waits for it, so its process ID is still valid.
+pub(crate) fn reap(child: Pid) -> io::Result<End> {
+    loop {
+        match waitpid(child, None) {
+            Ok(WaitStatus::Exited(_, code)) => return Ok(End::Code(code as u8)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(End::Signal(signal as u8)),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -74,6 +74,9 @@ pub struct TorchRecord {
     /// The last lines of the traceback, if an exception ended the process.
     #[serde(default)]
     pub traceback: Vec<String>,
+    /// A slow module of torch that the process imported late.
+    #[serde(default, skip_serializing)]
+    pub late_import: Option<String>,
     /// With `--values cpu`.
     #[serde(default)]
     pub not_computed: Option<NotComputed>,

@@ -1,6 +1,6 @@
 //! [`Setup`] holds what a command needs to run on a simulated GPU: the torch that it imports, and the stub libraries.
 
-use std::{ffi::OsString, path::Path};
+use std::{ffi::OsString, iter, path::Path};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::Gpu;
@@ -75,6 +75,13 @@ fn available_memory() -> Bytes {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     Bytes::kib(line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0))
+}
+
+/// Returns the command that runs a program with this Python: a leading Python of the command is replaced.
+pub fn run_by(python: &Path, command: &[OsString]) -> Vec<OsString> {
+    let is_python = |word: &OsString| Path::new(word).file_name().is_some_and(torch::is_python);
+    let program = if command.first().is_some_and(is_python) { &command[1..] } else { command };
+    iter::once(python.as_os_str().to_owned()).chain(program.iter().cloned()).collect()
 }
 
 /// Replaces a leading `python` with HARNESS_PYTHON, or else with `python` or `python3` from PATH.

@@ -233,7 +233,7 @@ impl Interpreter {
 }
 
 /// Matches `python`, `python3`, `python3.13t`, `pypy3`.
-fn is_python(name: &OsStr) -> bool {
+pub(crate) fn is_python(name: &OsStr) -> bool {
     let version = name.to_str().and_then(|name| name.strip_prefix("python").or_else(|| name.strip_prefix("pypy")));
     version.is_some_and(|version| version.trim_end_matches('t').chars().all(|c| c.is_ascii_digit() || c == '.'))
 }

@@ -1,18 +1,24 @@
 //! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's settings.
 //!
-//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials. [`faults`] fails attempts one after the other
-//! (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory. [`settings`] compares settings.
+//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials, as [`copies`] of one start of the program if possible. [`faults`] fails attempts one after the other
+//! (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory, which [`replay`] predicts. [`settings`] compares settings. A [`Shard`] runs a part of
+//! the cases, and [`merge`] combines the parts.
 
+pub mod copies;
 pub mod faults;
 pub mod least;
+pub mod merge;
 pub mod observed;
+pub mod replay;
 pub mod runner;
 pub mod settings;
 pub mod which;
 
 use harness_allocator::units::Bytes;
+use harness_base::shard::Shard;
 use harness_gpu_settings::settings::{AddressOrder, Fault};
 
+use merge::Part;
 pub use observed::Observed;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,12 +41,24 @@ pub struct Program<'a, E> {
     pub run: &'a (dyn Fn(&Trial) -> Result<Option<Observed>, E> + Sync),
     pub trial: Trial,
     pub first: &'a Observed,
+    /// Predicts whether the memory of a trial is enough; `None` if that is unknown.
+    pub is_enough: &'a (dyn Fn(&Trial) -> Option<bool> + Sync),
+    /// Run only the cases of this shard.
+    pub shard: Option<Shard>,
     pub jobs: usize,
     /// Called after each run.
     pub progress: &'a (dyn Fn() + Sync),
 }
 
 impl<E: Send> Program<'_, E> {
+    /// Splits off the cases of other shards. Returns the part for the report, if there are shards.
+    fn keep_shard<C>(&self, cases: &mut Vec<C>, name: impl Fn(&C) -> String) -> Option<Part> {
+        let shard = self.shard?;
+        let names = cases.iter().map(&name).collect();
+        cases.retain(|case| shard.has(&name(case)));
+        Some(Part { shard, names })
+    }
+
     /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an interrupt. If the ranks meet at a port, the first trial runs
     /// alone. If it uses the same port, so do the others: ranks of parallel runs would meet.
     fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, E> {

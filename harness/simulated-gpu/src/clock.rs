@@ -63,6 +63,11 @@ impl Streams {
         Self { streams, events: BTreeMap::new(), next_handle: HANDLES, captures: 0, idle: Idle::default() }
     }
 
+    /// Returns whether the program has created no streams and events, and captured nothing.
+    pub(crate) const fn is_unused(&self) -> bool {
+        self.next_handle == HANDLES && self.captures == 0
+    }
+
     fn new_handle(&mut self) -> usize {
         self.next_handle += STEP;
         self.next_handle

@@ -68,7 +68,7 @@ fn used(number: u32) -> Bytes {
 
 /// A device's memory, and the memory that all processes hold.
 fn total_and_used(number: u32) -> (Bytes, Bytes) {
-    (machine().settings.memory, used(number) + machine().settings.others)
+    (machine().memory(), used(number) + machine().settings.others)
 }
 
 fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), Error> {

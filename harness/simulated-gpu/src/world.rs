@@ -1,10 +1,11 @@
 //! [`Machine`]: the state of the simulated machine in one process.
 //!
-//! The first call creates it from the environment. All calls except kernel launches use one lock, which stays usable in forked children.
+//! The first call creates it from the environment, and [`harness_machine_restart`] creates it again. All calls except kernel launches use one lock, which
+//! stays usable in forked children.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::{cell::Cell, collections::BTreeMap, env, path::PathBuf, time::Instant};
+use std::{cell::Cell, collections::BTreeMap, env, path::PathBuf, ptr, time::Instant};
 
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -27,6 +28,8 @@ pub(crate) struct Machine {
     pub(crate) initialized: AtomicBool,
     /// Set in forked children of a process with a context, in which CUDA does not work.
     inherits_context: AtomicBool,
+    /// The program has read the amount of memory.
+    shows_memory: AtomicBool,
     /// The sum of injected latencies in nanoseconds.
     late_by: AtomicU64,
     /// The file for resources that leak in contexts.
@@ -54,9 +57,42 @@ pub(crate) struct State {
     account: Account,
 }
 
+/// Null before the first call.
+static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(ptr::null_mut());
+
 pub(crate) fn machine() -> &'static Machine {
-    static MACHINE: OnceLock<Machine> = OnceLock::new();
-    MACHINE.get_or_init(Machine::of_environment)
+    created().unwrap_or_else(|| {
+        static FIRST: OnceLock<&Machine> = OnceLock::new();
+        let machine = *FIRST.get_or_init(|| {
+            // SAFETY: the function is the C library's, and this library is never unloaded.
+            unsafe { keep_usable_after_fork::<State>(libc::pthread_atfork) };
+            Box::leak(Box::new(Machine::of_environment()))
+        });
+        MACHINE.store(ptr::from_ref(machine).cast_mut(), Ordering::Release);
+        machine
+    })
+}
+
+fn created() -> Option<&'static Machine> {
+    // SAFETY: null, or of a machine that is never freed.
+    unsafe { MACHINE.load(Ordering::Acquire).as_ref() }
+}
+
+/// Returns whether the program has neither used the devices nor read what differs between the runs of a program: then [`harness_machine_restart`]
+/// works.
+#[unsafe(no_mangle)]
+extern "C" fn harness_machine_is_unused() -> bool {
+    created().is_none_or(|machine| !machine.shows_memory.load(Ordering::Relaxed) && machine.state().is_unused())
+}
+
+/// Creates the machine again, from the variables of this process. The process is a copy with one thread.
+#[unsafe(no_mangle)]
+extern "C" fn harness_machine_restart() {
+    if let Some(old) = created() {
+        let new = Machine::of_environment();
+        new.initialized.store(old.initialized.load(Ordering::Relaxed), Ordering::Relaxed);
+        MACHINE.store(Box::leak(Box::new(new)), Ordering::Release);
+    }
 }
 
 /// Returns whether an address is on a device. Host addresses of x86-64 are lower.
@@ -85,8 +121,6 @@ impl Machine {
             opened: BTreeMap::new(),
             account: Account::new(env::var_os(LEDGER).map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref())))),
         };
-        // SAFETY: the function is the C library's, and this library is never unloaded.
-        unsafe { keep_usable_after_fork::<State>(libc::pthread_atfork) };
         let counters = OwnCounters::new(folder.as_deref(), u32::try_from(visible.len()).unwrap_or(0), settings.memory);
         Self {
             counters,
@@ -94,6 +128,7 @@ impl Machine {
             calls: Calls::new(&settings, folder.as_deref()),
             initialized: AtomicBool::new(false),
             inherits_context: AtomicBool::new(false),
+            shows_memory: AtomicBool::new(false),
             late_by: AtomicU64::new(0),
             leaks_file: folder.as_ref().map(|folder| folder.join(LEFT)),
             unmeasured_file: folder.as_ref().map(|folder| folder.join(UNMEASURED)),
@@ -105,6 +140,12 @@ impl Machine {
 
     pub(crate) fn executes_kernels(&self) -> bool {
         self.settings.kernels == Kernels::Execute
+    }
+
+    /// The memory of each device, for the program.
+    pub(crate) fn memory(&self) -> Bytes {
+        self.shows_memory.store(true, Ordering::Relaxed);
+        self.settings.memory
     }
 
     /// Time since the machine was created.
@@ -166,6 +207,15 @@ impl ForkedState for State {
 }
 
 impl State {
+    fn is_unused(&self) -> bool {
+        let Self { devices, streams, attempts, symbols, opened, .. } = self;
+        !devices.iter().any(DeviceMemory::has_context)
+            && streams.is_unused()
+            && attempts.noted() == 0
+            && symbols.is_empty()
+            && opened.is_empty()
+    }
+
     /// Requests memory with `get` unless a fault makes the attempt fail. Without a device it is host memory. Also returns whether the failure was
     /// injected.
     pub(crate) fn attempt<T>(

@@ -2,7 +2,7 @@ use super::*;
 use crate::examples::{self, Sampled};
 
 fn shard(index: u32, arm: &str) -> BenchRun {
-    BenchRun { shard: Some(Shard { index, count: 2 }), ..examples::run(1, &[Sampled::noisy(arm, 20_000.0, 0.01)]) }
+    BenchRun { shard: Some(shard::Shard { index, count: 2 }), ..examples::run(1, &[Sampled::noisy(arm, 20_000.0, 0.01)]) }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `--baseline`: the exact memory of a program in a file, to be committed and compared.
+//! `--baseline`: the exact memory of a program in a file, to be committed and compared. Two `--python`: the memory of a program in two environments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -246,6 +246,27 @@ pub(super) fn settings(torch: &str, machine: &str, alloc_conf: Option<&str>) -> 
     of_torch.into_iter().chain(machine.split(';').map(without_folder)).collect()
 }
 
+/// Returns the settings that the others lack.
+fn only(settings: &[String], others: &[String]) -> String {
+    let own: Vec<&str> = settings.iter().filter(|setting| !others.contains(setting)).map(String::as_str).collect();
+    if own.is_empty() { "no other".to_owned() } else { own.join(", ") }
+}
+
+/// Prints what differs between two runs, which have these settings. Returns whether anything does.
+pub(super) fn differ(runs: &[(Ended, Record, Vec<String>)]) -> Result<bool, Failures> {
+    let read = |(ended, record, settings): &(Ended, Record, Vec<String>)| Observed::read(record, ended.folder(), settings);
+    let runs = runs.iter().map(|run| Ok(read(run)?.baseline)).collect::<Result<Vec<_>, CliError>>()?;
+    let [old, new] = runs.as_slice() else { return Ok(false) };
+    let differences = old.differences(new);
+    let settings = match (only(&new.settings, &old.settings), only(&old.settings, &new.settings)) {
+        (new, old) if new == old => "equal settings".to_owned(),
+        (new, old) => format!("{new} instead of {old}"),
+    };
+    let lines = if differences.is_empty() { vec!["no difference".to_owned()] } else { differences.clone() };
+    terminal::message(format_args!("\n{settings}:\n  {}", lines.join("\n  ")));
+    Ok(!differences.is_empty())
+}
+
 impl Baseline {
     /// Reads a baseline for a run with these settings.
     fn read(path: &Path, settings: &[String]) -> Result<Self, CliError> {
@@ -260,14 +281,10 @@ impl Baseline {
             let message = format!("{file}:{line}:{column}: this is not a baseline: {error}");
             CliError::input(message, "name a file that `--baseline FILE --update` wrote, or write it again with `--update`")
         })?;
-        let lacking = |all: &[String], others: &[String]| {
-            let lacking: Vec<&str> = all.iter().filter(|setting| !others.contains(setting)).map(String::as_str).collect();
-            if lacking.is_empty() { "no other".to_owned() } else { lacking.join(", ") }
-        };
         if baseline.settings == settings {
             return Ok(baseline);
         }
-        let (old, new) = (lacking(&baseline.settings, settings), lacking(settings, &baseline.settings));
+        let (old, new) = (only(&baseline.settings, settings), only(settings, &baseline.settings));
         let message = format!("{file}: the settings differ: the baseline has {old}; this run has {new}");
         Err(CliError::input(message, "use the settings of the baseline, name another file, or write it again with `--update`"))
     }

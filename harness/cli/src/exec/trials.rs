@@ -4,12 +4,15 @@ use std::{ffi::OsString, num::NonZeroUsize, process::ExitCode, sync::Once, sync:
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use harness_allocator::units::Nanos;
-use harness_base::words::count;
+use harness_base::{shard::Shard, words::count};
+use harness_exec::trials::copies::Copies;
 use harness_exec::trials::faults::{self, Expectation, Plan};
 use harness_exec::trials::least::{self, Search};
+use harness_exec::trials::merge::Part;
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::{Runner, RunnerError};
-use harness_exec::trials::{Program, Trial, settings, which::Which};
+use harness_exec::trials::runner::{First, Runner, RunnerError};
+use harness_exec::trials::settings::{self, SettingsReport};
+use harness_exec::trials::{Program, Trial, replay, which::Which};
 use harness_exec::{launch::Launch, process};
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
@@ -47,6 +50,15 @@ pub(super) struct Options {
     /// With `--least-memory`: allow out-of-memory errors that the program survives.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     allow_ooms: bool,
+    /// Start the program anew for each run, and search without replays. By default, further runs are copies of one process, made when torch first uses
+    /// the GPU. If a copy could differ from a new start, for example because the program has written a file or started a thread, each run is a new start,
+    /// and the output says why.
+    #[arg(long, help_heading = MANY)]
+    fresh: bool,
+    /// Run only part I of N of the cases, as in `1/2`: attempts to fail, address orders of `--least-memory`, or settings. `harness report merge` combines
+    /// the parts, which `--format json` prints.
+    #[arg(long, value_name = "I/N", help_heading = MANY)]
+    shard: Option<Shard>,
     /// The number of parallel runs [default: the number of cores; 1 with `--device`, because all runs share that GPU].
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,
@@ -86,6 +98,8 @@ impl Options {
         }
         let asked = several || self.every_fault.is_some() || self.least_memory;
         let idle = [
+            ("--fresh", self.fresh),
+            ("--shard", self.shard.is_some()),
             ("--jobs", self.jobs.is_some()),
             ("--time-limit", self.time_limit.is_some()),
             ("--logs", self.logs.is_some()),
@@ -106,7 +120,8 @@ impl Options {
         }
         let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
-        let runner = Runner { launch, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &interrupt };
+        let limit = self.limit().unwrap_or(NO_LIMIT);
+        let runner = Runner { launch, logs: self.logs.as_deref(), limit, copies: Copies::none(), stop: &interrupt };
         let exit = self.run_trials(runner, alloc_confs);
         process::end_all_children();
         let exit = exit?;
@@ -124,8 +139,17 @@ impl Options {
     /// Makes the first run, and further runs unless they would show nothing.
     fn run_trials(&self, mut runner: Runner<'_>, alloc_confs: &[String]) -> Result<Exit, CliError> {
         let machine = runner.launch.machine;
-        let trial = machine.trial(runner.launch.alloc_conf);
-        let Some((first, took)) = runner.first(&trial, self.format == Format::Json)? else { return Ok(Exit::Interrupted) };
+        let own_confs = if alloc_confs.len() > 1 { settings::of_shard(alloc_confs, self.shard) } else { alloc_confs.to_vec() };
+        let trial = machine.trial(own_confs.first().map(String::as_str));
+        if let (Some(shard), [], [_, ..]) = (self.shard, own_confs.as_slice(), alloc_confs) {
+            let part = Part { shard, names: alloc_confs.to_vec() };
+            let report = SettingsReport { memory: trial.memory.0, part: Some(part), ..SettingsReport::default() };
+            self.show(&report, Trials::Settings(&report), true)?;
+            return Ok(Exit::Passed);
+        }
+        let is_recorded = self.least_memory && !self.fresh && !self.allow_ooms;
+        let first = runner.first(&trial, self.format == Format::Json, is_recorded)?;
+        let Some(First { observed: first, took, recorded }) = first else { return Ok(Exit::Interrupted) };
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
         }
@@ -133,10 +157,13 @@ impl Options {
             terminal::message(problem);
             return Ok(Exit::Failed);
         }
+        if !self.fresh {
+            runner.copies = Copies::wanted(&runner.launch, &first);
+        }
         runner.limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
         let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: machine.context_overhead() };
         let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
-        let known = plan.map(|plan| faults::runs(&first, plan));
+        let known = plan.map(|plan| faults::runs(&first, plan, self.shard));
         // The number of runs of a search is unknown.
         let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
         // Launchers with a fixed endpoint meet those of other runs.
@@ -155,23 +182,31 @@ impl Options {
             Ok(run)
         };
         let progress = || bar.inc(1);
-        let program = Program { run: &run, trial, first: &first, jobs, progress: &progress };
+        let recorded = recorded.as_ref().and_then(|program| program.prepare().ok());
+        let is_enough = |trial: &Trial| replay::is_enough(recorded.as_ref()?, trial, machine.context_overhead());
+        let program = Program { run: &run, trial, first: &first, is_enough: &is_enough, shard: self.shard, jobs, progress: &progress };
+        let end = || {
+            bar.finish_and_clear();
+            if let Some(reason) = runner.copies.refusal() {
+                terminal::message(format_args!("Each run started the program anew, because it {reason}."));
+            }
+        };
         if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan)?;
-            bar.finish_and_clear();
-            self.show(&report, Trials::Faults(&report, self.expect))?;
+            end();
+            self.show(&report, Trials::Faults(&report, self.expect), report.cases.is_empty())?;
             let meets = |case: &faults::Case| self.expect.is_none_or(|expectation| case.meets(expectation));
             let is_fine = |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
             Ok(if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed })
         } else if alloc_confs.len() > 1 {
             let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search))?;
-            bar.finish_and_clear();
-            self.show(&report, Trials::Settings(&report))?;
+            end();
+            self.show(&report, Trials::Settings(&report), report.rows.is_empty())?;
             Ok(if report.best.is_some() { Exit::Passed } else { Exit::Failed })
         } else {
-            let report = least::least(&program, search, true)?;
-            bar.finish_and_clear();
-            report.map_or(Ok(()), |report| self.show(&report, Trials::Least(&report)))?;
+            let report = least::least(&program, search)?;
+            end();
+            report.map_or(Ok(()), |report| self.show(&report, Trials::Least(&report), report.orders.is_empty()))?;
             Ok(Exit::Passed)
         }
     }
@@ -199,7 +234,11 @@ impl Options {
         }
     }
 
-    fn show(&self, report: &impl Serialize, trials: Trials<'_>) -> Result<(), CliError> {
+    fn show(&self, report: &impl Serialize, trials: Trials<'_>, is_empty: bool) -> Result<(), CliError> {
+        if let Some(shard) = self.shard.filter(|_| is_empty) {
+            terminal::message(format_args!("shard {shard} contains none of the cases"));
+            return if self.format == Format::Json { terminal::print_json(report) } else { Ok(()) };
+        }
         if let Some(path) = self.report() {
             terminal::save(&path, trials::markdown(trials), HELP)?;
         }

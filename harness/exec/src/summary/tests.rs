@@ -19,6 +19,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             memory_stats: serde_json::from_value(stats).unwrap(),
             problem: None,
             traceback: Vec::new(),
+            late_import: None,
             not_computed: None,
             engine: None,
         }),

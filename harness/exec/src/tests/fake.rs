@@ -43,6 +43,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         port_in_use: None,
         hang: None,
         ended_out_of_memory: false,
+        late_import: None,
         last_lines: Vec::new(),
     }
 }

@@ -4,10 +4,12 @@
 //! n and n + 1.
 
 use harness_allocator::units::Bytes;
+use harness_base::shard::Shard;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::settings::Fault;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::merge::Part;
 use super::observed::{Ending, Frame, Observed};
 use super::which::{Which, spread};
 use super::{Program, Trial};
@@ -34,7 +36,7 @@ pub enum Expectation {
     EndsCleanly,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultReport {
     pub first: First,
     /// Describes the selected attempts.
@@ -42,6 +44,8 @@ pub struct FaultReport {
     pub cases: Vec<Case>,
     /// Number of runs skipped after an interrupt.
     pub left_out: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
 }
 
 impl FaultReport {
@@ -52,7 +56,7 @@ impl FaultReport {
 }
 
 /// The run without failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct First {
     /// Device allocation attempts of all ranks, or else of the process that made the most.
     pub attempts: usize,
@@ -67,7 +71,7 @@ pub struct First {
 }
 
 /// A run in which an attempt and the next one failed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     /// The rank, which is its device, if the program has several. Each rank counts its own attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,7 +101,7 @@ pub struct Case {
 }
 
 /// How a run with failed attempts ended.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
     /// Like the first run, after an OutOfMemoryError.
@@ -130,8 +134,9 @@ impl Case {
 
 pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
     let places = places(program.first);
-    let chosen: Vec<Place> = chosen(&places, plan.which);
-    let alone: Vec<Place> = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };
+    let (mut chosen, mut alone) = cases(&places, plan);
+    let part = program.keep_shard(&mut chosen, Place::name);
+    program.keep_shard(&mut alone, Place::name);
     let trial =
         |place: &Place, count| Trial { faults: vec![failing(place.attempt, count)], faulty_device: place.rank, ..program.trial.clone() };
     let trials: Vec<Trial> = chosen.iter().map(|place| trial(place, 2)).chain(alone.iter().map(|place| trial(place, 1))).collect();
@@ -144,7 +149,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
             case.alone = Some(outcome(&failing(place.attempt, 1), &program.first.of_rank(place.rank), &run.of_rank(place.rank)));
         }
     }
-    Ok(FaultReport { first: First::new(program.first), chosen: plan.which.described(places.len()), cases, left_out })
+    Ok(FaultReport { first: First::new(program.first), chosen: plan.which.described(places.len()), cases, left_out, part })
 }
 
 /// An attempt, counted from 1, of a rank if there are several.
@@ -153,6 +158,12 @@ struct Place {
     rank: Option<u32>,
     attempt: u64,
     size: Bytes,
+}
+
+impl Place {
+    fn name(&self) -> String {
+        format!("{:?} {}", self.rank, self.attempt)
+    }
 }
 
 /// The attempts of all ranks, or else of the process that made the most.
@@ -167,15 +178,18 @@ fn places(first: &Observed) -> Vec<Place> {
     first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device())).collect()
 }
 
-fn chosen(places: &[Place], which: Which) -> Vec<Place> {
+/// The attempts that fail twice in a row, and those that fail alone.
+fn cases(places: &[Place], plan: Plan) -> (Vec<Place>, Vec<Place>) {
     let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
-    which.choose(&sizes).into_iter().map(|number| places[number as usize - 1]).collect()
+    let chosen: Vec<Place> = plan.which.choose(&sizes).into_iter().map(|number| places[number as usize - 1]).collect();
+    let alone = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };
+    (chosen, alone)
 }
 
 /// Returns the number of runs that [`every_fault`] makes.
-pub fn runs(first: &Observed, plan: Plan) -> usize {
-    let chosen = chosen(&places(first), plan.which).len();
-    chosen + if plan.alone { chosen } else { chosen.min(ALONE) }
+pub fn runs(first: &Observed, plan: Plan, shard: Option<Shard>) -> usize {
+    let (chosen, alone) = cases(&places(first), plan);
+    chosen.iter().chain(&alone).filter(|place| shard.is_none_or(|shard| shard.has(&place.name()))).count()
 }
 
 impl First {

@@ -1,10 +1,13 @@
 //! [`least`] searches for the least memory with which a program ends as it does with plenty.
 
+use std::cell::Cell;
+
 use harness_allocator::units::Bytes;
 use harness_explain::least::{Least, least_memory_by};
 use harness_gpu_settings::settings::AddressOrder;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::merge::Part;
 use super::{Program, Trial, observed::Observed};
 
 /// The granularity of memory sizes.
@@ -22,7 +25,7 @@ pub struct Search {
     pub context_overhead: Bytes,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeastReport {
     /// Memory of the device in the first run.
     pub plenty: u64,
@@ -30,9 +33,11 @@ pub struct LeastReport {
     pub peak_reserved: u64,
     /// The least memory for each address order, beginning with the first run's.
     pub orders: Vec<OrderLeast>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderLeast {
     /// The order; `driver` for a real GPU.
     pub addresses: String,
@@ -40,8 +45,10 @@ pub struct OrderLeast {
     pub enough: u64,
     /// The largest amount that failed; 0 if every amount was enough.
     pub too_little: u64,
-    /// `true` if no run failed with more memory than one that succeeded.
+    /// `true` if no run failed with more memory than one that succeeded. Includes replays if they found the amount.
     pub is_monotonic: bool,
+    /// The number of runs.
+    pub runs: usize,
 }
 
 /// Why a search stopped: an interrupt, or an error of the runner.
@@ -50,25 +57,26 @@ enum Stop<E> {
     Failed(E),
 }
 
-/// Searches with each driver's address order, or only with that of the first run. A real GPU has only one. Returns `None` if the user interrupted.
-pub fn least<E: Send>(program: &Program<'_, E>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, E> {
+/// Searches with each driver's address order. A real GPU has only one. Returns `None` if the user interrupted.
+pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
-    if all_orders && program.trial.addresses.is_some() {
+    if program.trial.addresses.is_some() {
         orders.extend(AddressOrder::OF_DRIVERS.map(Some).into_iter().filter(|order| *order != program.trial.addresses));
     }
+    let name = |order: &Option<AddressOrder>| order.map_or_else(|| DRIVERS.to_owned(), |order| order.to_string());
+    let part = program.keep_shard(&mut orders, name);
     let mut found: Vec<OrderLeast> = Vec::new();
     for order in orders {
         let near = found.first().map(|first| Bytes(first.enough));
         match of_order(program, search, order, near) {
-            Ok(Least { enough, too_little, is_monotonic }) => {
-                let addresses = order.map_or_else(|| DRIVERS.to_owned(), |order| order.to_string());
-                found.push(OrderLeast { addresses, enough: enough.0, too_little: too_little.0, is_monotonic });
+            Ok((Least { enough, too_little, is_monotonic }, runs)) => {
+                found.push(OrderLeast { addresses: name(&order), enough: enough.0, too_little: too_little.0, is_monotonic, runs });
             }
             Err(Stop::Interrupted) => return Ok(None),
             Err(Stop::Failed(error)) => return Err(error),
         }
     }
-    Ok(Some(LeastReport { plenty: program.trial.memory.0, peak_reserved: program.first.peak_reserved.0, orders: found }))
+    Ok(Some(LeastReport { plenty: program.trial.memory.0, peak_reserved: program.first.peak_reserved.0, orders: found, part }))
 }
 
 /// Returns whether a run ended like the first one, without out of memory errors other than accepted ones.
@@ -76,14 +84,44 @@ pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
     run.ending == first.ending && (allow_ooms || run.ooms == 0)
 }
 
-/// Bisects with one order. If the result of another order is known, amounts near it are tried first.
-fn of_order<E: Send>(program: &Program<'_, E>, search: Search, order: Option<AddressOrder>, near: Option<Bytes>) -> Result<Least, Stop<E>> {
-    let answers = |amounts: &[Bytes]| {
-        let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
-        let runs = program.run(&amounts.iter().map(trial).collect::<Vec<_>>()).map_err(Stop::Failed)?;
+/// Searches with one order. Replays of the first run predict the result, and two runs confirm it; if they do not, runs replace the replays. Also returns
+/// the number of runs.
+fn of_order<E: Send>(
+    program: &Program<'_, E>,
+    search: Search,
+    order: Option<AddressOrder>,
+    near: Option<Bytes>,
+) -> Result<(Least, usize), Stop<E>> {
+    let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
+    let runs = Cell::new(0);
+    let run = |amounts: &[Bytes]| {
+        runs.set(runs.get() + amounts.len());
+        let observed = program.run(&amounts.iter().map(trial).collect::<Vec<_>>()).map_err(Stop::Failed)?;
         let answer = |run: Option<Observed>| Ok(is_enough(program.first, &run.ok_or(Stop::Interrupted)?, search.allow_ooms));
-        runs.into_iter().map(answer).collect::<Result<Vec<bool>, _>>()
+        observed.into_iter().map(answer).collect::<Result<Vec<bool>, _>>()
     };
+    let replay = |amounts: &[Bytes]| amounts.iter().map(|memory| (program.is_enough)(&trial(memory)).ok_or(())).collect();
+    // After an error that the program survives, a replay cannot follow it.
+    let predicted = if search.allow_ooms { None } else { bisect(program, search, near, replay).ok() };
+    if let Some(least) = predicted {
+        let below = Some(least.too_little).filter(|below| *below > search.context_overhead);
+        let amounts: Vec<Bytes> = below.into_iter().chain([least.enough]).collect();
+        let expected: Vec<bool> = amounts.iter().map(|amount| *amount == least.enough).collect();
+        if run(&amounts)? == expected {
+            return Ok((least, runs.get()));
+        }
+    }
+    let found = bisect(program, search, near, run)?;
+    Ok((found, runs.get()))
+}
+
+/// Bisects. If the result of another order is known, amounts near it are tried first.
+fn bisect<T, E>(
+    program: &Program<'_, T>,
+    search: Search,
+    near: Option<Bytes>,
+    are_enough: impl Fn(&[Bytes]) -> Result<Vec<bool>, E>,
+) -> Result<Least, E> {
     let rounded = |bytes: Bytes| Bytes(bytes.0.next_multiple_of(PAGE.0));
     let overhead = search.context_overhead;
     let step = if search.exact { PAGE } else { rounded(Bytes(program.first.peak_reserved.0 / 100)).max(PAGE) };
@@ -95,14 +133,14 @@ fn of_order<E: Send>(program: &Program<'_, E>, search: Search, order: Option<Add
     let mut guesses: Vec<Bytes> = guesses.into_iter().filter(|guess| *guess <= high).collect();
     guesses.sort_unstable();
     guesses.dedup();
-    for (guess, enough) in guesses.iter().zip(answers(&guesses)?) {
+    for (guess, enough) in guesses.iter().zip(are_enough(&guesses)?) {
         match enough {
             true => high = high.min(*guess),
             false if *guess < high => (low, refuted) = (Bytes(guess.0 + step.0), *guess),
             false => {}
         }
     }
-    let found = least_memory_by(low, high, step, program.jobs as u64, answers)?;
+    let found = least_memory_by(low, high, step, program.jobs as u64, are_enough)?;
     Ok(Least { enough: found.enough.min(program.trial.memory), too_little: found.too_little.max(refuted), ..found })
 }
 

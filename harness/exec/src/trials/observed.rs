@@ -57,6 +57,8 @@ pub struct Observed {
     pub port_in_use: Option<String>,
     /// `true` if an uncaught OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
+    /// A slow module of torch that it imported late.
+    pub late_import: Option<String>,
     /// The last lines of its standard error, if kept.
     pub last_lines: Vec<String>,
 }
@@ -138,6 +140,7 @@ impl Observed {
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
             port: processes::port(folder)?,
             port_in_use: error_output.map_or(Ok(None), port_in_use)?,
+            late_import: torches().find_map(|torch| torch.late_import.clone()),
             last_lines: error_output.map_or_else(|| Ok(Vec::new()), last_lines)?,
         })
     }

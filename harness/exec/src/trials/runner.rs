@@ -6,12 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, process::Stdio};
 
-use super::Trial;
-use super::observed::{Ending, Observed};
-use crate::launch::{Launch, LaunchError, PLACES};
-use crate::process::{End, Started};
+use harness_trace::program::RecordedProgram;
 
-const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
+use super::copies::Copies;
+use super::observed::{Ending, Observed};
+use super::{Trial, replay};
+use crate::launch::{Ended, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
+use crate::machine::Machine;
+use crate::process::{End, Started};
+use crate::record::Record;
+
+pub(super) const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
 /// Why a program was not run, or its outcome is unknown.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -33,32 +38,57 @@ pub struct Runner<'a> {
     /// The folder for the output of all runs except the first.
     pub logs: Option<&'a Path>,
     pub limit: Duration,
+    /// How runs begin, except the first.
+    pub copies: Copies,
     /// Set when the user interrupts.
     pub stop: &'a AtomicBool,
 }
 
+/// The first run.
+pub struct First {
+    pub observed: Observed,
+    pub took: Duration,
+    /// Its allocations, if they were recorded and can be replayed.
+    pub recorded: Option<RecordedProgram>,
+}
+
 impl Runner<'_> {
-    /// Runs the program with this process's standard output and error, and returns its duration too. If `is_output_kept_free`, its standard
-    /// output goes to standard error, because standard output carries a document. Returns `None` if the user interrupted.
-    pub fn first(&self, trial: &Trial, is_output_kept_free: bool) -> Result<Option<(Observed, Duration)>, RunnerError> {
+    /// Runs the program with this process's standard output and error. If `is_output_kept_free`, its standard output goes to standard error, because
+    /// standard output carries a document. If `is_recorded`, also records the program's allocations on a simulated GPU. Returns `None` if the user interrupted.
+    pub fn first(&self, trial: &Trial, is_output_kept_free: bool, is_recorded: bool) -> Result<Option<First>, RunnerError> {
+        let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
         let began = Instant::now();
         let stdout = if is_output_kept_free { Stdio::from(io::stderr()) } else { Stdio::inherit() };
-        let observed = self.observe(trial, |_| Ok([stdout, Stdio::inherit()]))?;
-        Ok(observed.map(|observed| (observed, began.elapsed())))
+        let ended = self.observe(trial, None, |prepared| {
+            prepared.command.stdout(stdout).envs(is_recorded.then_some((SNAPSHOT, "events")));
+            Ok(())
+        })?;
+        let Some((ended, record, observed)) = ended else { return Ok(None) };
+        let memory = trial.memory.saturating_sub(self.launch.machine.context_overhead());
+        let recorded = if is_recorded { replay::recorded(&record, &observed, ended.folder(), memory) } else { None };
+        Ok(Some(First { observed, took: began.elapsed(), recorded }))
     }
 
-    fn observe(&self, trial: &Trial, outputs: impl FnOnce(&Path) -> io::Result<[Stdio; 2]>) -> Result<Option<Observed>, RunnerError> {
+    fn observe(
+        &self,
+        trial: &Trial,
+        copies: Option<&Copies>,
+        begin: impl FnOnce(&mut Prepared) -> io::Result<()>,
+    ) -> Result<Option<(Ended, Record, Observed)>, RunnerError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let machine = self.launch.machine.of_trial(trial);
         let mut prepared = Launch { machine: &machine, alloc_conf: trial.alloc_conf.as_deref(), ..self.launch }.prepare()?;
-        let [stdout, stderr] = outputs(prepared.folder()).map_err(LaunchError::Folder)?;
-        prepared.command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).env(PLACES, "1");
+        prepared.command.stdin(Stdio::null()).env(PLACES, "1");
+        begin(&mut prepared).map_err(LaunchError::Folder)?;
         let give_up = |age| age > self.limit || self.stop.load(Ordering::Relaxed);
-        let started = Started::start(&mut prepared.command);
-        let end = started.and_then(|started| started.wait(give_up, |program| prepared.watch.look(program)));
-        let end = end.map_err(|source| prepared.start_error(source))?;
+        let started = match copies {
+            Some(copies) => copies.start(trial, &mut prepared, give_up),
+            None => Started::start(&mut prepared.command),
+        };
+        let started = started.map_err(|source| prepared.start_error(source))?;
+        let end = started.wait(give_up, |program| prepared.watch.look(program)).map_err(|source| prepared.start_error(source))?;
         if end.is_none() && self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -67,19 +97,25 @@ impl Runner<'_> {
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
         let ending = end.map_or(Ending::Hang, |_| Ending::By(ended.end));
-        let (_, observed) = machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
+        let (record, observed) =
+            machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
         }
-        Ok(Some(observed))
+        Ok(Some((ended, record, observed)))
     }
 
     /// Runs the program with output that is kept in files.
     pub fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
-        self.observe(trial, |folder| {
-            let [stdout, stderr] = OUTPUTS.map(|output| File::create(folder.join(output)));
-            Ok([stdout?.into(), stderr?.into()])
-        })
+        let ended = self.observe(trial, Some(&self.copies), |prepared| {
+            let [stdout, stderr] = OUTPUTS.map(|output| File::create(prepared.folder().join(output)));
+            prepared.command.stdout(stdout?).stderr(stderr?);
+            Ok(())
+        })?;
+        Ok(ended.map(|(ended, _, observed)| {
+            self.copies.keep(ended);
+            observed
+        }))
     }
 }
 

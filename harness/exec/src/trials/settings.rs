@@ -3,10 +3,12 @@
 //! PyTorch prefers low addresses, and drivers choose addresses in different orders. So the search for the least memory tries the order of each
 //! driver. A run close to its limit is repeated with each order too.
 
+use harness_base::shard::Shard;
 use harness_gpu_settings::settings::AddressOrder;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::least::{self, OrderLeast, Search};
+use super::merge::Part;
 use super::observed::{Ending, Observed};
 use super::{Program, Trial};
 use crate::process::End;
@@ -14,7 +16,7 @@ use crate::process::End;
 /// A run that held more than this percentage of the memory was close to its limit.
 const CLOSE: u64 = 90;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingsReport {
     pub memory: u64,
     /// One row for each setting, in the given order. Settings skipped after an interrupt are missing.
@@ -23,9 +25,11 @@ pub struct SettingsReport {
     /// then the fewest driver calls.
     pub best: Option<usize>,
     pub is_interrupted: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// As in PYTORCH_ALLOC_CONF.
     pub alloc_conf: String,
@@ -41,15 +45,15 @@ pub struct Row {
     /// The least memory with the same outcome; `None` if not searched for, or if this run failed.
     pub least_memory: Option<u64>,
     /// The least memory for each address order, beginning with this run's. Empty if not searched for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub least_by_order: Vec<OrderLeast>,
     /// The same setting with the other address orders, if the run came close to its limit: a request failed, or it held more than
     /// 90 % of the memory.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_orders: Vec<OtherOrder>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherOrder {
     pub addresses: String,
     #[serde(flatten)]
@@ -93,8 +97,20 @@ impl Row {
     }
 }
 
-/// Compares these settings. The first run used the first of them. With `search`, also searches for the least memory of each.
+/// Returns the index of the best row.
+pub(super) fn best(rows: &[Row]) -> Option<usize> {
+    rows.iter().enumerate().filter(|(_, row)| row.ends_well()).min_by_key(|(_, row)| row.rank()).map(|(index, _)| index)
+}
+
+/// Returns the settings of a shard.
+pub fn of_shard(settings: &[String], shard: Option<Shard>) -> Vec<String> {
+    settings.iter().filter(|conf| shard.is_none_or(|shard| shard.has(conf))).cloned().collect()
+}
+
+/// Compares these settings. The first run used the first of them that belongs to the shard. With `search`, also searches for the least memory of each.
 pub fn compare<E: Send>(program: &Program<'_, E>, settings: &[String], search: Option<Search>) -> Result<SettingsReport, E> {
+    let part = program.shard.map(|shard| Part { shard, names: settings.to_vec() });
+    let settings = of_shard(settings, program.shard);
     let with = |conf: &String| Trial { alloc_conf: Some(conf.clone()), ..program.trial.clone() };
     let others: Vec<Trial> = settings.iter().skip(1).map(with).collect();
     let runs = [Some(program.first.clone())].into_iter().chain(program.run(&others)?);
@@ -107,8 +123,8 @@ pub fn compare<E: Send>(program: &Program<'_, E>, settings: &[String], search: O
         };
         let mut row = Row::new(conf, &run);
         if let Some(search) = search.filter(|search| !is_interrupted && row.ends_well() && (search.allow_ooms || row.num_ooms == 0)) {
-            let of_setting = Program { first: &run, trial: with(conf), ..*program };
-            let found = least::least(&of_setting, search, true)?;
+            let of_setting = Program { first: &run, trial: with(conf), shard: None, ..*program };
+            let found = least::least(&of_setting, search)?;
             is_interrupted |= found.is_none();
             row.least_by_order = found.map(|found| found.orders).unwrap_or_default();
             row.least_memory = row.least_by_order.first().map(|order| order.enough);
@@ -118,8 +134,8 @@ pub fn compare<E: Send>(program: &Program<'_, E>, settings: &[String], search: O
     if search.is_none() && !is_interrupted {
         is_interrupted = try_other_orders(program, &mut rows)?;
     }
-    let best = rows.iter().enumerate().filter(|(_, row)| row.ends_well()).min_by_key(|(_, row)| row.rank()).map(|(index, _)| index);
-    Ok(SettingsReport { memory: program.trial.memory.0, rows, best, is_interrupted })
+    let best = best(&rows);
+    Ok(SettingsReport { memory: program.trial.memory.0, rows, best, is_interrupted, part })
 }
 
 /// Runs the settings close to their limit with the other address orders. Returns whether the user interrupted.

@@ -25,6 +25,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         )
         .unwrap(),
         problem: None,
+        late_import: None,
         not_computed: None,
         engine: None,
         traceback: [

@@ -27,7 +27,7 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
 
 fn report(cases: Vec<Case>) -> FaultReport {
     let first = First { attempts: 64, processes: 1, allocated_at_end: Some(40 * MIB), peak_reserved: 300 * MIB, submitted: 200 };
-    FaultReport { first, chosen: "all 64".to_owned(), cases, left_out: 0 }
+    FaultReport { first, chosen: "all 64".to_owned(), cases, left_out: 0, part: None }
 }
 
 fn mixed() -> FaultReport {
@@ -92,10 +92,10 @@ fn the_sentence_says_all_or_none_where_that_is_so() {
 fn the_least_memory_is_shown_by_the_order_of_addresses() {
     let order = |name: &str, enough: u64, is_monotonic| {
         let addresses = name.to_owned();
-        OrderLeast { addresses, enough: enough * MIB, too_little: (enough - 2) * MIB, is_monotonic }
+        OrderLeast { addresses, enough: enough * MIB, too_little: (enough - 2) * MIB, is_monotonic, runs: 4 }
     };
     let orders = vec![order("up", 800, true), order("down", 804, false), order("reuse", 798, true)];
-    let report = LeastReport { plenty: 8192 * MIB, peak_reserved: 1024 * MIB, orders };
+    let report = LeastReport { plenty: 8192 * MIB, peak_reserved: 1024 * MIB, orders, part: None };
     insta::assert_snapshot!(text(Trials::Least(&report), Style::Plain, None));
 }
 
@@ -123,13 +123,13 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn settings_are_compared_in_a_table_with_the_best_in_a_sentence() {
-    let report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: false };
+    let report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: false, part: None };
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
 }
 
 #[test]
 fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
-    let mut report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: true };
+    let mut report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: true, part: None };
     report.rows[1].least_memory = Some(700 * MIB);
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
     let none = SettingsReport { best: None, ..report };
@@ -145,9 +145,15 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
     };
     rows[0].other_orders = vec![other("down", &rows[0], 0, 20), other("reuse", &rows[0], 1, 0)];
     rows[1].least_by_order = [("up", 700), ("down", 710), ("reuse", 700)]
-        .map(|(name, enough)| OrderLeast { addresses: name.to_owned(), enough: enough * MIB, too_little: 690 * MIB, is_monotonic: true })
+        .map(|(name, enough)| OrderLeast {
+            addresses: name.to_owned(),
+            enough: enough * MIB,
+            too_little: 690 * MIB,
+            is_monotonic: true,
+            runs: 4,
+        })
         .to_vec();
-    let report = SettingsReport { memory: 1024 * MIB, rows, best: Some(1), is_interrupted: false };
+    let report = SettingsReport { memory: 1024 * MIB, rows, best: Some(1), is_interrupted: false, part: None };
     assert_eq!(
         notes_on_settings(&report),
         [

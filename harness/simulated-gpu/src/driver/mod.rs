@@ -51,7 +51,7 @@ export! {
     cuDeviceGetName(text: *mut u8, len: c_int, index: c_int) = of_device(THIS, index, |_| write_name(text, len));
     cuDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
         of_device(THIS, index, |device| put_attribute(value, number, device));
-    cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(bytes, machine().settings.memory.0 as usize));
+    cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(bytes, machine().memory().0 as usize));
     cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) = of_device(THIS, index, |number| put(into, uuid(number)));
     cuDevicePrimaryCtxGetState(_: c_int, flags: Out<'_, c_uint>, active: Out<'_, c_int>) = answer(put(flags, 0).and(put(active, 1)));
     cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(context, retain(index as usize)));

@@ -61,7 +61,10 @@ fn set_device(index: c_int) -> Result<(), Code> {
 
 /// The program passes a structure of the CUDA release in the settings.
 fn write_properties(into: *mut u8, index: c_int) -> Result<(), Code> {
-    let bytes = properties(&machine().settings, device(index)?);
+    let machine = machine();
+    // The properties contain it.
+    let _ = machine.memory();
+    let bytes = properties(&machine.settings, device(index)?);
     // SAFETY: the structure has this size.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
     Ok(())

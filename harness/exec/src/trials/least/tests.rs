@@ -3,6 +3,8 @@
 
 use std::convert::Infallible;
 
+use harness_base::shard::Shard;
+
 use super::*;
 use crate::tests::fake::{ended_well, trial};
 
@@ -17,9 +19,49 @@ fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastRepo
     let first = ended_well(&[512, 512]);
     let ooms = |trial: &Trial| u64::from(trial.memory < needs(trial.addresses.unwrap()));
     let run = |trial: &Trial| Ok::<_, Infallible>(Some(Observed { ooms: ooms(trial), ..first.clone() }));
-    let program = Program { run: &run, trial: trial(PLENTY), first: &first, jobs: 3, progress: &|| {} };
-    let Ok(report) = least(&program, search(exact), true);
+    let program = Program { run: &run, ..program(&first) };
+    let Ok(report) = least(&program, search(exact));
     report.expect("nothing interrupts the search")
+}
+
+fn program(first: &Observed) -> Program<'_, Infallible> {
+    let trial = trial(PLENTY);
+    Program { run: &|_| Ok(None), trial, first, is_enough: &|_| None, shard: None, jobs: 3, progress: &|| {} }
+}
+
+/// Searches with a program that needs this much, and replays that need that much.
+fn predicted(need: u64, in_replay: u64) -> OrderLeast {
+    let first = ended_well(&[512, 512]);
+    let run = |trial: &Trial| Ok(Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(need)), ..first.clone() }));
+    let is_enough = |trial: &Trial| Some(trial.memory >= Bytes::mib(in_replay));
+    let Ok(report) = least(&Program { run: &run, is_enough: &is_enough, ..program(&first) }, search(true));
+    report.unwrap().orders.remove(0)
+}
+
+#[test]
+fn two_runs_confirm_replays_and_a_search_with_runs_replaces_wrong_ones() {
+    let figures = |order: &OrderLeast| [order.enough >> 20, order.too_little >> 20];
+    let right = predicted(800, 800);
+    assert_eq!((figures(&right), right.runs), ([800, 798], 2));
+    for wrong in [798, 802, 900, 100] {
+        let found = predicted(800, wrong);
+        assert_eq!(figures(&found), [800, 798], "{wrong}");
+        assert!(found.runs > 4, "{wrong}: {}", found.runs);
+    }
+}
+
+#[test]
+fn a_shard_searches_with_its_address_orders() {
+    let first = ended_well(&[512, 512]);
+    let of = |index| {
+        let run = |_: &Trial| Ok(Some(first.clone()));
+        let shard = Some(Shard { index, count: 2 });
+        let Ok(report) = least(&Program { run: &run, shard, ..program(&first) }, search(true));
+        report.unwrap()
+    };
+    let [one, two] = [of(1), of(2)];
+    assert_eq!(one.orders.len() + two.orders.len(), 2);
+    assert_eq!(one.part.unwrap().names, ["linux", "reuse"]);
 }
 
 #[test]
@@ -46,8 +88,8 @@ fn a_real_gpu_has_one_address_order() {
     let ooms = |trial: &Trial| u64::from(trial.memory < Bytes::mib(800));
     let run = |trial: &Trial| Ok::<_, Infallible>(Some(Observed { ooms: ooms(trial), ..first.clone() }));
     let on_gpu = Trial { addresses: None, ..trial(PLENTY) };
-    let program = Program { run: &run, trial: on_gpu, first: &first, jobs: 1, progress: &|| {} };
-    let Ok(report) = least(&program, search(true), true);
+    let program = Program { run: &run, trial: on_gpu, ..program(&first) };
+    let Ok(report) = least(&program, search(true));
     let orders = report.unwrap().orders;
     assert_eq!(orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20)).collect::<Vec<_>>(), [("driver", 800)]);
 }
@@ -63,8 +105,6 @@ fn survived_out_of_memory_errors_fail_unless_allowed() {
 #[test]
 fn an_interrupt_ends_the_search() {
     let first = ended_well(&[512]);
-    let run = |_: &Trial| Ok::<_, Infallible>(None);
-    let program = Program { run: &run, trial: trial(PLENTY), first: &first, jobs: 2, progress: &|| {} };
-    let Ok(report) = least(&program, search(true), true);
+    let Ok(report) = least(&program(&first), search(true));
     assert_eq!(report, None);
 }

@@ -18,7 +18,7 @@ fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl 
     let setup = setup(Path::new("/nonexistent"), &[], (2, 34));
     let stop = AtomicBool::new(false);
     let launch = Launch { command: &command, machine: &machine, setup: &setup, alloc_conf: None, snapshot: false, ledger: None };
-    act(&Runner { launch, logs, limit, stop: &stop })
+    act(&Runner { launch, logs, limit, copies: Copies::none(), stop: &stop })
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn remaining_processes_end_with_the_program() {
 fn nothing_runs_after_an_interrupt() {
     let seen = with_runner("exit 0", Duration::from_secs(60), None, |runner| {
         let stop = AtomicBool::new(true);
-        Runner { stop: &stop, ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
+        Runner { stop: &stop, copies: Copies::none(), ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
     });
     assert_eq!(seen, None);
 }

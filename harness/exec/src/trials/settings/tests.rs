@@ -13,7 +13,8 @@ fn compared(search: Option<Search>, of: impl Fn(&Trial) -> Option<Observed> + Sy
     let run = |trial: &Trial| Ok::<_, std::convert::Infallible>(of(trial));
     let first = Trial { alloc_conf: Some(String::new()), ..trial(Bytes::gib(1)) };
     let observed = of(&first).unwrap_or_else(|| ended_well(&[2]));
-    let program = Program { run: &run, trial: first, first: &observed, jobs: 2, progress: &|| {} };
+    let is_enough = |_: &Trial| None;
+    let program = Program { run: &run, trial: first, first: &observed, is_enough: &is_enough, shard: None, jobs: 2, progress: &|| {} };
     let Ok(report) = compare(&program, &settings, search);
     report
 }

@@ -28,10 +28,10 @@ pub(super) fn reduce(parts: &[&[u8]], len: usize, kind: c_int, operation: Operat
                 let values = chunks.iter().map(|bytes| -> $wide { $widen(<$type>::from_ne_bytes(*bytes)) });
                 let pairs = reduced.iter_mut().zip(values.clone());
                 match operation {
-                    PRODUCT => pairs.for_each(|(a, b)| *a = *a * b),
+                    PRODUCT => pairs.for_each(|(a, b)| *a *= b),
                     MAXIMUM => pairs.for_each(|(a, b)| *a = if *a < b { b } else { *a }),
                     MINIMUM => pairs.for_each(|(a, b)| *a = if b < *a { b } else { *a }),
-                    _ => pairs.for_each(|(a, b)| *a = *a + b),
+                    _ => pairs.for_each(|(a, b)| *a += b),
                 }
                 if reduced.is_empty() {
                     reduced.extend(values);

@@ -44,7 +44,7 @@ fn each_rank_receives_the_data_of_the_ranks_that_it_needs() {
 
 #[test]
 fn a_root_may_be_far_ahead_with_small_and_large_data() {
-    let sent = |number: usize| vec![number as u8; if number % 5 == 0 { 20_000 } else { 3 * number }];
+    let sent = |number: usize| vec![number as u8; if number.is_multiple_of(5) { 20_000 } else { 3 * number }];
     let [received, _] = ranks::<2, _>(true, |peers, rank| {
         if rank == 1 {
             (1..30).for_each(|number| drop(exchange(peers, BROADCAST, &sent(number), Needs::Nothing).unwrap()));

@@ -389,16 +389,19 @@ def _note_rank_of_launcher():
 
 
 def _note_ranks_of_program(module):
-    """Notes the rank that a program passes to `init_process_group`."""
+    """Notes the rank that a program passes to `init_process_group`, or has in its environment by then."""
     import functools
 
     earlier = module.init_process_group
 
     @functools.wraps(earlier)
     def init_process_group(*given, **named):
-        rank, size = (named.get(name, given[at] if len(given) > at else -1) for name, at in (("rank", 4), ("world_size", 3)))
-        if rank >= 0:
-            address = named.get("init_method", given[1] if len(given) > 1 else None) or "env://"
+        def of_call(name, at, variable=None):
+            value = named.get(name, given[at] if len(given) > at else None)
+            return os.environ.get(variable, "") if variable and value in (None, -1) else value
+
+        rank, size, address = of_call("rank", 4, "RANK"), of_call("world_size", 3, "WORLD_SIZE"), of_call("init_method", 1) or "env://"
+        if str(rank).isdecimal() and str(size).isdecimal():
             _note_rank(rank, size, os.environ.get("MASTER_PORT", "") if address == "env://" else address.rpartition(":")[2])
         return earlier(*given, **named)
 

@@ -37,6 +37,8 @@ const AUDITING_LIBC: (u32, u32) = (2, 35);
 const LONGEST_PATH: usize = 254;
 /// Names the library that the hook must find loaded in each Python process.
 const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
+/// Auditing libraries use the space that libraries such as a preloaded jemalloc, which Ray's processes have, need for their thread-local variables.
+const STATIC_TLS: &str = "glibc.rtld.optional_static_tls=16384";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The file that exists if a process uses CUDA without that library.
 const NOT_LOADED: &str = "not-loaded";
@@ -271,8 +273,9 @@ impl Launch<'_> {
         let list = |name: &str| inherited(name).unwrap_or_default();
         let libraries = &self.setup.libraries;
         let hook = joined([hook_folder(run).into(), list("PYTHONPATH")]);
+        let tunables = joined([STATIC_TLS.into(), list("GLIBC_TUNABLES")]);
         let mut set: Vec<(&'static str, OsString)> =
-            vec![(RUN, run.into()), ("PYTHONPATH", hook), (EXPECTED, libraries.core.clone().into())];
+            vec![("GLIBC_TUNABLES", tunables), (RUN, run.into()), ("PYTHONPATH", hook), (EXPECTED, libraries.core.clone().into())];
         set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
         set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
         // A hang shows where ranks ran out of memory.

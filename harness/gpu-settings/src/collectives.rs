@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::{fmt, io};
 
 use harness_allocator::named_enum;
@@ -69,6 +69,63 @@ named_enum! {
         AllToAll = "all_to_all",
         Shrink = "shrink",
         Grow = "grow",
+    }
+}
+
+/// Data of up to this many bytes needs no file.
+const SMALL: usize = 16 << 10;
+
+/// The small data of a rank's last collectives, in a mapped file. Each begins with its number and length; 0 while it changes.
+#[derive(Debug)]
+#[repr(C)]
+pub struct SmallData([[AtomicU64; 1 + SMALL / 8]; SLOTS]);
+
+// SAFETY: all of it is atomics, for which any bytes are valid.
+unsafe impl SharedLayout for SmallData {}
+
+impl SmallData {
+    /// Opens the data of a rank, which its first user creates.
+    pub fn open(communicator: &Path, rank: usize) -> io::Result<Mapped<Self>> {
+        let path = beside(communicator, &format!("-small-{rank}"));
+        Mapped::create(&File::options().read(true).write(true).create(true).truncate(false).open(path)?)
+    }
+
+    /// Stores the data of a collective in place of an earlier one. Returns whether it is small enough.
+    pub fn store(&self, number: u32, data: &[u8]) -> bool {
+        let [head, words @ ..] = &self.0[number as usize % SLOTS];
+        if data.len() > SMALL {
+            return false;
+        }
+        head.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (word, bytes) in words.iter().zip(data.chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+        }
+        head.store(u64::from(number) << 32 | data.len() as u64, Ordering::Release);
+        true
+    }
+
+    /// The data of a collective, unless it was large or is replaced.
+    pub fn load(&self, number: u32) -> Option<Vec<u8>> {
+        let [head, words @ ..] = &self.0[number as usize % SLOTS];
+        let found = head.load(Ordering::Acquire);
+        let len = found as u32 as usize;
+        if found >> 32 != u64::from(number) || len > SMALL {
+            return None;
+        }
+        let mut data = vec![0; len.next_multiple_of(8)];
+        data.as_chunks_mut::<8>().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.load(Ordering::Relaxed).to_ne_bytes());
+        data.truncate(len);
+        fence(Ordering::Acquire);
+        (head.load(Ordering::Relaxed) == found).then_some(data)
+    }
+
+    /// The collective whose data the next one with this number replaces, and that data.
+    pub fn replaced(&self, number: u32) -> Option<(u32, Vec<u8>)> {
+        let old = number.checked_sub(SLOTS as u32).filter(|old| *old > 0)?;
+        Some((old, self.load(old)?))
     }
 }
 

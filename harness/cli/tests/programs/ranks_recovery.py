@@ -1,15 +1,15 @@
-# Two ranks that train together. A rank that runs out of memory skips its batch, and so does not join the others in the backward pass.
-import tempfile
+# Two ranks that train together, each with its GPU as `cuda:0`. A rank that runs out of memory skips its batch, and so does not join the backward pass.
+import os, tempfile
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
 def main(rank, folder):
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2, device_id=torch.device("cuda", 0))
     layers = [torch.nn.Linear(2048, 2048) for _ in range(4)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[rank])
+    model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         try:

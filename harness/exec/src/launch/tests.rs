@@ -28,10 +28,11 @@ fn of_launch(launch: &Launch<'_>, inherited: &[(&str, &str)]) -> BTreeMap<&'stat
 
 #[test]
 fn the_users_libraries_are_loaded_first_and_the_hook_precedes_the_users_modules() {
-    let users = [("LD_AUDIT", "/mine.so"), ("LD_PRELOAD", "/malloc.so"), ("PYTHONPATH", "src:lib")];
+    let users = [("LD_AUDIT", "/mine.so"), ("LD_PRELOAD", "/malloc.so"), ("PYTHONPATH", "src:lib"), ("GLIBC_TUNABLES", "glibc.a=1")];
     let audit = environment(AUDIT, None, false, &users);
     assert_eq!(audit["LD_AUDIT"], format!("/mine.so:/d/{CORE}"));
     assert!(!audit.contains_key("LD_PRELOAD"));
+    assert_eq!(audit["GLIBC_TUNABLES"], format!("{STATIC_TLS}:glibc.a=1"));
     assert_eq!(audit["PYTHONPATH"], "/run/python:src:lib");
     let preload = environment(PRELOAD, None, false, &users);
     assert_eq!(preload["LD_PRELOAD"], "/malloc.so:/d/libcuda.so.1:/d/libcudart.so.13");
@@ -110,6 +111,7 @@ fn a_program_with_a_limit_sees_one_gpu_and_keeps_its_own_libraries() {
     let expected = BTreeMap::from(
         [
             ("CUDA_VISIBLE_DEVICES", "GPU-5"),
+            ("GLIBC_TUNABLES", STATIC_TLS),
             ("HARNESS_GPU_EXPECTED", "limits.so"),
             ("HARNESS_GPU_LIMITS", r#"{"device":85899345920,"memory":25769803776,"faults":[],"latencies":[]}"#),
             ("HARNESS_GPU_LIMITS_LEDGER", "/ledger"),

@@ -12,7 +12,7 @@ use harness_exec::process::{End, Started};
 use harness_exec::setup::{Setup, SetupError, with_python};
 use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::{machine::Machine, record::Record};
+use harness_exec::{hang::Hang, machine::Machine, record::Record};
 use harness_gpu_settings::{limits::Limits, settings::Settings};
 use harness_record::Outcome;
 use harness_scenario::ReportKey;
@@ -46,7 +46,9 @@ fn setup(exec: &Exec, device: &DeviceInfo) -> Result<Setup, SetupError> {
 fn prepare(setup: &Setup, exec: &Exec, rig: &Rig, alloc_conf: Option<&str>, ledger: &Path) -> Result<(Prepared, Machine), LaunchError> {
     let (info, faults) = (rig.info(), exec.fail.clone());
     let machine = match info.clock {
-        Clock::Simulated => Machine::Simulated(Settings { faults, ..setup.settings(exec.simulated_gpu(), info.total) }),
+        Clock::Simulated => {
+            Machine::Simulated(Settings { faults, devices: exec.ranks, ..setup.settings(exec.simulated_gpu(), info.total) })
+        }
         Clock::Measured => {
             let device = info.fingerprint.memory.unwrap_or(info.total);
             // A real device has an ordinal.
@@ -62,6 +64,9 @@ fn prepare(setup: &Setup, exec: &Exec, rig: &Rig, alloc_conf: Option<&str>, ledg
 pub(crate) fn not_applicable(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) -> Option<String> {
     if !is_pytorchs {
         return Some("`exec` runs programs with PyTorch's own allocator, and this allocator is a different one".to_owned());
+    }
+    if exec.ranks > 1 && device.clock == Clock::Measured {
+        return Some(format!("`{exec}` requires {} simulated GPUs", exec.ranks));
     }
     let gpu = exec.gpu.filter(|gpu| device.clock == Clock::Measured && gpu.device != device.name)?;
     Some(format!("`{exec}` requires the GPU {} ({}), but this GPU is {}", gpu.name, gpu.device, device.name))
@@ -95,7 +100,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
         await_memory(&mut ctx.rig, memory.used)?;
     }
     let ended = prepared.ended(end.unwrap_or(End::Signal(9))).map_err(|error| stop(&error))?;
-    let ending = (ended.end, end.map_or(Ending::Hang, Ending::By));
+    let ending = (ended.end, end.map_or(Ending::Hang, |_| Ending::By(ended.end)));
     let (record, observed) =
         machine.read(ended.folder(), ending, Some(&ended.folder().join(ERROR_OUTPUT))).map_err(|error| stop(&error))?;
     if let Some(id) = &step.id {
@@ -192,6 +197,7 @@ fn result(
     let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = *observed;
     let (retries, ooms) = (count(retries, "retry"), count(ooms, "out of memory error"));
     let mut notes = vec![format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")];
+    notes.extend(record.hang.iter().flat_map(Hang::lines));
     if !unmet.is_empty() {
         notes.push(again);
     }
@@ -216,7 +222,10 @@ fn reproduce(exec: &Exec, machine: &Machine, conf: Option<&str>) -> String {
     let faults = exec.fail.iter().map(|fault| format!(" --fail {fault}"));
     let conf = conf.map(|conf| format!(" --alloc-conf {}", shell::quoted(conf))).unwrap_or_default();
     let on = match machine {
-        Machine::Simulated(settings) => format!("--gpu {} --memory {}B", settings.gpu.name, settings.memory.0),
+        Machine::Simulated(settings) => {
+            let devices = if exec.ranks > 1 { format!(" --devices {}", exec.ranks) } else { String::new() };
+            format!("--gpu {} --memory {}B{devices}", settings.gpu.name, settings.memory.0)
+        }
         Machine::Real(ordinal, limits) => format!("--device cuda:{ordinal} --memory {}B", limits.visible().0),
     };
     format!(

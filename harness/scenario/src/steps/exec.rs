@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use derive_more::Display;
 use harness_base::shell;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
-use harness_gpu_settings::settings::Fault;
+use harness_gpu_settings::settings::{Fault, MOST_DEVICES};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -28,6 +28,8 @@ pub struct Exec {
     /// Settings of PyTorch's allocator that replace those of the scenario's allocator.
     pub alloc_conf: Option<String>,
     pub fail: Vec<Fault>,
+    /// The number of GPUs.
+    pub ranks: u32,
     /// Skips this step, instead of the scenario, if the program cannot run.
     pub optional: bool,
     expect: Cases<ProgramEnd>,
@@ -76,6 +78,9 @@ pub(crate) struct ExecWire {
     alloc_conf: Option<Located<String>>,
     /// Allocations that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. The step fails if the program does not make the call.
     fail: Option<Vec<Located<String>>>,
+    /// Runs the program as this many processes, each with a simulated GPU. `torchrun` starts a command such as `[python, train.py]`; other commands, such
+    /// as `[python, -m, torch.distributed.run, …]`, start their processes themselves. The exit code 124 means that ranks wait forever.
+    ranks: Option<Located<u32>>,
     /// Skips this step and its expectations, instead of the scenario, if the program cannot run. Default: `false`.
     #[serde(default)]
     optional: bool,
@@ -99,7 +104,8 @@ impl StepFields<Exec> for ExecWire {
     const EXAMPLE: &'static str = "\
 - exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 512 } }
 - expect: [training.peak_reserved <= 2GiB, training.num_ooms == 1]
-- exec: { command: [python, programs/halve_batch.py], fail: [\"any:3:2\"], expect: any }";
+- exec: { command: [python, programs/halve_batch.py], fail: [\"any:3:2\"], expect: any }
+- exec: { command: [python, claims/one_rank.py], ranks: 2, expect: any }";
 
     const REPORTS: &'static [ReportKey] = &[
         ReportKey::ExitCode,
@@ -122,8 +128,20 @@ impl StepFields<Exec> for ExecWire {
         let folder = checker.declared.folder;
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
         let gpu = self.gpu.as_ref().map(gpu);
+        let mut command: Vec<String> = command.into_iter().map(|word| word.value).collect();
+        if let Some(ranks) = &self.ranks {
+            if !(1..=MOST_DEVICES).contains(&ranks.value) {
+                return Err(Problem::new(ranks.at, format!("expected a number of ranks from 1 to {MOST_DEVICES}")).help("as in `ranks: 2`"));
+            }
+            let of_launcher =
+                ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks.value.to_string()].map(str::to_owned);
+            if command[0] == "python" && command.get(1).is_some_and(|word| word != "-m") {
+                command.splice(1..1, of_launcher);
+            }
+        }
         Ok(Exec {
-            command: command.into_iter().map(|word| word.value).collect(),
+            command,
+            ranks: self.ranks.as_ref().map_or(1, |ranks| ranks.value),
             folder: folder.to_owned(),
             env: self.env.iter().flat_map(|env| &env.0).map(variable).collect::<Result<_, _>>()?,
             gpu: gpu.transpose()?,

@@ -1,5 +1,5 @@
-//! [`Peers`]: the ranks of a communicator, as processes of one run. They meet in memory that all of them map, and exchange data through files in the
-//! folder of the run.
+//! [`Peers`]: the ranks of a communicator, as processes of one run. They meet in memory that all of them map. Small data is in such memory too, and
+//! large data in files in the folder of the run.
 //!
 //! A rank publishes each collective and waits only for the ranks whose data it needs, so sends and roots of broadcasts never wait. A wait has no end:
 //! the program that started the run sees who waits for whom, and ends a run that hangs.
@@ -7,12 +7,14 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use std::{collections::BTreeMap, collections::BTreeSet, collections::VecDeque, io, mem::MaybeUninit, ptr};
+use std::{collections::BTreeMap, collections::BTreeSet, io, mem::MaybeUninit, ptr};
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::collectives::{Call, PREFIX, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait, beside, message_file, stack_file};
+use harness_gpu_settings::collectives::{
+    Call, PREFIX, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, SmallData, Wait, beside, message_file, stack_file,
+};
 use harness_gpu_settings::mapping::Mapped;
 
 /// The longest sleep within a wait. Longer waits record their Python stack.
@@ -25,6 +27,8 @@ pub(super) struct Peers {
     id: u64,
     rank: usize,
     shared: Mapped<Ranks>,
+    /// The small data of all ranks, opened when needed.
+    small: Vec<OnceLock<Mapped<SmallData>>>,
     /// `true` if different counts are an error. If values are not computed, a program may choose counts that ranks would have agreed on.
     is_strict: bool,
     has_noted_sizes: AtomicBool,
@@ -39,7 +43,7 @@ struct Own {
     /// Those whose data is not read yet.
     unread: BTreeSet<u32>,
     /// Those whose own data is in a file.
-    files: VecDeque<u32>,
+    files: BTreeSet<u32>,
     /// The numbers of messages to and from each rank.
     sent: BTreeMap<usize, u32>,
     received: BTreeMap<usize, u32>,
@@ -76,7 +80,8 @@ impl Peers {
             io::Error::other(format!("rank {rank} cannot join a communicator that process {earlier} joined as rank {rank}"))
         })?;
         let (has_noted_sizes, is_aborted) = Default::default();
-        Ok(Self { path, id, rank, shared, is_strict, has_noted_sizes, is_aborted, own: Mutex::default() })
+        let small = (0..ranks).map(|_| OnceLock::new()).collect();
+        Ok(Self { path, id, rank, shared, small, is_strict, has_noted_sizes, is_aborted, own: Mutex::default() })
     }
 
     pub(super) const fn id(&self) -> u64 {
@@ -102,8 +107,13 @@ impl Peers {
         let number = own.collectives;
         own.unread.insert(number);
         if !data.is_empty() {
-            fs::write(self.data_file(number, self.rank), data)?;
-            own.files.push_back(number);
+            let small = self.small(self.rank)?;
+            if let Some((old, data)) = small.replaced(number).filter(|(old, _)| *old > self.least(|rank| &rank.read)) {
+                self.write(own, old, &data)?;
+            }
+            if !small.store(number, data) {
+                self.write(own, number, data)?;
+            }
         }
         self.state().publish(number, call, !data.is_empty());
         wake(&self.state().published);
@@ -113,6 +123,19 @@ impl Peers {
             wake(&self.shared.complete);
         }
         Ok(number)
+    }
+
+    fn write(&self, own: &mut Own, number: u32, data: &[u8]) -> io::Result<()> {
+        own.files.insert(number);
+        fs::write(self.data_file(number, self.rank), data)
+    }
+
+    fn small(&self, rank: usize) -> io::Result<&SmallData> {
+        if let Some(small) = self.small[rank].get() {
+            return Ok(small);
+        }
+        let opened = SmallData::open(&self.path, rank)?;
+        Ok(self.small[rank].get_or_init(|| opened))
     }
 
     fn least(&self, word: impl Fn(&Rank) -> &AtomicU32) -> u32 {
@@ -154,6 +177,10 @@ impl Peers {
             if !has_data {
                 continue;
             }
+            if let Some(small) = self.small(rank)?.load(number) {
+                *data = small;
+                continue;
+            }
             match fs::read(self.data_file(number, rank)) {
                 Ok(bytes) => *data = bytes,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -165,7 +192,8 @@ impl Peers {
         self.state().read.store(own.unread.first().map_or(own.collectives, |unread| unread - 1), Ordering::SeqCst);
         if !own.files.is_empty() {
             let read = self.least(|rank| &rank.read);
-            while let Some(file) = own.files.pop_front_if(|file| *file <= read) {
+            while let Some(file) = own.files.first().copied().filter(|file| *file <= read) {
+                own.files.remove(&file);
                 fs::remove_file(self.data_file(file, self.rank))?;
             }
         }

@@ -20,27 +20,29 @@ pub(super) fn reduce(parts: &[&[u8]], len: usize, kind: c_int, operation: Operat
     macro_rules! of {
         ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {{
             const SIZE: usize = size_of::<$type>();
-            let value = |part: &[u8], at: usize| -> $wide {
-                let bytes = part.get(at..at + SIZE).and_then(|bytes| <[u8; SIZE]>::try_from(bytes).ok());
-                $widen(<$type>::from_ne_bytes(bytes.unwrap_or_default()))
+            let mut reduced: Vec<$wide> = Vec::new();
+            for part in parts {
+                // Missing bytes are zeros.
+                let padded = (part.len() < len).then(|| [*part, &vec![0; len - part.len()]].concat());
+                let chunks = padded.as_deref().unwrap_or(part)[..len].as_chunks::<SIZE>().0;
+                let values = chunks.iter().map(|bytes| -> $wide { $widen(<$type>::from_ne_bytes(*bytes)) });
+                let pairs = reduced.iter_mut().zip(values.clone());
+                match operation {
+                    PRODUCT => pairs.for_each(|(a, b)| *a *= b),
+                    MAXIMUM => pairs.for_each(|(a, b)| *a = if *a < b { b } else { *a }),
+                    MINIMUM => pairs.for_each(|(a, b)| *a = if b < *a { b } else { *a }),
+                    _ => pairs.for_each(|(a, b)| *a += b),
+                }
+                if reduced.is_empty() {
+                    reduced.extend(values);
+                }
+            }
+            let scaled = |reduced: $wide| match operation {
+                AVERAGE => reduced / parts.len() as $wide,
+                5.. => (reduced as f64 * scalar) as $wide,
+                _ => reduced,
             };
-            let of_all = |at: usize| {
-                let values = parts.iter().map(|part| value(part, at));
-                let reduced = match operation {
-                    PRODUCT => values.reduce(|a, b| a * b),
-                    MAXIMUM => values.reduce(|a, b| if a < b { b } else { a }),
-                    MINIMUM => values.reduce(|a, b| if b < a { b } else { a }),
-                    _ => values.reduce(|a, b| a + b),
-                };
-                let reduced = reduced.unwrap_or_default();
-                let scaled = match operation {
-                    AVERAGE => reduced / parts.len() as $wide,
-                    5.. => (reduced as f64 * scalar) as $wide,
-                    _ => reduced,
-                };
-                <$type>::to_ne_bytes($narrow(scaled))
-            };
-            (0..len / SIZE).flat_map(|index| of_all(index * SIZE)).collect()
+            reduced.into_iter().flat_map(|reduced| <$type>::to_ne_bytes($narrow(scaled(reduced)))).collect()
         }};
     }
     // By `ncclDataType_t`. Integers of 64 bits wrap in 128.

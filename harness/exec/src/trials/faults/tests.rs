@@ -89,7 +89,8 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
             Ok::<_, std::convert::Infallible>(Some(Observed { port: Some(port_of(trial.faults[0].first)), ..ended_well(&[2; 6]) }))
         };
         let first = Observed { port: Some(29500), ..ended_well(&[2; 6]) };
-        let program = Program { run: &run, trial: trial(Bytes::gib(1)), first: &first, is_enough: &|_| None, shard: None, jobs: 4, progress: &|| {} };
+        let program =
+            Program { run: &run, trial: trial(Bytes::gib(1)), first: &first, is_enough: &|_| None, shard: None, jobs: 4, progress: &|| {} };
         let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
         assert_eq!(report.cases.len(), 6);
         most.into_inner()

@@ -94,10 +94,10 @@ pub(super) struct Exec {
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
     /// The addresses of allocations: `linux`, as NVIDIA's driver chooses them there; `wsl` or `reuse`, the lowest free address, as under WSL; `up`; or
-    /// `down`. PyTorch prefers low addresses, so the order can change peaks. `--least-memory` tries `linux` and `wsl`, and several `--alloc-conf` try
-    /// them near the limit. The result contains the difference.
+    /// `down`. PyTorch prefers low addresses, so the order can change peaks. If the option is repeated, one run per order
+    /// compares them. `--least-memory` tries `linux` and `wsl`, and several `--alloc-conf` try them near the limit.
     #[arg(long, value_name = "ORDER", default_value = "linux")]
-    addresses: AddressOrder,
+    addresses: Vec<AddressOrder>,
     /// The workspace that cuDNN requests: a path of cuDNN's own `libcudnn_graph.so.9`, which plans for the GPU (the default if the program's environment
     /// has cuDNN 9.8 or later); `estimate`, a rule (the default otherwise); a table of sizes measured on your GPU, as in `measured.tsv`, with estimates
     /// for the rest; `operands`, the model of earlier versions; or `none`.
@@ -157,7 +157,7 @@ pub(super) struct Exec {
 
 impl Exec {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
-        let has_many = self.many.are_asked_for(&self.alloc_conf)?;
+        let has_many = self.many.are_asked_for(&self.alloc_conf, &self.addresses)?;
         let of_one_run = [&self.record, &self.snapshot, &self.junit, &self.unmeasured, &self.baseline];
         if has_many && of_one_run.iter().any(|option| option.is_some()) {
             let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` are for one run, but the other options request many runs";
@@ -180,7 +180,7 @@ impl Exec {
             }
         };
         if has_many {
-            return self.many.run(self.launch(&machine, &setup), &self.alloc_conf);
+            return self.many.run(self.launch(&machine, &setup), &self.alloc_conf, &self.addresses);
         }
         let settings = || self.memory_settings(&setup, &machine);
         let comparison = self.baseline.as_deref().map(|path| Comparison::new(path, settings(), self.update)).transpose()?;
@@ -315,7 +315,7 @@ impl Exec {
             devices: self.devices,
             context_overhead: self.context_overhead,
             events: self.events,
-            addresses: self.addresses,
+            addresses: self.addresses.first().copied().unwrap_or(AddressOrder::Linux),
             cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(default.cudnn_workspace),
             nccl_memory: self.nccl_memory.clone().map(Box::new),
             values: self.values.unwrap_or(default.values),

@@ -239,11 +239,23 @@ fn sentence_of_settings(report: &SettingsReport) -> String {
     let Some(best) = report.best.and_then(|best| report.rows.get(best)) else {
         return format!("The program fails in {} with each of these settings.", Bytes(report.memory));
     };
-    let memory = best
-        .least_memory
-        .map_or_else(|| format!("reserves at most {}", Bytes(best.peak_reserved)), |least| format!("needs {}", Bytes(least)));
+    let memory = best.least_memory.map_or_else(|| peak_by_orders(best), |least| format!("needs {}", Bytes(least)));
+    if report.rows.len() == 1 {
+        return format!("The program {memory}.");
+    }
     let well = report.rows.iter().filter(|row| row.ends_well()).count();
     format!("{} is best: it {memory}. The program succeeds with {well} of {}.", named(best), words::count(report.rows.len(), "setting"))
+}
+
+/// The peak of reserved memory, as an interval if it depends on the order of addresses.
+fn peak_by_orders(row: &Row) -> String {
+    let peaks = || [row].into_iter().chain(row.other_orders.iter().map(|other| &other.row)).map(|row| row.peak_reserved);
+    let [least, most] = [peaks().min(), peaks().max()].map(|peak| Bytes(peak.unwrap_or_default()));
+    if least == most {
+        format!("reserves at most {most}")
+    } else {
+        format!("reserves at most {least} to {most}, which depends on the addresses")
+    }
 }
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
@@ -276,7 +288,7 @@ fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
                 format!("with addresses {}: {}, peak reserved {peak}", other.addresses, row_ends(&other.row))
             };
             let others = row.other_orders.iter().map(other).collect::<Vec<_>>().join("; ");
-            notes.push(format!("{} came close to the limit; {others}.", named(row)));
+            notes.push(format!("{}: {others}.", named(row)));
         }
     }
     if report.rows.iter().any(|row| row.least_by_order.len() > 1 || !row.other_orders.is_empty()) {

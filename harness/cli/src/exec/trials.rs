@@ -14,6 +14,7 @@ use harness_exec::trials::runner::{First, Runner, RunnerError};
 use harness_exec::trials::settings::{self, SettingsReport};
 use harness_exec::trials::{Program, Trial, replay, which::Which};
 use harness_exec::{launch::Launch, process};
+use harness_gpu_settings::settings::AddressOrder;
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
@@ -91,12 +92,16 @@ fn expectations() -> impl TypedValueParser<Value = Expectation> {
 }
 
 impl Options {
-    pub(super) fn are_asked_for(&self, alloc_confs: &[String]) -> Result<bool, CliError> {
+    pub(super) fn are_asked_for(&self, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<bool, CliError> {
         let several = alloc_confs.len() > 1;
+        if orders.len() > 1 && (self.every_fault.is_some() || self.least_memory || self.shard.is_some()) {
+            let help = "give one; `--least-memory` always tries the orders of Linux and WSL";
+            return Err(CliError::input("`--every-fault`, `--least-memory` and `--shard` take one `--addresses`", help));
+        }
         if several && self.every_fault.is_some() {
             return Err(CliError::input("`--every-fault` takes one `--alloc-conf`", "run it once for each of the settings"));
         }
-        let asked = several || self.every_fault.is_some() || self.least_memory;
+        let asked = several || orders.len() > 1 || self.every_fault.is_some() || self.least_memory;
         let idle = [
             ("--fresh", self.fresh),
             ("--shard", self.shard.is_some()),
@@ -107,14 +112,14 @@ impl Options {
         ];
         match idle.into_iter().find(|(_, given)| *given && !asked) {
             Some((option, _)) => {
-                let help = "add `--every-fault`, `--least-memory` or a second `--alloc-conf`, or leave it out; `--record FILE` records a single run";
+                let help = "add `--every-fault`, `--least-memory`, or a second `--alloc-conf` or `--addresses`, or leave it out; `--record FILE` records a single run";
                 Err(CliError::input(format!("`{option}` is for many runs, but this command is for one run"), help))
             }
             None => Ok(asked),
         }
     }
 
-    pub(super) fn run(&self, launch: Launch<'_>, alloc_confs: &[String]) -> Result<ExitCode, Failures> {
+    pub(super) fn run(&self, launch: Launch<'_>, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<ExitCode, Failures> {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs).map_err(CliError::unwritten(logs, HELP))?;
         }
@@ -122,7 +127,7 @@ impl Options {
         process::adopt();
         let limit = self.limit().unwrap_or(NO_LIMIT);
         let runner = Runner { launch, logs: self.logs.as_deref(), limit, copies: Copies::none(), stop: &interrupt };
-        let exit = self.run_trials(runner, alloc_confs);
+        let exit = self.run_trials(runner, alloc_confs, orders);
         process::end_all_children();
         let exit = exit?;
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit }.into())
@@ -137,7 +142,7 @@ impl Options {
     }
 
     /// Makes the first run, and further runs unless they would show nothing.
-    fn run_trials(&self, mut runner: Runner<'_>, alloc_confs: &[String]) -> Result<Exit, CliError> {
+    fn run_trials(&self, mut runner: Runner<'_>, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<Exit, CliError> {
         let machine = runner.launch.machine;
         let own_confs = if alloc_confs.len() > 1 { settings::of_shard(alloc_confs, self.shard) } else { alloc_confs.to_vec() };
         let trial = machine.trial(own_confs.first().map(String::as_str));
@@ -198,8 +203,11 @@ impl Options {
             let meets = |case: &faults::Case| self.expect.is_none_or(|expectation| case.meets(expectation));
             let is_fine = |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
             Ok(if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed })
-        } else if alloc_confs.len() > 1 {
-            let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search))?;
+        } else if alloc_confs.len() > 1 || orders.len() > 1 {
+            let of_environment = [String::new()];
+            let settings = if alloc_confs.is_empty() { &of_environment } else { alloc_confs };
+            let orders = if orders.len() > 1 { orders } else { &[] };
+            let report = settings::compare(&program, settings, self.least_memory.then_some(search), orders)?;
             end();
             self.show(&report, Trials::Settings(&report), report.rows.is_empty())?;
             Ok(if report.best.is_some() { Exit::Passed } else { Exit::Failed })

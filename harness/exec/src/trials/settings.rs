@@ -108,7 +108,13 @@ pub fn of_shard(settings: &[String], shard: Option<Shard>) -> Vec<String> {
 }
 
 /// Compares these settings. The first run used the first of them that belongs to the shard. With `search`, also searches for the least memory of each.
-pub fn compare<E: Send>(program: &Program<'_, E>, settings: &[String], search: Option<Search>) -> Result<SettingsReport, E> {
+/// Otherwise, each runs with these address orders too; without any, only settings that came close to their limit run with those of all drivers.
+pub fn compare<E: Send>(
+    program: &Program<'_, E>,
+    settings: &[String],
+    search: Option<Search>,
+    orders: &[AddressOrder],
+) -> Result<SettingsReport, E> {
     let part = program.shard.map(|shard| Part { shard, names: settings.to_vec() });
     let settings = of_shard(settings, program.shard);
     let with = |conf: &String| Trial { alloc_conf: Some(conf.clone()), ..program.trial.clone() };
@@ -132,22 +138,23 @@ pub fn compare<E: Send>(program: &Program<'_, E>, settings: &[String], search: O
         rows.push(row);
     }
     if search.is_none() && !is_interrupted {
-        is_interrupted = try_other_orders(program, &mut rows)?;
+        is_interrupted = try_other_orders(program, &mut rows, orders)?;
     }
     let best = best(&rows);
     Ok(SettingsReport { memory: program.trial.memory.0, rows, best, is_interrupted, part })
 }
 
-/// Runs the settings close to their limit with the other address orders. Returns whether the user interrupted.
-fn try_other_orders<E: Send>(program: &Program<'_, E>, rows: &mut [Row]) -> Result<bool, E> {
+/// Runs the settings with these address orders, or those close to their limit with the orders of all drivers. Returns whether the user interrupted.
+fn try_other_orders<E: Send>(program: &Program<'_, E>, rows: &mut [Row], orders: &[AddressOrder]) -> Result<bool, E> {
     let Some(own) = program.trial.addresses else { return Ok(false) };
     let memory = program.trial.memory.0;
-    let close = rows.iter().enumerate().filter(|(_, row)| row.is_close_to(memory)).map(|(index, _)| index);
-    let cases: Vec<_> = close
-        .flat_map(|index| AddressOrder::OF_DRIVERS.into_iter().filter(|order| *order != own).map(move |order| (index, order)))
-        .collect();
+    let tried = rows.iter().enumerate().filter(|(_, row)| !orders.is_empty() || row.is_close_to(memory)).map(|(index, _)| index);
+    let orders = if orders.is_empty() { &AddressOrder::OF_DRIVERS } else { orders };
+    let cases: Vec<_> = tried.flat_map(|index| orders.iter().filter(|order| **order != own).map(move |order| (index, *order))).collect();
+    let is_one = rows.len() == 1;
     let trial = |&(index, order): &(usize, _)| {
-        let alloc_conf = rows.get(index).map(|row: &Row| row.alloc_conf.clone());
+        let of_row = rows.get(index).map(|row: &Row| row.alloc_conf.clone());
+        let alloc_conf = if is_one { program.trial.alloc_conf.clone() } else { of_row };
         Trial { alloc_conf, addresses: Some(order), ..program.trial.clone() }
     };
     let trials: Vec<Trial> = cases.iter().map(trial).collect();

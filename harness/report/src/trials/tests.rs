@@ -157,7 +157,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
     assert_eq!(
         notes_on_settings(&report),
         [
-            "(no settings) came close to the limit; with addresses down: success, peak reserved +20 MiB; with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
+            "(no settings): with addresses down: success, peak reserved +20 MiB; with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
             "expandable_segments:True needs 700 MiB with addresses up, 710 MiB with down (+10 MiB), 700 MiB with reuse (the same).",
             ORDERS,
         ]

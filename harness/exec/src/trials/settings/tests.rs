@@ -15,7 +15,7 @@ fn compared(search: Option<Search>, of: impl Fn(&Trial) -> Option<Observed> + Sy
     let observed = of(&first).unwrap_or_else(|| ended_well(&[2]));
     let is_enough = |_: &Trial| None;
     let program = Program { run: &run, trial: first, first: &observed, is_enough: &is_enough, shard: None, jobs: 2, progress: &|| {} };
-    let Ok(report) = compare(&program, &settings, search);
+    let Ok(report) = compare(&program, &settings, search, &[]);
     report
 }
 

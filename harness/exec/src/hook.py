@@ -133,8 +133,10 @@ def _in_forked_processes(util):
         if hasattr(torch, "cuda") and torch.cuda.is_initialized():
             _at_exit()
 
-    # The second argument runs in the child, for the first, which has to be kept.
-    util.register_after_fork(_at_exit, lambda _: util.Finalize(None, at_exit, exitpriority=0))
+    forks = []
+    os.register_at_fork(after_in_child=lambda: forks.append(os.getpid()))
+    # The function also runs in processes that are not forked. It is kept as long as `_at_exit`.
+    util.register_after_fork(_at_exit, lambda _: forks and util.Finalize(None, at_exit, exitpriority=0))
 
 
 def _frames(frame):

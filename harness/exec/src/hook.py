@@ -151,8 +151,10 @@ def _in_forked_processes(util):
         if hasattr(torch, "cuda") and torch.cuda.is_initialized():
             _at_exit()
 
-    # The second argument runs in the child, for the first, which has to be kept.
-    util.register_after_fork(_at_exit, lambda _: util.Finalize(None, at_exit, exitpriority=0))
+    forks = []
+    os.register_at_fork(after_in_child=lambda: forks.append(os.getpid()))
+    # The function also runs in processes that are not forked. It is kept as long as `_at_exit`.
+    util.register_after_fork(_at_exit, lambda _: forks and util.Finalize(None, at_exit, exitpriority=0))
 
 
 def _frames(frame):
@@ -292,18 +294,23 @@ def _compute_values(torch):
 def _count_sampled(module):
     """Makes vLLM's second model runner count sampled tokens on the host. It counts them in a kernel, and requests that sample no token never end.
     A request samples one token in each step, except in the steps before the last of its prompt."""
-    sample = module.GPUModelRunner.sample
+    sample, read_back = module.GPUModelRunner.sample, module.AsyncOutput.__init__
 
     def sample_and_count(runner, hidden_states, batch, *others):
         result = sample(runner, hidden_states, batch, *others)
         try:
-            counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-            result[1].copy_(sys.modules["torch"].from_numpy(counts))
+            result[1].harness_counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
         except (AttributeError, TypeError):
             pass  # Another version of vLLM
         return result
 
-    module.GPUModelRunner.sample = sample_and_count
+    def write_and_read_back(output, *args, **kwargs):
+        counts = kwargs.get("num_sampled_tokens")
+        if hasattr(counts, "harness_counts"):
+            counts.copy_(sys.modules["torch"].from_numpy(counts.harness_counts))
+        read_back(output, *args, **kwargs)
+
+    module.GPUModelRunner.sample, module.AsyncOutput.__init__ = sample_and_count, write_and_read_back
 
 
 _engine = {}
@@ -360,6 +367,25 @@ def _without_nvcc(module):
             return NoKernels()
 
     module.JitSpec.build_and_load = build_or_replace
+
+
+def _if_known(change):
+    """Leaves a module of another version, which lacks the parts to change, as it is."""
+
+    def then(module):
+        try:
+            change(module)
+        except AttributeError:
+            pass
+
+    return then
+
+
+_ENGINE_MODULES = {
+    "vllm.v1.worker.gpu.model_runner": _if_known(_count_sampled),
+    "vllm.v1.worker.gpu_worker": _if_known(_note_engine),
+    "flashinfer.jit.core": _if_known(_without_nvcc),
+}
 
 
 def _write_stacks_on_signal():
@@ -462,9 +488,8 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES", "COPIES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
-        sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu.model_runner", _count_sampled))
-        sys.meta_path.insert(0, _ModuleFinder("vllm.v1.worker.gpu_worker", _note_engine))
-        sys.meta_path.insert(0, _ModuleFinder("flashinfer.jit.core", _without_nvcc))
+        for name, change in _ENGINE_MODULES.items():
+            sys.meta_path.insert(0, _ModuleFinder(name, change))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
 _run_hidden_sitecustomize()

@@ -19,6 +19,9 @@ class GPUModelRunner:
         return None, counts, torch.zeros_like(counts)
     def capture_model(self):
         return 1 << 28
+class AsyncOutput:
+    def __init__(self, num_sampled_tokens):
+        self.sampled = num_sampled_tokens.tolist()
 """,
     "vllm/v1/worker/gpu_worker.py": """
 import types
@@ -52,7 +55,9 @@ def engine(results):
     # The first request has read its prompt after this step, the second has not.
     computed, scheduled, prompt = numpy.array([[0, 0], [100, 100], [100, 200]])
     batch = types.SimpleNamespace(num_computed_prefill_tokens_np=computed, num_scheduled_tokens=scheduled, prefill_len_np=prompt)
-    sampled = worker.model_runner.sample(None, batch, None)[1].tolist()
+    counts = worker.model_runner.sample(None, batch, None)[1]
+    kept.add_(1)
+    sampled = sys.modules["vllm.v1.worker.gpu.model_runner"].AsyncOutput(num_sampled_tokens=counts).sampled
     warm = worker.compile_or_warm_up_model()
     replaced = JitSpec("Could not find nvcc").build_and_load().run(kept)
     try:

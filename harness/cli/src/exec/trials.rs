@@ -192,7 +192,7 @@ impl Options {
         let program = Program { run: &run, trial, first: &first, is_enough: &is_enough, shard: self.shard, jobs, progress: &progress };
         let end = || {
             bar.finish_and_clear();
-            if let Some(reason) = runner.copies.refusal() {
+            if let Some(reason) = runner.copies.refusal().filter(|_| !runner.stop.load(Ordering::Relaxed)) {
                 terminal::message(format_args!("Each run started the program anew, because it {reason}."));
             }
         };

@@ -9,6 +9,7 @@ mod advise;
 mod bench;
 mod built;
 mod calibrate;
+mod categories;
 mod check;
 mod ci;
 mod compare;

@@ -2,6 +2,7 @@
 
 pub mod advise;
 pub mod attempts;
+pub mod categories;
 pub mod causes;
 pub mod compare;
 mod consistency;

@@ -19,6 +19,7 @@ mod error;
 mod exec;
 mod exit;
 mod explain;
+mod fleet;
 mod import;
 mod inputs;
 mod interrupt;
@@ -75,6 +76,7 @@ fn run() -> ExitCode {
         Command::ScenarioProcess(command) => return command.run(),
         Command::Run(command) => command.run(),
         Command::Explain(command) => command.run(),
+        Command::Fleet(command) => command.run(),
         Command::Compare(command) => command.run(),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
@@ -128,6 +130,7 @@ enum Command {
     Exec(exec::Exec),
     Squeeze(squeeze::Squeeze),
     Explain(explain::Explain),
+    Fleet(fleet::Fleet),
     Compare(compare::Compare),
     List(list::List),
     Check(check::Check),

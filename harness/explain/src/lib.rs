@@ -7,6 +7,7 @@ pub mod causes;
 pub mod compare;
 mod consistency;
 pub mod fidelity;
+pub mod fleet;
 pub mod grid;
 pub mod growth;
 pub mod least;

@@ -1,5 +1,7 @@
 //! `harness fleet`: the snapshots of many jobs as one table. Each core analyses one snapshot at a time and appends its row to a file.
 
+mod cloud;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,13 +11,15 @@ use std::time::UNIX_EPOCH;
 use std::{collections::HashMap, panic};
 
 use clap::{Args, Subcommand};
+use harness_allocator::hash::{fnv1a, fnv1a_from};
 use harness_allocator::units::Bytes;
 use harness_base::parallel::{in_parallel, on_one_core};
 use harness_base::{shard::Shard, words::count};
 use harness_explain::fleet::{Analysis, Row, job_of};
-use harness_report::fleet::{Summary, html, render};
+use harness_report::fleet::{Summary, html, parquet, render};
 use harness_trace::snapshot::Snapshot;
 
+use self::cloud::Cloud;
 use super::error::{CliError, Failures};
 use super::{Format, built, device, exit::Exit, interrupt, snapshots, terminal};
 
@@ -23,6 +27,7 @@ const EXAMPLES: &str = "Examples:
   harness fleet /mnt/snapshots --out fleet
   harness fleet /mnt/snapshots --shard 3/16 --out fleet-3       # one of 16 machines
   harness fleet merge fleet-* --out fleet
+  harness fleet s3://bucket/snapshots --out fleet               # also gs:// and az://
 
 The folder of `--out` contains rows.jsonl (one line per snapshot, written as soon as it is analysed), fleet.parquet and fleet.html. Unchanged files are not
 analysed again.";
@@ -32,6 +37,7 @@ analysed again.";
 #[command(after_help = EXAMPLES, arg_required_else_help = true, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Fleet {
     /// Memory snapshots, and folders with *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files, which are searched with their subfolders.
+    /// A folder may be a URL: s3://, gs:// or az://, with credentials and endpoint in the usual variables of the environment.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<String>,
     #[command(flatten)]
@@ -80,6 +86,8 @@ struct Source {
     name: String,
     /// Changes when the file does.
     stamp: String,
+    /// The number of its bucket, and its bytes. `None` for a local file.
+    cloud: Option<(usize, u64)>,
 }
 
 impl Fleet {
@@ -87,9 +95,10 @@ impl Fleet {
         if let Some(Command::Merge(merge)) = self.command {
             return merge.run();
         }
-        let mut sources = self.sources()?;
+        let (mut sources, clouds) = self.sources()?;
         if let Some(shard) = self.shard {
-            sources.retain(|source| shard.has(&source.name));
+            // Names such as `rank3-gpu3` differ in pairs of equal digits, which cancel in the low bits of one hash.
+            sources.retain(|source| shard.has(&format!("{:016x}", fnv1a(source.name.as_bytes()))));
         }
         let made_with = format!("{} {}", built::version(), self.memory.map(|memory| memory.to_string()).unwrap_or_default());
         let known = Known::new(read(&self.output.out)?, &made_with);
@@ -104,7 +113,7 @@ impl Fleet {
             let row = match known.unchanged(source) {
                 Some(row) => row,
                 None => {
-                    let row = self.row(source, &known, &made_with);
+                    let row = self.row(source, &clouds, &known, &made_with);
                     journal.add(&row)?;
                     row
                 }
@@ -127,37 +136,45 @@ impl Fleet {
         self.output.write(&rows.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    fn sources(&self) -> Result<Vec<Source>, CliError> {
-        let mut sources = Vec::new();
+    fn sources(&self) -> Result<(Vec<Source>, Vec<Cloud>), CliError> {
+        let (mut sources, mut clouds) = (Vec::new(), Vec::new());
         for path in &self.paths {
             let before = sources.len();
-            let path = Path::new(path);
-            if path.is_dir() {
-                walk(path, &mut sources)?
+            let local = Path::new(path);
+            if cloud::is_url(path) {
+                let cloud = Cloud::open(path)?;
+                sources.extend(cloud.list(clouds.len())?);
+                clouds.push(cloud);
+            } else if local.is_dir() {
+                walk(local, &mut sources)?
             } else {
-                sources.push(Source::of(path))
+                sources.push(Source::of(local))
             }
             if sources.len() == before {
-                let message = format!("{}: there is no snapshot in this folder or its subfolders", path.display());
+                let message = format!("{path}: there is no snapshot in this folder or its subfolders");
                 return Err(CliError::input(message, "name a folder with *.pickle, *.pkl, *.pickle.gz or *.pkl.gz files"));
             }
         }
         sources.sort_by(|a, b| a.name.cmp(&b.name));
         sources.dedup_by(|a, b| a.name == b.name);
-        Ok(sources)
+        Ok((sources, clouds))
     }
 
-    fn row(&self, source: &Source, known: &Known, made_with: &str) -> Row {
+    fn row(&self, source: &Source, clouds: &[Cloud], known: &Known, made_with: &str) -> Row {
         let (job, rank) = job_of(&source.name);
         let row =
             Row { file: source.name.clone(), job, rank, stamp: source.stamp.clone(), made_with: made_with.to_owned(), ..Row::default() };
-        let path = Path::new(&source.name);
-        let hash = match hash(path) {
-            Ok(hash) => hash,
-            Err(error) => return Row { analysis: Analysis::unreadable(error.to_string()), ..row },
+        let read = || {
+            let fetched = source.cloud.and_then(|(number, _)| clouds.get(number)).map(|cloud| cloud.fetch(source)).transpose()?;
+            let path = fetched.as_ref().map_or(Path::new(&source.name), |file| file.path());
+            let hash = hash(path)?;
+            let analysis = known.of_content(&hash).unwrap_or_else(|| analyse(path, self.memory));
+            Ok::<_, io::Error>((hash, analysis))
         };
-        let analysis = known.of_content(&hash).unwrap_or_else(|| analyse(path, self.memory));
-        Row { hash, analysis, ..row }
+        match read() {
+            Ok((hash, analysis)) => Row { hash, analysis, ..row },
+            Err(error) => Row { analysis: Analysis::unreadable(error.to_string()), ..row },
+        }
     }
 }
 
@@ -192,6 +209,8 @@ impl Merge {
 impl Output {
     fn write(&self, rows: &[Row]) -> Result<Exit, Failures> {
         let summary = Summary::of(rows);
+        let table = parquet::file(rows).map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
+        terminal::save(&self.out.join("fleet.parquet"), table, UNWRITTEN)?;
         terminal::save(&self.out.join("fleet.html"), html::page(rows, &summary), UNWRITTEN)?;
         let (style, width) = (terminal::style(), terminal::width_of_output());
         self.format.print(&summary, || render(&summary, style, width))?;
@@ -206,7 +225,7 @@ impl Source {
             let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
             Some(format!("{} {}", metadata.len(), modified.as_nanos()))
         });
-        Self { name: path.display().to_string(), stamp: stamp.unwrap_or_default() }
+        Self { name: path.display().to_string(), stamp: stamp.unwrap_or_default(), cloud: None }
     }
 }
 
@@ -301,13 +320,13 @@ impl Journal {
 /// A hash of the content and its length. Does not resist attacks, but a wrong row harms only the attacker's.
 fn hash(path: &Path) -> io::Result<String> {
     let (mut file, mut buffer) = (File::open(path)?, vec![0; 1 << 18]);
-    let (mut hash, mut length) = (harness_allocator::hash::fnv1a(&[]), 0_u64);
+    let (mut hash, mut length) = (fnv1a(&[]), 0_u64);
     loop {
         let read = file.read(&mut buffer)?;
         if read == 0 {
             return Ok(format!("{hash:016x}-{length}"));
         }
-        hash = harness_allocator::hash::fnv1a_from(hash, &buffer[..read]);
+        hash = fnv1a_from(hash, &buffer[..read]);
         length += read as u64;
     }
 }

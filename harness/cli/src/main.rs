@@ -28,6 +28,7 @@ mod kind;
 mod last_failed;
 mod library_host;
 mod list;
+mod mcp;
 mod program;
 mod recorded;
 mod replay;
@@ -77,6 +78,7 @@ fn run() -> ExitCode {
         Command::Run(command) => command.run(),
         Command::Explain(command) => command.run(),
         Command::Fleet(command) => command.run(),
+        Command::Mcp(command) => command.run(),
         Command::Compare(command) => command.run(),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
@@ -143,6 +145,7 @@ enum Command {
     Advise(advise::Advise),
     Shrink(shrink::Shrink),
     Import(import::Import),
+    Mcp(mcp::Mcp),
     #[command(hide = true)]
     LibraryHost(library_host::LibraryHost),
     #[command(hide = true)]

@@ -128,6 +128,8 @@ impl Origin<'_> {
 /// Consecutive allocations of one kind.
 struct Pass {
     is_backward: bool,
+    /// The number of backward passes up to this one.
+    backward: usize,
     last_allocation: usize,
 }
 
@@ -185,7 +187,8 @@ impl<'a> Categories<'a> {
                     let origin = of_stack[event.stack.0 as usize];
                     if passes.is_empty() || origin.pass() != last {
                         let is_backward = matches!(origin, Origin::Backward { .. });
-                        passes.push(Pass { is_backward, last_allocation: index });
+                        let backward = passes.last().map_or(0, |pass| pass.backward) + usize::from(is_backward);
+                        passes.push(Pass { is_backward, backward, last_allocation: index });
                         in_pass.clear();
                     }
                     last = origin.pass();
@@ -278,23 +281,27 @@ impl<'a> Categories<'a> {
                 Some(_) if ends_in_pass => TEMPORARIES,
                 Some(end) => {
                     let until = self.pass_of[end] as usize;
-                    let outlives_forward = self.passes[pass..=until].iter().any(|pass| pass.is_backward);
+                    let outlives_forward = self.passes[until].backward > self.passes[pass].backward;
                     let is_saved = if origin == Origin::Forward { outlives_forward } else { self.passes[until].is_backward };
                     if is_saved { ACTIVATIONS } else { OTHER }
                 }
                 // An activation is freed at the latest in the backward pass.
-                None if self.passes[pass + 1..].iter().rev().skip(1).any(|pass| pass.is_backward) => OTHER,
+                None if self.survives_backward(pass) => OTHER,
                 None => like_before().unwrap_or(if origin == Origin::Forward { ACTIVATIONS } else { OTHER }),
             },
         }
+    }
+
+    /// Returns whether a complete backward pass follows this pass.
+    fn survives_backward(&self, pass: usize) -> bool {
+        self.passes.iter().nth_back(1).is_some_and(|complete| complete.backward > self.passes[pass].backward)
     }
 
     /// Returns whether an unfreed block is a workspace of cuBLAS: it has its size, comes directly after the result of the same operation, and if
     /// the size is common, survives a backward pass.
     fn is_workspace(&self, start: usize, size: Bytes) -> bool {
         let event = &self.events()[start];
-        let later = &self.passes[self.pass_of[start] as usize + 1..];
-        if size.0 == CUBLAS[2] && !later.iter().rev().skip(1).any(|pass| pass.is_backward) {
+        if size.0 == CUBLAS[2] && !self.survives_backward(self.pass_of[start] as usize) {
             return false;
         }
         let before = self.events()[..start].iter().rev().find(|before| before.action == Action::Alloc);

@@ -126,20 +126,14 @@ impl Analysis {
     }
 }
 
-/// The first difference without addresses and event numbers, so that equal problems of several snapshots are one group.
+/// The first difference, without its addresses and its event.
 fn divergence(fidelity: &Fidelity) -> Option<String> {
     let first = fidelity.first_divergence.as_ref()?;
-    let kind = |text: &str| {
-        text.split(" at ")
-            .next()
-            .unwrap_or_default()
-            .split_whitespace()
-            .filter(|word| !word.contains(|c: char| c.is_ascii_digit()))
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
-    let place = if first.event.is_some() { "" } else { " at the end" };
-    Some(format!("the replay differs{place}: recorded {}, replayed {}", kind(&first.recorded), kind(&first.replayed)))
+    let without_place = |text: &str| text.split(" at ").next().unwrap_or_default().to_owned();
+    let (recorded, replayed) = (without_place(&first.recorded), without_place(&first.replayed));
+    let what =
+        if recorded == replayed { format!("another address for {recorded}") } else { format!("recorded {recorded}, replayed {replayed}") };
+    Some(format!("the replay differs{}: {what}", if first.event.is_some() { "" } else { " at the end" }))
 }
 
 fn cures(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Vec<String>, ProgramError> {
@@ -154,7 +148,8 @@ fn cures(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Vec<
     let pytorchs = others.iter().filter(|configuration| configuration.allocator.is_pytorch());
     // Some settings cannot be replayed from the recorded start.
     let settings = pytorchs.filter(|configuration| fits(&program, configuration).unwrap_or(false));
-    let mut cures: Vec<String> = settings.map(|configuration| format!("PYTORCH_ALLOC_CONF={}", configuration.name)).collect();
+    let name = |Configuration { name, .. }: &Configuration| if name.is_empty() { "''" } else { name.as_str() }.to_owned();
+    let mut cures: Vec<String> = settings.map(|configuration| format!("PYTORCH_ALLOC_CONF={}", name(configuration))).collect();
     each_change(&program, snapshot, |change| {
         if fits(&change.program, own).unwrap_or(false) {
             cures.push(change.kind);

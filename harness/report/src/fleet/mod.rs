@@ -1,12 +1,15 @@
 //! Many snapshots as one table: [`Summary`].
 
 pub mod html;
+pub mod parquet;
 mod text;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_explain::fleet::{Outcome, Row};
+use indexmap::IndexMap;
 use serde::Serialize;
 
 pub use text::render;
@@ -67,7 +70,7 @@ impl Summary {
         let mut by_cause: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
         failed.iter().for_each(|row| by_cause.entry(row.analysis.cause.as_deref().unwrap_or_default()).or_default().push(row));
         let mut causes: Vec<Cause> = by_cause.into_iter().map(|(cause, rows)| Cause::of(cause, &rows)).collect();
-        causes.sort_by(|a, b| (b.jobs, b.ranks, b.bytes).cmp(&(a.jobs, a.ranks, a.bytes)));
+        causes.sort_by_key(|cause| Reverse((cause.jobs, cause.ranks, cause.bytes)));
         let faithful: Vec<&Row> = failed.iter().copied().filter(|row| row.analysis.faithful == Some(true)).collect();
         Self {
             snapshots: rows.len(),
@@ -111,7 +114,8 @@ fn most<'a>(texts: impl Iterator<Item = &'a str>) -> Option<(&'a str, usize)> {
 }
 
 fn changes(rows: &[&Row]) -> Vec<Change> {
-    let mut by_change: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+    // In the order of the rows, which have expandable segments first.
+    let mut by_change: IndexMap<&str, BTreeSet<usize>> = IndexMap::new();
     for (index, row) in rows.iter().enumerate() {
         row.analysis.cures.iter().for_each(|cure| {
             by_change.entry(cure).or_default().insert(index);
@@ -123,7 +127,7 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
         .into_iter()
         .map(|(cured, mut same)| {
             // The simplest setting first.
-            same.sort_by_key(|change| (change.matches(':').count(), change.len()));
+            same.sort_by_key(|change| change.matches(':').count());
             let mut same = same.into_iter().map(str::to_owned);
             let change = same.next().unwrap_or_default();
             Change { change, same: same.collect(), prevents: cured.len(), jobs: jobs(cured.iter().map(|&index| rows[index])) }

@@ -49,6 +49,20 @@ fn the_page_has_the_tables_and_escapes_names() {
 }
 
 #[test]
+fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
+    use ::parquet::file::reader::{FileReader as _, SerializedFileReader};
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, &parquet::file(&rows()).unwrap()).unwrap();
+    let read: Vec<String> =
+        SerializedFileReader::new(file).unwrap().get_row_iter(None).unwrap().map(|row| row.unwrap().to_string()).collect();
+    assert_eq!(read.len(), 6);
+    assert!(read[0].contains("file: \"a-rank0.pickle\", job: \"a\", rank: null"), "{}", read[0]);
+    assert!(read[0].contains("cause_bytes: 1073741824") && read[0].contains("faithful: true"), "{}", read[0]);
+    assert!(read[1].contains("cures: [\"PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\", \"PYTORCH_ALLOC_CONF=expandable_segments:True\"]"), "{}", read[1]);
+    assert!(read[2].contains("cures: []") && read[5].contains("problem: \"the file ends at byte 2311\""), "{} {}", read[2], read[5]);
+}
+
+#[test]
 fn without_rows_there_are_no_tables() {
     assert_eq!(render(&Summary::of(&[]), Style::Plain, None).trim(), "0 snapshots of 0 jobs: 0 end with an out-of-memory error, 0 do not.");
 }

@@ -8,11 +8,11 @@ use crate::causes::{Options, explain_by};
 /// The third step of a training of a convolutional network with SGD and momentum, after the optimizer's step. Contains the addresses of its tensors.
 fn trained() -> Snapshot {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/trained.pickle.gz");
-    Snapshot::read(&path).unwrap()
+    Snapshot::read(&path).expect("the file is a snapshot")
 }
 
 fn categories(snapshot: &Snapshot, at: At, rules: &[Rule]) -> Vec<(String, u64, u64)> {
-    let explanation = explain_by(snapshot, 0, Options { memory: None, at }, rules).unwrap();
+    let explanation = explain_by(snapshot, 0, Options { memory: None, at }, rules).expect("the moment exists");
     let allocated = explanation.categories.iter().map(|of| of.bytes).sum::<Bytes>();
     assert_eq!(allocated, explanation.accounts.allocated, "every allocated byte has one category");
     explanation.categories.into_iter().map(|of| (of.category, of.bytes.0, of.blocks)).collect()
@@ -65,7 +65,7 @@ fn a_rule_of_the_user_takes_the_blocks_whose_stacks_it_matches() {
         category: "ours".to_owned(),
         file: file.map(str::to_owned),
         function: function.map(str::to_owned),
-        regex: regex.map(|regex| regex.to_owned().try_into().unwrap()),
+        regex: regex.map(|regex| regex.to_owned().try_into().expect("the expression is valid")),
     };
     let ours = |rule| categories(&without_tensors(), At::Peak, &[rule]).into_iter().find(|(category, ..)| category == "ours");
     let of_batch_norm = ours(rule(Some("modules/batchnorm.py"), Some("forward"), None));
@@ -81,5 +81,5 @@ fn without_python_frames_no_purpose_is_known() {
     snapshot.traces.iter_mut().flatten().for_each(|event| event.stack = StackId::EMPTY);
     snapshot.segments.iter_mut().flat_map(|segment| &mut segment.blocks).for_each(|block| block.stack = StackId::EMPTY);
     snapshot.segments.iter_mut().for_each(|segment| segment.stack = StackId::EMPTY);
-    assert_eq!(explain_by(&snapshot, 0, Options::default(), &[]).unwrap().categories, []);
+    assert_eq!(explain_by(&snapshot, 0, Options::default(), &[]).expect("it has an end").categories, []);
 }

@@ -19,7 +19,7 @@ fn job_and_rank_are_those_of_the_name() {
 #[test]
 fn a_row_has_the_cause_the_line_and_the_changes_that_a_replay_confirms() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/kept-features.pickle.gz");
-    let analysis = Analysis::of(&Snapshot::read(&path).unwrap(), None);
+    let analysis = Analysis::of(&Snapshot::read(&path).expect("the file is a snapshot"), None);
     assert_eq!((analysis.outcome, analysis.cause.as_deref()), (Outcome::OutOfMemory, Some("inactive_split")));
     assert_eq!(analysis.top_site.as_deref(), Some("extract_features.py:13 forward"));
     assert_eq!((analysis.faithful, analysis.requested), (Some(true), 576 << 20));

@@ -51,10 +51,14 @@ fn the_page_has_the_tables_and_escapes_names() {
 #[test]
 fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
     use ::parquet::file::reader::{FileReader as _, SerializedFileReader};
-    let mut file = tempfile::tempfile().unwrap();
-    std::io::Write::write_all(&mut file, &parquet::file(&rows()).unwrap()).unwrap();
-    let read: Vec<String> =
-        SerializedFileReader::new(file).unwrap().get_row_iter(None).unwrap().map(|row| row.unwrap().to_string()).collect();
+    let mut file = tempfile::tempfile().expect("there is space");
+    std::io::Write::write_all(&mut file, &parquet::file(&rows()).expect("rows fit")).expect("there is space");
+    let read: Vec<String> = SerializedFileReader::new(file)
+        .expect("it is Parquet")
+        .get_row_iter(None)
+        .expect("it has rows")
+        .map(|row| row.expect("it is whole").to_string())
+        .collect();
     assert_eq!(read.len(), 6);
     assert!(read[0].contains("file: \"a-rank0.pickle\", job: \"a\", rank: null"), "{}", read[0]);
     assert!(read[0].contains("cause_bytes: 1073741824") && read[0].contains("faithful: true"), "{}", read[0]);

@@ -4,7 +4,12 @@ use std::hash::Hasher;
 
 /// FNV-1a with 64 bits, <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a_from(0xcbf2_9ce4_8422_2325, bytes)
+}
+
+/// Continues the hash of the bytes before.
+pub fn fnv1a_from(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// A fast hasher of numbers. It adds each word and mixes as SplitMix64 does (Steele, Lea, Flood: Fast Splittable Pseudorandom Number

@@ -1,10 +1,23 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::{panic, thread};
+use std::{cell::Cell, panic, thread};
+
+thread_local! {
+    static USES_ALL_CORES: Cell<bool> = const { Cell::new(true) };
+}
 
 /// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of the first item that fails.
 pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    in_parallel_by(thread::available_parallelism().map_or(1, usize::from), items, act)
+    let cores = if USES_ALL_CORES.get() { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+    in_parallel_by(cores, items, act)
+}
+
+/// Runs `act` on this thread alone, for callers that keep all cores busy already.
+pub fn on_one_core<R>(act: impl FnOnce() -> R) -> R {
+    let before = USES_ALL_CORES.replace(false);
+    let result = act();
+    USES_ALL_CORES.set(before);
+    result
 }
 
 /// Like [`in_parallel`], with at most `most` items at a time.

@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
+use harness_explain::categories::Rule;
 use harness_explain::causes::{self, ExplainError, Explanation, Options};
 use harness_explain::ranks::{self, Difference, Rank};
 use harness_explain::state::At;
@@ -10,6 +11,7 @@ use harness_report::explain::{json, markdown, text};
 use harness_report::text::Style;
 use harness_trace::snapshot::Snapshot;
 
+use super::categories::CategoryOptions;
 use super::error::{CliError, Failures};
 use super::{device, exit::Exit, jobs, shrink::UNWRITTEN, snapshots, terminal};
 
@@ -18,6 +20,7 @@ const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle --memory 80GiB --at peak
   harness explain snapshots/                        all ranks: which ones failed, and how they differ
   harness explain memory_snapshot.pickle --format json | jq '.causes[] | {cause, bytes}'
+  harness explain memory_snapshot.pickle --categories our_categories.yaml
   harness explain program.trace --memory 24GiB      a trace or an RMM log, replayed on the simulated device
   harness explain memory_snapshot.pickle --format markdown --out memory.md
   harness explain snapshots/ --format html --out memory.html
@@ -49,6 +52,8 @@ pub(super) struct Explain {
     /// error if no allocation follows it, else the end].
     #[arg(long, value_name = "MOMENT", value_parser = moment)]
     at: Option<At>,
+    #[command(flatten)]
+    categories: CategoryOptions,
     /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
@@ -87,7 +92,8 @@ struct Explained {
 impl Explain {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let files = snapshots::files(&self.paths)?;
-        let made = snapshots::each(&files, |path| self.explain(path, &self.read(path)?));
+        let rules = self.categories.rules()?;
+        let made = snapshots::each(&files, |path| self.explain(path, &self.read(path)?, &rules));
         let (explained, failures) = Failures::split(made);
         let explained: Vec<Explained> = explained.into_iter().flatten().collect();
         let reserved = |one: &&Explained| one.explanation.accounts.reserved;
@@ -111,7 +117,7 @@ impl Explain {
         }
     }
 
-    fn explain(&self, path: &Path, snapshot: &Snapshot) -> Result<Vec<Explained>, CliError> {
+    fn explain(&self, path: &Path, snapshot: &Snapshot, rules: &[Rule]) -> Result<Vec<Explained>, CliError> {
         let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
         let devices = snapshot.devices();
         if devices.is_empty() {
@@ -124,7 +130,7 @@ impl Explain {
             if devices.len() > 1 { format!("{file} (device {device})") } else { file }
         };
         let explain = |&device: &u32| {
-            let explanation = causes::explain(snapshot, device, options).map_err(|error| invalid(path, &error))?;
+            let explanation = causes::explain_by(snapshot, device, options, rules).map_err(|error| invalid(path, &error))?;
             let name = name(device);
             let shown = (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation));
             Ok(Explained { name, explanation, shown })

@@ -9,6 +9,7 @@ mod advise;
 mod bench;
 mod built;
 mod calibrate;
+mod categories;
 mod check;
 mod ci;
 mod compare;
@@ -18,6 +19,7 @@ mod error;
 mod exec;
 mod exit;
 mod explain;
+mod fleet;
 mod import;
 mod inputs;
 mod interrupt;
@@ -26,6 +28,7 @@ mod kind;
 mod last_failed;
 mod library_host;
 mod list;
+mod mcp;
 mod program;
 mod recorded;
 mod replay;
@@ -74,6 +77,8 @@ fn run() -> ExitCode {
         Command::ScenarioProcess(command) => return command.run(),
         Command::Run(command) => command.run(),
         Command::Explain(command) => command.run(),
+        Command::Fleet(command) => command.run(),
+        Command::Mcp(command) => command.run(),
         Command::Compare(command) => command.run(),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
@@ -127,6 +132,7 @@ enum Command {
     Exec(exec::Exec),
     Squeeze(squeeze::Squeeze),
     Explain(explain::Explain),
+    Fleet(fleet::Fleet),
     Compare(compare::Compare),
     List(list::List),
     Check(check::Check),
@@ -139,6 +145,7 @@ enum Command {
     Advise(advise::Advise),
     Shrink(shrink::Shrink),
     Import(import::Import),
+    Mcp(mcp::Mcp),
     #[command(hide = true)]
     LibraryHost(library_host::LibraryHost),
     #[command(hide = true)]

@@ -14,12 +14,14 @@ const ENDINGS: [&str; 4] = [".pickle", ".pkl", ".pickle.gz", ".pkl.gz"];
 
 /// Expands paths to files in the given order, each once. The snapshots of a folder are sorted by name, with `rank2` before `rank10`.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
-    let is_snapshot = |path: &Path| {
-        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-        ENDINGS.iter().any(|ending| name.ends_with(ending))
-    };
     let sort = |files: &mut Vec<PathBuf>| files.sort_by_cached_key(|path| by_numbers(&path.to_string_lossy()));
-    inputs::expand(paths, ("snapshot", &ENDINGS.join(", ")), is_snapshot, sort)
+    inputs::expand(paths, ("snapshot", &ENDINGS.join(", ")), is_named_so, sort)
+}
+
+/// Returns whether a file's name is that of a snapshot.
+pub(crate) fn is_named_so(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 /// A sort key that compares the numbers in names by value.

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 use std::{collections::BTreeMap, ffi::OsStr, os::unix::fs::PermissionsExt as _};
 
-use harness_trace::snapshot::{Action, Event, Snapshot};
+use harness_allocator::units::Bytes;
+use harness_explain::causes::{self, Options};
+use harness_explain::state::At;
+use harness_trace::snapshot::{Action, Event, ExtraId, Snapshot};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("two environments are compared by line", &python, two_environments_are_compared_by_line));
+    trials.push(of_python("categories.py: categories from stacks and lifetimes equal those of the program's tensors", &python, categories));
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
     trials.push(of_python("engine.py: an engine in a forked process is reported", &python, engine));
@@ -657,4 +661,37 @@ fn baseline(python: &Path) -> Result<(), Failed> {
         && random.1.contains(" at any_size.py:2;")
         && std::fs::read_to_string(&file)? == text;
     if is_right { Ok(()) } else { Err(format!("{more:?}\n{case}\n{random:?}").into()) }
+}
+
+/// Snapshots with the addresses of the program's tensors, which are then removed: both must have the same categories, to the byte.
+fn categories(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let program = self::folder().join("categories.py");
+    for model in ["transformer", "transformer_bf16", "checkpointed", "convolutions", "lstm", "kept_gradients"] {
+        let ended = harness().args(["exec", "--memory", "8GiB", "--"]).arg(python).arg(&program).arg(model).arg(folder.path()).output()?;
+        let err = String::from_utf8_lossy(&ended.stderr).into_owned();
+        if !ended.status.success() {
+            return Err(format!("{model}: {err}").into());
+        }
+        for moment in ["forward", "backward", "step", "zero_grad"] {
+            let mut snapshot = Snapshot::read(&folder.path().join(format!("{model}-{moment}.pickle")))?;
+            let found = |snapshot: &Snapshot| {
+                let explanation = causes::explain(snapshot, 0, Options { at: At::End, ..Options::default() });
+                let categories = explanation.map(|explanation| explanation.categories);
+                categories.map(|all| all.into_iter().map(|of| (of.category, (of.bytes, of.blocks))).collect::<BTreeMap<_, _>>())
+            };
+            let recorded = found(&snapshot)?;
+            if snapshot.extra == ExtraId::NONE {
+                return Err(format!("{model}, {moment}: the snapshot does not name the program's tensors").into());
+            }
+            snapshot.extra = ExtraId::NONE;
+            let derived = found(&snapshot)?;
+            let of = |category: &str| recorded.get(category).map_or(Bytes::ZERO, |&(bytes, _)| bytes);
+            let has_all = ["parameters", "gradients", "optimizer_state"].iter().all(|category| of(category) > Bytes::ZERO);
+            if derived != recorded || (moment == "step" && !has_all) {
+                return Err(format!("{model}, {moment}: derived {derived:?}, recorded {recorded:?}").into());
+            }
+        }
+    }
+    Ok(())
 }

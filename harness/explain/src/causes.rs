@@ -25,6 +25,7 @@ use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
+use crate::categories::{self, Rule};
 pub use crate::consistency::Contradiction;
 pub use crate::explanation::{ByteCause, CauseBytes, Explanation, SiteBytes};
 use crate::fidelity::{self, Fidelity};
@@ -59,6 +60,11 @@ pub fn config(snapshot: &Snapshot) -> Config {
 
 /// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
 pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
+    explain_by(snapshot, device, options, &[])
+}
+
+/// Like [`explain`], with the user's categories.
+pub fn explain_by(snapshot: &Snapshot, device: u32, options: Options, rules: &[Rule]) -> Result<Explanation, ExplainError> {
     let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
     let unknown = snapshot.config().is_err().then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
     let config = config(snapshot);
@@ -84,6 +90,9 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     causes.extend(size.outside);
     let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
     notes.extend(view.notes(size.known));
+    if !categories::recorded(snapshot).is_empty() {
+        notes.push("parameters, gradients and optimizer state are those that the program had".to_owned());
+    }
     let recovered = (!history.events().is_empty() && !is_foreign)
         .then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity));
     notes.extend(recovered.as_ref().map(|fidelity| replayed(fidelity, config.torch)));
@@ -101,6 +110,7 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
         pinned,
         stalled_frees: waits::list(&view),
         growing: growth::list(&view),
+        categories: if is_foreign { Vec::new() } else { categories::list(&view, rules) },
         survived_ooms: oom_events.saturating_sub(usize::from(moment.at == MomentKind::Oom)),
         notes,
         fidelity: recovered.and_then(Result::ok),

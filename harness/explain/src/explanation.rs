@@ -7,6 +7,7 @@ use harness_record::FailedRequest;
 use harness_trace::snapshot::RunInfo;
 use serde::Serialize;
 
+use crate::categories::CategoryBytes;
 use crate::sites::{Site, SiteId};
 use crate::view::{Refused, TotalKnown, Totals};
 use crate::{attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, pins::PinnedSegment, state::Moment, waits::Wait};
@@ -35,6 +36,8 @@ pub struct Explanation {
     pub stalled_frees: Vec<Wait>,
     /// Sites whose live bytes grow with each iteration, fastest first.
     pub growing: Vec<Growth>,
+    /// Allocated memory by purpose. Empty if the recording has no Python frames.
+    pub categories: Vec<CategoryBytes>,
     /// Earlier requests that failed while the program continued.
     pub survived_ooms: usize,
     pub notes: Vec<String>,
@@ -75,8 +78,13 @@ impl Explanation {
 
     pub(crate) fn named_sites(&self) -> impl Iterator<Item = SiteId> {
         let of_causes = self.causes.iter().flat_map(|cause| cause.sites.iter().map(|site| site.id));
+        let of_categories = self.categories.iter().flat_map(|category| category.sites.iter().map(|site| site.id));
         let others = self.pinned.iter().map(|segment| segment.by.id).chain(self.stalled_frees.iter().map(|wait| wait.id));
-        of_causes.chain(others).chain(self.growing.iter().map(|growth| growth.id)).chain(self.request.iter().map(|request| request.id))
+        of_causes
+            .chain(of_categories)
+            .chain(others)
+            .chain(self.growing.iter().map(|growth| growth.id))
+            .chain(self.request.iter().map(|request| request.id))
     }
 }
 

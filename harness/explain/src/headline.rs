@@ -16,28 +16,51 @@ pub(crate) fn of(explanation: &Explanation) -> String {
     }
 }
 
+/// The main reason why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// The missing bytes.
+    TooLarge(Bytes),
+    /// The cached bytes, which are few.
+    NearlyFull(Bytes),
+    Unusable(ByteCause),
+}
+
+impl Reason {
+    pub(crate) fn of(explanation: &Explanation, request: &Refused) -> Self {
+        let accounts = &explanation.accounts;
+        let cached = accounts.reserved.saturating_sub(accounts.active) + explanation.bytes(ByteCause::PendingFree);
+        let everything = accounts.device_free.unwrap_or_default() + cached;
+        if request.requested > everything {
+            return Self::TooLarge(request.requested - everything);
+        }
+        if cached.get() < explanation.device_total.get() / NEARLY_FULL {
+            return Self::NearlyFull(cached);
+        }
+        let unusable = ByteCause::ALL.into_iter().map(|(cause, ..)| cause);
+        let unusable = unusable.filter(|cause| (ByteCause::PendingFree..=ByteCause::WholeSegments).contains(cause));
+        Self::Unusable(unusable.max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments))
+    }
+}
+
 fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
     let accounts = &explanation.accounts;
     let free = accounts.device_free.unwrap_or_default();
-    let cached = accounts.reserved.saturating_sub(accounts.active);
-    let waiting = explanation.bytes(ByteCause::PendingFree);
     let wanted = explanation.sites[&request.id].with_verb(&format!("{} asked for", request.asked));
     let allocated = format!("{} are allocated{}", accounts.allocated, most_by(explanation, ByteCause::Allocated));
-    let everything = free + cached + waiting;
-    if request.requested > everything {
-        let lacking = request.requested - everything;
-        return format!(
-            "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in total."
-        );
-    }
     let failed = format!("so the {wanted} did not fit, with {free} free on the device");
-    if (cached + waiting).get() < explanation.device_total.get() / NEARLY_FULL {
-        let rest = cached + waiting;
-        return format!("Nearly all memory is in use: {allocated}, and {rest} are cached but of no use to the request, {failed}.");
-    }
-    let stuck = ByteCause::ALL.into_iter().map(|(cause, ..)| cause);
-    let stuck = stuck.filter(|cause| (ByteCause::PendingFree..=ByteCause::WholeSegments).contains(cause));
-    let cause = stuck.max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments);
+    let cause = match Reason::of(explanation, request) {
+        Reason::TooLarge(lacking) => {
+            let everything = request.requested - lacking;
+            return format!(
+                "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in total."
+            );
+        }
+        Reason::NearlyFull(rest) => {
+            return format!("Nearly all memory is in use: {allocated}, and {rest} are cached but of no use to the request, {failed}.");
+        }
+        Reason::Unusable(cause) => cause,
+    };
     let bytes = explanation.bytes(cause);
     match cause {
         ByteCause::PendingFree => format!("{bytes} were freed but wait for other streams{}, {failed}.", most_by(explanation, cause)),

@@ -2,10 +2,12 @@
 
 pub mod advise;
 pub mod attempts;
+pub mod categories;
 pub mod causes;
 pub mod compare;
 mod consistency;
 pub mod fidelity;
+pub mod fleet;
 pub mod grid;
 pub mod growth;
 pub mod least;

@@ -64,8 +64,10 @@ pub fn program_advice(
 #[derive(Clone, Debug)]
 pub struct Change {
     what: String,
+    /// The change without figures of this recording.
+    pub(crate) kind: String,
     times_emptied: usize,
-    program: RecordedProgram,
+    pub(crate) program: RecordedProgram,
 }
 
 /// Recommends a memory fraction with which the program still succeeds, for users who share the device. `None` if the fraction is
@@ -92,26 +94,36 @@ pub fn fraction_advice(
 }
 
 pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
+    let mut changes = Vec::new();
+    each_change(program, snapshot, |change| changes.push(change));
+    changes
+}
+
+/// Calls `act` with each change. Each contains a copy of the program.
+pub(crate) fn each_change(program: &RecordedProgram, snapshot: &Snapshot, mut act: impl FnMut(Change)) {
     let sites = Sites::new(snapshot, program.device);
     let by_site = BySite::new(program, &sites);
-    let mut changes = Vec::new();
     for &site in &by_site.largest() {
         let name = &sites.get(site).name;
         let ids = &by_site.ids[&site];
         let blocks = count(ids.len(), "block");
-        let change = |what: String, program: RecordedProgram| Change { what, times_emptied: 0, program };
-        changes.push(change(format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}"), own_pool(program, ids)));
+        let mut change = |what: String, kind: String, (program, times_emptied)| act(Change { what, kind, times_emptied, program });
+        let what = format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}");
+        change(what, format!("a separate pool (torch.cuda.MemPool) for {name}"), (own_pool(program, ids), 0));
         let kept = by_site.kept(program, ids);
         if !kept.is_empty() {
             let what = format!("allocating the {} that {name} keeps first, in order of falling size,", count(kept.len(), "block"));
-            changes.push(change(what, before_all(program, &kept)));
+            change(what, format!("allocating what {name} keeps first"), (before_all(program, &kept), 0));
         }
-        let what = format!("freeing each block of {name} before it allocates the next one");
-        changes.extend(by_site.freed_before_the_next(program, ids).map(|earlier| change(what, earlier)));
-        let what = format!("torch.cuda.empty_cache() before {name}");
-        changes.extend(emptied_before(program, ids).map(|(program, times_emptied)| Change { what, times_emptied, program }));
+        if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
+            let what = format!("freeing each block of {name} before it allocates the next one");
+            change(what.clone(), what, (earlier, 0));
+        }
+        if let Some(emptied) = emptied_before(program, ids) {
+            let what = format!("torch.cuda.empty_cache() before {name}");
+            change(what.clone(), what, emptied);
+        }
     }
-    changes
 }
 
 struct BySite {

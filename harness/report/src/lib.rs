@@ -8,6 +8,7 @@
 pub mod advice;
 pub mod bench;
 pub mod explain;
+pub mod fleet;
 pub mod github;
 pub mod json;
 pub mod junit;

@@ -12,9 +12,11 @@ Each fatal out-of-memory error writes a snapshot, whose name contains job, rank,
 
 The observer never fails the program: if it cannot work, it says so once on standard error.
 """
+import gc
 import importlib.abc
 import importlib.util
 import os
+import pickle
 import re
 import runpy
 import sys
@@ -45,7 +47,7 @@ class Observer:
             self.errors += 1
             os.makedirs(self.folder, exist_ok=True)
             path = os.path.join(self.folder, self.name(device))
-            self.torch.cuda.memory._dump_snapshot(path + ".unfinished")
+            dump(self.torch, path + ".unfinished")
             os.replace(path + ".unfinished", path)
             self.written.append(path)
             while len(self.written) > self.kept:
@@ -60,6 +62,37 @@ class Observer:
         restarts = [f"restart{restart}"] if restart else []
         parts = [first(JOBS, "job"), f"rank{first(RANKS, '0')}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.errors)]
         return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)) + ".pickle"
+
+
+def dump(torch, path):
+    """Writes a snapshot with the addresses of the program's parameters, gradients and optimizer state, from which `harness explain` takes categories."""
+    snapshot = torch.cuda.memory._snapshot()
+    try:
+        snapshot["harness_tensors"] = tensors(torch)
+    except Exception as error:
+        say(f"the snapshot does not name the program's tensors: {error}")
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def tensors(torch):
+    found = {"parameters": set(), "gradients": set(), "optimizer_state": set()}
+
+    def add(category, tensor):
+        if torch.is_tensor(tensor) and tensor.is_cuda:
+            found[category].add(tensor.untyped_storage().data_ptr())
+
+    # `isinstance` would run code of the program's objects.
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.nn.Module):
+            for tensor in [*item._parameters.values(), *item._buffers.values()]:
+                add("parameters", tensor)
+                add("gradients", getattr(tensor, "grad", None))
+        elif issubclass(type(item), torch.optim.Optimizer):
+            for state in item.state.values():
+                for tensor in state.values():
+                    add("optimizer_state", tensor)
+    return {category: sorted(addresses) for category, addresses in found.items()}
 
 
 def first(names, otherwise):

@@ -35,6 +35,11 @@ pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation
         page.block("## What pins free memory");
         page.grid(&pinned);
     }
+    let categories = text::categories(explanation);
+    if !categories.rows.is_empty() {
+        page.block("## What the allocated memory is for");
+        page.grid(&categories);
+    }
     if !explanation.growing.is_empty() {
         page.block("## Leak suspects");
         page.list(explanation.growing.iter().map(|growth| prose(&text::grows(growth))));

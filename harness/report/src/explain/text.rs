@@ -3,7 +3,8 @@
 use std::fmt::Display;
 
 use harness_allocator::units::Bytes;
-use harness_explain::causes::{ByteCause, CauseBytes, Explanation, Refused};
+use harness_explain::categories::CategoryBytes;
+use harness_explain::causes::{ByteCause, CauseBytes, Explanation, Refused, SiteBytes};
 use harness_explain::compare::{self, Comparison, Whole};
 use harness_explain::pins;
 use harness_explain::ranks::{Overview, RankRow};
@@ -36,6 +37,11 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     if !pinned.rows.is_empty() {
         out.wrapped("\nWhat pins free memory:", 2);
         out.table(&pinned, 4, None);
+    }
+    let categories = categories(explanation);
+    if !categories.rows.is_empty() {
+        out.wrapped("\nWhat the allocated memory is for:", 2);
+        out.table(&categories, 4, None);
     }
     suspects(&mut out, explanation);
     if explanation.survived_ooms > 0 {
@@ -118,11 +124,23 @@ pub(super) fn causes(explanation: &Explanation) -> Grid {
     Grid::new("rrl", ["bytes", "share", "what", "most of it"], explanation.causes.iter().map(cells))
 }
 
-fn most_of(cause: &CauseBytes) -> String {
+pub(super) fn categories(explanation: &Explanation) -> Grid {
+    let cells = |category: &CategoryBytes| {
+        let figures = [category.bytes, category.peak_bytes].map(|bytes| bytes.to_string());
+        figures.into_iter().chain([category.about.clone(), largest(&category.sites)]).collect()
+    };
+    Grid::new("rrl", ["bytes", "at the peak", "what", "most of it"], explanation.categories.iter().map(cells))
+}
+
+fn largest(sites: &[SiteBytes]) -> String {
     const NAMED: usize = 2;
+    let named = sites.iter().map(|site| format!("{} {}", site.bytes, site.site));
+    words::at_most(named.collect(), NAMED, |more| format!("{more} more")).join("; ")
+}
+
+fn most_of(cause: &CauseBytes) -> String {
     let of_pins = !matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding | ByteCause::PendingFree);
-    let named = cause.sites.iter().map(|site| format!("{} {}", site.bytes, site.site));
-    let text = words::at_most(named.collect(), NAMED, |more| format!("{more} more")).join("; ");
+    let text = largest(&cause.sites);
     if of_pins && !text.is_empty() { format!("pinned by {text}") } else { text }
 }
 

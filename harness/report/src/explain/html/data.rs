@@ -62,6 +62,7 @@ impl RankData {
             "device_total": explanation.device_total,
             "device_total_is": explanation.device_total_is,
             "causes": explanation.causes.iter().map(cause).collect::<Vec<_>>(),
+            "categories": explanation.categories,
             "suspects": explanation.growing,
             "waits": explanation.stalled_frees.iter().filter_map(wait).collect::<Vec<_>>(),
             "moment": moment,

@@ -17,6 +17,7 @@ function showTexts() {
   byId("facts").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   byId("notes").replaceChildren(...rank.notes.map((note) => element("li", {}, sentence(note))));
   showCauses();
+  showCategories();
   showSuspects();
 }
 
@@ -53,6 +54,16 @@ function showCauses() {
   const total = element("b", {}, bytes(rank.device_total));
   rows.push({ cells: [element("b", {}, sum), total, rank.device_total > 0 ? "100 %" : "", ""] });
   byId("causes").replaceChildren(bar, table([["cause"], ["bytes", "number"], ["share", "number"], ["call sites"]], rows));
+}
+
+function showCategories() {
+  const { categories } = app.rank;
+  byId("categories-section").hidden = categories.length === 0;
+  const rows = categories.map(({ category, about, bytes: amount, peak_bytes, sites }) => ({
+    cells: [about, bytes(amount), bytes(peak_bytes), siteList(sites)],
+    attributes: { "data-category": category, "data-bytes": String(amount) },
+  }));
+  byId("categories").replaceChildren(table([["category"], ["bytes", "number"], ["at the peak", "number"], ["call sites"]], rows));
 }
 
 /** The first call sites, and the others when they are asked for. */

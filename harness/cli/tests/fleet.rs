@@ -1,0 +1,157 @@
+//! `harness fleet` over folders with good, broken and hostile files.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../explain/tests/snapshots");
+
+/// Runs `harness fleet` in this folder.
+fn fleet(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_harness")).arg("fleet").args(arguments).current_dir(folder).output().unwrap()
+}
+
+fn summary(folder: &Path, arguments: &[&str]) -> Value {
+    let output = fleet(folder, &[arguments, &["--format", "json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Two ranks of a job, another job, a truncated file, and a pickle that would run a command.
+fn jobs() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let jobs = folder.path().join("jobs");
+    fs::create_dir_all(jobs.join("b")).unwrap();
+    let snapshot = |name: &str| fs::read(Path::new(SNAPSHOTS).join(name)).unwrap();
+    fs::write(jobs.join("a-rank0-gpu0.pickle.gz"), snapshot("kept-features.pickle.gz")).unwrap();
+    fs::write(jobs.join("a-rank1-gpu1.pickle.gz"), snapshot("kept-features.pickle.gz")).unwrap();
+    fs::write(jobs.join("b/rank0.pickle.gz"), snapshot("trained.pickle.gz")).unwrap();
+    let features = snapshot("features.pickle.gz");
+    fs::write(jobs.join("c.pickle.gz"), &features[..features.len() / 2]).unwrap();
+    fs::write(jobs.join("d.pickle"), b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.").unwrap();
+    let path = folder.path().to_owned();
+    (folder, path)
+}
+
+fn rows(folder: &Path, out: &str) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join(out).join("rows.jsonl")).unwrap();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[test]
+fn broken_and_hostile_files_cost_one_row_each() {
+    let (_kept, folder) = jobs();
+    let summary = summary(&folder, &["jobs"]);
+    let figures = ["snapshots", "jobs", "out_of_memory", "ended", "unreadable", "replayed"].map(|name| summary[name].as_u64().unwrap());
+    assert_eq!(figures, [5, 4, 2, 1, 2, 2]);
+    assert_eq!(
+        (&summary["causes"][0]["cause"], &summary["causes"][0]["jobs"], &summary["causes"][0]["ranks"]),
+        (&"inactive_split".into(), &1.into(), &2.into())
+    );
+    let change = &summary["changes"][0];
+    assert_eq!((&change["change"], &change["prevents"]), (&"PYTORCH_ALLOC_CONF=expandable_segments:True".into(), &2.into()));
+    assert_eq!(summary["unreadable_because"].as_array().unwrap().len(), 2);
+    assert!(!folder.join("ran").exists() && folder.join("fleet/fleet.html").exists());
+    assert!(fs::read(folder.join("fleet/fleet.parquet")).unwrap().starts_with(b"PAR1"));
+}
+
+#[test]
+fn only_changed_files_are_analysed_again_and_an_unfinished_line_is_repeated() {
+    let (_kept, folder) = jobs();
+    let first = summary(&folder, &["jobs"]);
+    let path = folder.join("fleet/rows.jsonl");
+    let lines = fs::read_to_string(&path).unwrap();
+    assert_eq!(lines.lines().count(), 5);
+    // As after a kill: one row is missing, and the last one is unfinished.
+    let kept: Vec<&str> = lines.lines().skip(1).collect();
+    let text = kept.join("\n");
+    fs::write(&path, &text[..text.len() - 10]).unwrap();
+    assert_eq!(summary(&folder, &["jobs"]), first);
+    assert_eq!(rows(&folder, "fleet").len(), 5, "three rows were kept, and two are new");
+    fs::write(folder.join("jobs/d.pickle"), b"no snapshot").unwrap();
+    assert_eq!(summary(&folder, &["jobs"])["unreadable"], 2);
+    assert_eq!(rows(&folder, "fleet").len(), 6);
+}
+
+#[test]
+fn the_merged_shards_have_the_result_of_one_run() {
+    let (_kept, folder) = jobs();
+    let whole = summary(&folder, &["jobs"]);
+    let sizes = ["1/2", "2/2"].map(|shard| {
+        let out = format!("out-{}", &shard[..1]);
+        summary(&folder, &["jobs", "--shard", shard, "--out", &out]);
+        rows(&folder, &out).len()
+    });
+    assert!(sizes.iter().sum::<usize>() == 5 && !sizes.contains(&5), "{sizes:?}");
+    assert_eq!(summary(&folder, &["merge", "out-1", "out-2", "--out", "merged"]), whole);
+    assert_eq!(fs::read(folder.join("merged/fleet.parquet")).unwrap(), fs::read(folder.join("fleet/fleet.parquet")).unwrap());
+}
+
+#[test]
+fn bad_input_is_one_clear_error() {
+    let (_kept, folder) = jobs();
+    fs::create_dir(folder.join("empty")).unwrap();
+    let error = |arguments: &[&str]| {
+        let output = fleet(&folder, arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(error(&["empty"]).contains("empty: there is no snapshot in this folder or its subfolders"));
+    assert!(error(&["merge", "empty", "--out", "merged"]).contains("empty: there are no rows in this folder"));
+    if !cfg!(feature = "cloud") {
+        assert!(error(&["s3://bucket/jobs"]).contains("this harness is built without cloud storage"));
+    }
+}
+
+/// Runs `harness fleet` on a bucket of moto, a server of S3. `HARNESS_TEST_MOTO` names a Python with `pip install 'moto[server,s3]'`.
+#[test]
+#[cfg_attr(not(feature = "cloud"), ignore = "needs `--features cloud`, and HARNESS_TEST_MOTO")]
+fn a_bucket_has_the_result_of_a_folder() {
+    use std::io::{BufRead as _, BufReader};
+    let Some(python) = env::var_os("HARNESS_TEST_MOTO") else {
+        eprintln!("skipped: HARNESS_TEST_MOTO names no Python with moto");
+        return;
+    };
+    let (_kept, folder) = jobs();
+    let local = summary(&folder, &["jobs"]);
+    let program = "import boto3, os, sys, time
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(port=0)
+server.start()
+host, port = server.get_host_and_port()
+s3 = boto3.client('s3', endpoint_url=f'http://127.0.0.1:{port}', region_name='us-east-1')
+s3.create_bucket(Bucket='bucket')
+for folder, _, names in os.walk('jobs'):
+    for name in names:
+        path = os.path.join(folder, name)
+        s3.upload_file(path, 'bucket', path)
+print(port, flush=True)
+sys.stdin.read()";
+    let keys = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "us-east-1"), ("AWS_ALLOW_HTTP", "true")];
+    let pipe = std::process::Stdio::piped;
+    let mut server =
+        Command::new(python).args(["-c", program]).envs(keys).current_dir(&folder).stdin(pipe()).stdout(pipe()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let of_bucket = |url: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        command.args(["fleet", url, "--out", "of-bucket", "--format", "json"]).envs(keys).current_dir(&folder);
+        command.env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{}", port.trim())).output().unwrap()
+    };
+    let output = of_bucket("s3://bucket/jobs");
+    let missing = of_bucket("s3://no-such-bucket/jobs");
+    drop(server.stdin.take());
+    server.wait().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for name in ["snapshots", "jobs", "out_of_memory", "ended", "unreadable", "causes", "changes"] {
+        assert_eq!(found[name], local[name], "{name}");
+    }
+    assert_eq!(rows(&folder, "of-bucket")[0]["file"].as_str().map(|file| file.starts_with("s3://bucket/jobs/")), Some(true));
+    assert!(missing.status.code() == Some(2) && String::from_utf8_lossy(&missing.stderr).contains("AWS_ACCESS_KEY_ID"), "{missing:?}");
+}

@@ -1,0 +1,106 @@
+//! `harness mcp` speaks the Model Context Protocol over pipes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::{Value, json};
+
+const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../explain/tests/snapshots/kept-features.pickle.gz");
+
+struct Client {
+    server: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Client {
+    fn new(options: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+        let mut server = command.arg("mcp").args(options).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (requests, answers) = (server.stdin.take().unwrap(), BufReader::new(server.stdout.take().unwrap()));
+        let mut client = Self { server, requests, answers };
+        let initialized = client.ask(
+            "initialize",
+            json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "test", "version": "1" } }),
+        );
+        assert_eq!(initialized["result"]["serverInfo"]["name"], "harness");
+        client.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }));
+        client
+    }
+
+    fn send(&mut self, message: &Value) {
+        writeln!(self.requests, "{message}").unwrap();
+    }
+
+    fn ask(&mut self, method: &str, params: Value) -> Value {
+        self.send(&json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }));
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// The text of a tool's answer, and whether it is an error.
+    fn call(&mut self, tool: &str, arguments: Value) -> (String, bool) {
+        let answer = self.ask("tools/call", json!({ "name": tool, "arguments": arguments }));
+        let result = &answer["result"];
+        let text = result["content"][0]["text"].as_str().or(answer["error"]["message"].as_str());
+        (text.unwrap().to_owned(), result["isError"] != json!(false) && result["isError"] != Value::Null || answer["error"] != Value::Null)
+    }
+
+    fn tools(&mut self) -> Vec<String> {
+        let answer = self.ask("tools/list", json!({}));
+        answer["result"]["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    fn end(self) {
+        let Self { mut server, requests, .. } = self;
+        drop(requests);
+        assert!(server.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn an_agent_gets_explanations_and_advice_of_a_snapshot() {
+    let mut client = Client::new(&[]);
+    assert_eq!(client.tools(), ["explain", "advise", "compare"]);
+    let (text, is_error) = client.call("explain", json!({ "snapshot": SNAPSHOT }));
+    assert!(!is_error && text.contains("620.25 MiB are reserved but pinned"), "{text}");
+    let (text, _) = client.call("explain", json!({ "snapshot": SNAPSHOT, "format": "json", "at": "peak" }));
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["moment"]["at"], "peak");
+    let (text, _) = client.call("advise", json!({ "snapshot": SNAPSHOT }));
+    assert!(text.contains("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), "{text}");
+    let (text, _) = client.call("compare", json!({ "before": SNAPSHOT, "after": SNAPSHOT }));
+    assert!(text.contains("peak reserved 2.10 GiB") || text.contains("Peak reserved 2.10 GiB"), "{text}");
+    client.end();
+}
+
+#[test]
+fn no_argument_becomes_an_option_and_wrong_ones_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = folder.path().join("written");
+    let mut client = Client::new(&[]);
+    let (text, is_error) = client.call("explain", json!({ "snapshot": format!("--out={}", written.display()) }));
+    assert!(is_error && text.contains("there is no such file"), "{text}");
+    let (text, is_error) = client.call("explain", json!({ "snapshot": SNAPSHOT, "out": written }));
+    assert!(is_error && text == "`out` is unknown; `explain` has snapshot, memory, at, format", "{text}");
+    let (text, is_error) = client.call("compare", json!({ "before": SNAPSHOT }));
+    assert!(is_error && text == "`after` is required: a text", "{text}");
+    assert!(!written.exists());
+    client.end();
+}
+
+#[test]
+fn programs_run_only_if_the_user_allows_it() {
+    let mut client = Client::new(&[]);
+    let (text, is_error) = client.call("exec", json!({ "command": ["true"] }));
+    assert!(is_error && text == "there is no tool `exec`: start the server with --allow-exec", "{text}");
+    client.end();
+    let mut client = Client::new(&["--allow-exec"]);
+    assert_eq!(client.tools().last().map(String::as_str), Some("exec"));
+    // Fails, because the machine has no such program, but it was tried.
+    let (text, is_error) = client.call("exec", json!({ "command": ["/no/such/program"], "memory": "1GiB" }));
+    assert!(is_error && text.contains("/no/such/program"), "{text}");
+    client.end();
+}

@@ -1,0 +1,85 @@
+use std::path::Path;
+
+use harness_trace::snapshot::{ExtraId, Snapshot};
+
+use super::*;
+use crate::causes::{Options, explain_by};
+
+/// The third step of a training of a convolutional network with SGD and momentum, after the optimizer's step. Contains the addresses of its tensors.
+fn trained() -> Snapshot {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/trained.pickle.gz");
+    Snapshot::read(&path).expect("the file is a snapshot")
+}
+
+fn categories(snapshot: &Snapshot, at: At, rules: &[Rule]) -> Vec<(String, u64, u64)> {
+    let explanation = explain_by(snapshot, 0, Options { memory: None, at }, rules).expect("the moment exists");
+    let allocated = explanation.categories.iter().map(|of| of.bytes).sum::<Bytes>();
+    assert_eq!(allocated, explanation.accounts.allocated, "every allocated byte has one category");
+    explanation.categories.into_iter().map(|of| (of.category, of.bytes.0, of.blocks)).collect()
+}
+
+fn without_tensors() -> Snapshot {
+    let mut snapshot = trained();
+    assert_eq!(recorded(&snapshot).len(), 60, "parameters, buffers, gradients and momentum");
+    snapshot.extra = ExtraId::NONE;
+    snapshot
+}
+
+#[test]
+fn categories_from_stacks_and_lifetimes_are_those_of_the_programs_tensors() {
+    let derived = categories(&without_tensors(), At::End, &[]);
+    assert_eq!(derived, categories(&trained(), At::End, &[]));
+    let expected = [
+        ("parameters", 461_824, 28),
+        ("gradients", 455_680, 16),
+        ("optimizer_state", 455_680, 16),
+        // The result of the last forward pass.
+        ("activations", 8 << 20, 1),
+        ("temporaries", 0, 0),
+        ("other", 393_728, 2),
+    ];
+    assert_eq!(derived, expected.map(|(category, bytes, blocks)| (category.to_owned(), bytes, blocks)));
+}
+
+#[test]
+fn the_peak_lies_in_the_backward_pass_and_consists_mostly_of_activations() {
+    let at_peak = categories(&without_tensors(), At::Peak, &[]);
+    let found = |name: &str| at_peak.iter().find(|(category, ..)| category == name).map(|&(_, bytes, blocks)| (bytes, blocks));
+    assert_eq!((found("activations"), found("gradients")), (Some((67_112_960, 16)), None));
+}
+
+#[test]
+fn the_programs_own_tensors_come_before_the_rules() {
+    let mut snapshot = trained();
+    let gradients: HashSet<u64> =
+        recorded(&snapshot).into_iter().filter(|(_, category)| *category == GRADIENTS).map(|(address, _)| address).collect();
+    let addresses = gradients.iter().map(|&address| Value::Int(i128::from(address))).collect();
+    let tensors = Value::Dict(vec![(Value::Text(OPTIMIZER_STATE.to_owned()), Value::List(addresses))]);
+    snapshot.extra = snapshot.extras.intern(vec![(RECORDED.to_owned(), tensors)]);
+    assert!(!categories(&snapshot, At::End, &[]).iter().any(|(category, ..)| category == GRADIENTS));
+}
+
+#[test]
+fn a_rule_of_the_user_takes_the_blocks_whose_stacks_it_matches() {
+    let rule = |file: Option<&str>, function: Option<&str>, regex: Option<&str>| Rule {
+        category: "ours".to_owned(),
+        file: file.map(str::to_owned),
+        function: function.map(str::to_owned),
+        regex: regex.map(|regex| regex.to_owned().try_into().expect("the expression is valid")),
+    };
+    let ours = |rule| categories(&without_tensors(), At::Peak, &[rule]).into_iter().find(|(category, ..)| category == "ours");
+    let of_batch_norm = ours(rule(Some("modules/batchnorm.py"), Some("forward"), None));
+    assert!(of_batch_norm.is_some());
+    assert_eq!(of_batch_norm, ours(rule(None, None, Some(r"batchnorm\.py:\d+ forward$"))));
+    assert_eq!(ours(rule(Some("batchnorm.py"), Some("backward"), None)), None);
+}
+
+#[test]
+fn without_python_frames_no_purpose_is_known() {
+    let mut snapshot = without_tensors();
+    snapshot.stacks = harness_trace::snapshot::Stacks::default();
+    snapshot.traces.iter_mut().flatten().for_each(|event| event.stack = StackId::EMPTY);
+    snapshot.segments.iter_mut().flat_map(|segment| &mut segment.blocks).for_each(|block| block.stack = StackId::EMPTY);
+    snapshot.segments.iter_mut().for_each(|segment| segment.stack = StackId::EMPTY);
+    assert_eq!(explain_by(&snapshot, 0, Options::default(), &[]).expect("it has an end").categories, []);
+}

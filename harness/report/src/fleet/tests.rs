@@ -1,0 +1,72 @@
+use harness_explain::fleet::Analysis;
+
+use super::*;
+use crate::text::Style;
+
+fn row(file: &str, job: &str, cures: &[&str]) -> Row {
+    let analysis = Analysis {
+        outcome: Outcome::OutOfMemory,
+        cause: Some("inactive_split".to_owned()),
+        cause_bytes: 1 << 30,
+        top_site: Some("model.py:41 forward".to_owned()),
+        category: Some("optimizer_state".to_owned()),
+        faithful: Some(true),
+        cures: cures.iter().map(|&cure| cure.to_owned()).collect(),
+        ..Analysis::default()
+    };
+    Row { file: file.to_owned(), job: job.to_owned(), analysis, ..Row::default() }
+}
+
+fn rows() -> Vec<Row> {
+    let expandable = "PYTORCH_ALLOC_CONF=expandable_segments:True";
+    let both = "PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128";
+    let mut rows = vec![
+        row("a-rank0.pickle", "a", &[both, expandable, "torch.cuda.empty_cache() before model.py:41 forward"]),
+        row("a-rank1.pickle", "a", &[both, expandable]),
+        row("b.pickle", "b", &[]),
+        row("c.pickle", "c", &[]),
+        row("<d>.pickle", "d", &[]),
+    ];
+    (rows[2].analysis.cause, rows[2].analysis.cause_bytes) = (Some("too_large".to_owned()), 5 << 30);
+    let unfaithful = "the replay differs: recorded 2 MiB mapped, replayed no driver call";
+    (rows[3].analysis.faithful, rows[3].analysis.problem) = (Some(false), Some(unfaithful.to_owned()));
+    rows[4].analysis = Analysis::unreadable("the file ends at byte 17");
+    rows.push(Row { analysis: Analysis::unreadable("the file ends at byte 2311"), ..rows[4].clone() });
+    rows
+}
+
+#[test]
+fn causes_changes_and_problems_are_counted_by_jobs_and_ranks() {
+    insta::assert_snapshot!(render(&Summary::of(&rows()), Style::Plain, None));
+}
+
+#[test]
+fn the_page_has_the_tables_and_escapes_names() {
+    let rows = [row("<script>.pickle", "a", &[])];
+    let page = html::page(&rows, &Summary::of(&rows));
+    assert!(page.contains("<td>&lt;script&gt;.pickle</td>") && !page.contains("<script"), "{page}");
+    assert!(page.contains("Causes of out-of-memory errors") && page.contains("model.py:41 forward (1 of 1)"), "{page}");
+}
+
+#[test]
+fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
+    use ::parquet::file::reader::{FileReader as _, SerializedFileReader};
+    let mut file = tempfile::tempfile().expect("there is space");
+    std::io::Write::write_all(&mut file, &parquet::file(&rows()).expect("rows fit")).expect("there is space");
+    let read: Vec<String> = SerializedFileReader::new(file)
+        .expect("it is Parquet")
+        .get_row_iter(None)
+        .expect("it has rows")
+        .map(|row| row.expect("it is whole").to_string())
+        .collect();
+    assert_eq!(read.len(), 6);
+    assert!(read[0].contains("file: \"a-rank0.pickle\", job: \"a\", rank: null"), "{}", read[0]);
+    assert!(read[0].contains("cause_bytes: 1073741824") && read[0].contains("faithful: true"), "{}", read[0]);
+    assert!(read[1].contains("cures: [\"PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\", \"PYTORCH_ALLOC_CONF=expandable_segments:True\"]"), "{}", read[1]);
+    assert!(read[2].contains("cures: []") && read[5].contains("problem: \"the file ends at byte 2311\""), "{} {}", read[2], read[5]);
+}
+
+#[test]
+fn without_rows_there_are_no_tables() {
+    assert_eq!(render(&Summary::of(&[]), Style::Plain, None).trim(), "0 snapshots of 0 jobs: 0 end with an out-of-memory error, 0 do not.");
+}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A server of vLLM and the load that it must carry: 16 requests of 8 clients. Needs the models of `engine_cases.py models` in the current folder.
-#     harness exec --memory 4GiB --least-memory -- ci/engine_server.sh [OPTION OF vllm serve]…
+#     harness exec --memory 24GiB -- ci/engine_server.sh [OPTION OF vllm serve]…
 port=$((20000 + $$ % 10000))
 vllm serve tiny-llama --load-format dummy --port "$port" "$@" &
 server=$!

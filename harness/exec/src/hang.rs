@@ -1,5 +1,5 @@
-//! [`Hang`]: ranks that wait for each other, or for ranks that never come. [`detector`] finds it from outside of the program: in the files of its
-//! communicators, and in the stacks of idle [`processes`].
+//! [`Hang`]: ranks that wait for each other, or for ranks that never come. `detector` finds it from outside of the program: in the files of its
+//! communicators, and in the stacks of idle `processes`.
 
 pub(crate) mod detector;
 pub(crate) mod processes;

@@ -136,12 +136,12 @@ sys.stdin.read()";
     let pipe = std::process::Stdio::piped;
     let mut server =
         Command::new(python).args(["-c", program]).envs(keys).current_dir(&folder).stdin(pipe()).stdout(pipe()).spawn().unwrap();
-    let mut port = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    // moto prints other lines first.
+    let port = BufReader::new(server.stdout.take().unwrap()).lines().find_map(|line| line.unwrap().parse::<u16>().ok()).unwrap();
     let of_bucket = |url: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
         command.args(["fleet", url, "--out", "of-bucket", "--format", "json"]).envs(keys).current_dir(&folder);
-        command.env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{}", port.trim())).output().unwrap()
+        command.env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")).output().unwrap()
     };
     let output = of_bucket("s3://bucket/jobs");
     let missing = of_bucket("s3://no-such-bucket/jobs");

@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
-# Results are random, or memory without contents; or arguments belong on the CPU.
+# Their results are random or uninitialized. `tensor_split` takes an argument on the CPU.
 UNKNOWN = set("""
 bernoulli cauchy empty empty_like empty_permuted empty_strided exponential geometric log_normal multinomial new_empty new_empty_strided
 nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d nn.functional.feature_alpha_dropout

@@ -23,8 +23,8 @@ struct Row {
 }
 
 impl NcclMemory {
-    /// The memory that a communicator of so many ranks takes for its first collective, or for its first send or receive: that of the row with the most
-    /// ranks up to these.
+    /// Returns the bytes that a communicator allocates at its first collective, or at its first send or receive. They come from the row with the most
+    /// ranks up to `ranks`.
     pub fn of(&self, ranks: usize, is_point_to_point: bool) -> Bytes {
         let row = self.rows.iter().filter(|row| row.ranks <= ranks as u64).max_by_key(|row| row.ranks);
         row.map_or(Bytes::ZERO, |row| row.bytes[usize::from(is_point_to_point)])

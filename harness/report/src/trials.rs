@@ -254,7 +254,7 @@ fn peak_by_orders(row: &Row) -> String {
     if least == most {
         format!("reserves at most {most}")
     } else {
-        format!("reserves at most {least} to {most}, which depends on the addresses")
+        format!("reserves at most {least} to {most}, depending on the order of addresses")
     }
 }
 

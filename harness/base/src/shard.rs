@@ -1,10 +1,10 @@
 //! Shards of work for several machines. A name alone determines its shard, so machines need not communicate, and a new scenario
 //! does not move others.
 
-use std::str::FromStr;
+use std::{hash::Hasher as _, str::FromStr};
 
 use derive_more::Display;
-use harness_allocator::hash::fnv1a;
+use harness_allocator::hash::{Mixer, fnv1a};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Display)]
@@ -19,7 +19,10 @@ pub struct Shard {
 impl Shard {
     /// Returns whether the name belongs to this shard. Each name belongs to exactly one shard of a count.
     pub fn has(self, name: &str) -> bool {
-        fnv1a(name.as_bytes()) % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
+        // The mixer spreads the low bits, in which equal pairs of digits cancel, as in `rank3-gpu3`.
+        let mut mixer = Mixer::default();
+        mixer.write_u64(fnv1a(name.as_bytes()));
+        mixer.finish() % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
     }
 }
 
@@ -73,6 +76,13 @@ mod tests {
             assert!(wrong.parse::<Shard>().is_err(), "{wrong}");
         }
         insta::assert_snapshot!("4/3".parse::<Shard>().expect_err("3 shards have no fourth"), @"shard 4 of 3 does not exist: shards are numbered from 1 to 3; write the shard and the number of shards, as in `1/2` and `2/2`");
+    }
+
+    #[test]
+    fn names_with_equal_pairs_of_digits_are_in_both_halves() {
+        let half = Shard { index: 1, count: 2 };
+        let in_half = (0..8).filter(|rank| half.has(&format!("job-rank{rank}-gpu{rank}.pickle"))).count();
+        assert!((1..8).contains(&in_half), "{in_half} of 8");
     }
 
     proptest! {

@@ -97,8 +97,7 @@ impl Fleet {
         }
         let (mut sources, clouds) = self.sources()?;
         if let Some(shard) = self.shard {
-            // Names such as `rank3-gpu3` differ in pairs of equal digits, which cancel in the low bits of one hash.
-            sources.retain(|source| shard.has(&format!("{:016x}", fnv1a(source.name.as_bytes()))));
+            sources.retain(|source| shard.has(&source.name));
         }
         let made_with = format!("{} {}", built::version(), self.memory.map(|memory| memory.to_string()).unwrap_or_default());
         let known = Known::new(read(&self.output.out)?, &made_with);

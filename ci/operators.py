@@ -2,11 +2,18 @@
 
     harness exec --values cpu -- python ci/operators.py float32
 
-Needs the packages expecttest and numpy. Prints each operator that differs, then the numbers.
+Needs the packages expecttest and numpy. Prints each operator that differs, then the numbers. The second form prints a checksum of the sizes that each
+operator allocates, for a comparison with a GPU:
+
+    harness exec --gpu h100-80 --values cpu -- python ci/operators.py allocations | diff - reports/h100/operators.tsv
 """
 import collections
+import random
 import sys
 import warnings
+import zlib
+
+import numpy
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
@@ -20,6 +27,8 @@ nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d nn.funct
 randint randint_like randn randn_like svd_lowrank tensor_split uniform
 """.split())
 MOST_SAMPLES = 12
+# torch allocates this workspace of cuBLAS at the first product of a process.
+CUBLAS_WORKSPACE = 32 << 20
 
 
 def run(operator, sample, device):
@@ -50,8 +59,40 @@ def difference(operator, sample, tolerance):
         return str(error).split("\n")[0]
 
 
+def allocated(operator, dtype):
+    """Returns the sizes that an operator allocates, for each of its first six samples."""
+    name = f"{operator.formatted_name} {str(dtype).removeprefix('torch.')}"
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(zlib.crc32(name.encode()))
+    samples = operator.sample_inputs("cpu", dtype, requires_grad=operator.supports_autograd)
+    sizes, start = [], 0
+    torch.cuda.memory._record_memory_history(None)
+    torch.cuda.memory._record_memory_history(context=None)
+    for sample, _ in zip(samples, range(6)):
+        try:
+            run(operator, sample, "cuda")
+        except Exception:
+            pass
+        torch.cuda.synchronize()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        new = [event["size"] for event in events[start:] if event["action"] == "alloc"]
+        sizes.append([size for size in new if size != CUBLAS_WORKSPACE])
+        start = len(events)
+    return name, sizes
+
+
+def allocations():
+    for dtype in (torch.float32, torch.bfloat16):
+        for operator in op_db:
+            if dtype in operator.dtypes and dtype in operator.dtypesIfCUDA:
+                name, sizes = allocated(operator, dtype)
+                print(name, len(sizes), zlib.crc32(repr(sizes).encode()), sep="\t", flush=True)
+
+
 def main():
     warnings.filterwarnings("ignore")
+    if sys.argv[1] == "allocations":
+        return allocations()
     torch.manual_seed(0)
     dtype = getattr(torch, sys.argv[1])
     tolerance = 0.2 if dtype in (torch.float16, torch.bfloat16) else 1e-3

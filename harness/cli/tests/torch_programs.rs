@@ -71,8 +71,12 @@ fn main() -> ExitCode {
     ));
     trials.push(of_python("convolutions that were not measured are listed and can be measured", &python, unmeasured_convolutions));
     let with_cudnn = cudnn.as_ref().and(python.clone());
-    let check = move |python: &Path| library_of_cudnn(python, &cudnn.unwrap_or_default());
+    let cudnn = cudnn.unwrap_or_default();
+    let library = cudnn.clone();
+    let check = move |python: &Path| library_of_cudnn(python, &cudnn);
     trials.push(of_python("workspaces.py: cuDNN's own library requests the measured workspaces", &with_cudnn, check));
+    let check = move |python: &Path| clusters(python, &library);
+    trials.push(of_python("workspaces.py: the peak has bounds on a GPU for which cuDNN plans clusters of blocks", &with_cudnn, check));
     trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
@@ -420,6 +424,18 @@ fn library_of_cudnn(python: &Path, library: &Path) -> Result<(), Failed> {
         let is_measured = |(name, figure): (&String, &Value)| bytes(figure).next_multiple_of(512) == bytes(&measured[name]);
         if !found.iter().all(is_measured) || found == measured {
             return Err(format!("{}: {measured:?} measured, {found:?} found", row.options).into());
+        }
+    }
+    Ok(())
+}
+
+fn clusters(python: &Path, library: &Path) -> Result<(), Failed> {
+    let mut row = rows("expected.tsv").find(|row| row.program == "workspaces.py").ok_or("no row has workspaces.py")?;
+    for (gpu, has_bounds) in [("h100-80", true), ("rtx3090ti-24", false)] {
+        row.options = format!("--gpu {gpu} --cudnn-workspace {}", library.display());
+        let summary = String::from_utf8(run(&row, python, &[])?.stderr)?;
+        if summary.contains("cuDNN's workspaces are estimates") != has_bounds {
+            return Err(format!("{gpu}: {summary}").into());
         }
     }
     Ok(())

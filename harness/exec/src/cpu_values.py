@@ -418,6 +418,7 @@ _COUNTS = {
     "index_put_": _indices,
     "_index_put_impl_": _indices,
     "masked_select": _masked,
+    "masked_scatter_backward": _masked,
     "_unique": _distinct,
     "_unique2": _distinct,
     "unique_consecutive": _runs,

@@ -267,8 +267,14 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
 ) -> c_int {
     if let Some(library) = library() {
         let count = count.map_or(ptr::null_mut(), |count| count.as_mut_ptr());
-        // SAFETY: the program passes a descriptor of the library, and an array of `requested` elements or null.
-        return unsafe { (library.get)(descriptor.cast_mut().cast(), number, kind, requested, count, elements) };
+        // SAFETY: the program passes a descriptor of the library, and an array of `requested` elements or null. A workspace is one number.
+        return unsafe {
+            let status = (library.get)(descriptor.cast_mut().cast(), number, kind, requested, count, elements);
+            if status == 0 && number == attribute::PLAN_WORKSPACE && !elements.is_null() && requested == 1 {
+                library.note_estimate(descriptor.cast_mut().cast(), elements.cast::<u64>().read_unaligned());
+            }
+            status
+        };
     }
     // SAFETY: the program passes an object, and an array of `requested` elements or null.
     let (object, into) = unsafe {

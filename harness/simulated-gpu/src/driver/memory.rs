@@ -65,7 +65,9 @@ export! {
         let work = Work::Set { address: to as u64, len: count as u64, byte };
         by_kernel_mode(THIS, || runtime::cudaMemsetAsync(to, byte.into(), count, stream), || on_gpu(|gpu| gpu.submit(stream, work)))
     };
+    cuMemsetD8_v2(to: usize, byte: u8, count: usize) = cuMemsetD8Async(to, byte, count, 0);
     cuMemsetD32Async(address: usize, word: c_uint, count: usize, _: usize) = set_words(address, word, count);
+    cuMemsetD32_v2(address: usize, word: c_uint, count: usize) = set_words(address, word, count);
     cuStreamWriteValue32, cuStreamWriteValue32_v2(_: usize, address: usize, word: c_uint, _: c_uint) = set_words(address, word, 1);
 }
 

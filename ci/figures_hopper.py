@@ -1,10 +1,12 @@
-"""A program whose memory was recorded on an NVIDIA H200: python ci/figures_h200.py NAME
+"""A program whose memory was recorded on an NVIDIA H100 or H200: python ci/figures_hopper.py NAME
 
-Prints the peaks of allocated and reserved bytes, the number of allocations, and a checksum of their sizes in order.
+Prints the peaks of allocated and reserved bytes, the number of allocations, and a checksum of their sizes in order. With `seconds cpu` or `seconds cuda`
+after the name, it prints the processor's time of the program's second run on that device.
 """
 import os
 import random
 import sys
+import time
 import zlib
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 
 BF16, FP16 = torch.bfloat16, torch.float16
 PROGRAMS = {}
+DEVICE = "cuda"
 
 
 def program(run):
@@ -20,17 +23,17 @@ def program(run):
 
 
 def normal(*shape, dtype=None):
-    return torch.randn(*shape, device="cuda", dtype=dtype)
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
 
 
 def integers(limit, *shape):
-    return torch.randint(limit, shape, device="cuda")
+    return torch.randint(limit, shape, device=DEVICE)
 
 
 def train(model, loss, steps=2, optimizer=None, amp=None):
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4)
     for _ in range(steps):
-        with torch.autocast("cuda", dtype=amp, enabled=amp is not None):
+        with torch.autocast(DEVICE, dtype=amp, enabled=amp is not None):
             result = loss()
         result.backward()
         optimizer.step()
@@ -438,7 +441,304 @@ def whole_gpu():
         pass
 
 
-def main(name):
+@program
+def gaussian_process():
+    import gpytorch
+
+    class Exact(gpytorch.models.ExactGP):
+        def __init__(self, inputs, targets, likelihood):
+            super().__init__(inputs, targets, likelihood)
+            self.mean = gpytorch.means.ConstantMean()
+            self.covariance = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+
+        def forward(self, inputs):
+            return gpytorch.distributions.MultivariateNormal(self.mean(inputs), self.covariance(inputs))
+
+    inputs = torch.rand(800, 4).cuda()
+    targets = torch.sin(inputs.sum(1) * 6)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().cuda()
+    model = Exact(inputs, targets, likelihood).cuda()
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    with gpytorch.settings.max_cholesky_size(2000):
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = -objective(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+
+@program
+def graph_network():
+    from torch_geometric.nn import BatchNorm, GATConv, GINConv, SAGEConv, global_mean_pool
+
+    nodes, edges, generator = 5000, 40000, torch.Generator().manual_seed(0)
+    features, links = torch.randn(nodes, 64, generator=generator).cuda(), torch.randint(nodes, (2, edges), generator=generator).cuda()
+    graphs = torch.arange(nodes).div(100, rounding_mode="floor").cuda()
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.sample = GATConv(64, 32, heads=4), SAGEConv(128, 64)
+            self.isomorphism = GINConv(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)))
+            self.norm, self.out = BatchNorm(64), nn.Linear(64, 7)
+
+        def forward(self):
+            hidden = F.relu(self.sample(F.elu(self.attention(features, links)), links))
+            return self.out(global_mean_pool(self.norm(self.isomorphism(hidden, links)), graphs))
+
+    model, labels = Network().cuda(), torch.randint(7, (50,), generator=generator).cuda()
+    train(model, lambda: F.cross_entropy(model(), labels), 3)
+
+
+@program
+def differential_equation():
+    from torchdiffeq import odeint, odeint_adjoint
+
+    class Field(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).cuda()
+
+        def forward(self, time, state):
+            return self.net(state)
+
+    model, start, times = Field(), torch.randn(256, 32).cuda(), torch.linspace(0, 1, 5).cuda()
+    train(model, lambda: odeint(model, start, times, method="rk4")[-1].square().mean(), 2)
+    train(model, lambda: odeint_adjoint(model, start, times, method="rk4")[-1].square().mean(), 1)
+
+
+@program
+def equivariant():
+    from e3nn import o3
+
+    features, harmonics = o3.Irreps("16x0e+16x1o+8x2e"), o3.Irreps.spherical_harmonics(3)
+    product, linear = o3.FullyConnectedTensorProduct(features, harmonics, features).cuda(), o3.Linear(features, "8x0e").cuda()
+    inputs, points = torch.randn(500, features.dim).cuda(), torch.randn(500, 3).cuda()
+    model = nn.ModuleList([product, linear])
+    train(model, lambda: linear(product(inputs, o3.spherical_harmonics(harmonics, points, True))).square().mean(), 3)
+
+
+def sequences(count, vocabulary, length):
+    rows = [torch.randint(vocabulary, (length(index),), generator=torch.Generator().manual_seed(index)) for index in range(count)]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def fit(model, dataset, collate=None, **options):
+    import tempfile
+
+    import transformers
+
+    common = {"per_device_train_batch_size": 4, "max_steps": 4, "report_to": [], "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(output_dir=tempfile.mkdtemp(), **common, **options)
+    evaluated = dataset[:8] if "eval_steps" in options else None
+    transformers.Trainer(model, arguments, train_dataset=dataset, eval_dataset=evaluated, data_collator=collate).train()
+
+
+@program
+def trainer():
+    import transformers
+
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, n_head=4, n_embd=256, vocab_size=5000))
+    fit(model, sequences(64, 5000, lambda index: 128), gradient_accumulation_steps=2, bf16=True, eval_strategy="steps", eval_steps=2)
+
+
+@program
+def trainer_lora():
+    import peft
+    import transformers
+
+    small = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000}
+    targets = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)), targets)
+
+    def collate(rows):
+        longest = max(len(row["input_ids"]) for row in rows)
+        return {
+            key: torch.stack([F.pad(row[key], (0, longest - len(row[key])), value=value) for row in rows])
+            for key, value in (("input_ids", 0), ("labels", -100))
+        }
+
+    saving = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    fit(model, sequences(32, 8000, lambda index: 64 + 8 * (index % 5)), collate, fp16=True, optim="adamw_torch_fused", **saving)
+
+
+@program
+def lightning():
+    import pytorch_lightning
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Module(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 10))
+
+        def training_step(self, batch, index):
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch, index):
+            self.log("validation", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    loader = DataLoader(TensorDataset(torch.randn(256, 512), torch.randint(10, (256,))), 32)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pytorch_lightning.Trainer(max_epochs=2, accelerator="gpu", devices=1, precision="16-mixed", gradient_clip_val=1.0, **quiet)
+    trainer.fit(Module(), loader, loader)
+
+
+@program
+def accumulation():
+    import accelerate
+
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True), 3)
+    loader = torch.utils.data.DataLoader(torch.randn(64, 64, 256), 8)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@program
+def sentence_pairs():
+    import transformers
+
+    small = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 1536}
+    model = transformers.BertModel(transformers.BertConfig(**small)).cuda()
+    embed = lambda tokens: F.normalize(model(input_ids=tokens).last_hidden_state.mean(1), dim=-1)
+    questions, answers = torch.randint(30000, (32, 48)).cuda(), torch.randint(30000, (32, 128)).cuda()
+    train(model, lambda: F.cross_entropy(embed(questions) @ embed(answers).T * 20, torch.arange(32, device=DEVICE)), 3)
+
+
+@program
+def detection():
+    import transformers
+
+    small = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768, "image_size": [256, 256]}
+    model, images = transformers.YolosForObjectDetection(transformers.YolosConfig(**small)).cuda(), torch.randn(2, 3, 256, 256).cuda()
+    train(model, lambda: model(images).logits.square().mean() + model(images).pred_boxes.mean(), 3)
+
+
+@program
+def muon():
+    model = nn.Sequential(nn.Linear(512, 1024, bias=False), nn.ReLU(), nn.Linear(1024, 256, bias=False)).cuda()
+    inputs = torch.randn(64, 512).cuda()
+    train(model, lambda: model(inputs).square().mean(), 3, torch.optim.Muon(model.parameters(), lr=0.01))
+
+
+@program
+def more_optimizers():
+    makers = (
+        lambda parameters: torch.optim.AdamW(parameters, fused=True),
+        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True, foreach=True),
+        torch.optim.Adafactor,
+        lambda parameters: torch.optim.LBFGS(parameters, max_iter=4, line_search_fn=None),
+        lambda parameters: torch.optim.RMSprop(parameters, centered=True),
+        torch.optim.NAdam,
+        torch.optim.Adamax,
+        torch.optim.ASGD,
+        torch.optim.Rprop,
+        lambda parameters: torch.optim.Adadelta(parameters, foreach=False),
+        lambda parameters: torch.optim.Adam(parameters, amsgrad=True, capturable=True),
+    )
+    for make in makers:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
+        optimizer, inputs = make(model.parameters()), torch.randn(64, 256).cuda()
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+
+@program
+def offload():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(6)]).cuda()
+    inputs = torch.randn(256, 1024).cuda()
+
+    def loss():
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            return model(inputs).square().mean()
+
+    train(model, loss, 3)
+
+
+@program
+def selective_checkpoints():
+    import functools
+
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    model = nn.ModuleList([nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True) for _ in range(4)]).cuda()
+    inputs = torch.randn(8, 256, 256).cuda()
+    contexts = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default, torch.ops.aten.mm.default])
+
+    def loss():
+        hidden = inputs
+        for layer in model:
+            hidden = checkpoint(layer, hidden, use_reentrant=False, context_fn=contexts)
+        return hidden.square().mean()
+
+    train(model, loss, 3)
+
+
+@program
+def conformer():
+    import torchaudio
+
+    waves = torch.randn(4, 16000).cuda()
+    spectrogram, model = torchaudio.transforms.MelSpectrogram(16000, n_mels=80).cuda(), torchaudio.models.Conformer(80, 4, 256, 3, 31).cuda()
+    frames = spectrogram(waves).transpose(1, 2).contiguous()
+    lengths = torch.tensor([frames.shape[1]] * 4, device=DEVICE)
+    train(model, lambda: model(frames, lengths)[0].square().mean(), 3)
+
+
+@program
+def policy():
+    network = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5)).cuda()
+    optimizer, observations = torch.optim.Adam(network.parameters()), torch.randn(512, 8).cuda()
+    for _ in range(2):
+        distribution = torch.distributions.Categorical(logits=network(observations))
+        actions = distribution.sample()
+        before, advantages = distribution.log_prob(actions).detach(), torch.randn(512).cuda()
+        for part in torch.randperm(512).split(128):
+            distribution = torch.distributions.Categorical(logits=network(observations[part]))
+            ratio = (distribution.log_prob(actions[part]) - before[part]).exp()
+            gain = torch.min(ratio * advantages[part], ratio.clamp(0.8, 1.2) * advantages[part]).mean()
+            loss = -gain - 0.01 * distribution.entropy().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+            optimizer.step()
+
+
+def seconds(name, device):
+    global DEVICE
+    DEVICE = device
+    if device == "cpu":
+        nn.Module.cuda = torch.Tensor.cuda = lambda self: self
+    for _ in range(2):
+        start = time.process_time()
+        PROGRAMS[name]()
+    print(f"{name} on {device}: {time.process_time() - start:.3f} s")
+
+
+def main(name, *timing):
+    if timing:
+        return seconds(name, timing[1])
     if name == "list":
         return print(*PROGRAMS, sep="\n")
     random.seed(0)
@@ -454,4 +754,4 @@ def main(name):
     print("figure checksum", zlib.crc32(repr(sizes).encode()))
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

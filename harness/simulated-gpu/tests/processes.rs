@@ -22,6 +22,8 @@ unsafe extern "C" {
     fn cudaMemset(address: usize, value: c_int, size: usize) -> c_int;
     fn cudaMemcpy(to: usize, from: usize, size: usize, kind: c_int) -> c_int;
     fn cudaGetSymbolAddress(address: *mut usize, symbol: *const c_void) -> c_int;
+    fn cuMemsetD8_v2(address: usize, byte: u8, count: usize) -> c_int;
+    fn cuMemsetD32_v2(address: usize, word: c_uint, count: usize) -> c_int;
     fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: usize) -> c_int;
     fn cuMemHostRegister_v2(address: usize, size: usize, flags: c_uint) -> c_int;
     fn cuMemHostUnregister(address: usize) -> c_int;
@@ -186,6 +188,8 @@ fn the_host_can_access_managed_memory() {
         numbers.write(7);
         assert_eq!(cudaMemset(address + 4, 1, 4), 0);
         assert_eq!((numbers.read(), numbers.add(1).read(), numbers.add(2).read()), (7, 0x0101_0101, 0));
+        assert_eq!((cuMemsetD8_v2(address + 4, 2, 4), cuMemsetD32_v2(address + 8, 3, 1)), (0, 0));
+        assert_eq!((numbers.read(), numbers.add(1).read(), numbers.add(2).read()), (7, 0x0202_0202, 3));
         let mut is_managed = 0_u32;
         assert_eq!((cuPointerGetAttribute((&raw mut is_managed).cast(), 8, address), is_managed), (0, 1));
         assert_eq!((cudaFree(address), cudaFree(address)), (0, INVALID_VALUE));

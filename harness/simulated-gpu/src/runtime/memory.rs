@@ -216,8 +216,16 @@ fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c
     0
 }
 
-/// Fills device memory with a pattern.
+/// Fills a range with a pattern. The program passes a range of this size.
 pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
+    if size == 0 {
+        return;
+    }
+    if !is_device_memory(to) {
+        // SAFETY: the host address belongs to the program.
+        let bytes = unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(to as usize), size) };
+        return bytes.chunks_mut(pattern.len()).for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
+    }
     let state = &mut *machine.state();
     state.copied.forget(to, size as u64);
     if machine.settings.values == Values::Cpu {
@@ -225,17 +233,12 @@ pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
     }
 }
 
-/// The program passes a range of this size. CUDA uses the low byte of the value.
+/// CUDA uses the low byte of the value.
 fn set_bytes(to: usize, value: c_int, size: usize) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     machine.tick();
-    if is_device_memory(to as u64) {
-        fill(machine, to as u64, size, &[value as u8]);
-    } else {
-        // SAFETY: the host address belongs to the program.
-        unsafe { ptr::with_exposed_provenance_mut::<u8>(to).write_bytes(value as u8, size) };
-    }
+    fill(machine, to as u64, size, &[value as u8]);
     Ok(())
 }
 

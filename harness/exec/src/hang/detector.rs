@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use harness_gpu_settings::collectives::{Call, Ranks, Wait, message_file, stack_file};
+use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, message_file, stack_file};
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
@@ -91,7 +91,7 @@ pub(super) fn waits(communicators: &Communicators, is_running: &dyn Fn(u32) -> b
         for (rank, state) in ranks.all().iter().enumerate() {
             let pid = state.process.load(Ordering::Acquire);
             let Some(wait) = state.wait().filter(|_| !state.has_left() && is_running(pid)) else { continue };
-            let lacks = lacking(path, ranks, (rank, wait)).into_iter().map(|(other, is_wrong)| {
+            let lacks = lacking(path, ranks, (rank, wait), is_running).into_iter().map(|(other, is_wrong)| {
                 let of = &ranks.all()[other];
                 let lacks = match of.process.load(Ordering::Acquire) {
                     _ if is_wrong || of.has_left() => Lacks::Never,
@@ -108,7 +108,7 @@ pub(super) fn waits(communicators: &Communicators, is_running: &dyn Fn(u32) -> b
 }
 
 /// The ranks that a rank waits for, and whether their call is the wrong one.
-fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait)) -> Vec<(usize, bool)> {
+fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: &dyn Fn(u32) -> bool) -> Vec<(usize, bool)> {
     let all = ranks.all();
     match wait {
         Wait::Message(number, from) => {
@@ -120,8 +120,14 @@ fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait)) -> Vec<(usiz
         }
         Wait::Collective(number, from) => {
             let others = || (0..all.len()).filter(|other| *other != rank && from.is_none_or(|from| from == *other));
-            let late: Vec<_> = others().filter(|other| all[*other].published.load(Ordering::Acquire) < number).collect();
-            let call = |rank: usize| all[rank].call(number).map(|(call, _)| call);
+            let is_before = |word: &AtomicU32| word.load(Ordering::Acquire) < number;
+            let mut late: Vec<_> = others().filter(|other| is_before(&all[*other].published)).collect();
+            if late.is_empty() {
+                // A rank may have ended while it reduced its part of the data.
+                let is_running = |rank: &Rank| is_running(rank.process.load(Ordering::Acquire));
+                late.extend(others().filter(|other| is_before(&all[*other].read) && !is_running(&all[*other])));
+            }
+            let call = |rank: usize| all[rank].call(number).map(|published| published.call);
             let is_wrong = |other: &usize| call(*other).is_some_and(|theirs| call(rank).is_some_and(|own| own != theirs));
             let is_wrong_early =
                 |other: &usize| is_wrong(other) && call(*other).map(|call| call.operation) != call(rank).map(|call| call.operation);
@@ -236,7 +242,7 @@ impl Found<'_> {
         for waiting in self.waits {
             let (path, members) = &self.communicators[waiting.communicator];
             let call = match waiting.wait {
-                Wait::Collective(number, _) => members.all()[waiting.rank].call(number).map(|(call, _)| call),
+                Wait::Collective(number, _) => members.all()[waiting.rank].call(number).map(|published| published.call),
                 Wait::Message(..) => None,
             };
             let (Wait::Collective(number, _) | Wait::Message(number, _)) = waiting.wait;

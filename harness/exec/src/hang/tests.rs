@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use harness_gpu_settings::collectives::{Call, Operation, Ranks, Wait};
+use harness_gpu_settings::collectives::{Call, Operation, Published, Ranks, Wait};
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
 use super::processes::{Processes, numbers, of_program, stack, waiting_function};
@@ -10,13 +10,17 @@ use super::*;
 
 const CALL: Call = Call { operation: Operation::AllReduce, root: None, count: 8, kind: 7 };
 
+const fn published(number: u32, call: Call) -> Published {
+    Published { number, call, offset: 0, len: 0 }
+}
+
 /// Ranks of processes with these numbers, each with its last collective, and whether it waits in it.
 fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
     let ranks = Ranks::join(&run.join(name), members.len()).unwrap();
     for (rank, (pid, number, waits)) in ranks.all().iter().zip(members) {
         rank.process.store(*pid, Ordering::Relaxed);
         if *number > 0 {
-            rank.publish(*number, CALL, false);
+            rank.publish(published(*number, CALL));
         }
         rank.set_wait(waits.then_some(Wait::Collective(*number, None)));
     }
@@ -57,6 +61,8 @@ fn a_rank_that_computes_is_waited_for_and_one_that_has_ended_is_a_hang() {
     let place = r#"{"attempts": 3, "frames": [{"file": "/a/train.py", "line": 41, "name": "main"}]}"#;
     fs::write(run.path().join("ooms-99.jsonl"), place).unwrap();
     assert_eq!(lines(run.path(), false), [waits, "rank 2 has ended after an OutOfMemoryError at train.py:41"]);
+    ranks(run.path(), "nccl-1", &[(1, 3, true), (2, 3, true), (99, 3, false)]);
+    assert_eq!(lines(run.path(), false)[0], waits, "rank 2 has ended while it reduced");
 }
 
 #[test]
@@ -84,7 +90,7 @@ fn ranks_in_different_collectives_and_one_that_left_are_a_hang() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 2, true), (2, 2, true)]);
     let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
-    shared.all()[1].publish(2, Call { operation: Operation::Broadcast, root: Some(0), ..CALL }, false);
+    shared.all()[1].publish(published(2, Call { operation: Operation::Broadcast, root: Some(0), ..CALL }));
     let hang = lines(run.path(), false);
     assert_eq!(hang[0], "rank 0 waits in all_reduce of 8 float32 (number 2) for rank 1");
     assert_eq!(hang[1], "rank 1 waits in broadcast of 8 float32 with root 0 (number 2) for rank 0");

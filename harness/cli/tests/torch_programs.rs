@@ -276,6 +276,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
     let cycle = [of_cycle(0), of_cycle(1)];
     let cases = [
         ("slow", ["", ""]),
+        ("sleeps", ["", ""]),
         ("oom", ["rank 1 has ended with exit code 1 after an OutOfMemoryError at hangs.py:22", reduces]),
         ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:27 for rank 0 after an Out"]),
         ("fewer", [reduces, "rank 1 has ended with exit code 0"]),
@@ -283,7 +284,8 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         ("sizes", [reduces, "rank 1 waits in all_reduce of 1025 float32 (number 2) at hangs.py:42 for rank 0"]),
         ("init", ["rank 0 waits in init_process_group at hangs.py:13 for rank 1", "rank 1 has not joined"]),
         ("killed", ["rank 0 waits in ", "rank 1 was killed by SIGKILL"]),
-        ("store", [reduces, "rank 1 waits in store.get at hangs.py:41 for rank 0"]),
+        ("store", [reduces, "rank 1 waits in store.get at hangs.py:47 for rank 0"]),
+        ("backward", ["rank 0 waits in backward at hangs.py:43 for rank 1", "rank 1 waits in store.get at hangs.py:47 for rank 0"]),
     ];
     let check = |(mode, values, lines): &(&str, &str, [&str; 2])| -> Result<(), String> {
         let mut command = harness();
@@ -292,7 +294,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         let output = command.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stderr);
         let is_right = match *mode {
-            "slow" => output.status.success(),
+            "slow" | "sleeps" => output.status.success(),
             "sizes" if *values == "copies" => output.status.success() && text.contains("different sizes: rank "),
             _ => output.status.code() == Some(124) && lines.iter().all(|line| text.contains(line)),
         };
@@ -300,7 +302,8 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
     };
     let of_both = cases.into_iter().flat_map(|(mode, lines)| ["copies", "cpu"].map(|values| (mode, values, lines)));
     // The store does not know of values.
-    let runs: Vec<_> = of_both.filter(|(mode, values, _)| *values == "copies" || !["init", "killed", "store"].contains(mode)).collect();
+    let runs: Vec<_> =
+        of_both.filter(|(mode, values, _)| *values == "copies" || !["init", "killed", "store", "backward"].contains(mode)).collect();
     // Most of the time is that of waits.
     harness_base::parallel::in_parallel_by(6, &runs, check)?;
     Ok(())

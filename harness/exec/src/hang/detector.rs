@@ -1,6 +1,7 @@
 //! [`Detector`] looks for hangs while a program runs.
 //!
-//! A process that waits for another that continues is no hang. Neither is one that uses the processor: another of its threads may end the wait.
+//! A process that waits for another that continues is no hang. Neither is one that uses the processor, because another of its threads may end the wait. A
+//! thread that sleeps may do so after it has woken; it is waited for once, because threads that watch something sleep again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, message_file, s
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
-use super::processes::{Numbers, Processes, numbers, of_program, stack, wait_of};
+use super::processes::{Numbers, Processes, numbers, of_program, sleeping, stack, wait_of};
 use super::{FILE, Hang, HangingRank, RankState};
 use crate::process;
 use crate::record::TorchRecord;
@@ -22,6 +23,8 @@ use crate::trials::observed::{Frame, OutOfMemory};
 const GRACE: Duration = Duration::from_secs(2);
 /// The same after a process has failed, which a launcher may notice late.
 const GRACE_OF_LAUNCHER: Duration = Duration::from_secs(5);
+/// The longest sleep that is waited for.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// A process is asked for its stack after it has been idle this long.
 const IDLE: Duration = Duration::from_millis(500);
 
@@ -141,7 +144,16 @@ fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: 
 #[derive(Debug, Default)]
 pub(crate) struct Detector {
     processes: Processes,
-    found: Option<(Key, Instant)>,
+    found: Option<Suspect>,
+}
+
+/// Processes that wait forever unless one of their threads goes on.
+#[derive(Debug)]
+struct Suspect {
+    key: Key,
+    since: Instant,
+    /// The threads that slept at the end of the grace period, as [`sleeping`] returns them.
+    asleep: Option<BTreeSet<(u64, u64)>>,
 }
 
 /// What waits forever: the communicator, the rank and the wait of each, and the waits outside of communicators.
@@ -173,19 +185,28 @@ impl Detector {
         outside.retain(|waiting| stopped.contains(&waiting.pid));
         let of_wait = |waiting: &Waiting| (communicators[waiting.communicator].0.clone(), waiting.rank, waiting.wait);
         let key: Key = (waits.iter().map(of_wait).collect(), outside.clone());
-        let since = match &self.found {
-            _ if stopped.is_empty() => {
-                self.found = None;
-                return Ok(None);
-            }
-            Some((known, since)) if *known == key => *since,
-            _ => self.found.insert((key, Instant::now())).1,
+        if stopped.is_empty() {
+            self.found = None;
+            return Ok(None);
+        }
+        let suspect = match self.found.take().filter(|suspect| suspect.key == key) {
+            Some(suspect) => self.found.insert(suspect),
+            None => self.found.insert(Suspect { key, since: Instant::now(), asleep: None }),
         };
-        let idle = stopped.iter().map(|pid| self.processes.idle(*pid)).chain([since.elapsed()]).min();
+        let since = suspect.since.elapsed();
+        let idle = stopped.iter().map(|pid| self.processes.idle(*pid)).chain([since]).min();
         let grace = if self.processes.has_failed() { GRACE_OF_LAUNCHER } else { GRACE };
+        if idle < Some(grace) {
+            return Ok(None);
+        }
+        let asleep: BTreeSet<_> = stopped.iter().flat_map(|pid| sleeping(*pid)).collect();
+        let is_waited_for = !suspect.asleep.get_or_insert_with(|| asleep.clone()).is_disjoint(&asleep);
+        if is_waited_for && since < LONGEST_SLEEP {
+            return Ok(None);
+        }
         let found =
             Found { run, communicators: &communicators, numbers: &numbers, waits: &waits, outside: &outside, processes: &self.processes };
-        Ok((idle >= Some(grace)).then(|| found.describe()))
+        Ok(Some(found.describe()))
     }
 
     /// The waits outside of communicators, once all of these processes are idle.

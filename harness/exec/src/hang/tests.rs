@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use harness_gpu_settings::collectives::{Call, Operation, Published, Ranks, Wait};
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
-use super::processes::{Processes, numbers, of_program, stack, waiting_function};
+use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
 use super::*;
 
 const CALL: Call = Call { operation: Operation::AllReduce, root: None, count: 8, kind: 7 };
@@ -166,4 +166,31 @@ fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store
     ];
     assert_eq!(function(&stack).as_deref(), Some("init_process_group"));
     assert_eq!(function(&[torch("utils/data/dataloader.py", "next"), of_program(1)]), None);
+    let backward = [torch("autograd/graph.py", "_engine_run_backward"), torch("_tensor.py", "backward"), of_program(1)];
+    assert_eq!(function(&backward).as_deref(), Some("_engine_run_backward"));
+}
+
+#[test]
+fn a_thread_that_sleeps_again_has_woken_and_one_that_waits_for_a_lock_does_not_sleep() {
+    let (send, receive) = std::sync::mpsc::channel();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let of_thread = || u64::try_from(nix::unistd::gettid().as_raw()).unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            send.send(of_thread()).unwrap();
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            send.send(of_thread()).unwrap();
+            let _ = stopped.recv();
+        });
+        let thread = receive.recv().unwrap();
+        let sleeps = || sleeping(std::process::id()).into_iter().find(|(of, _)| *of == thread);
+        let found = (0..1000).find_map(|_| sleeps()).unwrap();
+        assert!((0..100_000).any(|_| sleeps().is_some_and(|later| later != found)));
+        stop.send(()).unwrap();
+        receive.recv().unwrap();
+        assert_eq!(sleeps(), None);
+        drop(stop);
+    });
 }

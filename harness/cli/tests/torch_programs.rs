@@ -268,20 +268,20 @@ fn orders_of_addresses(python: &Path) -> Result<(), Failed> {
 
 /// One rank ends, calls something else, or waits in another communicator or in the store. A slow recovery is no hang.
 fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
-    let reduces = "rank 0 waits in all_reduce of 1024 float32 (number 2) at hangs.py:42 for rank 1";
+    let reduces = "rank 0 waits in all_reduce of 1024 float32 (number 2) at hangs.py:48 for rank 1";
     let of_cycle = |rank: usize| {
         let number = rank + 1;
-        format!("rank {rank} waits in all_reduce of 1024 float32 (number 2 of communicator {number}) at hangs.py:36 for rank {}", 1 - rank)
+        format!("rank {rank} waits in all_reduce of 1024 float32 (number 2 of communicator {number}) at hangs.py:37 for rank {}", 1 - rank)
     };
     let cycle = [of_cycle(0), of_cycle(1)];
     let cases = [
         ("slow", ["", ""]),
         ("sleeps", ["", ""]),
-        ("oom", ["rank 1 has ended with exit code 1 after an OutOfMemoryError at hangs.py:22", reduces]),
-        ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:27 for rank 0 after an Out"]),
+        ("oom", ["rank 1 has ended with exit code 1 after an OutOfMemoryError at hangs.py:23", reduces]),
+        ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:28 for rank 0 after an Out"]),
         ("fewer", [reduces, "rank 1 has ended with exit code 0"]),
         ("cycle", [&cycle[0], &cycle[1]]),
-        ("sizes", [reduces, "rank 1 waits in all_reduce of 1025 float32 (number 2) at hangs.py:42 for rank 0"]),
+        ("sizes", [reduces, "rank 1 waits in all_reduce of 1025 float32 (number 2) at hangs.py:48 for rank 0"]),
         ("init", ["rank 0 waits in init_process_group at hangs.py:13 for rank 1", "rank 1 has not joined"]),
         ("killed", ["rank 0 waits in ", "rank 1 was killed by SIGKILL"]),
         ("store", [reduces, "rank 1 waits in store.get at hangs.py:47 for rank 0"]),

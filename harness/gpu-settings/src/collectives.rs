@@ -4,7 +4,7 @@ use std::cmp::Ordering::{Equal, Less};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::{fmt, io};
+use std::{fmt, io, os::unix::fs::FileExt as _};
 
 use harness_allocator::named_enum;
 
@@ -24,6 +24,8 @@ pub const MOST_RANKS: usize = 1024;
 const SLOTS: usize = 8;
 /// Marks a wait for a message instead of a collective.
 const MESSAGE: u32 = 1 << 31;
+/// Data follows the words of the collective that its publication replaced, which ranks that are far behind still need.
+pub const HEAD: u64 = size_of::<[u64; 4]>() as u64;
 /// The length of a file of data, most of which is never written. Ext4 allows 16 TiB.
 const DATA: u64 = 8 << 40;
 
@@ -174,11 +176,6 @@ impl Rank {
         words
     }
 
-    /// The collective with this number. `None` before it is published and after it is replaced.
-    pub fn call(&self, number: u32) -> Option<Published> {
-        Published::of_words(self.words(number)).filter(|found| found.number == number)
-    }
-
     pub fn set_wait(&self, wait: Option<Wait>) {
         let [number, rank] = match wait {
             None => [0, 0],
@@ -223,6 +220,19 @@ impl Ranks {
     /// The bytes of each rank in the file of data.
     pub fn data_per_rank(&self) -> u64 {
         DATA / self.all().len().max(1) as u64
+    }
+
+    /// A collective that a rank has published, from the file of data if a later one has replaced it. `None` while it is replaced, and once all ranks have
+    /// read it.
+    pub fn find(&self, data: &File, rank: usize, number: u32) -> io::Result<Option<Published>> {
+        let mut found = Published::of_words(self.all()[rank].words(number));
+        while let Some(later) = found.filter(|found| found.number > number && found.offset >= HEAD) {
+            let mut head = [0; HEAD as usize];
+            data.read_exact_at(&mut head, later.offset - HEAD)?;
+            let mut words = head.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+            found = Published::of_words(std::array::from_fn(|_| words.next().unwrap_or_default()));
+        }
+        Ok(found.filter(|found| found.number == number))
     }
 
     /// Takes the next part of a reduction, which the ranks of a collective share.

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, fs::File, io};
 
-use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, message_file, stack_file};
+use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, message_file, stack_file};
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
@@ -130,7 +130,7 @@ fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: 
                 let is_running = |rank: &Rank| is_running(rank.process.load(Ordering::Acquire));
                 late.extend(others().filter(|other| is_before(&all[*other].read) && !is_running(&all[*other])));
             }
-            let call = |rank: usize| all[rank].call(number).map(|published| published.call);
+            let call = |rank: usize| call(path, ranks, rank, number);
             let is_wrong = |other: &usize| call(*other).is_some_and(|theirs| call(rank).is_some_and(|own| own != theirs));
             let is_wrong_early =
                 |other: &usize| is_wrong(other) && call(*other).map(|call| call.operation) != call(rank).map(|call| call.operation);
@@ -138,6 +138,10 @@ fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: 
             wrong.map(|other| (other, true)).chain(late.iter().map(|other| (*other, false))).collect()
         }
     }
+}
+
+fn call(communicator: &Path, ranks: &Ranks, rank: usize, number: u32) -> Option<Call> {
+    ranks.find(&File::open(data_file(communicator)).ok()?, rank, number).ok()?.map(|published| published.call)
 }
 
 /// Looks for hangs while a program runs.
@@ -263,7 +267,7 @@ impl Found<'_> {
         for waiting in self.waits {
             let (path, members) = &self.communicators[waiting.communicator];
             let call = match waiting.wait {
-                Wait::Collective(number, _) => members.all()[waiting.rank].call(number).map(|published| published.call),
+                Wait::Collective(number, _) => call(path, members, waiting.rank, number),
                 Wait::Message(..) => None,
             };
             let (Wait::Collective(number, _) | Wait::Message(number, _)) = waiting.wait;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use harness_gpu_settings::collectives::{Call, Operation, Published, Ranks, Wait};
+use harness_gpu_settings::collectives::{Call, Operation, Published, Ranks, Wait, data_file};
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
 use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
@@ -17,6 +17,7 @@ const fn published(number: u32, call: Call) -> Published {
 /// Ranks of processes with these numbers, each with its last collective, and whether it waits in it.
 fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
     let ranks = Ranks::join(&run.join(name), members.len()).unwrap();
+    fs::write(data_file(&run.join(name)), "").unwrap();
     for (rank, (pid, number, waits)) in ranks.all().iter().zip(members) {
         rank.process.store(*pid, Ordering::Relaxed);
         if *number > 0 {

@@ -13,14 +13,12 @@ use std::{cell::RefCell, collections::BTreeMap, collections::BTreeSet, io, mem::
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
-    Call, PREFIX, Published, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait, beside, data_file, message_file, stack_file,
+    Call, HEAD, PREFIX, Published, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait, beside, data_file, message_file, stack_file,
 };
 use harness_gpu_settings::mapping::Mapped;
 
 /// The longest sleep within a wait. Longer waits record their Python stack.
 const LOOK: Duration = Duration::from_millis(100);
-/// Data follows the words of the collective that its publication replaced, which ranks that are far behind still read.
-const HEAD: u64 = size_of::<[u64; 4]>() as u64;
 /// The bytes that a rank reduces at a time. They fit in a processor's cache.
 pub(super) const PART: usize = 256 << 10;
 
@@ -231,7 +229,12 @@ impl Peers {
         let mut places = vec![(0, 0); self.shared.all().len()];
         let is_needed = |rank: usize| needs == Needs::All || needs == Needs::Rank(rank);
         for (rank, place) in places.iter_mut().enumerate().filter(|(rank, _)| is_needed(*rank)) {
-            let Published { call: theirs, offset, len, .. } = self.find(rank, number)?;
+            let Published { call: theirs, offset, len, .. } = loop {
+                match self.shared.find(&self.data, rank, number)? {
+                    Some(found) => break found,
+                    None => std::thread::yield_now(),
+                }
+            };
             if theirs != call && (self.is_strict || Call { count: call.count, ..theirs } != call) {
                 return Err(Failure::Mismatch { own: self.rank, call, number, rank, theirs });
             }
@@ -242,26 +245,6 @@ impl Peers {
             *place = (offset, len);
         }
         Ok(Parts { source: Source::File(&self.data), places, error: RefCell::default() })
-    }
-
-    /// A collective that a rank has published.
-    fn find(&self, rank: usize, number: u32) -> io::Result<Published> {
-        let mut words = self.shared.all()[rank].words(number);
-        loop {
-            match Published::of_words(words) {
-                Some(found) if found.number == number => return Ok(found),
-                Some(later) => {
-                    let mut head = [0; HEAD as usize];
-                    self.data.read_exact_at(&mut head, later.offset.saturating_sub(HEAD))?;
-                    words.iter_mut().zip(head.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
-                }
-                // It is being replaced.
-                None => {
-                    std::thread::yield_now();
-                    words = self.shared.all()[rank].words(number);
-                }
-            }
-        }
     }
 
     /// Reduces the parts of a collective that no other rank reduces. The result replaces the data of one rank. `reduce` reduces the data from an offset.

@@ -105,6 +105,15 @@ fn a_root_may_be_far_ahead_with_small_and_large_data() {
 }
 
 #[test]
+fn the_calls_of_a_rank_that_is_far_ahead_stay_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let peers = Peers::join(folder.path(), 7, 2, 0, true).unwrap();
+    (1..30).for_each(|count| drop(peers.publish(Call { count, ..ALL_REDUCE }, &[]).unwrap()));
+    let found = |number| peers.shared.find(&peers.data, 0, number).unwrap().map(|found| found.call.count);
+    assert_eq!((1..=30).map(found).collect::<Vec<_>>(), (1..30).map(Some).chain([None]).collect::<Vec<_>>());
+}
+
+#[test]
 fn sends_do_not_wait_and_messages_arrive_in_order() {
     let all = ranks::<2, _>(true, |peers, rank| {
         peers.send(1 - rank, &[rank as u8]).unwrap();
@@ -144,7 +153,7 @@ fn a_wait_is_visible_to_others_until_it_ends_and_an_aborted_communicator_ends_it
         let (_, shared) = Ranks::read_folder(folder.path()).unwrap().remove(0);
         assert_eq!(shared.all()[0].wait(), Some(Wait::Collective(1, None)));
         let published = Published { number: 1, call: ALL_REDUCE, offset: 0, len: 0 };
-        assert_eq!((shared.all()[0].call(1), shared.all()[0].has_left()), (Some(published), false));
+        assert_eq!((shared.find(&peers.data, 0, 1).unwrap(), shared.all()[0].has_left()), (Some(published), false));
         peers.leave(true);
         assert!(matches!(waiting.join().unwrap(), Err(Failure::Aborted)));
         assert!(shared.all()[0].has_left());

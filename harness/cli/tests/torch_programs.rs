@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
     trials.push(of_python("engine.py: an engine in a forked process is reported", &python, engine));
-    trials.push(of_python("only GPUs of data centers reach each other's memory", &python, peers));
+    trials.push(of_python("GeForce GPUs do not reach each other's memory, and others do", &python, peers));
     trials.push(of_python("addresses.py: the peak is an interval if it depends on the addresses", &python, orders_of_addresses));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
     for scenario in ["batch_beside_server", "halve_batch"] {
@@ -613,7 +613,7 @@ fn engine(python: &Path) -> Result<(), Failed> {
 fn peers(python: &Path) -> Result<(), Failed> {
     let program = "import torch; print(*(torch.cuda.can_device_access_peer(0, peer) for peer in (0, 1)))";
     let printed = |gpu: &str| harness().args(["exec", "--gpu", gpu, "--devices", "2", "--"]).arg(python).args(["-c", program]).output();
-    let (of_center, of_desk) = (printed("h100-80")?.stdout, printed("rtx4090-24")?.stdout);
+    let (of_center, of_desk) = (printed("a40-48")?.stdout, printed("rtx4090-24")?.stdout);
     let is_right = of_center == b"False True\n" && of_desk == b"False False\n";
     if is_right { Ok(()) } else { Err(String::from_utf8([of_center, of_desk].concat())?.into()) }
 }

@@ -56,6 +56,8 @@ pub struct Rank {
     pub read: AtomicU32,
     /// The number of messages to it.
     pub messages: AtomicU32,
+    /// The place of the data of the last message that it has not found; 0 for none.
+    inbox: AtomicU64,
     /// What it waits for: the number, 0 if it does not wait, and the rank plus 1, 0 for all ranks.
     waits: [AtomicU32; 2],
     has_left: AtomicU32,
@@ -146,6 +148,65 @@ impl fmt::Display for Call {
     }
 }
 
+/// A message in the file of data. Its words follow the place of the previous message to the same rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub from: usize,
+    /// Counted from 1, among the messages of its sender to its receiver.
+    pub number: u32,
+    /// The place of its data in the file.
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Message {
+    /// Adds a message, whose data the file has, to those that a rank has not found.
+    pub fn post(self, data: &File, to: &Rank) -> io::Result<()> {
+        let Self { from, number, offset, len } = self;
+        let mut previous = to.inbox.load(Ordering::Acquire);
+        loop {
+            data.write_all_at(
+                [previous, (from as u64) << 32 | u64::from(number), len, 0].map(u64::to_ne_bytes).as_flattened(),
+                offset - HEAD,
+            )?;
+            match to.inbox.compare_exchange(previous, offset, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(later) => previous = later,
+            }
+        }
+        to.messages.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Records that the receiver has read the data, which its sender may overwrite.
+    pub fn receive(self, data: &File) -> io::Result<()> {
+        data.write_all_at(&1_u64.to_ne_bytes(), self.offset - 8)
+    }
+
+    /// Returns whether the receiver has read the data with this offset.
+    pub fn is_received(data: &File, offset: u64) -> io::Result<bool> {
+        Ok(head(data, offset)?[3] != 0)
+    }
+
+    fn chain(data: &File, last: u64) -> io::Result<Vec<Self>> {
+        let (mut offset, mut found) = (last, Vec::new());
+        while offset > 0 {
+            let [previous, name, len, _] = head(data, offset)?;
+            found.push(Self { from: (name >> 32) as usize, number: name as u32, offset, len });
+            offset = previous;
+        }
+        Ok(found)
+    }
+}
+
+/// The words before the data with this offset.
+fn head(data: &File, offset: u64) -> io::Result<[u64; 4]> {
+    let mut head = [0; HEAD as usize];
+    data.read_exact_at(&mut head, offset.saturating_sub(HEAD))?;
+    let mut words = head.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+    Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
+}
+
 /// What a rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -174,6 +235,16 @@ impl Rank {
         fence(Ordering::Acquire);
         words[0] = if slot[0].load(Ordering::Relaxed) == first { first } else { 0 };
         words
+    }
+
+    /// The messages to this rank that it has not found.
+    pub fn messages_in(&self, data: &File) -> io::Result<Vec<Message>> {
+        Message::chain(data, self.inbox.load(Ordering::Acquire))
+    }
+
+    /// Finds these messages.
+    pub fn find_messages(&self, data: &File) -> io::Result<Vec<Message>> {
+        Message::chain(data, self.inbox.swap(0, Ordering::AcqRel))
     }
 
     pub fn set_wait(&self, wait: Option<Wait>) {
@@ -227,10 +298,7 @@ impl Ranks {
     pub fn find(&self, data: &File, rank: usize, number: u32) -> io::Result<Option<Published>> {
         let mut found = Published::of_words(self.all()[rank].words(number));
         while let Some(later) = found.filter(|found| found.number > number && found.offset >= HEAD) {
-            let mut head = [0; HEAD as usize];
-            data.read_exact_at(&mut head, later.offset - HEAD)?;
-            let mut words = head.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
-            found = Published::of_words(std::array::from_fn(|_| words.next().unwrap_or_default()));
+            found = Published::of_words(head(data, later.offset)?);
         }
         Ok(found.filter(|found| found.number == number))
     }
@@ -293,11 +361,6 @@ pub fn stack_file(communicator: &Path, rank: usize, wait: Wait) -> PathBuf {
 /// The file with the data of collectives, in which each rank has an equal part.
 pub fn data_file(communicator: &Path) -> PathBuf {
     beside(communicator, "-data")
-}
-
-/// The file of a message.
-pub fn message_file(communicator: &Path, from: usize, to: usize, number: u32) -> PathBuf {
-    beside(communicator, &format!("-{from}-to-{to}-{number}"))
 }
 
 /// A file whose name begins with that of a communicator.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, fs::File, io};
 
-use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, message_file, stack_file};
+use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, stack_file};
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
@@ -115,11 +115,9 @@ fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: 
     let all = ranks.all();
     match wait {
         Wait::Message(number, from) => {
-            if from >= all.len() || message_file(path, from, rank, number).exists() {
-                Vec::new()
-            } else {
-                vec![(from, false)]
-            }
+            let messages = File::open(data_file(path)).and_then(|data| all[rank].messages_in(&data)).unwrap_or_default();
+            let has_arrived = messages.iter().any(|message| (message.from, message.number) == (from, number));
+            if from >= all.len() || has_arrived { Vec::new() } else { vec![(from, false)] }
         }
         Wait::Collective(number, from) => {
             let others = || (0..all.len()).filter(|other| *other != rank && from.is_none_or(|from| from == *other));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use harness_gpu_settings::collectives::{Call, Operation, Published, Ranks, Wait, data_file};
+use harness_gpu_settings::collectives::{Call, Message, Operation, Published, Ranks, Wait, data_file};
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
 use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
@@ -76,6 +76,20 @@ fn a_cycle_of_communicators_is_a_hang_and_a_chain_that_ends_at_a_computing_rank_
     assert_eq!(lines(run.path(), false).len(), 3);
     ranks(run.path(), "nccl-2", &[(2, 5, true), (3, 5, false)]);
     assert_eq!(lines(run.path(), false), Vec::<String>::new(), "rank 1 goes on: its collective is complete");
+}
+
+#[test]
+fn a_receive_waits_for_its_sender_until_the_message_has_arrived() {
+    let run = tempfile::tempdir().unwrap();
+    ranks(run.path(), "nccl-1", &[(1, 1, false), (99, 1, false)]);
+    let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
+    shared.all()[0].set_wait(Some(Wait::Message(2, 1)));
+    let data = fs::File::options().read(true).write(true).open(data_file(&run.path().join("nccl-1"))).unwrap();
+    let post = |number| Message { from: 1, number, offset: 100 * u64::from(number), len: 0 }.post(&data, &shared.all()[0]).unwrap();
+    post(1);
+    assert_eq!(lines(run.path(), false)[0], "rank 0 waits in receive (number 2) for rank 1");
+    post(2);
+    assert_eq!(lines(run.path(), false), Vec::<String>::new());
 }
 
 #[test]

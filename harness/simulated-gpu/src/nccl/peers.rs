@@ -4,16 +4,17 @@
 //! A rank publishes each collective and waits only for the ranks whose data it needs, so sends and roots of broadcasts never wait. A wait has no end:
 //! the program that started the run sees who waits for whom, and ends a run that hangs.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{cell::RefCell, collections::BTreeMap, collections::BTreeSet, io, mem::MaybeUninit, os::unix::fs::FileExt as _, ptr};
+use std::{cell::RefCell, io, mem::MaybeUninit, os::unix::fs::FileExt as _, ptr};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::{
-    Call, HEAD, PREFIX, Published, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait, beside, data_file, message_file, stack_file,
+    Call, HEAD, Message, PREFIX, Published, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait, data_file, stack_file,
 };
 use harness_gpu_settings::mapping::Mapped;
 
@@ -45,6 +46,10 @@ struct Own {
     unread: BTreeSet<u32>,
     /// The ends of the own data in the file that some ranks have not read, by their starts and numbers.
     data: BTreeMap<(u64, u32), u64>,
+    /// The starts and ends of own messages that are not received, in order.
+    messages: VecDeque<(u64, u64)>,
+    /// The messages that this rank has found, by sender and number.
+    found: BTreeMap<(usize, u32), Message>,
     /// The numbers of messages to and from each rank.
     sent: BTreeMap<usize, u32>,
     received: BTreeMap<usize, u32>,
@@ -115,18 +120,6 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The first offset at which `len` bytes fit between these ranges.
-fn first_gap(ranges: &BTreeMap<(u64, u32), u64>, len: u64) -> u64 {
-    let mut gap = 0;
-    for ((start, _), end) in ranges {
-        if gap + len <= *start {
-            break;
-        }
-        gap = gap.max(*end);
-    }
-    gap
-}
-
 impl Peers {
     pub(super) fn join(folder: &Path, id: u64, ranks: usize, rank: usize, is_strict: bool) -> io::Result<Self> {
         let path = folder.join(format!("{PREFIX}{id:x}"));
@@ -164,9 +157,9 @@ impl Peers {
         let mut published = Published { number, call, offset: 0, len: data.len() as u64 };
         if !data.is_empty() || Published::of_words(replaced).is_some_and(|replaced| replaced.number > read) {
             own.data.retain(|(_, number), _| *number > read);
-            let start = first_gap(&own.data, HEAD + published.len);
+            let start = self.gap(own, HEAD + published.len)?;
             own.data.insert((start, number), start + HEAD + published.len);
-            published.offset = self.rank as u64 * self.shared.data_per_rank() + start + HEAD;
+            published.offset = self.offset(start);
             self.data.write_all_at(replaced.map(u64::to_ne_bytes).as_flattened(), published.offset - HEAD)?;
             self.data.write_all_at(data, published.offset)?;
         }
@@ -283,14 +276,41 @@ impl Peers {
         Ok(self.collect((number, call), Needs::All, None, |parts| Ok(parts.all()))?.unwrap_or_default())
     }
 
+    /// The first place in this rank's part of the file of data where `len` bytes fit between the data that is not read.
+    fn gap(&self, own: &Own, len: u64) -> io::Result<u64> {
+        let messages = own.messages.iter().copied();
+        let mut ranges: Vec<(u64, u64)> = own.data.iter().map(|((start, _), end)| (*start, *end)).chain(messages).collect();
+        ranges.sort_unstable();
+        let mut gap = 0;
+        for (start, end) in ranges {
+            if gap + len <= start {
+                break;
+            }
+            gap = gap.max(end);
+        }
+        if gap + len > self.shared.data_per_rank() { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(gap) }
+    }
+
+    /// The offset in the file of data after a head in this rank's part.
+    fn offset(&self, start: u64) -> u64 {
+        self.rank as u64 * self.shared.data_per_rank() + start + HEAD
+    }
+
     pub(super) fn send(&self, to: usize, data: &[u8]) -> Result<(), Failure> {
-        let number = next(&mut self.own().sent, to);
-        let unfinished = beside(&self.path, &format!("-unfinished-{}-{to}-{number}", self.rank));
-        fs::write(&unfinished, data)?;
-        fs::rename(unfinished, message_file(&self.path, self.rank, to, number))?;
-        let messages = &self.shared.all().get(to).ok_or(io::Error::from(io::ErrorKind::InvalidInput))?.messages;
-        messages.fetch_add(1, Ordering::Release);
-        wake(messages);
+        let receiver = self.shared.all().get(to).ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
+        let own = &mut *self.own();
+        while let Some((start, _)) = own.messages.front()
+            && Message::is_received(&self.data, self.offset(*start))?
+        {
+            own.messages.pop_front();
+        }
+        let len = data.len() as u64;
+        let start = self.gap(own, HEAD + len)?;
+        own.messages.push_back((start, start + HEAD + len));
+        let message = Message { from: self.rank, number: next(&mut own.sent, to), offset: self.offset(start), len };
+        self.data.write_all_at(data, message.offset)?;
+        message.post(&self.data, receiver)?;
+        wake(&receiver.messages);
         Ok(())
     }
 
@@ -301,12 +321,20 @@ impl Peers {
 
     /// Waits for a message of a rank; `None` if it does not arrive within `patience`.
     pub(super) fn receive(&self, from: usize, number: u32, patience: Option<Duration>) -> Result<Option<Vec<u8>>, Failure> {
-        let file = message_file(&self.path, from, self.rank, number);
-        if !self.wait(Wait::Message(number, from), &self.state().messages, patience, || file.exists())? {
+        let found = || {
+            let own = &mut *self.own();
+            own.found.extend(self.state().find_messages(&self.data)?.into_iter().map(|message| ((message.from, message.number), message)));
+            Ok::<_, io::Error>(own.found.get(&(from, number)).copied())
+        };
+        let is_done = || !matches!(found(), Ok(None));
+        if !self.wait(Wait::Message(number, from), &self.state().messages, patience, is_done)? {
             return Ok(None);
         }
-        let data = fs::read(&file)?;
-        fs::remove_file(file)?;
+        let Some(message) = found()? else { return Ok(None) };
+        let mut data = vec![0; message.len as usize];
+        self.data.read_exact_at(&mut data, message.offset)?;
+        message.receive(&self.data)?;
+        self.own().found.remove(&(from, number));
         Ok(Some(data))
     }
 

@@ -124,6 +124,27 @@ fn sends_do_not_wait_and_messages_arrive_in_order() {
 }
 
 #[test]
+fn messages_of_several_ranks_arrive_whole_and_received_ones_are_overwritten() {
+    const RANKS: usize = 4;
+    let sizes = ranks::<RANKS, _>(true, |peers, rank| {
+        let data = |from: usize, number: u32| vec![from as u8 ^ number as u8; 1 + 1000 * number as usize];
+        for number in 1..30 {
+            (0..RANKS).for_each(|to| peers.send(to, &data(rank, number)).unwrap());
+            for from in 0..RANKS {
+                let received = peers.receive(from, peers.expect(from), None).unwrap();
+                assert_eq!(received, Some(data(from, number)), "{from}, {number}");
+            }
+            peers.exchange(ALL_REDUCE, &[1]).unwrap();
+        }
+        peers.data.metadata().unwrap().len() % peers.shared.data_per_rank()
+    });
+    assert!(sizes.into_iter().max().unwrap() < 3 * RANKS as u64 * 30_000, "{sizes:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let peers = Peers::join(folder.path(), 7, 2, 0, true).unwrap();
+    assert!(peers.receive(1, peers.expect(1), Some(Duration::from_millis(1))).unwrap().is_none());
+}
+
+#[test]
 fn a_mismatch_names_both_calls_and_different_counts_are_one_only_if_values_are_computed() {
     let mismatch = |is_strict, calls: [Call; 2]| {
         let [first, _] =
@@ -175,6 +196,12 @@ fn the_time_of_a_collective() {
             println!("{RANKS} ranks, {len} bytes: {:?} per all-reduce", began.elapsed() / times);
         }
     }
+    let began = Instant::now();
+    ranks::<64, _>(true, |peers, _| {
+        (0..64).for_each(|to| peers.send(to, &[1; 1024]).unwrap());
+        (0..64).for_each(|from| drop(peers.receive(from, peers.expect(from), None).unwrap()));
+    });
+    println!("64 ranks, 1024 bytes: {:?} per exchange of messages", began.elapsed());
     measured::<2>();
     measured::<8>();
     measured::<16>();

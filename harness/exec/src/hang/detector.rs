@@ -154,7 +154,7 @@ pub(crate) struct Detector {
 struct Suspect {
     key: Key,
     since: Instant,
-    /// The threads that slept at the end of the grace period, as [`sleeping`] returns them.
+    /// The threads that slept at the end of the first grace period, as [`sleeping`] returns them, until they have woken.
     asleep: Option<BTreeSet<(u64, u64)>>,
 }
 
@@ -202,8 +202,15 @@ impl Detector {
             return Ok(None);
         }
         let asleep: BTreeSet<_> = stopped.iter().flat_map(|pid| sleeping(*pid)).collect();
-        let is_waited_for = !suspect.asleep.get_or_insert_with(|| asleep.clone()).is_disjoint(&asleep);
-        if is_waited_for && since < LONGEST_SLEEP {
+        let before = suspect.asleep.get_or_insert_with(|| asleep.clone());
+        if !before.is_disjoint(&asleep) {
+            if since < LONGEST_SLEEP {
+                return Ok(None);
+            }
+        } else if !before.is_empty() {
+            // All have woken. They have another grace period to end the wait.
+            before.clear();
+            suspect.since = Instant::now();
             return Ok(None);
         }
         let found =

@@ -108,7 +108,7 @@ fn a_root_may_be_far_ahead_with_small_and_large_data() {
 fn the_calls_of_a_rank_that_is_far_ahead_stay_known() {
     let folder = tempfile::tempdir().unwrap();
     let peers = Peers::join(folder.path(), 7, 2, 0, true).unwrap();
-    (1..30).for_each(|count| drop(peers.publish(Call { count, ..ALL_REDUCE }, &[]).unwrap()));
+    (1..30).for_each(|count| assert_eq!(peers.publish(Call { count, ..ALL_REDUCE }, &[]).unwrap() as usize, count));
     let found = |number| peers.shared.find(&peers.data, 0, number).unwrap().map(|found| found.call.count);
     assert_eq!((1..=30).map(found).collect::<Vec<_>>(), (1..30).map(Some).chain([None]).collect::<Vec<_>>());
 }

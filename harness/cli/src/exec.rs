@@ -84,7 +84,7 @@ pub(super) struct Exec {
     /// and describes the file.
     #[arg(long, value_name = "GPU", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
     gpu: String,
-    /// Number of simulated GPUs. All processes of the program see all of them and share their memory.
+    /// Number of simulated GPUs, at most 120. All processes of the program see all of them and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
     /// Memory that each process uses before its first allocation, like the CUDA context and libraries on a real GPU.

@@ -37,6 +37,7 @@ struct Own {
     memory_bus_bits: u16,
     #[serde(default, deserialize_with = "generation")]
     pcie: Option<u8>,
+    peer_access: Option<bool>,
     #[serde(default)]
     source: String,
     #[serde(rename = "costs")]
@@ -98,6 +99,7 @@ impl From<Own> for Gpu {
             memory_bus_bits: u32::from(own.memory_bus_bits),
             l2_cache: u32::try_from(own.l2_cache.get()).unwrap_or(u32::MAX),
             pcie: own.pcie,
+            peer_access: own.peer_access,
             source: own.source,
         }
     }

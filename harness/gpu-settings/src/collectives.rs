@@ -1,9 +1,10 @@
 //! [`Ranks`]: what the ranks of a communicator do, in a mapped file. The ranks write it, and the program that started them looks for hangs in it.
 
+use std::cmp::Ordering::{Equal, Less};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::{fmt, io};
+use std::{fmt, io, os::unix::fs::FileExt as _};
 
 use harness_allocator::named_enum;
 
@@ -19,10 +20,14 @@ pub const STACK_SIGNAL: i32 = 13;
 pub const SIZES: &str = "sizes-";
 /// The most ranks of a communicator.
 pub const MOST_RANKS: usize = 1024;
-/// Older collectives of a rank are forgotten.
+/// Later collectives of a rank replace older ones.
 const SLOTS: usize = 8;
 /// Marks a wait for a message instead of a collective.
 const MESSAGE: u32 = 1 << 31;
+/// Data follows the words of the collective that its publication replaced, which ranks that are far behind still need.
+pub const HEAD: u64 = size_of::<[u64; 4]>() as u64;
+/// The length of a file of data, most of which is never written. Ext4 allows 16 TiB.
+const DATA: u64 = 8 << 40;
 
 /// The file of a communicator. All words start at zero.
 #[derive(Debug)]
@@ -31,6 +36,12 @@ pub struct Ranks {
     size: AtomicU32,
     /// The number of the last collective that all ranks called, from 1.
     pub complete: AtomicU32,
+    /// The number of the last collective whose reduction is done.
+    pub reduced: AtomicU32,
+    /// The finished parts of the reduction in progress.
+    finished: AtomicU32,
+    /// Its number, and the parts that ranks have taken.
+    taken: AtomicU64,
     ranks: [Rank; MOST_RANKS],
 }
 
@@ -45,12 +56,14 @@ pub struct Rank {
     pub read: AtomicU32,
     /// The number of messages to it.
     pub messages: AtomicU32,
+    /// The place of the data of the last message that it has not found; 0 for none.
+    inbox: AtomicU64,
     /// What it waits for: the number, 0 if it does not wait, and the rank plus 1, 0 for all ranks.
     waits: [AtomicU32; 2],
     has_left: AtomicU32,
     unused: AtomicU32,
-    /// Its last collectives, each as the words of a [`Call`].
-    calls: [[AtomicU64; 2]; SLOTS],
+    /// Its last collectives, as [`Published::words`].
+    calls: [[AtomicU64; 4]; SLOTS],
 }
 
 // SAFETY: all of it is atomics, for which any bytes are valid.
@@ -72,63 +85,6 @@ named_enum! {
     }
 }
 
-/// Data of up to this many bytes needs no file.
-const SMALL: usize = 16 << 10;
-
-/// The small data of a rank's last collectives, in a mapped file. Each begins with its number and length; 0 while it changes.
-#[derive(Debug)]
-#[repr(C)]
-pub struct SmallData([[AtomicU64; 1 + SMALL / 8]; SLOTS]);
-
-// SAFETY: all of it is atomics, for which any bytes are valid.
-unsafe impl SharedLayout for SmallData {}
-
-impl SmallData {
-    /// Opens the data of a rank, which its first user creates.
-    pub fn open(communicator: &Path, rank: usize) -> io::Result<Mapped<Self>> {
-        let path = beside(communicator, &format!("-small-{rank}"));
-        Mapped::create(&File::options().read(true).write(true).create(true).truncate(false).open(path)?)
-    }
-
-    /// Stores the data of a collective in place of an earlier one. Returns whether it is small enough.
-    pub fn store(&self, number: u32, data: &[u8]) -> bool {
-        let [head, words @ ..] = &self.0[number as usize % SLOTS];
-        if data.len() > SMALL {
-            return false;
-        }
-        head.store(0, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (word, bytes) in words.iter().zip(data.chunks(8)) {
-            let mut value = [0; 8];
-            value[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
-        }
-        head.store(u64::from(number) << 32 | data.len() as u64, Ordering::Release);
-        true
-    }
-
-    /// The data of a collective, unless it was large or is replaced.
-    pub fn load(&self, number: u32) -> Option<Vec<u8>> {
-        let [head, words @ ..] = &self.0[number as usize % SLOTS];
-        let found = head.load(Ordering::Acquire);
-        let len = found as u32 as usize;
-        if found >> 32 != u64::from(number) || len > SMALL {
-            return None;
-        }
-        let mut data = vec![0; len.next_multiple_of(8)];
-        data.as_chunks_mut::<8>().0.iter_mut().zip(words).for_each(|(bytes, word)| *bytes = word.load(Ordering::Relaxed).to_ne_bytes());
-        data.truncate(len);
-        fence(Ordering::Acquire);
-        (head.load(Ordering::Relaxed) == found).then_some(data)
-    }
-
-    /// The collective whose data the next one with this number replaces, and that data.
-    pub fn replaced(&self, number: u32) -> Option<(u32, Vec<u8>)> {
-        let old = number.checked_sub(SLOTS as u32).filter(|old| *old > 0)?;
-        Some((old, self.load(old)?))
-    }
-}
-
 /// Names of `ncclDataType_t`.
 const TYPES: [&str; 12] =
     ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"];
@@ -143,25 +99,36 @@ pub struct Call {
     pub kind: u8,
 }
 
-impl Call {
-    const fn words(self, number: u32, has_data: bool) -> [u64; 2] {
-        let root = match self.root {
+/// A collective as a rank published it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Counted from 1.
+    pub number: u32,
+    pub call: Call,
+    /// The place of the rank's data in the file of data. Empty data are zeros.
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Published {
+    const fn words(self) -> [u64; 4] {
+        let Self { number, call, offset, len } = self;
+        let root = match call.root {
             Some(root) => root as u64 + 1,
             None => 0,
         };
-        [
-            (number as u64) << 32 | (self.operation as u64) << 24 | (self.kind as u64) << 16 | root,
-            (self.count as u64) << 1 | has_data as u64,
-        ]
+        [(number as u64) << 32 | (call.operation as u64) << 24 | (call.kind as u64) << 16 | root, call.count as u64, offset, len]
     }
 
-    fn of_words([call, count]: [u64; 2]) -> Option<(u32, Self, bool)> {
+    pub fn of_words([call, count, offset, len]: [u64; 4]) -> Option<Self> {
         let operation = *Operation::ALL.get((call >> 24 & 0xff) as usize)?;
         let root = (call & 0xffff).checked_sub(1).map(|root| root as usize);
-        let call_of_rank = Self { operation, root, count: (count >> 1) as usize, kind: (call >> 16 & 0xff) as u8 };
-        Some(((call >> 32) as u32, call_of_rank, count & 1 == 1))
+        let call_of_rank = Call { operation, root, count: count as usize, kind: (call >> 16 & 0xff) as u8 };
+        Some(Self { number: (call >> 32) as u32, call: call_of_rank, offset, len }).filter(|found| found.number > 0)
     }
+}
 
+impl Call {
     pub const fn has_size(&self) -> bool {
         !matches!(self.operation, Operation::Split | Operation::Shrink | Operation::Grow)
     }
@@ -181,6 +148,65 @@ impl fmt::Display for Call {
     }
 }
 
+/// A message in the file of data. Its words follow the place of the previous message to the same rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub from: usize,
+    /// Counted from 1, among the messages of its sender to its receiver.
+    pub number: u32,
+    /// The place of its data in the file.
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Message {
+    /// Adds a message, whose data the file has, to those that a rank has not found.
+    pub fn post(self, data: &File, to: &Rank) -> io::Result<()> {
+        let Self { from, number, offset, len } = self;
+        let mut previous = to.inbox.load(Ordering::Acquire);
+        loop {
+            data.write_all_at(
+                [previous, (from as u64) << 32 | u64::from(number), len, 0].map(u64::to_ne_bytes).as_flattened(),
+                offset - HEAD,
+            )?;
+            match to.inbox.compare_exchange(previous, offset, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(later) => previous = later,
+            }
+        }
+        to.messages.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Records that the receiver has read the data, which its sender may overwrite.
+    pub fn receive(self, data: &File) -> io::Result<()> {
+        data.write_all_at(&1_u64.to_ne_bytes(), self.offset - 8)
+    }
+
+    /// Returns whether the receiver has read the data with this offset.
+    pub fn is_received(data: &File, offset: u64) -> io::Result<bool> {
+        Ok(head(data, offset)?[3] != 0)
+    }
+
+    fn chain(data: &File, last: u64) -> io::Result<Vec<Self>> {
+        let (mut offset, mut found) = (last, Vec::new());
+        while offset > 0 {
+            let [previous, name, len, _] = head(data, offset)?;
+            found.push(Self { from: (name >> 32) as usize, number: name as u32, offset, len });
+            offset = previous;
+        }
+        Ok(found)
+    }
+}
+
+/// The words before the data with this offset.
+fn head(data: &File, offset: u64) -> io::Result<[u64; 4]> {
+    let mut head = [0; HEAD as usize];
+    data.read_exact_at(&mut head, offset.saturating_sub(HEAD))?;
+    let mut words = head.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+    Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
+}
+
 /// What a rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -191,18 +217,34 @@ pub enum Wait {
 }
 
 impl Rank {
-    /// Publishes the next collective. `has_data` means that a file has this rank's data.
-    pub fn publish(&self, number: u32, call: Call, has_data: bool) {
-        let slot = &self.calls[number as usize % SLOTS];
-        slot.iter().zip(call.words(number, has_data)).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-        self.published.store(number, Ordering::SeqCst);
+    pub fn publish(&self, published: Published) {
+        let slot = &self.calls[published.number as usize % SLOTS];
+        slot[0].store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let [first, rest @ ..] = published.words();
+        slot[1..].iter().zip(rest).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        slot[0].store(first, Ordering::Release);
+        self.published.store(published.number, Ordering::SeqCst);
     }
 
-    /// The collective with this number, and whether a file has its data. `None` before it is published and after it is forgotten.
-    pub fn call(&self, number: u32) -> Option<(Call, bool)> {
-        let words = self.calls[number as usize % SLOTS].each_ref().map(|word| word.load(Ordering::Relaxed));
-        let (found, call, has_data) = Call::of_words(words)?;
-        (number > 0 && found == number).then_some((call, has_data))
+    /// The words of the collective with this number, or of a later one that has replaced it. Zeros before it is published, and while it is replaced.
+    pub fn words(&self, number: u32) -> [u64; 4] {
+        let slot = &self.calls[number as usize % SLOTS];
+        let first = slot[0].load(Ordering::Acquire);
+        let mut words = slot.each_ref().map(|word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        words[0] = if slot[0].load(Ordering::Relaxed) == first { first } else { 0 };
+        words
+    }
+
+    /// The messages to this rank that it has not found.
+    pub fn messages_in(&self, data: &File) -> io::Result<Vec<Message>> {
+        Message::chain(data, self.inbox.load(Ordering::Acquire))
+    }
+
+    /// Finds these messages.
+    pub fn find_messages(&self, data: &File) -> io::Result<Vec<Message>> {
+        Message::chain(data, self.inbox.swap(0, Ordering::AcqRel))
     }
 
     pub fn set_wait(&self, wait: Option<Wait>) {
@@ -246,6 +288,41 @@ impl Ranks {
         Ok(ranks)
     }
 
+    /// The bytes of each rank in the file of data.
+    pub fn data_per_rank(&self) -> u64 {
+        DATA / self.all().len().max(1) as u64
+    }
+
+    /// A collective that a rank has published, from the file of data if a later one has replaced it. `None` while it is replaced, and once all ranks have
+    /// read it.
+    pub fn find(&self, data: &File, rank: usize, number: u32) -> io::Result<Option<Published>> {
+        let mut found = Published::of_words(self.all()[rank].words(number));
+        while let Some(later) = found.filter(|found| found.number > number && found.offset >= HEAD) {
+            found = Published::of_words(head(data, later.offset)?);
+        }
+        Ok(found.filter(|found| found.number == number))
+    }
+
+    /// Takes the next part of a reduction, which the ranks of a collective share.
+    pub fn take_part(&self, number: u32, parts: u32) -> Option<u32> {
+        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| match ((taken >> 32) as u32).cmp(&number) {
+            Less => Some(u64::from(number) << 32 | 1),
+            Equal if (taken as u32) < parts => Some(taken + 1),
+            _ => None,
+        });
+        // The first part begins a reduction.
+        taken.ok().map(|taken| if (taken >> 32) as u32 == number { taken as u32 } else { 0 })
+    }
+
+    /// Records that a part of the reduction in progress is done. Returns whether it was the last.
+    pub fn finish_part(&self, parts: u32) -> bool {
+        let is_last = self.finished.fetch_add(1, Ordering::AcqRel) + 1 == parts;
+        if is_last {
+            self.finished.store(0, Ordering::Release);
+        }
+        is_last
+    }
+
     pub fn all(&self) -> &[Rank] {
         &self.ranks[..(self.size.load(Ordering::Relaxed) as usize).min(MOST_RANKS)]
     }
@@ -281,9 +358,9 @@ pub fn stack_file(communicator: &Path, rank: usize, wait: Wait) -> PathBuf {
     }
 }
 
-/// The file of a message.
-pub fn message_file(communicator: &Path, from: usize, to: usize, number: u32) -> PathBuf {
-    beside(communicator, &format!("-{from}-to-{to}-{number}"))
+/// The file with the data of collectives, in which each rank has an equal part.
+pub fn data_file(communicator: &Path) -> PathBuf {
+    beside(communicator, "-data")
 }
 
 /// A file whose name begins with that of a communicator.

@@ -27,6 +27,8 @@ pub struct Gpu {
     pub l2_cache: u32,
     /// The generation of PCI Express, unless the GPU has another link to the host.
     pub pcie: Option<u8>,
+    /// Whether GPUs of this kind reach each other's memory, if it differs from [`Gpu::reaches_peers`] for its name.
+    pub peer_access: Option<bool>,
     /// The source of its memory.
     pub source: String,
 }
@@ -92,6 +94,7 @@ fn of_row(row: &str) -> Option<Gpu> {
         memory_bus_bits: number(bus)?,
         l2_cache: number(l2_kib)? << 10,
         pcie: pcie.parse().ok(),
+        peer_access: None,
         source: source.to_owned(),
     })
 }
@@ -125,9 +128,11 @@ impl<'de> Deserialize<'de> for &'static Gpu {
 }
 
 impl Gpu {
-    /// Returns whether GPUs of this kind reach each other's memory. Those of data centers do, over NVLink or PCI Express.
-    pub const fn reaches_peers(&self) -> bool {
-        matches!(self.capability, (6..=9, 0) | (10, _))
+    /// Returns whether GPUs of this kind reach each other's memory, over NVLink or PCI Express. GeForce GPUs, MIG instances and the GPUs of systems on a chip
+    /// do not. NVIDIA has no list; `deviceQuery` prints "Peer access: Yes" for T4, A40, A100, RTX A6000 and RTX 6000 Ada, and "No" for RTX 3090 and 4090.
+    pub fn reaches_peers(&self) -> bool {
+        let is_of_system = matches!(self.capability, (7, 2) | (8, 7) | (11, 0) | (12, 1));
+        self.peer_access.unwrap_or(!is_of_system && !["GeForce", " MIG "].iter().any(|kind| self.device.contains(kind)))
     }
 
     pub fn named(name: &str) -> Option<&'static Self> {

@@ -25,8 +25,8 @@ pub const CALLS: &str = "calls";
 pub const UNMEASURED: &str = "unmeasured";
 /// The file in the folder of [`RUN`] that the first process which loads one of our libraries removes ([`mark_loaded`]).
 pub const UNLOADED: &str = "unloaded";
-/// The most devices per machine.
-pub const MOST_DEVICES: u32 = 16;
+/// The most devices per machine, as in PyTorch (`C10_COMPILE_TIME_MAX_GPUS`).
+pub const MOST_DEVICES: u32 = 120;
 
 /// Shows the starting program that the dynamic linker has loaded a library of ours.
 pub fn mark_loaded() {

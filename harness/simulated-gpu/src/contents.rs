@@ -167,37 +167,56 @@ pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
     }
 }
 
-/// The bytes of a range, as far as they are known; `None` for zeros.
-pub(crate) fn read(state: &mut State, address: u64, len: usize) -> Option<Vec<u8>> {
-    let mut bytes = match machine().settings.values {
-        Values::Zeros => return None,
-        Values::Copies if !state.copied.knows(address, len as u64) => return None,
-        Values::Copies | Values::Cpu => vec![0; len],
-    };
-    if machine().settings.values == Values::Copies {
-        state.copied.read(address, &mut bytes);
-    } else {
-        // SAFETY: the destination has this size.
-        unsafe { copy(state, bytes.as_mut_ptr().expose_provenance() as u64, address, len) };
-    }
-    Some(bytes)
+/// The host memory with the contents of a range. `None` without contents, and in the run of an operation on the device.
+///
+/// # Safety
+/// A host address belongs to the program and has `len` bytes, and no other reference to the range exists.
+unsafe fn slice(state: &mut State, address: u64, len: usize) -> Option<&mut [u8]> {
+    let host = host(state, address, len).filter(|_| !in_operation())?;
+    // SAFETY: the range is mapped, or belongs to the program as the caller promises. The lock of the state keeps it mapped.
+    Some(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), len) })
 }
 
-pub(crate) fn write(state: &mut State, address: u64, len: usize, bytes: Option<&[u8]>) {
-    match (machine().settings.values, bytes) {
-        (Values::Zeros, _) => {}
-        (Values::Copies, None) => state.copied.forget(address, len as u64),
-        (Values::Copies, Some(bytes)) => state.copied.write(address, bytes),
-        (Values::Cpu, None) => fill(state, address, len, &[0]),
-        // SAFETY: the source has this size.
-        (Values::Cpu, Some(bytes)) => unsafe { copy(state, address, bytes.as_ptr().expose_provenance() as u64, bytes.len()) },
+/// Passes the bytes of a range to `act`, as far as they are known; none for zeros.
+pub(crate) fn read<T>(state: &mut State, address: u64, len: usize, act: impl FnOnce(&[u8]) -> T) -> T {
+    match machine().settings.values {
+        Values::Copies if state.copied.knows(address, len as u64) => {
+            let mut bytes = vec![0; len];
+            state.copied.read(address, &mut bytes);
+            act(&bytes)
+        }
+        // SAFETY: the program passes a range, and `act` has no other reference to it.
+        Values::Cpu => act(unsafe { slice(state, address, len) }.unwrap_or_default()),
+        Values::Zeros | Values::Copies => act(&[]),
+    }
+}
+
+/// Writes the bytes that `fill` writes to its argument, or zeros if it returns `false`.
+pub(crate) fn write(state: &mut State, address: u64, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) {
+    match machine().settings.values {
+        Values::Zeros => {}
+        Values::Copies => {
+            let mut bytes = vec![0; len];
+            if fill(&mut bytes) {
+                state.copied.write(address, &bytes);
+            } else {
+                state.copied.forget(address, len as u64);
+            }
+        }
+        Values::Cpu => {
+            // SAFETY: as above.
+            if let Some(into) = unsafe { slice(state, address, len) }
+                && !fill(into)
+            {
+                into.fill(0);
+            }
+        }
     }
 }
 
 pub(crate) fn fill(state: &mut State, address: u64, size: usize, pattern: &[u8]) {
-    let Some(host) = host(state, address, size).filter(|_| !in_operation()) else { return };
-    // SAFETY: the range is mapped, and the lock of the state keeps it mapped.
-    let into = unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), size) };
+    // SAFETY: the program passes a range.
+    let Some(into) = (unsafe { slice(state, address, size) }) else { return };
     into.chunks_mut(pattern.len()).for_each(|into| into.copy_from_slice(&pattern[..into.len()]));
 }
 

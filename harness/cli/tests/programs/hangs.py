@@ -14,6 +14,7 @@ def main(rank, store):
     if MODE == "killed" and rank == 1:
         os.kill(os.getpid(), 9)
     pairs = [dist.new_group([0, 1]) for _ in range(2)]
+    gloo = dist.new_group(backend="gloo") if MODE == "backward" else None
     data = torch.zeros(1024, device="cuda")
     for group in [None, *pairs]:
         dist.all_reduce(data, group=group)
@@ -27,9 +28,9 @@ def main(rank, store):
             dist.broadcast(data, 0)
     if MODE == "fewer" and rank == 1:
         return
-    if MODE == "slow" and rank == 0:
+    if MODE in ("slow", "sleeps") and rank == 0:
         threading.Thread(target=join_late, args=(pairs[1],)).start()
-    if MODE == "slow" and rank == 1:
+    if MODE in ("slow", "sleeps") and rank == 1:
         dist.all_reduce(data, group=pairs[1])
         torch.cuda.synchronize()
     if MODE == "cycle":
@@ -37,7 +38,12 @@ def main(rank, store):
         torch.cuda.synchronize()
     if MODE == "sizes":
         data = torch.zeros(1024 + rank, device="cuda")
-    if MODE == "store" and rank == 1:
+    if MODE == "backward" and rank == 0:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), process_group=gloo)
+        model(torch.ones(1, 8)).sum().backward()
+    if MODE == "backward" and rank == 1:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8), process_group=gloo)
+    if MODE in ("backward", "store") and rank == 1:
         dist.distributed_c10d._get_default_store().get("never")
     dist.all_reduce(data)
     torch.cuda.synchronize()
@@ -46,6 +52,8 @@ def main(rank, store):
 # Joins what rank 1 waits for after a recovery that takes longer than a hang.
 def join_late(group):
     began = time.monotonic()
+    if MODE == "sleeps":
+        time.sleep(6)
     while time.monotonic() < began + 4:
         pass
     dist.all_reduce(torch.zeros(1024, device="cuda"), group=group)

@@ -13,7 +13,8 @@ fn a_file_describes_a_gpu() {
     assert_eq!((gpu.name.as_str(), gpu.device.as_str()), ("my-gpu", "NVIDIA Example 24GB"));
     assert_eq!((gpu.memory, gpu.capability, gpu.multiprocessors), (Bytes::mib(24_112), (12, 0), 170));
     assert_eq!((gpu.l2_cache, gpu.clock_khz, gpu.memory_bus_bits, gpu.pcie), (96 << 20, 2_407_000, 384, Some(5)));
-    let optional = ["clock_mhz", "memory_clock_mhz", "memory_bus_bits", "pcie", "source"];
+    assert!(gpu.reaches_peers());
+    let optional = ["clock_mhz", "memory_clock_mhz", "memory_bus_bits", "pcie", "peer_access", "source"];
     let short: String =
         EXAMPLE.lines().filter(|line| !optional.iter().any(|key| line.starts_with(key))).map(|line| format!("{line}\n")).collect();
     let gpu = of_text(&short, Path::new("my-gpu.yaml")).expect("these keys are optional");

@@ -1,18 +1,19 @@
 //! [`Detector`] looks for hangs while a program runs.
 //!
-//! A process that waits for another that continues is no hang. Neither is one that uses the processor: another of its threads may end the wait.
+//! A process that waits for another that continues is no hang. Neither is one that uses the processor, because another of its threads may end the wait. A
+//! thread that sleeps may do so after it has woken; it is waited for once, because threads that watch something sleep again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, fs::File, io};
 
-use harness_gpu_settings::collectives::{Call, Ranks, Wait, message_file, stack_file};
+use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, stack_file};
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
-use super::processes::{Numbers, Processes, numbers, of_program, stack, wait_of};
+use super::processes::{Numbers, Processes, numbers, of_program, sleeping, stack, wait_of};
 use super::{FILE, Hang, HangingRank, RankState};
 use crate::process;
 use crate::record::TorchRecord;
@@ -22,6 +23,8 @@ use crate::trials::observed::{Frame, OutOfMemory};
 const GRACE: Duration = Duration::from_secs(2);
 /// The same after a process has failed, which a launcher may notice late.
 const GRACE_OF_LAUNCHER: Duration = Duration::from_secs(5);
+/// The longest sleep that is waited for.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// A process is asked for its stack after it has been idle this long.
 const IDLE: Duration = Duration::from_millis(500);
 
@@ -91,7 +94,7 @@ pub(super) fn waits(communicators: &Communicators, is_running: &dyn Fn(u32) -> b
         for (rank, state) in ranks.all().iter().enumerate() {
             let pid = state.process.load(Ordering::Acquire);
             let Some(wait) = state.wait().filter(|_| !state.has_left() && is_running(pid)) else { continue };
-            let lacks = lacking(path, ranks, (rank, wait)).into_iter().map(|(other, is_wrong)| {
+            let lacks = lacking(path, ranks, (rank, wait), is_running).into_iter().map(|(other, is_wrong)| {
                 let of = &ranks.all()[other];
                 let lacks = match of.process.load(Ordering::Acquire) {
                     _ if is_wrong || of.has_left() => Lacks::Never,
@@ -108,20 +111,24 @@ pub(super) fn waits(communicators: &Communicators, is_running: &dyn Fn(u32) -> b
 }
 
 /// The ranks that a rank waits for, and whether their call is the wrong one.
-fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait)) -> Vec<(usize, bool)> {
+fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: &dyn Fn(u32) -> bool) -> Vec<(usize, bool)> {
     let all = ranks.all();
     match wait {
         Wait::Message(number, from) => {
-            if from >= all.len() || message_file(path, from, rank, number).exists() {
-                Vec::new()
-            } else {
-                vec![(from, false)]
-            }
+            let messages = File::open(data_file(path)).and_then(|data| all[rank].messages_in(&data)).unwrap_or_default();
+            let has_arrived = messages.iter().any(|message| (message.from, message.number) == (from, number));
+            if from >= all.len() || has_arrived { Vec::new() } else { vec![(from, false)] }
         }
         Wait::Collective(number, from) => {
             let others = || (0..all.len()).filter(|other| *other != rank && from.is_none_or(|from| from == *other));
-            let late: Vec<_> = others().filter(|other| all[*other].published.load(Ordering::Acquire) < number).collect();
-            let call = |rank: usize| all[rank].call(number).map(|(call, _)| call);
+            let is_before = |word: &AtomicU32| word.load(Ordering::Acquire) < number;
+            let mut late: Vec<_> = others().filter(|other| is_before(&all[*other].published)).collect();
+            if late.is_empty() {
+                // A rank may have ended while it reduced its part of the data.
+                let is_running = |rank: &Rank| is_running(rank.process.load(Ordering::Acquire));
+                late.extend(others().filter(|other| is_before(&all[*other].read) && !is_running(&all[*other])));
+            }
+            let call = |rank: usize| call(path, ranks, rank, number);
             let is_wrong = |other: &usize| call(*other).is_some_and(|theirs| call(rank).is_some_and(|own| own != theirs));
             let is_wrong_early =
                 |other: &usize| is_wrong(other) && call(*other).map(|call| call.operation) != call(rank).map(|call| call.operation);
@@ -131,11 +138,24 @@ fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait)) -> Vec<(usiz
     }
 }
 
+fn call(communicator: &Path, ranks: &Ranks, rank: usize, number: u32) -> Option<Call> {
+    ranks.find(&File::open(data_file(communicator)).ok()?, rank, number).ok()?.map(|published| published.call)
+}
+
 /// Looks for hangs while a program runs.
 #[derive(Debug, Default)]
 pub(crate) struct Detector {
     processes: Processes,
-    found: Option<(Key, Instant)>,
+    found: Option<Suspect>,
+}
+
+/// Processes that wait forever unless one of their threads goes on.
+#[derive(Debug)]
+struct Suspect {
+    key: Key,
+    since: Instant,
+    /// The threads that slept at the end of the first grace period, as [`sleeping`] returns them, until they have woken.
+    asleep: Option<BTreeSet<(u64, u64)>>,
 }
 
 /// What waits forever: the communicator, the rank and the wait of each, and the waits outside of communicators.
@@ -167,19 +187,35 @@ impl Detector {
         outside.retain(|waiting| stopped.contains(&waiting.pid));
         let of_wait = |waiting: &Waiting| (communicators[waiting.communicator].0.clone(), waiting.rank, waiting.wait);
         let key: Key = (waits.iter().map(of_wait).collect(), outside.clone());
-        let since = match &self.found {
-            _ if stopped.is_empty() => {
-                self.found = None;
+        if stopped.is_empty() {
+            self.found = None;
+            return Ok(None);
+        }
+        let suspect = match self.found.take().filter(|suspect| suspect.key == key) {
+            Some(suspect) => self.found.insert(suspect),
+            None => self.found.insert(Suspect { key, since: Instant::now(), asleep: None }),
+        };
+        let since = suspect.since.elapsed();
+        let idle = stopped.iter().map(|pid| self.processes.idle(*pid)).chain([since]).min();
+        let grace = if self.processes.has_failed() { GRACE_OF_LAUNCHER } else { GRACE };
+        if idle < Some(grace) {
+            return Ok(None);
+        }
+        let asleep: BTreeSet<_> = stopped.iter().flat_map(|pid| sleeping(*pid)).collect();
+        let before = suspect.asleep.get_or_insert_with(|| asleep.clone());
+        if !before.is_disjoint(&asleep) {
+            if since < LONGEST_SLEEP {
                 return Ok(None);
             }
-            Some((known, since)) if *known == key => *since,
-            _ => self.found.insert((key, Instant::now())).1,
-        };
-        let idle = stopped.iter().map(|pid| self.processes.idle(*pid)).chain([since.elapsed()]).min();
-        let grace = if self.processes.has_failed() { GRACE_OF_LAUNCHER } else { GRACE };
+        } else if !before.is_empty() {
+            // All have woken. They have another grace period to end the wait.
+            before.clear();
+            suspect.since = Instant::now();
+            return Ok(None);
+        }
         let found =
             Found { run, communicators: &communicators, numbers: &numbers, waits: &waits, outside: &outside, processes: &self.processes };
-        Ok((idle >= Some(grace)).then(|| found.describe()))
+        Ok(Some(found.describe()))
     }
 
     /// The waits outside of communicators, once all of these processes are idle.
@@ -236,7 +272,7 @@ impl Found<'_> {
         for waiting in self.waits {
             let (path, members) = &self.communicators[waiting.communicator];
             let call = match waiting.wait {
-                Wait::Collective(number, _) => members.all()[waiting.rank].call(number).map(|(call, _)| call),
+                Wait::Collective(number, _) => call(path, members, waiting.rank, number),
                 Wait::Message(..) => None,
             };
             let (Wait::Collective(number, _) | Wait::Message(number, _)) = waiting.wait;

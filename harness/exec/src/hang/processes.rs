@@ -1,9 +1,9 @@
 //! The processes of ranks, as the hook and the kernel report them: their ranks, whether they are idle, where they wait, and how they ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -24,6 +24,8 @@ const IDLE_SECONDS: f64 = 0.05;
 const LATE: Duration = Duration::from_secs(5);
 /// Packages whose frames are not the program's.
 const PACKAGES: [&str; 5] = ["torch", "torchvision", "torchaudio", "functorch", "triton"];
+/// The parts of torch that wait for other ranks. A backward pass waits where Python has no frame.
+const WAITING: [&str; 3] = ["distributed/", "autograd/", "nn/parallel/"];
 /// Methods of a store that wait for other ranks.
 const STORE_METHODS: [&str; 4] = [".get", ".wait", ".barrier", ".queue_pop"];
 
@@ -135,13 +137,38 @@ impl Known {
     }
 }
 
-/// The nanoseconds that each thread of a process has waited for a processor (<https://docs.kernel.org/scheduler/sched-stats.html>).
+/// The nanoseconds that each thread of a process has waited for a processor.
 fn waits_for_processor(pid: u32) -> BTreeMap<u64, u64> {
-    let of_thread = |entry: fs::DirEntry| {
-        let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
-        Some((entry.file_name().to_str()?.parse().ok()?, text.split(' ').nth(1)?.parse().ok()?))
+    threads(pid).filter_map(|thread| Some((number(&thread)?, scheduled(&thread, 1)?))).collect()
+}
+
+/// The threads of a process that sleep for a time, each with the number of times that it has run.
+pub(super) fn sleeping(pid: u32) -> BTreeSet<(u64, u64)> {
+    let is_asleep = |thread: &PathBuf| {
+        let call = fs::read_to_string(thread.join("syscall")).unwrap_or_default();
+        let mut words = call.split_whitespace();
+        match words.next().and_then(|number| number.parse().ok()) {
+            Some(libc::SYS_nanosleep | libc::SYS_clock_nanosleep) => true,
+            // Python before 3.11 sleeps by waiting for none of zero files.
+            Some(libc::SYS_select | libc::SYS_pselect6) => words.next() == Some("0x0"),
+            _ => false,
+        }
     };
-    fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().filter_map(of_thread).collect()
+    threads(pid).filter(is_asleep).filter_map(|thread| Some((number(&thread)?, scheduled(&thread, 2)?))).collect()
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+fn number(thread: &Path) -> Option<u64> {
+    thread.file_name()?.to_str()?.parse().ok()
+}
+
+/// A figure of a thread's schedule: 1 is the time that it has waited for a processor, 2 the number of times that it has run
+/// (<https://docs.kernel.org/scheduler/sched-stats.html>).
+fn scheduled(thread: &Path, figure: usize) -> Option<u64> {
+    fs::read_to_string(thread.join("schedstat")).ok()?.split_whitespace().nth(figure)?.parse().ok()
 }
 
 /// Makes the hook write the stacks of a process, if it handles the signal.
@@ -204,10 +231,13 @@ pub(super) fn of_program(mut stack: Vec<Frame>, run: &Path) -> Vec<Frame> {
     stack
 }
 
-/// The function of `torch.distributed` that the program called, or the method of a store, if the innermost frame waits there.
+/// The function of [`WAITING`] that the program called, or the method of a store, if the innermost frame waits there.
 pub(super) fn waiting_function(stack: &[Frame], run: &Path) -> Option<String> {
     let first = stack.iter().position(|frame| is_of_program(frame, run))?;
-    let is_of_torch = |frame: &&Frame| frame.file.contains("-packages/torch/distributed/") && frame.name != "wrapper";
+    let is_of_torch = |frame: &&Frame| {
+        let part = frame.file.split_once("-packages/torch/").map_or("", |(_, part)| part);
+        WAITING.iter().any(|waiting| part.starts_with(waiting)) && frame.name != "wrapper"
+    };
     if let Some(innermost) = stack[..first].first() {
         is_of_torch(&innermost).then_some(())?;
         return stack[..first].iter().rfind(is_of_torch).map(|frame| frame.name.clone());

@@ -2,21 +2,26 @@
 
 use std::sync::atomic::Ordering;
 
-use harness_gpu_settings::collectives::{Call, Operation, Ranks, Wait};
+use harness_gpu_settings::collectives::{Call, Message, Operation, Published, Ranks, Wait, data_file};
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
-use super::processes::{Processes, numbers, of_program, stack, waiting_function};
+use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
 use super::*;
 
 const CALL: Call = Call { operation: Operation::AllReduce, root: None, count: 8, kind: 7 };
 
+const fn published(number: u32, call: Call) -> Published {
+    Published { number, call, offset: 0, len: 0 }
+}
+
 /// Ranks of processes with these numbers, each with its last collective, and whether it waits in it.
 fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
     let ranks = Ranks::join(&run.join(name), members.len()).unwrap();
+    fs::write(data_file(&run.join(name)), "").unwrap();
     for (rank, (pid, number, waits)) in ranks.all().iter().zip(members) {
         rank.process.store(*pid, Ordering::Relaxed);
         if *number > 0 {
-            rank.publish(*number, CALL, false);
+            rank.publish(published(*number, CALL));
         }
         rank.set_wait(waits.then_some(Wait::Collective(*number, None)));
     }
@@ -57,6 +62,8 @@ fn a_rank_that_computes_is_waited_for_and_one_that_has_ended_is_a_hang() {
     let place = r#"{"attempts": 3, "frames": [{"file": "/a/train.py", "line": 41, "name": "main"}]}"#;
     fs::write(run.path().join("ooms-99.jsonl"), place).unwrap();
     assert_eq!(lines(run.path(), false), [waits, "rank 2 has ended after an OutOfMemoryError at train.py:41"]);
+    ranks(run.path(), "nccl-1", &[(1, 3, true), (2, 3, true), (99, 3, false)]);
+    assert_eq!(lines(run.path(), false)[0], waits, "rank 2 has ended while it reduced");
 }
 
 #[test]
@@ -72,6 +79,20 @@ fn a_cycle_of_communicators_is_a_hang_and_a_chain_that_ends_at_a_computing_rank_
 }
 
 #[test]
+fn a_receive_waits_for_its_sender_until_the_message_has_arrived() {
+    let run = tempfile::tempdir().unwrap();
+    ranks(run.path(), "nccl-1", &[(1, 1, false), (99, 1, false)]);
+    let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
+    shared.all()[0].set_wait(Some(Wait::Message(2, 1)));
+    let data = fs::File::options().read(true).write(true).open(data_file(&run.path().join("nccl-1"))).unwrap();
+    let post = |number| Message { from: 1, number, offset: 100 * u64::from(number), len: 0 }.post(&data, &shared.all()[0]).unwrap();
+    post(1);
+    assert_eq!(lines(run.path(), false)[0], "rank 0 waits in receive (number 2) for rank 1");
+    post(2);
+    assert_eq!(lines(run.path(), false), Vec::<String>::new());
+}
+
+#[test]
 fn a_rank_that_has_not_joined_may_still_start_or_is_missing() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 1, true), (0, 0, false)]);
@@ -84,7 +105,7 @@ fn ranks_in_different_collectives_and_one_that_left_are_a_hang() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 2, true), (2, 2, true)]);
     let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
-    shared.all()[1].publish(2, Call { operation: Operation::Broadcast, root: Some(0), ..CALL }, false);
+    shared.all()[1].publish(published(2, Call { operation: Operation::Broadcast, root: Some(0), ..CALL }));
     let hang = lines(run.path(), false);
     assert_eq!(hang[0], "rank 0 waits in all_reduce of 8 float32 (number 2) for rank 1");
     assert_eq!(hang[1], "rank 1 waits in broadcast of 8 float32 with root 0 (number 2) for rank 0");
@@ -160,4 +181,31 @@ fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store
     ];
     assert_eq!(function(&stack).as_deref(), Some("init_process_group"));
     assert_eq!(function(&[torch("utils/data/dataloader.py", "next"), of_program(1)]), None);
+    let backward = [torch("autograd/graph.py", "_engine_run_backward"), torch("_tensor.py", "backward"), of_program(1)];
+    assert_eq!(function(&backward).as_deref(), Some("_engine_run_backward"));
+}
+
+#[test]
+fn a_thread_that_sleeps_again_has_woken_and_one_that_waits_for_a_lock_does_not_sleep() {
+    let (send, receive) = std::sync::mpsc::channel();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let of_thread = || u64::try_from(nix::unistd::gettid().as_raw()).unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(move || {
+            send.send(of_thread()).unwrap();
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            send.send(of_thread()).unwrap();
+            let _ = stopped.recv();
+        });
+        let thread = receive.recv().unwrap();
+        let sleeps = || sleeping(std::process::id()).into_iter().find(|(of, _)| *of == thread);
+        let found = (0..1000).find_map(|_| sleeps()).unwrap();
+        assert!((0..100_000).any(|_| sleeps().is_some_and(|later| later != found)));
+        stop.send(()).unwrap();
+        receive.recv().unwrap();
+        assert_eq!(sleeps(), None);
+        drop(stop);
+    });
 }

@@ -37,6 +37,16 @@ fn every_row_is_a_plausible_gpu() {
 }
 
 #[test]
+fn professional_gpus_reach_each_others_memory_and_a_file_may_say_otherwise() {
+    let reaches = |name| Gpu::named(name).expect("it ships with the program").reaches_peers();
+    let professional = ["t4-16", "a40-48", "a100-pcie-80", "h100-80", "rtxa6000-48", "rtx6000ada-48", "b200-180"];
+    assert_eq!(professional.map(reaches), [true; 7]);
+    assert_eq!(["rtx3090-24", "rtx4090-24", "gb10-128", "a100-40-1g.5gb"].map(reaches), [false; 4]);
+    let with_bridge = Gpu { peer_access: Some(true), ..Gpu::named("rtx3090-24").expect("it ships with the program").clone() };
+    assert!(with_bridge.reaches_peers());
+}
+
+#[test]
 fn a_variable_carries_a_gpu_by_name_or_with_its_properties() {
     let shipped = Gpu::named("rtx4090-24").expect("it ships with the program");
     assert_eq!(to_variable(&shipped), "\"rtx4090-24\"");

@@ -1,4 +1,4 @@
-use harness_gpu_settings::gpus::GPUS;
+use harness_gpu_settings::{gpus::GPUS, settings::MOST_DEVICES};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn physical_memory_is_freed_with_its_last_handle_and_mapping() {
 #[test]
 fn every_address_order_works_with_and_without_expandable_segments() {
     for &addresses in AddressOrder::ALL {
-        for index in [0, 15] {
+        for index in [0, MOST_DEVICES as usize - 1] {
             let settings = Settings { addresses, ..Settings::new(&GPUS[0], Bytes::gib(8)) };
             let mut memory = DeviceMemory::new(index, &settings);
             for expandable in [false, true, true] {

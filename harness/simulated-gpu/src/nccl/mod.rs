@@ -20,7 +20,7 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::{RUN, Values};
 
-use self::peers::{Failure, Needs, Peers};
+use self::peers::{Failure, Needs, PART, Parts, Peers};
 use crate::world::{State, current_device, machine};
 use crate::{contents, runtime};
 
@@ -113,7 +113,7 @@ export! {
         let bytes = match residence {
             // SAFETY: the program passes an element in host memory.
             1 => Some(unsafe { slice::from_raw_parts(scalar, len) }.to_vec()),
-            _ => contents::read(&mut machine().state(), scalar.expose_provenance() as u64, len),
+            _ => contents::read(&mut machine().state(), scalar.expose_provenance() as u64, len, known),
         };
         let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
         factors.push(bytes.map_or(1.0, |bytes| reduce::number(&bytes, kind)));
@@ -208,7 +208,7 @@ unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, 
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
     let Some(peers) = &parent.peers else { return create(into, parent.ranks as c_int, parent.rank as c_int, None) };
-    let parts = match peers.exchange(call(Operation::Split, None, 0, 0), [color, key].map(i32::to_ne_bytes).concat()) {
+    let parts = match peers.exchange(call(Operation::Split, None, 0, 0), [color, key].map(i32::to_ne_bytes).as_flattened()) {
         Ok(parts) => parts,
         Err(failure) => return failed(&failure),
     };
@@ -258,7 +258,7 @@ extern "C" fn ncclCommGrow(
     let id = id.map(|id| id.0[0]);
     let Some(parent) = parent else { return create(into, ranks, rank, id) };
     let Some(peers) = &parent.peers else { return create(into, ranks, parent.rank as c_int, id) };
-    match peers.exchange(call(Operation::Grow, None, 0, 0), id.map(u64::to_ne_bytes).map_or_else(Vec::new, Vec::from)) {
+    match peers.exchange(call(Operation::Grow, None, 0, 0), id.map(u64::to_ne_bytes).as_ref().map_or(&[], |id| id)) {
         Ok(parts) => {
             let id = parts.iter().find_map(|part| part.first_chunk()).map(|id| u64::from_ne_bytes(*id));
             create(into, ranks, parent.rank as c_int, id)
@@ -313,9 +313,40 @@ pub(crate) fn settle() {
     }
 }
 
-/// Writes bytes to device memory, or zeros if there are none.
-fn set(state: &mut State, address: usize, len: usize, bytes: Option<&[u8]>) {
-    contents::write(state, address as u64, len, bytes);
+/// A copy of bytes, of which none are zeros.
+fn known(bytes: &[u8]) -> Option<Vec<u8>> {
+    Some(bytes.to_vec()).filter(|bytes| !bytes.is_empty())
+}
+
+/// Writes the bytes that `fill` writes to its argument to device memory, or zeros if it returns `false`.
+fn set(state: &mut State, address: usize, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) {
+    contents::write(state, address as u64, len, fill);
+}
+
+/// Copies the first bytes of `from`. Returns `false` if it has fewer.
+fn copy(from: &[u8], into: &mut [u8]) -> bool {
+    from.get(..into.len()).map(|from| into.copy_from_slice(from)).is_some()
+}
+
+/// How a collective reduces the data of a number of ranks.
+#[derive(Clone, Copy)]
+struct Reduction {
+    ranks: usize,
+    kind: c_int,
+    operation: c_int,
+    factor: f64,
+}
+
+impl Reduction {
+    /// Reduces the data from an offset. Returns `false` if the result is zeros.
+    fn reduce(self, parts: &Parts<'_>, from: usize, into: &mut [u8]) -> bool {
+        let Self { ranks, kind, operation, factor } = self;
+        let blocks = into.chunks_mut(PART).enumerate();
+        let reduced = blocks.map(|(index, into)| {
+            reduce::reduce(into, ranks, (kind, operation, factor), |rank, into| parts.read(rank, from + index * PART, into))
+        });
+        reduced.fold(false, |is_known, reduced| is_known | reduced)
+    }
 }
 
 impl Communicator {
@@ -360,52 +391,65 @@ impl Communicator {
         0
     }
 
-    /// Meets the ranks that this rank needs in a collective.
-    fn meet(&self, call: Call, data: &[u8], needs: Needs, mut finish: impl FnMut(Vec<Vec<u8>>) + Send + 'static) -> c_int {
-        let is_point_to_point = matches!(call.operation, Operation::AllToAll | Operation::Gather | Operation::Scatter);
-        let status = self.allocate_buffers(is_point_to_point);
-        if status != 0 {
-            return status;
-        }
-        let Some(peers) = self.peers.clone() else { return 0 };
-        let number = match peers.publish(call, data) {
-            Ok(number) => number,
-            Err(error) => return failed(&error.into()),
-        };
-        let work = move |patience| match peers.collect((number, call), needs, patience) {
-            Ok(parts) => Ok(parts.map(&mut finish).is_some()),
-            Err(Failure::Mismatch { .. }) => Err(peers.wait_in_vain(number)),
-            Err(failure) => Err(failure),
-        };
-        perform(PATIENCE, Box::new(work))
-    }
-
-    /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives the bytes of all, which are empty if they are
-    /// zeros or not needed.
+    /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives them. With a reduction, the ranks first reduce their
+    /// data together: each has the result.
     fn collective(
         &self,
         call: Call,
         (from, len): (usize, usize),
         needs: Needs,
-        finish: impl FnOnce(&mut State, &[Vec<u8>]) + Send + 'static,
+        reduction: Option<Reduction>,
+        finish: impl FnOnce(&mut State, &Parts<'_>) + Send + 'static,
     ) -> c_int {
+        let is_point_to_point = matches!(call.operation, Operation::AllToAll | Operation::Gather | Operation::Scatter);
+        let status = self.allocate_buffers(is_point_to_point);
+        if status != 0 {
+            return status;
+        }
         let machine = machine();
         machine.tick();
-        let data = contents::read(&mut machine.state(), from as u64, len).unwrap_or_default();
         let exchanges = self.others().is_some() || call.operation == Operation::Broadcast;
-        if !exchanges {
-            if needs != Needs::Nothing {
-                finish(&mut machine.state(), &vec![data; self.ranks]);
-            }
-            return self.meet(call, &[], needs, drop);
+        let mut finish = Some(finish).filter(|_| needs != Needs::Nothing);
+        if !exchanges && let Some(finish) = finish.take() {
+            let data = contents::read(&mut machine.state(), from as u64, len, <[u8]>::to_vec);
+            finish(&mut machine.state(), &Parts::equal(&data, self.ranks));
         }
-        let (rank, own, mut finish) = (self.rank, data.clone(), Some(finish));
-        self.meet(call, &data, needs, move |mut parts| {
-            if let Some(finish) = finish.take().filter(|_| needs != Needs::Nothing) {
-                parts[rank].clone_from(&own);
-                finish(&mut machine.state(), &parts);
+        let Some(peers) = self.peers.clone() else { return 0 };
+        let published = if exchanges {
+            contents::read(&mut machine.state(), from as u64, len, |data| peers.publish(call, data))
+        } else {
+            peers.publish(call, &[])
+        };
+        let number = match published {
+            Ok(number) => number,
+            Err(error) => return failed(&error.into()),
+        };
+        let reduce = move |peers: &Peers, parts: &Parts<'_>| match reduction {
+            Some(reduction) => peers.reduce(number, parts, len, |from, into| reduction.reduce(parts, from, into)),
+            None => Ok(()),
+        };
+        // The last rank reduces small data before the others wake.
+        let completed = peers.complete((number, call), |parts| if len <= PART { reduce(&peers, parts) } else { Ok(()) });
+        if let Err(failure) = completed {
+            return failed(&failure);
+        }
+        let work = move |patience| {
+            let finished = peers.collect((number, call), needs, patience, |parts| {
+                reduce(&peers, parts)?;
+                if reduction.is_some() {
+                    peers.wait_for_reduction(number)?;
+                }
+                if let Some(finish) = finish.take() {
+                    finish(&mut machine.state(), parts);
+                }
+                Ok(())
+            });
+            match finished {
+                Err(Failure::Mismatch { .. }) => Err(peers.wait_in_vain(number)),
+                finished => Ok(finished?.is_some()),
             }
-        })
+        };
+        perform(PATIENCE, Box::new(work))
     }
 
     /// What this rank needs in a collective. If there is a root, only the root gets a result.
@@ -416,22 +460,25 @@ impl Communicator {
     /// Gathers at a root, or at all ranks.
     fn gather(&self, call: Call, from: usize, to: usize) -> c_int {
         let len = bytes(call);
-        self.collective(call, (from, len), self.needs_at_root(call.root), move |state, parts| {
-            parts.iter().enumerate().for_each(|(rank, data)| set(state, to + rank * len, len, data.get(..len)));
+        let ranks = self.ranks;
+        self.collective(call, (from, len), self.needs_at_root(call.root), None, move |state, parts| {
+            (0..ranks).for_each(|rank| set(state, to + rank * len, len, |into| parts.read(rank, 0, into)));
         })
     }
 
     fn all_to_all(&self, call: Call, from: usize, to: usize) -> c_int {
-        let (len, rank) = (bytes(call), self.rank);
-        self.collective(call, (from, len * self.ranks), Needs::All, move |state, parts| {
-            parts.iter().enumerate().for_each(|(other, data)| set(state, to + other * len, len, data.get(rank * len..(rank + 1) * len)));
+        let (len, rank, ranks) = (bytes(call), self.rank, self.ranks);
+        self.collective(call, (from, len * ranks), Needs::All, None, move |state, parts| {
+            (0..ranks).for_each(|other| set(state, to + other * len, len, |into| parts.read(other, rank * len, into)));
         })
     }
 
     fn scatter(&self, call: Call, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
         let (own, sent) = (self.rank * len, if root == self.rank { len * self.ranks } else { 0 });
-        self.collective(call, (from, sent), Needs::Rank(root), move |state, parts| set(state, to, len, parts[root].get(own..own + len)))
+        self.collective(call, (from, sent), Needs::Rank(root), None, move |state, parts| {
+            set(state, to, len, |into| parts.read(root, own, into));
+        })
     }
 
     fn broadcast(&self, call: Call, from: usize, to: usize) -> c_int {
@@ -448,20 +495,27 @@ impl Communicator {
             });
         }
         let sent = if root == self.rank { len } else { 0 };
-        self.collective(call, (from, sent), Needs::Rank(root), move |state, parts| set(state, to, len, parts[root].get(..len)))
+        self.collective(call, (from, sent), Needs::Rank(root), None, move |state, parts| {
+            set(state, to, len, |into| parts.read(root, 0, into));
+        })
     }
 
     /// Reduces at a root, or at all ranks. The count is that of the result.
     fn reduce(&self, call: Call, from: usize, to: usize, operation: c_int) -> c_int {
-        let (len, kind) = (bytes(call), c_int::from(call.kind));
-        let (sent, own) = if call.operation == Operation::ReduceScatter { (len * self.ranks, len * self.rank) } else { (len, 0) };
+        let len = bytes(call);
         let factor = usize::try_from(operation - FIRST_FACTOR).ok();
-        let factor = factor.and_then(|index| FACTORS.lock().unwrap_or_else(PoisonError::into_inner).get(index).copied());
+        let factor = factor.and_then(|index| FACTORS.lock().unwrap_or_else(PoisonError::into_inner).get(index).copied()).unwrap_or(1.0);
         // Without other ranks, the result is this rank's data.
-        let counted = if self.others().is_some() { self.ranks } else { 1 };
-        self.collective(call, (from, sent), self.needs_at_root(call.root), move |state, parts| {
-            let slices: Vec<&[u8]> = parts[..counted].iter().map(|data| data.get(own..own + len).unwrap_or(&[])).collect();
-            set(state, to, len, reduce::reduce(&slices, len, kind, operation, factor.unwrap_or(1.0)).as_deref());
+        let ranks = if self.others().is_some() { self.ranks } else { 1 };
+        let reduction = Reduction { ranks, kind: c_int::from(call.kind), operation, factor };
+        if call.operation == Operation::AllReduce && ranks > 1 {
+            return self.collective(call, (from, len), Needs::All, Some(reduction), move |state, parts| {
+                set(state, to, len, |into| parts.of_len(len).is_some_and(|rank| parts.read(rank, 0, into)));
+            });
+        }
+        let (sent, own) = if call.operation == Operation::ReduceScatter { (len * self.ranks, len * self.rank) } else { (len, 0) };
+        self.collective(call, (from, sent), self.needs_at_root(call.root), None, move |state, parts| {
+            set(state, to, len, |into| reduction.reduce(parts, own, into));
         })
     }
 
@@ -473,7 +527,7 @@ impl Communicator {
         let mut data = Vec::new();
         if self.others().is_some() {
             machine().tick();
-            data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes).unwrap_or_default();
+            data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes, <[u8]>::to_vec);
         } else {
             let status = in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
             if status != 0 {
@@ -547,8 +601,8 @@ fn end_group(group: &mut Group) -> c_int {
         machine.tick();
         let state = &mut *machine.state();
         if let Some(data) = own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes && data.address != buffer.address) {
-            let bytes = contents::read(state, data.address as u64, data.bytes);
-            set(state, buffer.address, buffer.bytes, bytes.as_deref());
+            let bytes = contents::read(state, data.address as u64, data.bytes, known);
+            set(state, buffer.address, buffer.bytes, |into| bytes.is_some_and(|bytes| copy(&bytes, into)));
         }
     }
     for (peers, peer, buffer) in from_others {
@@ -562,7 +616,7 @@ fn end_group(group: &mut Group) -> c_int {
             REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
             if let Some(Buffer { address, bytes }) = buffer {
                 machine.tick();
-                set(&mut machine.state(), address, bytes, data.get(..bytes));
+                set(&mut machine.state(), address, bytes, |into| copy(&data, into));
             }
             Ok(true)
         };

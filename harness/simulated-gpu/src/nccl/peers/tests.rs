@@ -19,25 +19,69 @@ fn ranks<const RANKS: usize, T: Send>(is_strict: bool, run: impl Fn(&Peers, usiz
         });
         started.map(|thread| thread.join().unwrap())
     });
-    // The last collective of each rank, its small data, and the shared file.
-    assert!(folder.path().read_dir().unwrap().count() <= 2 * RANKS + 1);
+    let files: Vec<_> = folder.path().read_dir().unwrap().map(|file| file.unwrap().file_name()).collect();
+    let is_communicator = |name: &str| name.starts_with(PREFIX) && !name.contains("-stack-");
+    assert_eq!(files.iter().filter(|file| file.to_str().is_some_and(is_communicator)).count(), 2, "{files:?}");
     found
 }
 
 fn exchange(peers: &Peers, call: Call, data: &[u8], needs: Needs) -> Result<Vec<Vec<u8>>, Failure> {
     let number = peers.publish(call, data).unwrap();
-    peers.collect((number, call), needs, None).map(Option::unwrap)
+    peers.complete((number, call), |_| Ok(()))?;
+    peers.collect((number, call), needs, None, |parts| Ok(parts.all())).map(Option::unwrap)
+}
+
+/// Adds the elements of all ranks.
+fn all_reduce(peers: &Peers, kind: u8, data: &[u8], into: &mut [u8]) {
+    let call = Call { count: data.len(), kind, ..ALL_REDUCE };
+    let number = peers.publish(call, data).unwrap();
+    let reduce = |parts: &Parts<'_>| {
+        peers.reduce(number, parts, data.len(), |from, into| {
+            let ranks = peers.shared.all().len();
+            super::super::reduce::reduce(into, ranks, (kind.into(), 0, 1.0), |rank, into| parts.read(rank, from, into))
+        })
+    };
+    peers.complete((number, call), |parts| if data.len() <= PART { reduce(parts) } else { Ok(()) }).unwrap();
+    let finish = |parts: &Parts<'_>| {
+        reduce(parts)?;
+        peers.wait_for_reduction(number)?;
+        assert!(parts.of_len(data.len()).is_some_and(|rank| parts.read(rank, 0, into)) || data.is_empty());
+        Ok(())
+    };
+    peers.collect((number, call), Needs::All, None, finish).unwrap();
+}
+
+#[test]
+fn ranks_reduce_small_and_large_data_together() {
+    ranks::<5, _>(true, |peers, rank| {
+        for len in [0, 1, PART, PART + 1, 3 * PART, 7] {
+            let data: Vec<u8> = (0..len).map(|index| (index % 51) as u8 + rank as u8).collect();
+            let mut sum = vec![0; len];
+            all_reduce(peers, 1, &data, &mut sum);
+            assert!(sum.iter().enumerate().all(|(index, sum)| *sum == ((index % 51) as u8).wrapping_mul(5).wrapping_add(10)), "{len}");
+        }
+    });
+}
+
+#[test]
+fn data_that_all_ranks_have_read_is_overwritten() {
+    let [first, second] = ranks::<2, _>(true, |peers, _| {
+        (0..40).for_each(|_| drop(peers.exchange(ALL_REDUCE, &[7; 100_000]).unwrap()));
+        let part = peers.shared.data_per_rank();
+        peers.data.metadata().unwrap().len() % part
+    });
+    assert!(first.max(second) <= 3 * 100_100, "{first} {second}");
 }
 
 #[test]
 fn each_rank_receives_the_data_of_the_ranks_that_it_needs() {
     let all = ranks::<3, _>(true, |peers, rank| {
-        let first = peers.exchange(ALL_REDUCE, vec![rank as u8]).unwrap();
+        let first = peers.exchange(ALL_REDUCE, &[rank as u8]).unwrap();
         let second = exchange(peers, BROADCAST, if rank == 1 { &[9] } else { &[] }, Needs::Rank(1)).unwrap();
         let third = exchange(peers, ALL_REDUCE, &[], if rank == 2 { Needs::All } else { Needs::Nothing }).unwrap();
         assert!(third.iter().all(Vec::is_empty));
-        peers.exchange(ALL_REDUCE, Vec::new()).unwrap();
-        (first, if rank == 1 { vec![9] } else { second[1].clone() })
+        peers.exchange(ALL_REDUCE, &[]).unwrap();
+        (first, second[1].clone())
     });
     assert_eq!(all, std::array::from_fn(|_| (vec![vec![0], vec![1], vec![2]], vec![9])));
 }
@@ -54,10 +98,19 @@ fn a_root_may_be_far_ahead_with_small_and_large_data() {
         }
         let mut receive = |_| exchange(peers, BROADCAST, &[], Needs::Rank(1)).unwrap().swap_remove(1);
         let received = if rank == 0 { (1..30).map(&mut receive).collect() } else { Vec::new() };
-        peers.exchange(ALL_REDUCE, Vec::new()).unwrap();
+        peers.exchange(ALL_REDUCE, &[]).unwrap();
         received
     });
     assert_eq!(received, (1..30).map(sent).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_calls_of_a_rank_that_is_far_ahead_stay_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let peers = Peers::join(folder.path(), 7, 2, 0, true).unwrap();
+    (1..30).for_each(|count| assert_eq!(peers.publish(Call { count, ..ALL_REDUCE }, &[]).unwrap() as usize, count));
+    let found = |number| peers.shared.find(&peers.data, 0, number).unwrap().map(|found| found.call.count);
+    assert_eq!((1..=30).map(found).collect::<Vec<_>>(), (1..30).map(Some).chain([None]).collect::<Vec<_>>());
 }
 
 #[test]
@@ -68,6 +121,27 @@ fn sends_do_not_wait_and_messages_arrive_in_order() {
         [(); 2].map(|()| peers.receive(1 - rank, peers.expect(1 - rank), None).unwrap().unwrap())
     });
     assert_eq!(all, [[vec![1], vec![11, 0]], [vec![0], vec![10, 0]]]);
+}
+
+#[test]
+fn messages_of_several_ranks_arrive_whole_and_received_ones_are_overwritten() {
+    const RANKS: usize = 4;
+    let sizes = ranks::<RANKS, _>(true, |peers, rank| {
+        let data = |from: usize, number: u32| vec![from as u8 ^ number as u8; 1 + 1000 * number as usize];
+        for number in 1..30 {
+            (0..RANKS).for_each(|to| peers.send(to, &data(rank, number)).unwrap());
+            for from in 0..RANKS {
+                let received = peers.receive(from, peers.expect(from), None).unwrap();
+                assert_eq!(received, Some(data(from, number)), "{from}, {number}");
+            }
+            peers.exchange(ALL_REDUCE, &[1]).unwrap();
+        }
+        peers.data.metadata().unwrap().len() % peers.shared.data_per_rank()
+    });
+    assert!(sizes.into_iter().max().unwrap() < 3 * RANKS as u64 * 30_000, "{sizes:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let peers = Peers::join(folder.path(), 7, 2, 0, true).unwrap();
+    assert!(peers.receive(1, peers.expect(1), Some(Duration::from_millis(1))).unwrap().is_none());
 }
 
 #[test]
@@ -89,7 +163,7 @@ fn a_wait_is_visible_to_others_until_it_ends_and_an_aborted_communicator_ends_it
     let folder = tempfile::tempdir().unwrap();
     let peers = Peers::join(folder.path(), 7, 2, 0, true).unwrap();
     let number = peers.publish(ALL_REDUCE, &[]).unwrap();
-    let collect = |patience| peers.collect((number, ALL_REDUCE), Needs::All, patience);
+    let collect = |patience| peers.collect((number, ALL_REDUCE), Needs::All, patience, |parts| Ok(parts.all()));
     assert_eq!(collect(Some(Duration::from_millis(1))).unwrap(), None);
     assert_eq!(peers.state().wait(), None);
     thread::scope(|threads| {
@@ -99,24 +173,37 @@ fn a_wait_is_visible_to_others_until_it_ends_and_an_aborted_communicator_ends_it
         }
         let (_, shared) = Ranks::read_folder(folder.path()).unwrap().remove(0);
         assert_eq!(shared.all()[0].wait(), Some(Wait::Collective(1, None)));
-        assert_eq!((shared.all()[0].call(1), shared.all()[0].has_left()), (Some((ALL_REDUCE, false)), false));
+        let published = Published { number: 1, call: ALL_REDUCE, offset: 0, len: 0 };
+        assert_eq!((shared.find(&peers.data, 0, 1).unwrap(), shared.all()[0].has_left()), (Some(published), false));
         peers.leave(true);
         assert!(matches!(waiting.join().unwrap(), Err(Failure::Aborted)));
         assert!(shared.all()[0].has_left());
     });
 }
 
-/// The time of a collective without data, which every program with several ranks pays: `cargo test -p harness-simulated-gpu -- --ignored --nocapture`.
+/// The time of collectives: `cargo test -p harness-simulated-gpu --release -- --ignored --nocapture`.
 #[test]
 #[ignore = "prints a measurement"]
-fn the_time_of_a_collective_without_data() {
-    const TIMES: u32 = 200;
+fn the_time_of_a_collective() {
     fn measured<const RANKS: usize>() {
-        let began = Instant::now();
-        ranks::<RANKS, _>(true, |peers, _| (0..TIMES).for_each(|_| drop(exchange(peers, ALL_REDUCE, &[], Needs::All).unwrap())));
-        println!("{RANKS} ranks: {:?} per collective", began.elapsed() / TIMES);
+        for (len, times) in [(0, 200), (1 << 10, 200), (64 << 10, 50), (4 << 20, 5)] {
+            let began = Instant::now();
+            let data = vec![1; len];
+            ranks::<RANKS, _>(true, |peers, _| {
+                let mut into = vec![0; len];
+                (0..times).for_each(|_| all_reduce(peers, 7, &data, &mut into));
+            });
+            println!("{RANKS} ranks, {len} bytes: {:?} per all-reduce", began.elapsed() / times);
+        }
     }
+    let began = Instant::now();
+    ranks::<64, _>(true, |peers, _| {
+        (0..64).for_each(|to| peers.send(to, &[1; 1024]).unwrap());
+        (0..64).for_each(|from| drop(peers.receive(from, peers.expect(from), None).unwrap()));
+    });
+    println!("64 ranks, 1024 bytes: {:?} per exchange of messages", began.elapsed());
     measured::<2>();
+    measured::<8>();
     measured::<16>();
     measured::<64>();
 }

@@ -32,9 +32,8 @@ fn main() -> ExitCode {
     }
     let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
-    // The parent in shared_tensors.py waits forever for a child that ran out of memory, and that in engine.py for its engine. In functions.py, a copy whose
-    // first allocation fails submits one piece of work less.
-    let excluded = ["--values cpu", "--fail", "--devices", "shared_tensors.py", "engine.py", "functions.py"];
+    // The parent in shared_tensors.py waits forever for a child that ran out of memory, and that in engine.py for its engine.
+    let excluded = ["--values cpu", "--fail", "--devices", "shared_tensors.py", "engine.py"];
     let is_first = |row: &Row| !excluded.iter().any(|text| row.options.contains(text) || row.program == *text);
     // These and the predictions compare many runs. `-- --include-ignored` also compares those of the other programs, which takes minutes.
     let brief = ["amp_scaler.py", "mlp_adam.py", "workers.py"];

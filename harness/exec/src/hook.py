@@ -153,7 +153,7 @@ def _at_exit():
         except Exception:
             if not _EVENTS_ONLY:
                 raise
-    if _copies:
+    if _is_copy:
         import gc
 
         # Otherwise the interpreter searches all modules for garbage at its end, which takes longer than most runs.
@@ -289,8 +289,9 @@ def _core():
 
 def _take_over():
     """Makes this copy of a process write into the folder of its own run."""
-    global _RUN, _ATTEMPTS
+    global _RUN, _ATTEMPTS, _is_copy
     _RUN = _ATTEMPTS = os.environ["HARNESS_GPU_RUN"]
+    _is_copy = True
 
 
 def _with_cuda(module):
@@ -330,6 +331,7 @@ def _count_sampled(module):
     module.GPUModelRunner.sample, module.AsyncOutput.__init__ = sample_and_count, write_and_read_back
 
 
+_is_copy = False
 _engine = {}
 
 

@@ -164,9 +164,11 @@ impl Advise {
         bar: &ProgressBar,
     ) -> Result<InProgram, CliError> {
         let Some((own, least)) = endings.first().and_then(|own| Some((own, own.least?.enough))) else { return Ok(InProgram::default()) };
-        let changes = program_advice::changes(job, snapshot);
-        bar.inc_length(changes.len() as u64);
-        let changes = program_advice::program_advice(changes, &own.configuration, least, &|| bar.inc(1));
+        let progress = || {
+            bar.inc_length(1);
+            bar.inc(1);
+        };
+        let changes = program_advice::program_advice(job, snapshot, &own.configuration, least, &progress);
         let changes = changes.map_err(|error| self.of_job(&error))?;
         let limit = match memory.filter(|&memory| own.fits() && least < memory) {
             Some(memory) => program_advice::fraction_advice(job, &own.configuration, least, memory).map_err(|error| self.of_job(&error))?,

@@ -125,7 +125,7 @@ pub(super) struct Exec {
     /// really waits, and event times include the delay. May be repeated. The exit code is 1 if the program never makes such a call.
     #[arg(long, value_name = "CALL:DURATION")]
     latency: Vec<Latency>,
-    /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is repeated, one run per setting compares them.
+    /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is repeated, the settings are compared.
     #[arg(long, value_name = "CONF")]
     alloc_conf: Vec<String>,
     /// The Python whose torch the program imports, if the command does not show it. Given twice, runs the program with each of the two and compares its

@@ -25,6 +25,8 @@ _OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
 _LATE = "torch._dynamo"
 # Bytes of one record in the files of allocation attempts and of frees.
 _ATTEMPT_BYTES = 32
+# The first byte of an attempt to allocate from CUDA's own pools.
+_MALLOC_ASYNC = 2
 # Offset of the number of submitted work items in the counters of a process, after three words of eight bytes.
 _SUBMITTED_AT = 24
 # Lines kept of a traceback.
@@ -85,7 +87,22 @@ def _statistics(torch):
     if not torch.cuda.is_initialized():
         return {}
     by_device = {str(device): torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())}
+    if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
+        _count_failures(by_device)
     return {device: stats for device, stats in by_device.items() if any(stats.values())}
+
+
+def _count_failures(by_device):
+    """The asynchronous allocator of torch raises each failure of CUDA, but does not count it."""
+    try:
+        with open(os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid()), "rb") as file:
+            noted = file.read()
+    except FileNotFoundError:
+        return
+    for at in range(0, len(noted), _ATTEMPT_BYTES):
+        call, outcome, device = noted[at : at + 3]
+        if call == _MALLOC_ASYNC and outcome:
+            by_device[str(device)]["num_ooms"] += 1
 
 
 def _traceback():
@@ -136,7 +153,7 @@ def _at_exit():
         except Exception:
             if not _EVENTS_ONLY:
                 raise
-    if _copies:
+    if _is_copy:
         import gc
 
         # Otherwise the interpreter searches all modules for garbage at its end, which takes longer than most runs.
@@ -272,8 +289,9 @@ def _core():
 
 def _take_over():
     """Makes this copy of a process write into the folder of its own run."""
-    global _RUN, _ATTEMPTS
+    global _RUN, _ATTEMPTS, _is_copy
     _RUN = _ATTEMPTS = os.environ["HARNESS_GPU_RUN"]
+    _is_copy = True
 
 
 def _with_cuda(module):
@@ -313,6 +331,7 @@ def _count_sampled(module):
     module.GPUModelRunner.sample, module.AsyncOutput.__init__ = sample_and_count, write_and_read_back
 
 
+_is_copy = False
 _engine = {}
 
 

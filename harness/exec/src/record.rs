@@ -43,6 +43,9 @@ pub struct Process {
     pub devices: Vec<DeviceRecord>,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
     pub submitted: u64,
+    /// Whether the process read the amount of free memory. Unknown on a real GPU.
+    #[serde(skip)]
+    pub reads_free_memory: bool,
     /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -193,12 +196,15 @@ impl Record {
         let settings = machine.to_string();
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process = |pid: u32| Process { pid, ..Process::default() };
-        for ProcessCounters { pid, devices, submitted, workspace_bounds: cudnn_workspace_bounds, slow, not_modelled } in
+        for ProcessCounters { pid, devices, submitted, memory_reads, workspace_bounds: cudnn_workspace_bounds, slow, not_modelled } in
             ProcessCounters::read_folder(&machine.counters(run))?
         {
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
-            processes.insert(pid, Process { devices, submitted, cudnn_workspace_bounds, slow_calls, not_modelled, ..process(pid) });
+            let reads_free_memory = memory_reads > 0;
+            let process =
+                Process { devices, submitted, reads_free_memory, cudnn_workspace_bounds, slow_calls, not_modelled, ..process(pid) };
+            processes.insert(pid, process);
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
             // A killed process may leave a truncated file, which is ignored.

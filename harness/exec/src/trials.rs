@@ -41,8 +41,10 @@ pub struct Program<'a, E> {
     pub run: &'a (dyn Fn(&Trial) -> Result<Option<Observed>, E> + Sync),
     pub trial: Trial,
     pub first: &'a Observed,
-    /// Predicts whether the memory of a trial is enough; `None` if that is unknown.
-    pub is_enough: &'a (dyn Fn(&Trial) -> Option<bool> + Sync),
+    /// Predicts a run up to its first out of memory error; `None` if that is unknown.
+    pub predict: &'a (dyn Fn(&Trial) -> Option<Observed> + Sync),
+    /// Why runs are not predicted, if they should be. The text follows the words "the program".
+    pub unpredicted: Option<&'static str>,
     /// Run only the cases of this shard.
     pub shard: Option<Shard>,
     pub jobs: usize,

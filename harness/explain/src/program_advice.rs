@@ -17,6 +17,8 @@ use crate::sites::{SiteId, SiteKind, Sites};
 /// Maximum number of sites to try changes for. The sites with the most live bytes are chosen.
 const SITES: usize = 8;
 const WORTH_PERCENT: u64 = 2;
+/// Changes that are tested in parallel.
+const GROUP: usize = 4;
 /// Maximum number of `empty_cache` calls that a change may add.
 const MOST_TIMES_EMPTIED: usize = 1000;
 
@@ -30,44 +32,61 @@ pub struct ProgramAdvice {
 }
 
 /// Tests changes with the recorded settings on all cores. The largest saving comes first; equal savings are sorted by fewer
-/// `empty_cache` calls. `own` is the least sufficient memory without a change. Calls `progress` after each of the [`changes`].
+/// `empty_cache` calls. `own` is the least sufficient memory without a change. Calls `progress` after each change.
+///
+/// Each change has a copy of the program, so only a group of them exists at a time.
 pub fn program_advice(
-    changes: Vec<Change>,
+    program: &RecordedProgram,
+    snapshot: &Snapshot,
     own: &Configuration,
     own_least: Bytes,
     progress: &(dyn Fn() + Sync),
 ) -> Result<Vec<ProgramAdvice>, ProgramError> {
-    let tried = in_parallel(&changes, |change| {
-        let prepared = change.program.prepare()?;
-        let least = Grid::new(&prepared, own_least).least(own);
-        progress();
-        least.map(|(least, _)| least)
-    })?;
-    let mut advice: Vec<ProgramAdvice> = Vec::new();
-    let mut changes: Vec<(Change, Least)> = changes.into_iter().zip(tried).collect();
-    // The sort is stable, so equal changes keep their order.
-    changes.sort_by_key(|(change, least)| (least.enough, change.times_emptied));
-    for (change, least) in changes {
-        let saves = own_least.saturating_sub(least.enough);
-        if saves.0 >= own_least.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO {
-            let price = match change.times_emptied {
-                0 => String::new(),
-                times => format!(", with {times} calls of empty_cache"),
-            };
-            let sentence = format!("{} reduces the required memory from {own_least} to {}{price}", change.what, least.enough);
-            advice.push(ProgramAdvice { sentence, least, saves, program: change.program });
+    let (mut group, mut advice): (Vec<Change>, Vec<_>) = (Vec::new(), Vec::new());
+    let mut tested: Result<(), ProgramError> = Ok(());
+    let mut test = |group: &mut Vec<Change>| {
+        let least = in_parallel(group, |change| {
+            let prepared = change.program.prepare()?;
+            let least = Grid::new(&prepared, own_least).least(own);
+            progress();
+            least.map(|(least, _)| least)
+        })?;
+        advice.extend(group.drain(..).zip(least).filter_map(|(change, least)| change.advice(least, own_least)));
+        Ok(())
+    };
+    each_change(program, snapshot, |change| {
+        group.push(change);
+        if group.len() >= GROUP && tested.is_ok() {
+            tested = test(&mut group);
         }
-    }
-    Ok(advice)
+    });
+    tested.and_then(|()| test(&mut group))?;
+    // The sort is stable, so equal changes keep their order.
+    advice.sort_by_key(|(advice, times_emptied): &(ProgramAdvice, usize)| (advice.least.enough, *times_emptied));
+    Ok(advice.into_iter().map(|(advice, _)| advice).collect())
 }
 
 #[derive(Clone, Debug)]
-pub struct Change {
+pub(crate) struct Change {
     what: String,
     /// The change without figures of this recording.
     pub(crate) kind: String,
     times_emptied: usize,
     pub(crate) program: RecordedProgram,
+}
+
+impl Change {
+    /// Returns the change as advice if it saves enough, with the number of `empty_cache` calls.
+    fn advice(self, least: Least, own_least: Bytes) -> Option<(ProgramAdvice, usize)> {
+        let saves = own_least.saturating_sub(least.enough);
+        let is_worth_it = saves.0 >= own_least.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO;
+        let price = match self.times_emptied {
+            0 => String::new(),
+            times => format!(", with {times} calls of empty_cache"),
+        };
+        let sentence = format!("{} reduces the required memory from {own_least} to {}{price}", self.what, least.enough);
+        is_worth_it.then_some((ProgramAdvice { sentence, least, saves, program: self.program }, self.times_emptied))
+    }
 }
 
 /// Recommends a memory fraction with which the program still succeeds, for users who share the device. `None` if the fraction is
@@ -91,12 +110,6 @@ pub fn fraction_advice(
     Ok(replayed.oom.is_none().then(|| {
         format!("torch.cuda.set_per_process_memory_fraction({share}) at the start limits it to {kept} of {memory}, and every request still succeeds")
     }))
-}
-
-pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
-    let mut changes = Vec::new();
-    each_change(program, snapshot, |change| changes.push(change));
-    changes
 }
 
 /// Calls `act` with each change. Each contains a copy of the program.

@@ -44,7 +44,7 @@ fn least(program: &RecordedProgram) -> Bytes {
 fn advice(text: &str, begins: &str) -> ProgramAdvice {
     let (program, snapshot) = program(text);
     let own_least = least(&program);
-    let all = program_advice::program_advice(program_advice::changes(&program, &snapshot), &own(), own_least, &|| {}).expect("it can run");
+    let all = program_advice::program_advice(&program, &snapshot, &own(), own_least, &|| {}).expect("it can run");
     let sentences: Vec<&str> = all.iter().map(|advice| advice.sentence.as_str()).collect();
     let found = sentences.iter().position(|sentence| sentence.starts_with(begins));
     let advice = all[found.unwrap_or_else(|| panic!("{begins} of {own_least}: {sentences:#?}"))].clone();

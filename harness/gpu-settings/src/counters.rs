@@ -15,7 +15,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5503;
+const MARK: u64 = 0x4841_524e_4750_5504;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -30,6 +30,7 @@ pub struct Counters {
     memory: AtomicU64,
     /// Kernels, graphs, copies, host functions and event records submitted.
     submitted: AtomicU64,
+    memory_reads: AtomicU64,
     figures: [Figures; MOST_DEVICES as usize],
     /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below the upper bound.
     workspace_bounds: [AtomicU64; 2],
@@ -154,6 +155,11 @@ impl Counters {
         &self.submitted
     }
 
+    /// Counts a read of the amount of free memory.
+    pub fn count_memory_read(&self) {
+        self.memory_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Lists a function without a model that was called. Callers list each function once.
     pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
@@ -185,6 +191,8 @@ pub struct ProcessCounters {
     pub pid: u32,
     pub devices: Vec<DeviceCounters>,
     pub submitted: u64,
+    /// How often the process read the amount of free memory.
+    pub memory_reads: u64,
     /// How far estimated cuDNN workspaces may be below and above their estimates.
     pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
@@ -246,6 +254,7 @@ impl ProcessCounters {
             pid,
             devices: counters.figures.iter().take(read(&counters.devices) as usize).map(device).collect(),
             submitted: read(&counters.submitted),
+            memory_reads: read(&counters.memory_reads),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
             slow: Call::ALL.iter().copied().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
             not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use harness_exec::trials::faults::{Case, Expectation, FaultReport, Outcome};
 use harness_exec::trials::least::LeastReport;
-use harness_exec::trials::settings::{OtherOrder, Row, SettingsReport};
+use harness_exec::trials::settings::{Basis, OtherOrder, Row, SettingsReport};
 use harness_record::FaultedRuns;
 
 use super::text::{Style, Text};
@@ -259,14 +259,14 @@ fn peak_by_orders(row: &Row) -> String {
 }
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
-    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls", "least memory"];
+    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls", "least memory", "basis"];
     let rows = report.rows.iter().map(|row| {
         let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
         let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
-        cells.chain([words::or_nothing(row.least_memory.map(Bytes))]).collect()
+        cells.chain([words::or_nothing(row.least_memory.map(Bytes)), row.basis.to_string()]).collect()
     });
     let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
-    Grid::new("llr", heads, rows).with_columns(|head| with_least || head != "least memory")
+    Grid::new("llrrrrrl", heads, rows).with_columns(|head| with_least || head != "least memory")
 }
 
 fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
@@ -285,7 +285,8 @@ fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
         if !row.other_orders.is_empty() {
             let other = |other: &OtherOrder| {
                 let peak = more(other.row.peak_reserved as i64 - row.peak_reserved as i64);
-                format!("with addresses {}: {}, peak reserved {peak}", other.addresses, row_ends(&other.row))
+                let basis = if other.row.basis == Basis::Predicted { " (predicted)" } else { "" };
+                format!("with addresses {}: {}, peak reserved {peak}{basis}", other.addresses, row_ends(&other.row))
             };
             let others = row.other_orders.iter().map(other).collect::<Vec<_>>().join("; ");
             notes.push(format!("{}: {others}.", named(row)));
@@ -294,6 +295,10 @@ fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
     if report.rows.iter().any(|row| row.least_by_order.len() > 1 || !row.other_orders.is_empty()) {
         notes.push(ORDERS.to_owned());
     }
+    if report.rows.iter().any(|row| row.basis == Basis::Predicted) {
+        notes.push("predicted: by a replay of the first run; confirmed: by a run.".to_owned());
+    }
+    notes.extend(report.unpredicted.iter().map(|reason| format!("Each setting was run, because the program {reason}.")));
     notes
 }
 

@@ -276,6 +276,7 @@ impl State {
     }
 
     pub(crate) fn free_and_total(&mut self) -> Result<(Bytes, Bytes), Code> {
+        machine().counters.count_memory_read();
         self.account.release_ended();
         self.on_device(current_device(), |memory| Ok(memory.free_and_total()))
     }

@@ -12,7 +12,7 @@ use harness_exec::trials::merge::Part;
 use harness_exec::trials::observed::{Ending, Observed};
 use harness_exec::trials::runner::{First, Runner, RunnerError};
 use harness_exec::trials::settings::{self, SettingsReport};
-use harness_exec::trials::{Program, Trial, replay, which::Which};
+use harness_exec::trials::{Program, Trial, replay::Replays, which::Which};
 use harness_exec::{launch::Launch, process};
 use harness_gpu_settings::settings::AddressOrder;
 use harness_report::trials::{self, Trials};
@@ -51,7 +51,7 @@ pub(super) struct Options {
     /// With `--least-memory`: allow out-of-memory errors that the program survives.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     allow_ooms: bool,
-    /// Start the program anew for each run, and search without replays. By default, further runs are copies of one process, made when torch first uses
+    /// Start the program anew for each run, and predict no run by a replay. By default, further runs are copies of one process, made when torch first uses
     /// the GPU. If a copy could differ from a new start, for example because the program has written a file or started a thread, each run is a new start,
     /// and the output says why.
     #[arg(long, help_heading = MANY)]
@@ -152,7 +152,7 @@ impl Options {
             self.show(&report, Trials::Settings(&report), true)?;
             return Ok(Exit::Passed);
         }
-        let is_recorded = self.least_memory && !self.fresh && !self.allow_ooms;
+        let is_recorded = (self.least_memory || own_confs.len() > 1) && !self.fresh && !self.allow_ooms && trial.faults.is_empty();
         let first = runner.first(&trial, self.format == Format::Json, is_recorded)?;
         let Some(First { observed: first, took, recorded }) = first else { return Ok(Exit::Interrupted) };
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
@@ -166,7 +166,8 @@ impl Options {
             runner.copies = Copies::wanted(&runner.launch, &first);
         }
         runner.limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
-        let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: machine.context_overhead() };
+        let search =
+            Search { exact: self.exact, allow_ooms: self.allow_ooms, confirmed: usize::MAX, context_overhead: machine.context_overhead() };
         let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
         let known = plan.map(|plan| faults::runs(&first, plan, self.shard));
         // The number of runs of a search is unknown.
@@ -187,9 +188,13 @@ impl Options {
             Ok(run)
         };
         let progress = || bar.inc(1);
-        let recorded = recorded.as_ref().and_then(|program| program.prepare().ok());
-        let is_enough = |trial: &Trial| replay::is_enough(recorded.as_ref()?, trial, machine.context_overhead());
-        let program = Program { run: &run, trial, first: &first, is_enough: &is_enough, shard: self.shard, jobs, progress: &progress };
+        let replays = recorded
+            .as_ref()
+            .map(|program| Replays::new(program.as_ref().map_err(|reason| *reason)?, &trial, &first, machine.context_overhead()));
+        let unpredicted = replays.as_ref().and_then(|replays| replays.as_ref().err().copied());
+        let predict = |trial: &Trial| replays.as_ref()?.as_ref().ok()?.predict(trial);
+        let program =
+            Program { run: &run, trial, first: &first, predict: &predict, unpredicted, shard: self.shard, jobs, progress: &progress };
         let end = || {
             bar.finish_and_clear();
             if let Some(reason) = runner.copies.refusal().filter(|_| !runner.stop.load(Ordering::Relaxed)) {

@@ -25,6 +25,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         }),
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,
+        reads_free_memory: false,
         cudnn_workspace_bounds: [0; 2],
         slow_calls: Vec::new(),
         not_modelled: Vec::new(),

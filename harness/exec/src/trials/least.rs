@@ -21,6 +21,8 @@ pub struct Search {
     pub exact: bool,
     /// `true` to accept out of memory errors that the program survives.
     pub allow_ooms: bool,
+    /// How many address orders runs confirm. Of further ones, replays decide if they can.
+    pub confirmed: usize,
     /// Memory that each process takes before its first allocation.
     pub context_overhead: Bytes,
 }
@@ -47,7 +49,7 @@ pub struct OrderLeast {
     pub too_little: u64,
     /// `true` if no run failed with more memory than one that succeeded. Includes replays if they found the amount.
     pub is_monotonic: bool,
-    /// The number of runs.
+    /// The number of runs; 0 if replays alone found the amount.
     pub runs: usize,
 }
 
@@ -66,9 +68,9 @@ pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option
     let name = |order: &Option<AddressOrder>| order.map_or_else(|| DRIVERS.to_owned(), |order| order.to_string());
     let part = program.keep_shard(&mut orders, name);
     let mut found: Vec<OrderLeast> = Vec::new();
-    for order in orders {
+    for (index, order) in orders.into_iter().enumerate() {
         let near = found.first().map(|first| Bytes(first.enough));
-        match of_order(program, search, order, near) {
+        match of_order(program, search, order, near, index < search.confirmed) {
             Ok((Least { enough, too_little, is_monotonic }, runs)) => {
                 found.push(OrderLeast { addresses: name(&order), enough: enough.0, too_little: too_little.0, is_monotonic, runs });
             }
@@ -91,6 +93,7 @@ fn of_order<E: Send>(
     search: Search,
     order: Option<AddressOrder>,
     near: Option<Bytes>,
+    is_confirmed: bool,
 ) -> Result<(Least, usize), Stop<E>> {
     let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
     let runs = Cell::new(0);
@@ -100,10 +103,14 @@ fn of_order<E: Send>(
         let answer = |run: Option<Observed>| Ok(is_enough(program.first, &run.ok_or(Stop::Interrupted)?, search.allow_ooms));
         observed.into_iter().map(answer).collect::<Result<Vec<bool>, _>>()
     };
-    let replay = |amounts: &[Bytes]| amounts.iter().map(|memory| (program.is_enough)(&trial(memory)).ok_or(())).collect();
+    let fits = |memory: &Bytes| Some(is_enough(program.first, &(program.predict)(&trial(memory))?, false));
+    let replay = |amounts: &[Bytes]| amounts.iter().map(|memory| fits(memory).ok_or(())).collect();
     // After an error that the program survives, a replay cannot follow it.
     let predicted = if search.allow_ooms { None } else { bisect(program, search, near, replay).ok() };
     if let Some(least) = predicted {
+        if !is_confirmed {
+            return Ok((least, 0));
+        }
         let below = Some(least.too_little).filter(|below| *below > search.context_overhead);
         let amounts: Vec<Bytes> = below.into_iter().chain([least.enough]).collect();
         let expected: Vec<bool> = amounts.iter().map(|amount| *amount == least.enough).collect();

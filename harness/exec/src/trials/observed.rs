@@ -41,6 +41,8 @@ pub struct Observed {
     pub driver_calls: u64,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
     pub submitted: u64,
+    /// Whether a process read the amount of free memory. Unknown on a real GPU.
+    pub reads_free_memory: bool,
     /// Calls of all processes that were slowed down on request.
     pub slow_calls: Vec<SlowCalls>,
     /// Device allocation attempts, in order, of the process that made the most.
@@ -132,6 +134,7 @@ impl Observed {
             ooms: sum("num_ooms"),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: record.processes.iter().map(|process| process.submitted).sum(),
+            reads_free_memory: record.processes.iter().any(|process| process.reads_free_memory),
             slow_calls: record.processes.iter().flat_map(|process| process.slow_calls.clone()).collect(),
             attempts,
             errors,

@@ -1,4 +1,4 @@
-//! Predicts runs by replays of the first run with our allocator.
+//! [`Replays`] of the first run with our allocator predict other runs.
 
 use std::path::Path;
 
@@ -10,29 +10,64 @@ use harness_trace::snapshot::Snapshot;
 use super::{Observed, Trial};
 use crate::record::Record;
 
+/// Why a run is no base for replays. The text follows the words "the program".
+const DIFFERS: &str = "makes requests that a replay cannot repeat";
+
 /// Returns the allocations of a run on the simulated GPU if one process made them on one device, none failed, and a replay agrees with them. `memory` is
-/// what the process can allocate.
-pub(super) fn recorded(record: &Record, observed: &Observed, run: &Path, memory: Bytes) -> Option<RecordedProgram> {
-    let snapshots = record.snapshots(run).ok()?;
-    let [file] = snapshots.as_slice() else { return None };
-    let snapshot = Snapshot::read(&file.path).ok()?;
+/// what the process can allocate. Otherwise returns the reason.
+pub(super) fn recorded(record: &Record, observed: &Observed, run: &Path, memory: Bytes) -> Result<RecordedProgram, &'static str> {
+    if observed.ooms > 0 {
+        return Err("runs out of memory in its first run");
+    }
+    let snapshots = record.snapshots(run).unwrap_or_default();
+    let ([file], 1) = (snapshots.as_slice(), observed.processes) else {
+        return Err("uses the GPU in several processes, or records nothing");
+    };
+    let snapshot = Snapshot::read(&file.path).map_err(|_| DIFFERS)?;
     let devices = snapshot.devices();
-    let ([device], 1, 0) = (devices.as_slice(), observed.processes, observed.ooms) else { return None };
-    let (program, fidelity) = fidelity::recover(&snapshot, *device, Some(memory)).ok()?;
-    fidelity.faithful.then_some(program)
+    let [device] = devices.as_slice() else { return Err("uses several GPUs") };
+    let (program, fidelity) = fidelity::recover(&snapshot, *device, Some(memory)).map_err(|_| DIFFERS)?;
+    if fidelity.faithful { Ok(program) } else { Err(DIFFERS) }
 }
 
-/// Returns whether no request fails in a run that makes the same requests; `None` if that is unknown.
-pub fn is_enough(program: &Prepared<'_>, trial: &Trial, context_overhead: Bytes) -> Option<bool> {
-    let config = &program.program().config;
-    let allocator = match &trial.alloc_conf {
-        Some(conf) => Configuration::of_settings(config.torch, conf).ok()?.allocator,
-        None => AllocatorSpec::caching(config.clone()),
-    };
-    let memory = trial.memory.saturating_sub(context_overhead);
-    match program.replay(&Setup { allocator, memory, placement: Placement::InOrder(trial.addresses?) }) {
-        Ok(replayed) => Some(replayed.oom.is_none()),
-        Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Some(false),
-        Err(_) => None,
+pub struct Replays<'a> {
+    program: Prepared<'a>,
+    first: &'a Observed,
+    context_overhead: Bytes,
+    /// Driver calls outside of PyTorch's allocator, which no setting changes.
+    other_calls: u64,
+}
+
+impl<'a> Replays<'a> {
+    /// `trial` is that of the first run. Returns the reason if a replay of it has other figures.
+    pub fn new(program: &'a RecordedProgram, trial: &Trial, first: &'a Observed, context_overhead: Bytes) -> Result<Self, &'static str> {
+        let program = program.prepare().map_err(|_| DIFFERS)?;
+        let mut replays = Self { program, first, context_overhead, other_calls: 0 };
+        let calls = replays.predict(trial).map_or(u64::MAX, |again| again.driver_calls);
+        replays.other_calls = first.driver_calls.checked_sub(calls).ok_or(DIFFERS)?;
+        if replays.predict(trial).as_ref() == Some(first) { Ok(replays) } else { Err(DIFFERS) }
+    }
+
+    /// Predicts a run that makes the same requests as the first; `None` if that is unknown. The prediction ends at the first failed request, which
+    /// [`Observed::ooms`] shows.
+    pub fn predict(&self, trial: &Trial) -> Option<Observed> {
+        let config = &self.program.program().config;
+        let allocator = match &trial.alloc_conf {
+            Some(conf) => Configuration::of_settings(config.torch, conf).ok()?.allocator,
+            None => AllocatorSpec::caching(config.clone()),
+        };
+        let memory = trial.memory.saturating_sub(self.context_overhead);
+        match self.program.replay(&Setup { allocator, memory, placement: Placement::InOrder(trial.addresses?) }) {
+            Ok(replayed) => Some(Observed {
+                peak_reserved: Bytes(replayed.stats.reserved_bytes.all.peak),
+                peak_allocated: Bytes(replayed.stats.allocated_bytes.all.peak),
+                retries: replayed.stats.num_alloc_retries,
+                ooms: replayed.oom.is_some().into(),
+                driver_calls: replayed.calls.memory_calls() + self.other_calls,
+                ..self.first.clone()
+            }),
+            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Some(Observed { ooms: 1, ..self.first.clone() }),
+            Err(_) => None,
+        }
     }
 }

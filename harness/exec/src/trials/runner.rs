@@ -48,8 +48,8 @@ pub struct Runner<'a> {
 pub struct First {
     pub observed: Observed,
     pub took: Duration,
-    /// Its allocations, if they were recorded and can be replayed.
-    pub recorded: Option<RecordedProgram>,
+    /// Its allocations if they were to be recorded, or why they cannot be replayed.
+    pub recorded: Option<Result<RecordedProgram, &'static str>>,
 }
 
 impl Runner<'_> {
@@ -65,7 +65,7 @@ impl Runner<'_> {
         })?;
         let Some((ended, record, observed)) = ended else { return Ok(None) };
         let memory = trial.memory.saturating_sub(self.launch.machine.context_overhead());
-        let recorded = if is_recorded { replay::recorded(&record, &observed, ended.folder(), memory) } else { None };
+        let recorded = is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
         Ok(Some(First { observed, took: began.elapsed(), recorded }))
     }
 

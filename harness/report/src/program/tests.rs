@@ -41,6 +41,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         pid: 7,
         torch: Some(torch),
         devices: vec![device],
+        reads_free_memory: false,
         submitted: 40,
         cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),

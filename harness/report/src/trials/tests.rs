@@ -102,6 +102,7 @@ fn the_least_memory_is_shown_by_the_order_of_addresses() {
 fn rows() -> Vec<Row> {
     let row = |conf: &str, exit_code: Option<u8>, peak: u64| Row {
         alloc_conf: conf.to_owned(),
+        basis: if conf.is_empty() { Basis::Confirmed } else { Basis::Predicted },
         exit_code,
         signal: None,
         is_hang: false,
@@ -123,13 +124,14 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn settings_are_compared_in_a_table_with_the_best_in_a_sentence() {
-    let report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: false, part: None };
+    let report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: false, unpredicted: None, part: None };
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
 }
 
 #[test]
 fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
-    let mut report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: true, part: None };
+    let mut report =
+        SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: true, unpredicted: None, part: None };
     report.rows[1].least_memory = Some(700 * MIB);
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
     let none = SettingsReport { best: None, ..report };
@@ -144,6 +146,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
         row: Row { exit_code: Some(code), ended_out_of_memory: code == 1, peak_reserved: row.peak_reserved + more * MIB, ..row.clone() },
     };
     rows[0].other_orders = vec![other("down", &rows[0], 0, 20), other("reuse", &rows[0], 1, 0)];
+    rows[0].other_orders[0].row.basis = Basis::Predicted;
     rows[1].least_by_order = [("up", 700), ("down", 710), ("reuse", 700)]
         .map(|(name, enough)| OrderLeast {
             addresses: name.to_owned(),
@@ -153,13 +156,16 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
             runs: 4,
         })
         .to_vec();
-    let report = SettingsReport { memory: 1024 * MIB, rows, best: Some(1), is_interrupted: false, part: None };
+    let unpredicted = Some("uses several GPUs".to_owned());
+    let report = SettingsReport { memory: 1024 * MIB, rows, best: Some(1), is_interrupted: false, unpredicted, part: None };
     assert_eq!(
         notes_on_settings(&report),
         [
-            "(no settings): with addresses down: success, peak reserved +20 MiB; with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
+            "(no settings): with addresses down: success, peak reserved +20 MiB (predicted); with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
             "expandable_segments:True needs 700 MiB with addresses up, 710 MiB with down (+10 MiB), 700 MiB with reuse (the same).",
             ORDERS,
+            "predicted: by a replay of the first run; confirmed: by a run.",
+            "Each setting was run, because the program uses several GPUs.",
         ]
     );
 }

@@ -20,9 +20,9 @@ fn of(run: &Observed) -> Outcome {
 fn reports(which: Which, alone: bool, run: impl Fn(&Trial) -> Option<Observed> + Sync) -> FaultReport {
     let first = ended_well(&[2, 20, 4]);
     let run = |trial: &Trial| Ok::<_, std::convert::Infallible>(run(trial));
-    let is_enough = |_: &Trial| None;
     let trial = trial(Bytes::gib(1));
-    let program = Program { run: &run, trial, first: &first, is_enough: &is_enough, shard: None, jobs: 2, progress: &|| {} };
+    let program =
+        Program { run: &run, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 2, progress: &|| {} };
     let Ok(report) = every_fault(&program, Plan { which, alone });
     report
 }
@@ -65,9 +65,9 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
         let hangs = trial.faulty_device == Some(1) && trial.faults[0].count == 2;
         Ok::<_, std::convert::Infallible>(Some(if hangs { hung.clone() } else { run([&[2, 4, 4], &[8]]) }))
     };
-    let is_enough = |_: &Trial| None;
     let trial = trial(Bytes::gib(1));
-    let program = Program { run: &runs, trial, first: &first, is_enough: &is_enough, shard: None, jobs: 1, progress: &|| {} };
+    let program =
+        Program { run: &runs, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 1, progress: &|| {} };
     let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
     let places: Vec<_> = report.cases.iter().map(|case| (case.rank, case.attempt, case.size >> 20, case.next_size)).collect();
     assert_eq!(places, [(Some(0), 1, 2, Some(4 << 20)), (Some(0), 2, 4, None), (Some(1), 1, 8, Some(16 << 20))]);
@@ -89,8 +89,16 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
             Ok::<_, std::convert::Infallible>(Some(Observed { port: Some(port_of(trial.faults[0].first)), ..ended_well(&[2; 6]) }))
         };
         let first = Observed { port: Some(29500), ..ended_well(&[2; 6]) };
-        let program =
-            Program { run: &run, trial: trial(Bytes::gib(1)), first: &first, is_enough: &|_| None, shard: None, jobs: 4, progress: &|| {} };
+        let program = Program {
+            run: &run,
+            trial: trial(Bytes::gib(1)),
+            first: &first,
+            predict: &|_| None,
+            unpredicted: None,
+            shard: None,
+            jobs: 4,
+            progress: &|| {},
+        };
         let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
         assert_eq!(report.cases.len(), 6);
         most.into_inner()

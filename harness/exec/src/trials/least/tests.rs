@@ -11,7 +11,7 @@ use crate::tests::fake::{ended_well, trial};
 const PLENTY: Bytes = Bytes::gib(8);
 
 fn search(exact: bool) -> Search {
-    Search { exact, allow_ooms: false, context_overhead: Bytes::ZERO }
+    Search { exact, allow_ooms: false, confirmed: usize::MAX, context_overhead: Bytes::ZERO }
 }
 
 /// Searches with a program that reserves 1 GiB with plenty of memory and needs this much with each address order.
@@ -26,15 +26,15 @@ fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastRepo
 
 fn program(first: &Observed) -> Program<'_, Infallible> {
     let trial = trial(PLENTY);
-    Program { run: &|_| Ok(None), trial, first, is_enough: &|_| None, shard: None, jobs: 3, progress: &|| {} }
+    Program { run: &|_| Ok(None), trial, first, predict: &|_| None, unpredicted: None, shard: None, jobs: 3, progress: &|| {} }
 }
 
 /// Searches with a program that needs this much, and replays that need that much.
 fn predicted(need: u64, in_replay: u64) -> OrderLeast {
     let first = ended_well(&[512, 512]);
     let run = |trial: &Trial| Ok(Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(need)), ..first.clone() }));
-    let is_enough = |trial: &Trial| Some(trial.memory >= Bytes::mib(in_replay));
-    let Ok(report) = least(&Program { run: &run, is_enough: &is_enough, ..program(&first) }, search(true));
+    let predict = |trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(in_replay)), ..first.clone() });
+    let Ok(report) = least(&Program { run: &run, predict: &predict, ..program(&first) }, search(true));
     report.unwrap().orders.remove(0)
 }
 

@@ -1,5 +1,7 @@
 //! Comparison of settings with fake programs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::AddressOrder;
 
@@ -9,12 +11,20 @@ use crate::tests::fake::{ended_well, trial};
 const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:32"];
 
 fn compared(search: Option<Search>, of: impl Fn(&Trial) -> Option<Observed> + Sync) -> SettingsReport {
+    predicted(search, &|_| None, of)
+}
+
+/// Compares settings with this prediction of each run.
+fn predicted(
+    search: Option<Search>,
+    predict: &(dyn Fn(&Trial) -> Option<Observed> + Sync),
+    of: impl Fn(&Trial) -> Option<Observed> + Sync,
+) -> SettingsReport {
     let settings = SETTINGS.map(str::to_owned);
     let run = |trial: &Trial| Ok::<_, std::convert::Infallible>(of(trial));
     let first = Trial { alloc_conf: Some(String::new()), ..trial(Bytes::gib(1)) };
     let observed = of(&first).unwrap_or_else(|| ended_well(&[2]));
-    let is_enough = |_: &Trial| None;
-    let program = Program { run: &run, trial: first, first: &observed, is_enough: &is_enough, shard: None, jobs: 2, progress: &|| {} };
+    let program = Program { run: &run, trial: first, first: &observed, predict, unpredicted: None, shard: None, jobs: 2, progress: &|| {} };
     let Ok(report) = compare(&program, &settings, search, &[]);
     report
 }
@@ -41,7 +51,7 @@ fn the_best_setting_succeeds_without_errors_with_the_lowest_peak_and_the_fewest_
 
 #[test]
 fn a_search_ranks_by_least_memory() {
-    let search = Search { exact: true, allow_ooms: false, context_overhead: Bytes::ZERO };
+    let search = Search { exact: true, allow_ooms: false, confirmed: usize::MAX, context_overhead: Bytes::ZERO };
     let report = compared(Some(search), |trial| {
         let needs = Bytes::mib([100, 60, 80][index(trial)]);
         Some(Observed { ooms: u64::from(trial.memory < needs), ..ended_well(&[100]) })
@@ -69,7 +79,7 @@ fn a_run_close_to_the_limit_is_repeated_with_each_address_order() {
 
 #[test]
 fn the_search_covers_each_address_order() {
-    let search = Search { exact: true, allow_ooms: false, context_overhead: Bytes::ZERO };
+    let search = Search { exact: true, allow_ooms: false, confirmed: usize::MAX, context_overhead: Bytes::ZERO };
     let report = compared(Some(search), |trial| {
         let needs = Bytes::mib(if trial.addresses == Some(AddressOrder::Reuse) { 70 } else { 60 });
         Some(Observed { ooms: u64::from(trial.memory < needs), ..ended_well(&[100]) })
@@ -84,4 +94,51 @@ fn the_search_covers_each_address_order() {
 fn an_interrupt_keeps_the_finished_rows() {
     let report = compared(None, |trial| (index(trial) < 2).then(|| ended_well(&[2])));
     assert_eq!((report.rows.len(), report.is_interrupted), (2, true));
+}
+
+/// A program that needs 60, 40 and 50 MiB.
+fn adapts(trial: &Trial) -> Observed {
+    let needs = [60, 40, 50][index(trial)];
+    Observed { ooms: u64::from(trial.memory < Bytes::mib(needs)), ..ended_well(&[needs, 10]) }
+}
+
+#[test]
+fn three_more_runs_confirm_the_best_of_the_predicted_settings() {
+    let search = Search { exact: true, allow_ooms: false, confirmed: usize::MAX, context_overhead: Bytes::ZERO };
+    let run = AtomicUsize::new(0);
+    let of = |trial: &Trial| {
+        run.fetch_add(1, Ordering::Relaxed);
+        Some(adapts(trial))
+    };
+    for (search, most) in [(None, 2), (Some(search), 4)] {
+        run.store(0, Ordering::Relaxed);
+        let mut report = predicted(search, &|trial| Some(adapts(trial)), of);
+        assert_eq!(run.load(Ordering::Relaxed), most);
+        let is_first_known = if search.is_some() { Basis::Predicted } else { Basis::Confirmed };
+        assert_eq!(report.rows.iter().map(|row| row.basis).collect::<Vec<_>>(), [is_first_known, Basis::Confirmed, Basis::Predicted]);
+        let mut searched = compared(search, of);
+        for row in report.rows.iter_mut().chain(&mut searched.rows) {
+            row.basis = Basis::Confirmed;
+            row.least_by_order.iter_mut().for_each(|order| order.runs = 0);
+        }
+        assert_eq!(report, searched);
+    }
+}
+
+#[test]
+fn runs_replace_predictions_if_the_best_setting_is_not_confirmed() {
+    let wrong = |trial: &Trial| Some(Observed { driver_calls: 1, ..adapts(trial) });
+    let report = predicted(None, &wrong, |trial| Some(adapts(trial)));
+    assert_eq!(report.rows, compared(None, |trial| Some(adapts(trial))).rows);
+    assert_eq!(report.unpredicted.as_deref(), Some("reacts to its settings"));
+}
+
+#[test]
+fn a_program_that_reads_the_free_memory_or_runs_out_of_memory_is_not_predicted() {
+    let reads = predicted(None, &|trial| Some(adapts(trial)), |trial| Some(Observed { reads_free_memory: true, ..adapts(trial) }));
+    assert!(reads.rows.iter().all(|row| row.basis == Basis::Confirmed) && reads.unpredicted.is_some(), "{reads:?}");
+    let fails = |trial: &Trial| Some(Observed { ooms: u64::from(index(trial) > 0), ..adapts(trial) });
+    let survives = |trial: &Trial| fails(trial).map(|run| Observed { retries: run.ooms, ..run });
+    let report = predicted(None, &fails, survives);
+    assert_eq!((report.rows[1].basis, report.rows[1].num_alloc_retries), (Basis::Confirmed, 1));
 }

@@ -3,7 +3,7 @@
 
     harness exec --memory 24GiB -- python ci/engine_cases.py CASE
 
-Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`).
+Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`), training and leak (with `--values cpu`).
 """
 
 import json
@@ -64,9 +64,56 @@ def used():
     return total - free
 
 
+def train(phases, is_leaking):
+    """Trains with GRPO of TRL. vLLM generates in the same process, and sleeps while the policy is trained."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("tiny-llama")).save_pretrained("policy")
+    AutoTokenizer.from_pretrained("tiny-llama").save_pretrained("policy")
+    kept, awake, asleep, trained = [], [], [], []
+
+    def reward(completions, **_):
+        features = torch.ones(len(completions), 1 << 18, device="cuda")
+        if is_leaking:
+            kept.append(features)
+        return features.mean(1).tolist()
+
+    class Measure(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            trained.append(used())
+
+    options = dict(vllm_mode="colocate", vllm_enable_sleep_mode=True, vllm_gpu_memory_utilization=0.3, vllm_max_model_length=256)
+    steps = dict(max_steps=phases, per_device_train_batch_size=4, num_generations=4, max_completion_length=32)
+    files = dict(output_dir="trained", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True)
+    trainer = GRPOTrainer(
+        model="policy", reward_funcs=reward, args=GRPOConfig(use_vllm=True, **options, **steps, **files), callbacks=[Measure()],
+        train_dataset=Dataset.from_list([{"prompt": f"Hello {number}"} for number in range(16)]),
+    )  # fmt: skip
+    llm = trainer.vllm_generation.llm
+    sleep = llm.sleep
+
+    def measure_and_sleep(**level):
+        awake.append(used())
+        sleep(**level)
+        asleep.append(used())
+
+    llm.sleep = measure_and_sleep
+    trainer.train()
+    for name, amounts in (("generated", awake), ("asleep", asleep), ("trained", trained)):
+        print(f"{name}: " + ", ".join(f"phase {phase}: {amounts[phase - 1] >> 20} MiB" for phase in (1, 2, 3, phases)))
+        assert len(amounts) == phases and (len({*amounts[2:]}) == 1) != is_leaking, amounts
+
+
 def main(case):
     write_models()
     if case == "models":
+        return
+    if case in ("training", "leak"):
+        train(phases=int(os.environ.get("PHASES", 16)), is_leaking=case == "leak")
+        print(case, "ok")
         return
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest

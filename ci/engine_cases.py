@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Cases of vLLM for `harness exec`, with random weights of a small Llama that is written into the current folder. See `ci/engines`.
+"""Cases of vLLM, TRL and SGLang for `harness exec`, with random weights of a small Llama that is written into the current folder. See `ci/engines`.
 
     harness exec --memory 24GiB -- python ci/engine_cases.py CASE
 
-Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`), training and leak (with `--values cpu`).
+Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`), training and leak (with `--values cpu`); with a
+Python of SGLang sglang, sglang-eager, sglang-triton, sglang-flashinfer, sglang-native, sglang-sleep, sglang-ranks (with `--devices 2`).
 """
 
 import json
@@ -107,12 +108,48 @@ def train(phases, is_leaking):
         assert len(amounts) == phases and (len({*amounts[2:]}) == 1) != is_leaking, amounts
 
 
+SGLANG = {
+    "sglang": {},
+    "sglang-eager": dict(disable_cuda_graph=True),
+    "sglang-triton": dict(attention_backend="triton"),
+    "sglang-flashinfer": dict(attention_backend="flashinfer"),
+    "sglang-native": dict(attention_backend="torch_native", disable_cuda_graph=True),
+    "sglang-sleep": dict(enable_memory_saver=True),
+    "sglang-ranks": dict(tp_size=2),
+}
+
+
+def sglang(case):
+    import sglang
+
+    engine = sglang.Engine(model_path="tiny-llama", load_format="dummy", log_level="info", **SGLANG[case])
+
+    def generate():
+        outputs = engine.generate(["Hello", "Hi there"], dict(max_new_tokens=16, ignore_eos=True))
+        assert [output["meta_info"]["completion_tokens"] for output in outputs] == [16, 16], outputs
+
+    generate()
+    if case == "sglang-sleep":
+        awake = used()
+        engine.release_memory_occupation()
+        asleep = used()
+        engine.resume_memory_occupation()
+        print(f"level: {awake / 2**30:.2f} GiB, asleep {asleep / 2**30:.2f} GiB")
+        assert asleep < awake == used()
+        generate()
+    engine.shutdown()
+
+
 def main(case):
     write_models()
     if case == "models":
         return
     if case in ("training", "leak"):
         train(phases=int(os.environ.get("PHASES", 16)), is_leaking=case == "leak")
+        print(case, "ok")
+        return
+    if case in SGLANG:
+        sglang(case)
         print(case, "ok")
         return
     from vllm import LLM, SamplingParams

@@ -56,15 +56,26 @@ fn grown(held: &[Bytes]) -> Option<Bytes> {
     (never_less && 4 * rises >= 3 * (steady.len() - 1) && grown.get() >= LEAST_GROWTH).then_some(grown)
 }
 
-/// Live bytes after each event of blocks that live shorter than the longest stretch. Others, such as weights, rise and fall with no iteration.
+/// Live bytes after each event, relative to the start of the recording. Leaves out blocks of the warm-up that live longer than it, such as weights,
+/// because they rise and fall with no iteration.
 fn curve(view: &View<'_>, events: &[Event]) -> Vec<i64> {
+    let warm_up = events.len() / LEAST_STRETCHES;
     let mut curve = vec![0_i64; events.len()];
-    for (index, event) in events.iter().enumerate().filter(|(_, event)| event.action == Action::FreeRequested) {
-        let allocated = view.history.freed(index).allocated.map(|event| event as usize);
-        if let Some(allocated) = allocated.filter(|allocated| index - allocated < events.len() / LEAST_STRETCHES) {
-            let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
-            curve[allocated] += size;
-            curve[index] -= size;
+    for (index, event) in events.iter().enumerate() {
+        let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
+        match event.action {
+            Action::Alloc if index >= warm_up => curve[index] += size,
+            Action::FreeRequested => {
+                let allocated = view.history.freed(index).allocated.map(|event| event as usize);
+                let since = allocated.unwrap_or(0);
+                if since >= warm_up || index - since < warm_up {
+                    curve[index] -= size;
+                    if let Some(allocated) = allocated.filter(|allocated| *allocated < warm_up) {
+                        curve[allocated] += size;
+                    }
+                }
+            }
+            _ => {}
         }
     }
     let mut current = 0_i64;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Cases of vLLM for `harness exec`, with random weights of a small Llama that is written into the current folder. See `ci/engines`.
+"""Cases of vLLM, TRL and SGLang for `harness exec`, with random weights of a small Llama that is written into the current folder. See `ci/engines`.
 
     harness exec --memory 24GiB -- python ci/engine_cases.py CASE
 
-Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`).
+Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`), training and leak (with `--values cpu`); with a
+Python of SGLang sglang, sglang-eager, sglang-triton, sglang-flashinfer, sglang-native, sglang-sleep, sglang-ranks (with `--devices 2`).
 """
 
 import json
@@ -64,9 +65,92 @@ def used():
     return total - free
 
 
+def train(phases, is_leaking):
+    """Trains with GRPO of TRL. vLLM generates in the same process, and sleeps while the policy is trained."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("tiny-llama")).save_pretrained("policy")
+    AutoTokenizer.from_pretrained("tiny-llama").save_pretrained("policy")
+    kept, awake, asleep, trained = [], [], [], []
+
+    def reward(completions, **_):
+        features = torch.ones(len(completions), 1 << 18, device="cuda")
+        if is_leaking:
+            kept.append(features)
+        return features.mean(1).tolist()
+
+    class Measure(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            trained.append(used())
+
+    options = dict(vllm_mode="colocate", vllm_enable_sleep_mode=True, vllm_gpu_memory_utilization=0.3, vllm_max_model_length=256)
+    steps = dict(max_steps=phases, per_device_train_batch_size=4, num_generations=4, max_completion_length=32)
+    files = dict(output_dir="trained", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True)
+    trainer = GRPOTrainer(
+        model="policy", reward_funcs=reward, args=GRPOConfig(use_vllm=True, **options, **steps, **files), callbacks=[Measure()],
+        train_dataset=Dataset.from_list([{"prompt": f"Hello {number}"} for number in range(16)]),
+    )  # fmt: skip
+    llm = trainer.vllm_generation.llm
+    sleep = llm.sleep
+
+    def measure_and_sleep(**level):
+        awake.append(used())
+        sleep(**level)
+        asleep.append(used())
+
+    llm.sleep = measure_and_sleep
+    trainer.train()
+    for name, amounts in (("generated", awake), ("asleep", asleep), ("trained", trained)):
+        print(f"{name}: " + ", ".join(f"phase {phase}: {amounts[phase - 1] >> 20} MiB" for phase in (1, 2, 3, phases)))
+        assert len(amounts) == phases and (len({*amounts[2:]}) == 1) != is_leaking, amounts
+
+
+SGLANG = {
+    "sglang": {},
+    "sglang-eager": dict(disable_cuda_graph=True),
+    "sglang-triton": dict(attention_backend="triton"),
+    "sglang-flashinfer": dict(attention_backend="flashinfer"),
+    "sglang-native": dict(attention_backend="torch_native", disable_cuda_graph=True),
+    "sglang-sleep": dict(enable_memory_saver=True),
+    "sglang-ranks": dict(tp_size=2),
+}
+
+
+def sglang(case):
+    import sglang
+
+    engine = sglang.Engine(model_path="tiny-llama", load_format="dummy", log_level="info", **SGLANG[case])
+
+    def generate():
+        outputs = engine.generate(["Hello", "Hi there"], dict(max_new_tokens=16, ignore_eos=True))
+        assert [output["meta_info"]["completion_tokens"] for output in outputs] == [16, 16], outputs
+
+    generate()
+    if case == "sglang-sleep":
+        awake = used()
+        engine.release_memory_occupation()
+        asleep = used()
+        engine.resume_memory_occupation()
+        print(f"level: {awake / 2**30:.2f} GiB, asleep {asleep / 2**30:.2f} GiB")
+        assert asleep < awake == used()
+        generate()
+    engine.shutdown()
+
+
 def main(case):
     write_models()
     if case == "models":
+        return
+    if case in ("training", "leak"):
+        train(phases=int(os.environ.get("PHASES", 16)), is_leaking=case == "leak")
+        print(case, "ok")
+        return
+    if case in SGLANG:
+        sglang(case)
+        print(case, "ok")
         return
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest

@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# A server of vLLM and the load that it must carry: 16 requests of 8 clients. Needs the models of `engine_cases.py models` in the current folder.
-#     harness exec --memory 24GiB -- ci/engine_server.sh [OPTION OF vllm serve]…
+# A server of vLLM or SGLang and the load that it must carry: 16 requests of 8 clients. Needs the models of `engine_cases.py models` in the current
+# folder.
+#     harness exec --memory 24GiB -- ci/engine_server.sh [sglang] [OPTION OF THE SERVER]…
 port=$((20000 + $$ % 10000))
-vllm serve tiny-llama --load-format dummy --port "$port" "$@" &
+command=(vllm serve tiny-llama)
+if [[ ${1-} == sglang ]]; then
+    command=(python -m sglang.launch_server --model-path tiny-llama)
+    shift
+fi
+"${command[@]}" --load-format dummy --port "$port" "$@" &
 server=$!
 trap 'kill -INT $server; wait $server' EXIT
 until curl -sf "localhost:$port/health"; do

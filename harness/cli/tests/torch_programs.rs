@@ -682,6 +682,8 @@ fn engine(python: &Path) -> Result<(), Failed> {
         "peak allocated 4.00 MiB",
         "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; buffers and libraries 1 GiB; activations in the profile run 1 GiB; \
          CUDA graphs 256 MiB (512 MiB estimated); KV cache 5 GiB (1000 blocks of 16 tokens); free after the start 11.98 GiB",
+        "SGLang: requested 9 GiB of 12 GiB; weights 8 MiB; buffers and libraries 10 MiB; CUDA graphs 2 MiB; \
+         KV cache 0 B (64 blocks of 64 tokens); free after the start 11.98 GiB",
     ];
     let missing: Vec<&str> = lines.into_iter().filter(|line| !text.contains(line)).collect();
     if output.status.success() && missing.is_empty() { Ok(()) } else { Err(format!("missing: {missing:?}\n{text}").into()) }

@@ -27,7 +27,7 @@ _MOST_ALIASES = 1 << 14
 _CHECKED = 1 << 20
 # Operations that compute nothing, that change the storage of a tensor, or that consist of others.
 _WITHOUT_VALUES = """
-empty empty_like empty_permuted empty_strided new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
+empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
 _cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
@@ -58,6 +58,7 @@ class _Kind:
         self.is_random = torch.Tag.nondeterministic_seeded in tags
         self.is_number = torch.Tag.data_dependent_output in tags or self.name in ("allclose", "is_nonzero", "item")
         self.is_mutable = schema.is_mutable
+        self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
         self.compute = operation if schema.is_mutable else _SUBSTITUTES.get(self.name, operation)
@@ -83,7 +84,6 @@ class _Kind:
 class _Values:
     def __init__(self, library, begin, end):
         self.gpu, self.begin, self.end = library, begin, end
-        self.range = (ctypes.c_uint64 * 3)()
         self.generation = ctypes.c_uint64.in_dll(library, "harness_values_generation")
         self.known_generation = 0
         self.storages = {}  # by the first address
@@ -136,6 +136,9 @@ class _Values:
             return self.despite(result, kind, args, kwargs, inputs, state)
         outputs = []
         _add_tensors((result,), outputs)
+        if kind.is_empty:  # A kernel that is not computed leaves zeros in its results, not what the memory contained before.
+            self.clear(outputs)
+            return result
         if not outputs and not kind.is_mutable and not kind.is_number:
             return result
         # The CPU would replace the parts of a sparse tensor that it changes.
@@ -147,9 +150,8 @@ class _Values:
             return result
         if not self.fits(outputs if not kind.is_mutable else inputs):
             self.beyond_limit += 1
-            for tensor, is_known in zip(outputs, kind.is_known if len(kind.is_known) == len(outputs) else [False] * len(outputs)):
-                if tensor.is_cuda and not is_known:
-                    self.gpu.harness_values_clear(tensor.data_ptr(), tensor.nbytes)
+            known = kind.is_known if len(kind.is_known) == len(outputs) else [False] * len(outputs)
+            self.clear(tensor for tensor, is_known in zip(outputs, known) if not is_known)
             return result
         try:
             computed = self.compute(kind, args, kwargs, state)
@@ -196,6 +198,11 @@ class _Values:
         finally:
             torch.default_generator.set_state(before)
 
+    def clear(self, tensors):
+        for tensor in tensors:
+            if tensor.is_cuda and tensor.layout is _STRIDED:
+                self.gpu.harness_values_clear(tensor.data_ptr(), tensor.nbytes)
+
     def on_cpu(self, value):
         if isinstance(value, torch.Tensor):
             return self.alias(value) if value.is_cuda else value
@@ -231,9 +238,10 @@ class _Values:
         first = address - offset * tensor.element_size()
         storage = self.storages.get(first)
         if storage is None:
-            if not self.gpu.harness_values_range(address, self.range) or first < self.range[0]:
+            found = (ctypes.c_uint64 * 3)()  # Other threads may run during the call.
+            if not self.gpu.harness_values_range(address, found) or first < found[0]:
                 raise NotComputed
-            start, size, host = self.range
+            start, size, host = found
             size, host = start + size - first, host + first - start
             storage = torch.frombuffer((ctypes.c_uint8 * size).from_address(host), dtype=torch.uint8).untyped_storage()
             self.storages[first] = storage

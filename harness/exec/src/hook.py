@@ -348,6 +348,7 @@ def _note_engine(module):
             cache = worker.cache_config
             free, memory = sys.modules["torch"].cuda.mem_get_info()
             _engine.update(
+                name="vLLM",
                 memory=memory,
                 requested=int(worker.requested_memory),
                 weights=worker.model_runner.model_memory_usage,
@@ -369,13 +370,19 @@ def _note_engine(module):
     module.Worker.compile_or_warm_up_model = warm_up_and_note
 
 
-def _without_nvcc(module):
-    """Replaces code that FlashInfer cannot compile, because there is no nvcc, by functions that do nothing, as all kernels."""
-    build = module.JitSpec.build_and_load
+class _NoKernels:
+    """Compiled code whose functions do nothing, as all kernels."""
 
-    class NoKernels:
-        def __getattr__(self, name):
-            return lambda *args, **kwargs: None
+    def __call__(self, *args, **kwargs):
+        pass
+
+    def __getattr__(self, name):
+        return self
+
+
+def _without_nvcc(module):
+    """Replaces code that FlashInfer cannot compile, because there is no nvcc."""
+    build = module.JitSpec.build_and_load
 
     def build_or_replace(spec, *args, **kwargs):
         try:
@@ -383,9 +390,52 @@ def _without_nvcc(module):
         except RuntimeError as error:
             if "find nvcc" not in str(error):
                 raise
-            return NoKernels()
+            return _NoKernels()
 
     module.JitSpec.build_and_load = build_or_replace
+
+
+def _note_sglang(module):
+    """Notes how SGLang divides the memory, when a worker has captured its graphs."""
+    capture = module.ModelRunner.init_cuda_graphs
+
+    def capture_and_note(runner, *args, **kwargs):
+        capture(runner, *args, **kwargs)
+        try:
+            free, memory = sys.modules["torch"].cuda.mem_get_info()
+            gib = 1 << 30
+            weights, before = int(gib * runner.weight_load_mem_usage), gib * runner.pre_model_load_memory
+            graphs, kv_cache = int(gib * sum(runner.graph_memory_usage.values())), int(gib * runner.token_to_kv_pool.mem_usage)
+            if runner.is_draft_worker:
+                return
+            _engine.update(
+                name="SGLang",
+                memory=memory,
+                requested=int(before * runner.mem_fraction_static),
+                weights=weights,
+                consumed=max(weights, int(before) - free - kv_cache - graphs),
+                graphs=graphs,
+                kv_cache=kv_cache,
+                blocks=runner.max_total_num_tokens // runner.page_size,
+                block_tokens=runner.page_size,
+                free=free,
+            )
+            _write_statistics(sys.modules["torch"])
+        except AttributeError:
+            pass  # Another version of SGLang
+
+    module.ModelRunner.init_cuda_graphs = capture_and_note
+
+
+def _without_nvcc_of_sglang(module):
+    """Replaces code that SGLang cannot compile, because there is no nvcc."""
+    if not os.path.exists(module.toolchain.device_compiler_path()):
+        module.load_jit = lambda *args, **kwargs: _NoKernels()
+
+
+def _without_cute(module):
+    """Replaces kernels of the CuTe DSL. Its compiled code contains a CUDA runtime that needs functions of NVIDIA's driver without a name."""
+    module.CompileCallable.__call__ = lambda *args, **kwargs: _NoKernels()
 
 
 def _if_known(change):
@@ -404,6 +454,9 @@ _ENGINE_MODULES = {
     "vllm.v1.worker.gpu.model_runner": _if_known(_count_sampled),
     "vllm.v1.worker.gpu_worker": _if_known(_note_engine),
     "flashinfer.jit.core": _if_known(_without_nvcc),
+    "cutlass.base_dsl.compiler": _if_known(_without_cute),
+    "sglang.srt.model_executor.model_runner": _if_known(_note_sglang),
+    "sglang.kernels.jit.utils.compile.loader": _if_known(_without_nvcc_of_sglang),
 }
 
 

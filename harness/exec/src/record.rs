@@ -83,24 +83,26 @@ pub struct TorchRecord {
     /// With `--values cpu`.
     #[serde(default)]
     pub not_computed: Option<NotComputed>,
-    /// How vLLM divides the memory, in one of its workers.
+    /// How an inference engine divides the memory, in one of its workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
 }
 
-/// Bytes of memory by what vLLM uses it for, as it found them at its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Bytes of memory by what an inference engine uses it for, as it found them at its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
+    /// `vLLM` or `SGLang`.
+    pub name: String,
     pub memory: u64,
-    /// The share of the memory that vLLM may use.
+    /// The share of the memory that the engine may use. SGLang leaves the graphs to the rest.
     pub requested: u64,
     pub weights: u64,
     /// Weights, lasting buffers, and what libraries other than torch allocate.
     pub consumed: u64,
-    /// The peak of the profile run beyond that.
-    pub activations: u64,
+    /// The peak of vLLM's profile run beyond that.
+    pub activations: Option<u64>,
     pub graphs: u64,
-    pub graphs_estimated: u64,
+    pub graphs_estimated: Option<u64>,
     pub kv_cache: u64,
     pub blocks: u64,
     pub block_tokens: u64,
@@ -110,17 +112,21 @@ pub struct Engine {
 
 impl Engine {
     /// The uses of the memory and their amounts.
-    pub fn parts(&self) -> [(&'static str, String); 7] {
+    pub fn parts(&self) -> Vec<(&'static str, String)> {
         let others = Bytes(self.consumed.saturating_sub(self.weights));
-        [
+        let estimated = self.graphs_estimated.map_or_else(String::new, |estimated| format!(" ({} estimated)", Bytes(estimated)));
+        let mut parts = vec![
             ("requested", format!("{} of {}", Bytes(self.requested), Bytes(self.memory))),
             ("weights", Bytes(self.weights).to_string()),
             ("buffers and libraries", others.to_string()),
-            ("activations in the profile run", Bytes(self.activations).to_string()),
-            ("CUDA graphs", format!("{} ({} estimated)", Bytes(self.graphs), Bytes(self.graphs_estimated))),
-            ("KV cache", format!("{} ({} of {} tokens)", Bytes(self.kv_cache), count(self.blocks, "block"), self.block_tokens)),
+        ];
+        parts.extend(self.activations.map(|peak| ("activations in the profile run", Bytes(peak).to_string())));
+        parts.extend([
+            ("CUDA graphs", format!("{}{estimated}", Bytes(self.graphs))),
+            ("KV cache", format!("{} ({} of {})", Bytes(self.kv_cache), count(self.blocks, "block"), count(self.block_tokens, "token"))),
             ("free after the start", Bytes(self.free).to_string()),
-        ]
+        ]);
+        parts
     }
 }
 

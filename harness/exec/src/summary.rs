@@ -196,7 +196,8 @@ fn of_torch(process: &Process) -> String {
 }
 
 fn of_engine(engine: &Engine) -> String {
-    format!("vLLM: {}", engine.parts().map(|(name, amount)| format!("{name} {amount}")).join("; "))
+    let parts: Vec<_> = engine.parts().into_iter().map(|(name, amount)| format!("{name} {amount}")).collect();
+    format!("{}: {}", engine.name, parts.join("; "))
 }
 
 fn models(record: &Record, settings: &Settings) -> String {

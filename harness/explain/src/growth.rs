@@ -29,7 +29,7 @@ pub struct Growth {
 /// Sites whose live bytes rise from each low point to the next, most growth first. Empty with too few iterations.
 pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
-    let curve = curve(events);
+    let curve = curve(view, events);
     let stretches = stretches(&curve).min(MOST_STRETCHES);
     if stretches < LEAST_STRETCHES {
         return Vec::new();
@@ -56,19 +56,34 @@ fn grown(held: &[Bytes]) -> Option<Bytes> {
     (never_less && 4 * rises >= 3 * (steady.len() - 1) && grown.get() >= LEAST_GROWTH).then_some(grown)
 }
 
-/// Live bytes after each event, relative to the start of the recording.
-fn curve(events: &[Event]) -> Vec<i64> {
-    let mut current = 0_i64;
-    let live = events.iter().map(|event| {
+/// Live bytes after each event, relative to the start of the recording. Leaves out blocks of the warm-up that live longer than it, such as weights,
+/// because they rise and fall with no iteration.
+fn curve(view: &View<'_>, events: &[Event]) -> Vec<i64> {
+    let warm_up = events.len() / LEAST_STRETCHES;
+    let mut curve = vec![0_i64; events.len()];
+    for (index, event) in events.iter().enumerate() {
         let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
-        current = match event.action {
-            Action::Alloc => current.saturating_add(size),
-            Action::FreeRequested => current.saturating_sub(size),
-            _ => current,
-        };
-        current
-    });
-    live.collect()
+        match event.action {
+            Action::Alloc if index >= warm_up => curve[index] += size,
+            Action::FreeRequested => {
+                let allocated = view.history.freed(index).allocated.map(|event| event as usize);
+                let since = allocated.unwrap_or(0);
+                if since >= warm_up || index - since < warm_up {
+                    curve[index] -= size;
+                    if let Some(allocated) = allocated.filter(|allocated| *allocated < warm_up) {
+                        curve[allocated] += size;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut current = 0_i64;
+    for change in &mut curve {
+        current = current.saturating_add(*change);
+        *change = current;
+    }
+    curve
 }
 
 /// The number of full rises and falls: total freed bytes divided by the height of the curve.

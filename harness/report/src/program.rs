@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_exec::record::{Process, Record};
+use harness_exec::record::{Engine, Process, Record};
 use harness_exec::{machine::Machine, process, timeline::Timeline};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::limits::Limits;
@@ -122,12 +122,13 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         let held = program.record.peak_held.iter().enumerate().map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
         page.block(format!("Peak over all processes: {}.", held.collect::<Vec<_>>().join(", ")));
     }
-    let engines: Vec<_> = program.used().filter_map(|process| Some((process, process.torch.as_ref()?.engine?.parts()))).collect();
-    if let Some((_, parts)) = engines.first() {
-        page.block("## vLLM");
+    let engines: Vec<_> = program.used().filter_map(|process| Some((process, process.torch.as_ref()?.engine.as_ref()?))).collect();
+    if let Some((_, engine)) = engines.first() {
+        page.block(format!("## {}", engine.name));
+        let parts = engine.parts();
         let heads = ["process"].into_iter().chain(parts.iter().map(|(name, _)| *name));
-        let row = |(process, parts): &(&Process, [(&str, String); 7])| -> Vec<String> {
-            [named(process)].into_iter().chain(parts.iter().map(|(_, amount)| amount.clone())).collect()
+        let row = |(process, engine): &(&Process, &Engine)| -> Vec<String> {
+            [named(process)].into_iter().chain(engine.parts().into_iter().map(|(_, amount)| amount)).collect()
         };
         page.grid(&Grid::new("lr", heads, engines.iter().map(row)));
     }

@@ -29,6 +29,9 @@ found["exponential"] = torch.linalg.matrix_exp(torch.zeros(8, 5, 5, device="cuda
 # Large tensors have values too.
 large = torch.ones(1 << 20, device="cuda")
 found["large"] = [large.sum().item(), large[:1].item()]
+# What no kernel has written is zero.
+del large
+found["empty"] = torch.empty(1 << 20, device="cuda").sum().item()
 # Nested and quantized tensors are not computed.
 nested = torch.nested.nested_tensor([torch.ones(3, 4, device="cuda"), torch.ones(5, 4, device="cuda")])
 quantized = torch.quantize_per_tensor(torch.ones(4, device="cuda"), 0.1, 0, torch.quint8)

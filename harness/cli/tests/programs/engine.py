@@ -1,4 +1,4 @@
-"""The parts of vLLM and FlashInfer that need kernels, in a process that `multiprocessing` forks: counts of sampled tokens, and code compiled by nvcc."""
+"""The parts of vLLM, SGLang and FlashInfer that need kernels, in processes that `multiprocessing` forks: counts of sampled tokens, and compiled code."""
 import json
 import multiprocessing
 import os
@@ -43,6 +43,26 @@ class JitSpec:
     def build_and_load(self):
         raise RuntimeError(self.problem)
 """,
+    "sglang/srt/model_executor/model_runner.py": """
+import types
+class ModelRunner:
+    is_draft_worker, pre_model_load_memory, mem_fraction_static = False, 12.0, 0.75
+    weight_load_mem_usage, max_total_num_tokens, page_size = 0.0078125, 4096, 64
+    graph_memory_usage, token_to_kv_pool = {"prefill": 0.001953125, "decode": 0.0}, types.SimpleNamespace(mem_usage=0.0)
+    def init_cuda_graphs(self, capture_decode_cuda_graph=True):
+        pass
+""",
+    "sglang/kernels/jit/utils/compile/loader.py": """
+import types
+toolchain = types.SimpleNamespace(device_compiler_path=lambda: "/no/nvcc")
+def load_jit(*args):
+    raise FileNotFoundError("ninja")
+""",
+    "cutlass/base_dsl/compiler.py": """
+class CompileCallable:
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError("cudaErrorCallRequiresNewerDriver")
+""",
 }
 
 
@@ -66,6 +86,16 @@ def engine(results):
         results.put({"sampled": sampled, "warm": warm, "replaced": replaced, "error": str(error)})
 
 
+def sglang(results):
+    from cutlass.base_dsl.compiler import CompileCallable
+    from sglang.kernels.jit.utils.compile.loader import load_jit
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    kept = torch.empty(1 << 20, device="cuda")
+    ModelRunner().init_cuda_graphs()
+    results.put({"compiled": [load_jit("rope").run(kept), CompileCallable()("kernel", kept)(kept)]})
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         for name, text in MODULES.items():
@@ -75,7 +105,10 @@ if __name__ == "__main__":
         sys.path.insert(0, folder)
         context = multiprocessing.get_context("fork")
         results = context.SimpleQueue()
-        process = context.Process(target=engine, args=(results,))
-        process.start()
-        process.join()
-        print(json.dumps(results.get()))
+        found = {}
+        for run in (engine, sglang):
+            process = context.Process(target=run, args=(results,))
+            process.start()
+            process.join()
+            found.update(results.get())
+        print(json.dumps(found))

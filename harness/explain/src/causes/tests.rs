@@ -177,18 +177,28 @@ fn pages_of_expandable_segments_are_pinned_by_the_older_neighbour() {
 }
 
 #[test]
-fn growing_sites_are_leak_suspects() {
-    let mut example = Example::new("");
-    let other = example.line(8);
-    for _ in 0..20 {
-        let address = example.segment(&[('a', MIB, 7), ('.', 60 * MIB, 0)]).address;
-        example.event(Action::Alloc, address + 8 * MIB, 50 * MIB, other);
-        example.event(Action::FreeRequested, address + 8 * MIB, 50 * MIB, other);
-        example.event(Action::FreeCompleted, address + 8 * MIB, 50 * MIB, other);
+fn growing_sites_are_leak_suspects_next_to_large_blocks_that_live_long() {
+    for is_cached in [false, true] {
+        let mut example = Example::new("");
+        let (other, cache) = (example.line(8), example.line(9));
+        let at = example.segment(&[('.', 40_000 * MIB, 0)]).address;
+        if is_cached {
+            example.event(Action::Alloc, at, 40_000 * MIB, cache);
+        }
+        for _ in 0..20 {
+            let address = example.segment(&[('a', MIB, 7), ('.', 60 * MIB, 0)]).address;
+            example.event(Action::Alloc, address + 8 * MIB, 50 * MIB, other);
+            example.event(Action::FreeRequested, address + 8 * MIB, 50 * MIB, other);
+            example.event(Action::FreeCompleted, address + 8 * MIB, 50 * MIB, other);
+        }
+        if is_cached {
+            example.event(Action::FreeRequested, at, 40_000 * MIB, cache);
+            example.event(Action::FreeCompleted, at, 40_000 * MIB, cache);
+        }
+        let growing = explained(&example, None).growing;
+        assert_eq!(growing.iter().map(|growth| growth.site.as_str()).collect::<Vec<_>>(), ["model.py:7 forward"]);
+        assert!(growing[0].grown >= Bytes(10 * MIB), "{growing:?}");
     }
-    let growing = explained(&example, None).growing;
-    assert_eq!(growing.iter().map(|growth| growth.site.as_str()).collect::<Vec<_>>(), ["model.py:7 forward"]);
-    assert!(growing[0].grown >= Bytes(10 * MIB), "{growing:?}");
 }
 
 #[test]

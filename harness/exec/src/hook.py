@@ -87,7 +87,7 @@ def _statistics(torch):
     if not torch.cuda.is_initialized():
         return {}
     by_device = {str(device): torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())}
-    if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
+    if getattr(torch.cuda, "get_allocator_backend", str)() == "cudaMallocAsync":
         _count_failures(by_device)
     return {device: stats for device, stats in by_device.items() if any(stats.values())}
 

@@ -112,6 +112,8 @@ enum Origin<'a> {
     },
     Forward,
     Program,
+    /// Reduces gradients of FSDP: a buffer, or the gradients themselves.
+    Reduction,
 }
 
 impl Origin<'_> {
@@ -128,6 +130,7 @@ impl Origin<'_> {
 /// Consecutive allocations of one kind.
 struct Pass {
     is_backward: bool,
+    is_of_optimizer: bool,
     /// The number of backward passes up to this one.
     backward: usize,
     last_allocation: usize,
@@ -188,7 +191,7 @@ impl<'a> Categories<'a> {
                     if passes.is_empty() || origin.pass() != last {
                         let is_backward = matches!(origin, Origin::Backward { .. });
                         let backward = passes.last().map_or(0, |pass| pass.backward) + usize::from(is_backward);
-                        passes.push(Pass { is_backward, backward, last_allocation: index });
+                        passes.push(Pass { is_backward, is_of_optimizer: origin.pass() == 2, backward, last_allocation: index });
                         in_pass.clear();
                     }
                     last = origin.pass();
@@ -264,6 +267,12 @@ impl<'a> Categories<'a> {
         match origin {
             Origin::Known(known) => known,
             _ if end.is_none() && self.is_workspace(start, size) => WORKSPACES,
+            // The optimizer's step comes between the reduction of gradients and their end.
+            Origin::Reduction => match end {
+                Some(end) if !self.passes[pass..=self.pass_of[end] as usize].iter().any(|pass| pass.is_of_optimizer) => COMMUNICATION,
+                Some(_) => GRADIENTS,
+                None => like_before().unwrap_or(GRADIENTS),
+            },
             Origin::Optimizer if ends_in_pass => TEMPORARIES,
             Origin::Optimizer if end.is_none() && is_last => like_before().unwrap_or(OTHER),
             Origin::Optimizer => OPTIMIZER_STATE,
@@ -351,11 +360,18 @@ fn of_frame(frame: &Frame) -> Option<Origin<'static>> {
         _ if is_in(&["torch/optim/lr_scheduler.py", "torch/optim/swa_utils.py"]) => return None,
         _ if is_in(&["torch/optim/"]) => Origin::Optimizer,
         _ if is_in(&["torch/autograd/__init__.py", "torch/autograd/graph.py"]) => Origin::Backward { recomputes: false },
+        "_init_sharded_param" if is_in(&["torch/distributed/fsdp/"]) => Origin::Known(PARAMETERS),
+        "foreach_reduce" if is_in(&["torch/distributed/fsdp/"]) => Origin::Reduction,
+        // Its caller decides.
+        "allocate" if is_in(&["torch/distributed/fsdp/"]) => return None,
         _ if is_in(&["torch/distributed/", "torch/nn/parallel/distributed.py", "torch/nn/parallel/comm.py", "torch/cuda/nccl.py"]) => {
             Origin::Known(COMMUNICATION)
         }
-        _ if is_in(&["transformers/cache_utils.py"]) => Origin::Known(KV_CACHE),
-        _ if is_in(&["vllm/", "sglang/"]) && function.contains("kv_cache") => Origin::Known(KV_CACHE),
+        // These packages are often used from a folder outside of `site-packages`.
+        _ if frame.file.ends_with("/transformers/cache_utils.py") => Origin::Known(KV_CACHE),
+        _ if ["/vllm/", "/sglang/"].iter().any(|package| frame.file.contains(package)) && function.contains("kv_cache") => {
+            Origin::Known(KV_CACHE)
+        }
         _ => return None,
     })
 }

@@ -43,6 +43,7 @@ impl Report {
             (Self::Settings(all), Self::Settings(more)) if all.memory == more.memory => {
                 all.rows.extend(more.rows);
                 all.is_interrupted |= more.is_interrupted;
+                all.unpredicted = all.unpredicted.take().or(more.unpredicted);
             }
             _ => return Err("the program or its options"),
         }

@@ -83,3 +83,19 @@ fn without_python_frames_no_purpose_is_known() {
     snapshot.segments.iter_mut().for_each(|segment| segment.stack = StackId::EMPTY);
     assert_eq!(explain_by(&snapshot, 0, Options::default(), &[]).expect("it has an end").categories, []);
 }
+
+#[test]
+fn shards_of_fsdp_are_parameters_and_caches_are_found_in_any_folder() {
+    let origin_of = |frames: &[(&str, &str)]| {
+        let frame = |&(file, name): &(&str, &str)| Frame { file: file.to_owned(), line: 1, name: name.to_owned(), extra: ExtraId::NONE };
+        let frames: Vec<Frame> = frames.iter().map(frame).collect();
+        format!("{:?}", origin(&frames.iter().collect::<Vec<_>>(), &[]))
+    };
+    let fsdp = |function| ("/venv/site-packages/torch/distributed/fsdp/_fully_shard/_fsdp.py", function);
+    let train = ("/home/me/train.py", "main");
+    assert_eq!(origin_of(&[fsdp("_init_sharded_param"), train]), format!("{:?}", Origin::Known(PARAMETERS)));
+    assert_eq!(origin_of(&[fsdp("allocate"), fsdp("foreach_reduce"), train]), "Reduction");
+    assert_eq!(origin_of(&[fsdp("allocate"), fsdp("foreach_all_gather"), train]), format!("{:?}", Origin::Known(COMMUNICATION)));
+    let cache = ("/home/me/transformers/src/transformers/cache_utils.py", "update");
+    assert_eq!(origin_of(&[cache, train]), format!("{:?}", Origin::Known(KV_CACHE)));
+}

@@ -49,6 +49,17 @@ fn the_page_has_the_tables_and_escapes_names() {
 }
 
 #[test]
+fn the_page_sorts_errors_by_cause_and_bytes_and_shows_jobs_of_several_snapshots() {
+    let mut rows = rows();
+    rows[1].analysis.cause_bytes = 2 << 30;
+    let page = html::page(&rows, &Summary::of(&rows));
+    let places = ["a-rank1.pickle", "a-rank0.pickle", "b.pickle"].map(|file| page.find(&format!("<td>{file}</td>")).expect("it is a row"));
+    assert!(places.is_sorted() && page.contains("<th>job</th>"), "{page}");
+    let one = [rows[0].clone()];
+    assert!(!html::page(&one, &Summary::of(&one)).contains("<th>job</th>"));
+}
+
+#[test]
 fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
     use ::parquet::file::reader::{FileReader as _, SerializedFileReader};
     let mut file = tempfile::tempfile().expect("there is space");

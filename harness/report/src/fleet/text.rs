@@ -50,7 +50,7 @@ pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
     tables.into_iter().filter(|(_, grid)| !grid.rows.is_empty()).collect()
 }
 
-fn about(cause: &str) -> &str {
+pub(super) fn about(cause: &str) -> &str {
     match cause {
         "too_large" => "the program is too large; missing bytes",
         "nearly_full" => "nearly all memory is in use; cached bytes",

@@ -184,7 +184,7 @@ fn the_page_of_real_figures_has_a_figure_for_each_published_one_and_those_with_a
             figures += 1;
         }
     }
-    assert_eq!((list.lines().count(), figures), (107, 236));
+    assert_eq!((list.lines().count(), figures), (123, 284));
 }
 
 #[test]

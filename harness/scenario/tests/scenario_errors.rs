@@ -128,7 +128,7 @@ fn errors_in_exec() {
         ("a command in one text", "- exec: { command: python train.py }"),
         ("an unknown GPU", "- exec: { command: [train], gpu: a100 }"),
         ("no failure", "- exec: { command: [train], fail: [\"cudaFree:1\"] }"),
-        ("too many ranks", "- exec: { command: [python, train.py], ranks: 17 }"),
+        ("too many ranks", "- exec: { command: [python, train.py], ranks: 121 }"),
         ("no end", "- exec: { command: [train], expect: fits }"),
         ("a wrong exit code", "- exec: { command: [train], expect: 256 }"),
         ("a variable without a name", "- exec: { command: [train], env: { \"A=B\": 1 } }"),

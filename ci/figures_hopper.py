@@ -227,6 +227,17 @@ def recurrent():
         train(model, lambda: model(inputs)[0].square().mean())
 
 
+def optimize(optimizer, model, inputs, steps):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
 @program
 def optimizers():
     makers = (
@@ -244,15 +255,7 @@ def optimizers():
         model = nn.Sequential(nn.Linear(1000, 2000), nn.Tanh(), nn.Linear(2000, 300)).cuda()
         inputs = normal(64, 1000)
         optimizer = make(model.parameters())
-
-        def closure():
-            optimizer.zero_grad()
-            loss = model(inputs).square().mean()
-            loss.backward()
-            return loss
-
-        for _ in range(2):
-            optimizer.step(closure)
+        optimize(optimizer, model, inputs, 2)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
@@ -653,15 +656,7 @@ def more_optimizers():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
         optimizer, inputs = make(model.parameters()), torch.randn(64, 256).cuda()
-
-        def closure():
-            optimizer.zero_grad()
-            loss = model(inputs).square().mean()
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            optimizer.step(closure)
+        optimize(optimizer, model, inputs, 3)
 
 
 @program

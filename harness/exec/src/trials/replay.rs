@@ -43,9 +43,9 @@ impl<'a> Replays<'a> {
     pub fn new(program: &'a RecordedProgram, trial: &Trial, first: &'a Observed, context_overhead: Bytes) -> Result<Self, &'static str> {
         let program = program.prepare().map_err(|_| DIFFERS)?;
         let mut replays = Self { program, first, context_overhead, other_calls: 0 };
-        let calls = replays.predict(trial).map_or(u64::MAX, |again| again.driver_calls);
-        replays.other_calls = first.driver_calls.checked_sub(calls).ok_or(DIFFERS)?;
-        if replays.predict(trial).as_ref() == Some(first) { Ok(replays) } else { Err(DIFFERS) }
+        let again = replays.predict(trial).ok_or(DIFFERS)?;
+        replays.other_calls = first.driver_calls.checked_sub(again.driver_calls).ok_or(DIFFERS)?;
+        if (Observed { driver_calls: first.driver_calls, ..again }) == *first { Ok(replays) } else { Err(DIFFERS) }
     }
 
     /// Predicts a run that makes the same requests as the first; `None` if that is unknown. The prediction ends at the first failed request, which

@@ -35,8 +35,8 @@ const PLAN_JSON: c_int = 405;
 /// knobs are those of a GPU.
 const CLUSTERS: &str = "CUDNN_KNOB_TYPE_TILE_CGA_M";
 
-/// By how much the workspace of such a kernel is smaller on a GPU at most, and larger for each multiprocessor. These bounds contain 1,738 differing plans
-/// of cuDNN 9.19 on an H100, and the peaks of 28 programs on an H200.
+/// On a GPU, the workspace of such a kernel is at most `LESS` bytes smaller, or `MORE` bytes per multiprocessor larger. These bounds contain 1,738 plans of
+/// cuDNN 9.19 that differ on an H100, and the peaks of 28 programs on an H200.
 const LESS: u64 = 3 << 19;
 const MORE: u64 = 144 << 10;
 

@@ -20,11 +20,16 @@ _KEY, _INNER_KEY = map(_C._dispatch_key_parse, _KEYS)
 _DEFAULT_KEYS = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_LISTS = tuple, list
 _NUMBERS = bool, int, float
+# Arguments that the CPU takes as they are.
+_AS_THEY_ARE = frozenset((*_NUMBERS, type(None), torch.dtype, torch.memory_format))
 _HALVES = torch.float16, torch.bfloat16
 _MOST_ALIASES = 1 << 14
 # Outputs of at least this size are checked against the limit of host memory.
 _CHECKED = 1 << 20
+# Functions of libc10.so: whether a dispatch key of a thread is included, and include it.
+_KEY_FUNCTIONS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", "_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb"
 # Operations that compute nothing, that change the storage of a tensor, or that consist of others.
 _WITHOUT_VALUES = """
 empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
@@ -32,6 +37,8 @@ as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _neste
 _cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
+# The CPU writes the results of these, and of operations on elements, directly. Others resize the tensor that they write to.
+_WRITTEN_IN_PLACE = "mm", "addmm", "bmm", "baddbmm", "sum"
 _registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
 
@@ -50,7 +57,8 @@ class _Kind:
 
     def __init__(self, operation):
         schema, tags = operation._schema, operation.tags
-        self.operation = operation
+        # Without its Python function, which handles the symbols of torch.export.
+        self.operation = operation._op if type(operation) is torch._ops.OpOverload else operation
         self.name = schema.name.removeprefix("aten::")
         returned = [output.alias_info for output in schema.returns]
         # For each result: whether it is an argument, changed or viewed.
@@ -61,30 +69,31 @@ class _Kind:
         self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
-        self.compute = operation if schema.is_mutable else _SUBSTITUTES.get(self.name, operation)
+        self.compute = self.operation if schema.is_mutable else _SUBSTITUTES.get(self.name, self.operation)
         self.counts = _COUNTS.get(self.name)
+        # Whether the GPU can run it before the CPU, and all results are new or all are arguments.
+        is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
+        reads_masks = self.counts is _indices
+        self.is_plain = is_plain and not (self.is_random or self.is_empty or (not reads_masks and (self.counts or self.is_shaped_by_values)))
+        is_copied = not (torch.Tag.pointwise in tags or self.name in _WRITTEN_IN_PLACE)
+        self.into = None if schema.is_mutable or is_copied or self.compute is not self.operation else _into(operation)
 
     def on_cpu(self, args, kwargs):
         """Computes in single precision what the CPU lacks in half precision, for example the gradient of a layer norm."""
         try:
+            if self.name == "add" and any(tensor.layout is not _STRIDED for tensor in _tensors(args)):
+                return _add(*args, **kwargs)
             return self.compute(*args, **kwargs)
         except RuntimeError:
-            tensors = []
-            _add_tensors(args, tensors)
-            if self.is_mutable or not any(tensor.dtype in _HALVES for tensor in tensors):
+            if self.is_mutable or not any(tensor.dtype in _HALVES for tensor in _tensors(args)):
                 raise
             return self.compute(*_mapped(_in_single, args), **{name: _mapped(_in_single, value) for name, value in kwargs.items()})
-
-    def passed_on(self, is_outer, args, kwargs):
-        """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
-        _include(False, is_outer)
-        return self.operation(*args, **kwargs)
 
 
 class _Values:
     def __init__(self, library, begin, end):
         self.gpu, self.begin, self.end = library, begin, end
-        self.generation = ctypes.c_uint64.in_dll(library, "harness_values_generation")
+        self.generation, self.captures = (ctypes.c_uint64.in_dll(library, f"harness_values_{name}") for name in ("generation", "captures"))
         self.known_generation = 0
         self.storages = {}  # by the first address
         self.aliases = {}  # by address, offset in the storage, type, size, strides and whether the contents are conjugated or negated
@@ -92,9 +101,78 @@ class _Values:
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
     def run(self, is_outer, kind, args, kwargs):
+        """Runs an operation: `run_any` in a third of its time, for small dense tensors."""
+        on_cpu = None
+        if kind.is_plain and _C._len_torch_dispatch_stack() == 0 and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
+            try:
+                on_cpu = self.small_on_cpu(args)
+            except NotComputed:
+                pass
+            for value in kwargs.values():
+                if type(value) not in _AS_THEY_ARE:
+                    on_cpu = None
+            if kind.counts and on_cpu and kind.counts(*on_cpu, **kwargs):
+                on_cpu = None
+        if on_cpu is None:
+            return self.run_any(is_outer, kind, args, kwargs)
+        if on_cpu is args:
+            return kind.operation(*args, **kwargs)
+        try:
+            result = kind.operation(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            self.end()
+            return self.despite(error, kind, args, kwargs, _tensors(args), None)
+        if self.generation.value == self.known_generation:
+            try:
+                if kind.is_mutable:
+                    kind.compute(*on_cpu, **kwargs)
+                    return result
+                if kind.is_number:
+                    return kind.compute(*on_cpu, **kwargs)
+                if type(result) in _PLAIN and result.nbytes < _CHECKED:
+                    into = self.alias(result)
+                    if kind.into is not None:
+                        compute, name = kind.into
+                        compute(*on_cpu, **kwargs, **{name: into})
+                        return result
+                    computed = kind.compute(*on_cpu, **kwargs)
+                    if computed.shape == into.shape:
+                        into.copy_(computed)
+                        return result
+                elif type(result) in _LISTS and self.fits(_tensors(result)):
+                    return self.taken_over(kind, result, kind.compute(*on_cpu, **kwargs), kind.is_known)
+            except (RuntimeError, NotComputed):
+                pass
+        self.end()
+        return self.computed(kind, args, kwargs, _tensors(args), result, True, None)
+
+    def small_on_cpu(self, values):
+        """The values on the CPU. `values` if no tensor is on the GPU. None if a tensor is not dense or not small."""
+        on_cpu, is_any_on_gpu = [], False
+        for value in values:
+            kind = type(value)
+            if kind in _PLAIN:
+                if value.is_cuda:
+                    is_any_on_gpu = True
+                    if value.layout is not _STRIDED or value.is_nested or value.is_quantized or value.nbytes >= _CHECKED:
+                        return None
+                    value = self.alias(value)
+            elif kind in _LISTS:
+                items = self.small_on_cpu(value)
+                if items is None:
+                    return None
+                is_any_on_gpu |= items is not value
+                value = items
+            elif kind not in _AS_THEY_ARE:
+                return None
+            on_cpu.append(value)
+        return on_cpu if is_any_on_gpu else values
+
+    def run_any(self, is_outer, kind, args, kwargs):
         operation = kind.operation
-        inputs = []
-        _add_tensors(args, inputs)
+        inputs = _tensors(args)
         _add_tensors(kwargs.values(), inputs)
         device = kwargs.get("device")
         on_gpu = device is not None and torch.device(device).type == "cuda"
@@ -102,10 +180,10 @@ class _Values:
         for tensor in inputs:
             if type(tensor) not in _PLAIN:
                 if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                    return kind.passed_on(is_outer, args, kwargs)
+                    return self.passed_on(is_outer, kind, args, kwargs)
                 if _C._is_torch_function_enabled():  # The subclass must not see how the values are computed.
                     with _C.DisableTorchFunctionSubclass():
-                        return self.run(is_outer, kind, args, kwargs)
+                        return self.run_any(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
             if tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_quantized:
                 is_computed &= _parts(tensor) is not None
@@ -113,15 +191,16 @@ class _Values:
         if not on_gpu:
             return operation(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
-            return kind.passed_on(is_outer, args, kwargs)
-        is_computed = is_computed and not _C._cuda_isCurrentStreamCapturing()
+            return self.passed_on(is_outer, kind, args, kwargs)
+        is_computed = is_computed and not (self.captures.value and _C._cuda_isCurrentStreamCapturing())
         state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random and is_computed else None
         try:
             numbers = kind.counts or (None if is_merged else _merged)
             counts = numbers(*self.on_cpu(args), **self.on_cpu(kwargs)) if numbers and is_computed else ()
         except Exception:  # The operation itself reports the problem.
             counts = ()
-        self.begin((ctypes.c_int64 * len(counts))(*counts) if counts else None, len(counts))
+        if counts:
+            self.begin((ctypes.c_int64 * len(counts))(*counts), len(counts))
         try:
             result = operation(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -134,8 +213,17 @@ class _Values:
             if not is_computed:
                 raise result
             return self.despite(result, kind, args, kwargs, inputs, state)
-        outputs = []
-        _add_tensors((result,), outputs)
+        return self.computed(kind, args, kwargs, inputs, result, is_computed, state)
+
+    def passed_on(self, is_outer, kind, args, kwargs):
+        """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
+        self.end()
+        _include(False, is_outer)
+        return kind.operation(*args, **kwargs)
+
+    def computed(self, kind, args, kwargs, inputs, result, is_computed, state):
+        """Computes the values of the GPU's results. Returns the results, or numbers in their place."""
+        outputs = _tensors((result,))
         if kind.is_empty:  # A kernel that is not computed leaves zeros in its results, not what the memory contained before.
             self.clear(outputs)
             return result
@@ -222,16 +310,14 @@ class _Values:
         if self.generation.value != self.known_generation:
             self.known_generation = self.generation.value
             self.storages, self.aliases = {}, {}
-        offset = tensor.storage_offset()
-        key = address, offset, tensor.dtype, tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+        key = address, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
         alias = self.aliases.get(key)
         if alias is None:
             if address == 0 or tensor.numel() == 0:
                 return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
             if len(self.aliases) >= _MOST_ALIASES:
-                self.storages.clear()
-                self.aliases.clear()
-            alias = self.aliases[key] = self.new_alias(tensor, address, offset)
+                self.storages, self.aliases = {}, {}
+            alias = self.aliases[key] = self.new_alias(tensor, address, tensor.storage_offset())
         return alias
 
     def new_alias(self, tensor, address, offset):
@@ -293,6 +379,24 @@ def _is_without_values(schema):
     returned = [output.alias_info for output in schema.returns]
     views = bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
     return views or schema.name.removeprefix("aten::") in _WITHOUT_VALUES
+
+
+def _into(operation):
+    """The overload of an operation that writes its result into a tensor, with the tensor's name."""
+    named = lambda arguments: [(argument.name, str(argument.type)) for argument in arguments]
+    wanted = named(operation._schema.arguments)
+    for name in operation._overloadpacket.overloads():
+        overload = getattr(operation._overloadpacket, name)
+        *arguments, last = overload._schema.arguments or [None]
+        if last is not None and last.is_out and str(last.type) == "Tensor" and named(arguments) == wanted:
+            return overload._op, last.name
+    return None
+
+
+def _tensors(values):
+    found = []
+    _add_tensors(values, found)
+    return found
 
 
 def _add_tensors(values, found):
@@ -548,7 +652,8 @@ def _log_sigmoid_backward(grad_output, input, buffer):
 
 
 def _add(input, other, *, alpha=1):
-    if any(getattr(tensor, "layout", None) != torch.sparse_coo for tensor in (input, other)):
+    """The sum of tensors, of which at least one is sparse."""
+    if input.layout != torch.sparse_coo or other.layout != torch.sparse_coo:
         return torch.add(input, other, alpha=alpha)
     # The GPU appends, and the CPU merges.
     indices, values = torch.cat([input._indices(), other._indices()], 1), torch.cat([input._values(), alpha * other._values()])
@@ -636,7 +741,6 @@ _SUBSTITUTES = {
     "cudnn_grid_sampler": _grid_sampler,
     "cudnn_grid_sampler_backward": _grid_sampler_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
-    "add": _add,
     "histc": _histc,
     "_embedding_bag": _embedding_bag_of(torch.ops.aten._embedding_bag.default),
     "_embedding_bag_forward_only": _embedding_bag_of(torch.ops.aten._embedding_bag_forward_only.default),
@@ -653,9 +757,11 @@ _SUBSTITUTES = {
 def begin(path):
     """Computes the operations of this process with the library at `path`. Returns a function that counts what was not computed."""
     library = ctypes.CDLL(path)
-    # These two never wait, so they keep the interpreter's lock, which is faster.
-    begin, end = (getattr(ctypes.PyDLL(path), f"harness_values_{name}") for name in ("begin", "end"))
+    # These never wait, so they keep the interpreter's lock, which is faster.
+    enter, leave, begin, end = (getattr(ctypes.PyDLL(path), f"harness_values_{name}") for name in ("enter", "leave", "begin", "end"))
     begin.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    c10 = ctypes.CDLL("libc10.so")
+    library.harness_values_keys(*(ctypes.cast(getattr(c10, name), ctypes.c_void_p) for name in _KEY_FUNCTIONS), int(_KEY), int(_INNER_KEY))
     library.harness_values_range.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
     library.harness_values_clear.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     library.harness_values_fit.argtypes = [ctypes.c_uint64]
@@ -668,14 +774,13 @@ def begin(path):
 
         def run(*args, **kwargs):
             nonlocal kind
-            is_outer = _C._dispatch_tls_is_dispatch_key_included(_KEY)
-            _include(False, False)
+            is_outer = enter()
             try:
                 if kind is None:
                     kind = _Kind(getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
                 return values.run(is_outer, kind, args, kwargs)
             finally:
-                _include(is_outer, True)
+                leave(is_outer)
 
         return run
 

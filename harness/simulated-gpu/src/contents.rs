@@ -6,9 +6,11 @@
 //!
 //! [`Values::Cpu`]: harness_gpu_settings::settings::Values::Cpu
 
+use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{cell::RefCell, collections::BTreeMap, collections::VecDeque, io, ptr, slice};
 
@@ -118,6 +120,24 @@ thread_local! {
 /// Changes whenever contents are unmapped.
 #[unsafe(no_mangle)]
 static harness_values_generation: AtomicU64 = AtomicU64::new(0);
+
+/// Counts captures of streams.
+#[unsafe(no_mangle)]
+static harness_values_captures: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn capture_begins() {
+    harness_values_captures.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The dispatch keys of torch through which operations arrive, and the functions of torch that read and change the keys of a thread.
+struct Keys {
+    is_included: extern "C" fn(u16) -> bool,
+    include: extern "C" fn(u16, bool),
+    outer: u16,
+    inner: u16,
+}
+
+static KEYS: OnceLock<Keys> = OnceLock::new();
 
 /// The number of launches outside of operations, whose results are not computed.
 static NOT_COMPUTED: AtomicU64 = AtomicU64::new(0);
@@ -233,6 +253,32 @@ unsafe extern "C" fn harness_values_begin(numbers: *const i64, count: usize) {
 #[unsafe(no_mangle)]
 extern "C" fn harness_values_end() {
     OPERATION.set(None);
+}
+
+/// Sets the dispatch keys, and `c10::impl::tls_is_dispatch_key_included` and `c10::impl::tls_set_dispatch_key_included` of torch.
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_keys(is_included: extern "C" fn(u16) -> bool, include: extern "C" fn(u16, bool), outer: u16, inner: u16) {
+    let _ = KEYS.set(Keys { is_included, include, outer, inner });
+}
+
+/// Begins the run of an operation on the device, in which further operations do not arrive. Returns whether they arrived through the outer key.
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_enter() -> c_int {
+    let Some(keys) = KEYS.get() else { return 0 };
+    let is_outer = (keys.is_included)(keys.outer);
+    (keys.include)(keys.outer, false);
+    (keys.include)(keys.inner, false);
+    OPERATION.set(Some(VecDeque::new()));
+    c_int::from(is_outer)
+}
+
+/// Ends what [`harness_values_enter`] began.
+#[unsafe(no_mangle)]
+extern "C" fn harness_values_leave(is_outer: c_int) {
+    OPERATION.set(None);
+    let Some(keys) = KEYS.get() else { return };
+    (keys.include)(keys.outer, is_outer != 0);
+    (keys.include)(keys.inner, true);
 }
 
 #[unsafe(no_mangle)]

@@ -129,9 +129,9 @@ fn bisect<T, E>(
     near: Option<Bytes>,
     are_enough: impl Fn(&[Bytes]) -> Result<Vec<bool>, E>,
 ) -> Result<Least, E> {
-    let rounded = |bytes: Bytes| Bytes(bytes.0.next_multiple_of(PAGE.0));
+    let step_for = |bytes: Bytes| if search.exact { PAGE } else { Bytes((bytes.0 / 100).next_multiple_of(PAGE.0)).max(PAGE) };
     let overhead = search.context_overhead;
-    let step = if search.exact { PAGE } else { rounded(Bytes(program.first.peak_reserved.0 / 100)).max(PAGE) };
+    let step = step_for(program.first.peak_reserved);
     // A program with the same requests as the first run fits into that run's peak. One that adapts to the device's size may not.
     let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0)).min(program.trial.memory);
     let guesses = [near.map(|near| near.saturating_sub(step)), near, Some(held)];
@@ -147,8 +147,21 @@ fn bisect<T, E>(
             false => {}
         }
     }
-    let found = least_memory_by(low, high, step, program.jobs as u64, are_enough)?;
-    Ok(Least { enough: found.enough.min(program.trial.memory), too_little: found.too_little.max(refuted), ..found })
+    let width = program.jobs as u64;
+    let mut found = least_memory_by(low, high, step, width, &are_enough)?;
+    found = Least { enough: found.enough.min(program.trial.memory), too_little: found.too_little.max(refuted), ..found };
+    // A program that fills the memory it finds, such as a server, needs far less than its peak in the first run.
+    let finer = step_for(found.enough);
+    if finer < step {
+        let low = Bytes(found.too_little.max(overhead).0 + finer.0);
+        let finer = least_memory_by(low, found.enough, finer, width, &are_enough)?;
+        found = Least {
+            enough: finer.enough.min(found.enough),
+            too_little: finer.too_little.max(found.too_little),
+            is_monotonic: finer.is_monotonic && found.is_monotonic,
+        };
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use crate::code::{Code, put, remember};
-use crate::contents::launched;
+use crate::contents::{capture_begins, launched};
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::{current_device, machine};
 
@@ -16,8 +16,10 @@ thread_local! {
 }
 
 export! {
-    cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, _: c_int) =
-        remember(machine().state().streams.begin_capture(stream, current_device()));
+    cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, _: c_int) = {
+        capture_begins();
+        remember(machine().state().streams.begin_capture(stream, current_device()))
+    };
     cudaStreamBeginCaptureToGraph(stream: usize, _: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int) =
         cudaStreamBeginCapture(stream, mode);
     cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) = remember(end_capture(stream, graph));

@@ -131,7 +131,7 @@ fn bisect<T, E>(
 ) -> Result<Least, E> {
     let step_for = |bytes: Bytes| if search.exact { PAGE } else { Bytes((bytes.0 / 100).next_multiple_of(PAGE.0)).max(PAGE) };
     let overhead = search.context_overhead;
-    let step = step_for(program.first.peak_reserved);
+    let step = step_for(near.unwrap_or(program.first.peak_reserved));
     // A program with the same requests as the first run fits into that run's peak. One that adapts to the device's size may not.
     let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0)).min(program.trial.memory);
     let guesses = [near.map(|near| near.saturating_sub(step)), near, Some(held)];

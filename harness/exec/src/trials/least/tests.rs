@@ -67,11 +67,13 @@ fn a_shard_searches_with_its_address_orders() {
 #[test]
 fn the_least_memory_is_found_to_the_page_or_to_one_percent() {
     for need in [2, 62, 700, 1022, 1024, 5000] {
-        let enough = |exact| found(exact, |_| Bytes::mib(need)).orders[0].enough;
-        assert_eq!(enough(true), need << 20);
-        let rough = enough(false);
+        assert_eq!(found(true, |_| Bytes::mib(need)).orders[0].enough, need << 20);
+        let report = found(false, |_| Bytes::mib(need));
         let most = (need << 20) + ((need << 20) / 100).next_multiple_of(PAGE.0).max(PAGE.0);
-        assert!(rough >= need << 20 && rough <= most, "{need} MiB: {rough}");
+        for order in &report.orders {
+            assert!(order.enough >= need << 20 && order.enough <= most, "{need} MiB: {order:?}");
+        }
+        assert!(report.orders[1].runs <= 6, "{need} MiB: {:?}", report.orders[1]);
     }
 }
 

@@ -69,8 +69,7 @@ pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option
     let part = program.keep_shard(&mut orders, name);
     let mut found: Vec<OrderLeast> = Vec::new();
     for (index, order) in orders.into_iter().enumerate() {
-        let near = found.first().map(|first| Bytes(first.enough));
-        match of_order(program, search, order, near, index < search.confirmed) {
+        match of_order(program, search, order, found.first(), index < search.confirmed) {
             Ok((Least { enough, too_little, is_monotonic }, runs)) => {
                 found.push(OrderLeast { addresses: name(&order), enough: enough.0, too_little: too_little.0, is_monotonic, runs });
             }
@@ -92,7 +91,7 @@ fn of_order<E: Send>(
     program: &Program<'_, E>,
     search: Search,
     order: Option<AddressOrder>,
-    near: Option<Bytes>,
+    near: Option<&OrderLeast>,
     is_confirmed: bool,
 ) -> Result<(Least, usize), Stop<E>> {
     let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
@@ -122,19 +121,19 @@ fn of_order<E: Send>(
     Ok((found, runs.get()))
 }
 
-/// Bisects. If the result of another order is known, amounts near it are tried first.
+/// Bisects. Tries the result of another order first, if it is known.
 fn bisect<T, E>(
     program: &Program<'_, T>,
     search: Search,
-    near: Option<Bytes>,
+    near: Option<&OrderLeast>,
     are_enough: impl Fn(&[Bytes]) -> Result<Vec<bool>, E>,
 ) -> Result<Least, E> {
     let step_for = |bytes: Bytes| if search.exact { PAGE } else { Bytes((bytes.0 / 100).next_multiple_of(PAGE.0)).max(PAGE) };
     let overhead = search.context_overhead;
-    let step = step_for(near.unwrap_or(program.first.peak_reserved));
+    let mut step = near.map_or(step_for(program.first.peak_reserved), |near| Bytes(near.enough.saturating_sub(near.too_little)).max(PAGE));
     // A program with the same requests as the first run fits into that run's peak. One that adapts to the device's size may not.
     let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0)).min(program.trial.memory);
-    let guesses = [near.map(|near| near.saturating_sub(step)), near, Some(held)];
+    let guesses = [near.map(|near| Bytes(near.too_little)), near.map(|near| Bytes(near.enough)), Some(held)];
     let guesses: Vec<Bytes> = guesses.into_iter().flatten().filter(|guess| *guess > overhead).collect();
     let (mut low, mut high, mut refuted) = (Bytes(overhead.0 + 1), program.trial.memory, Bytes::ZERO);
     let mut guesses: Vec<Bytes> = guesses.into_iter().filter(|guess| *guess <= high).collect();
@@ -151,10 +150,10 @@ fn bisect<T, E>(
     let mut found = least_memory_by(low, high, step, width, &are_enough)?;
     found = Least { enough: found.enough.min(program.trial.memory), too_little: found.too_little.max(refuted), ..found };
     // A program that fills the memory it finds, such as a server, needs far less than its peak in the first run.
-    let finer = step_for(found.enough);
-    if finer < step {
-        let low = Bytes(found.too_little.max(overhead).0 + finer.0);
-        let finer = least_memory_by(low, found.enough, finer, width, &are_enough)?;
+    while step_for(found.enough) < step {
+        step = step_for(found.enough);
+        let low = Bytes(found.too_little.max(overhead).0 + step.0);
+        let finer = least_memory_by(low, found.enough, step, width, &are_enough)?;
         found = Least {
             enough: finer.enough.min(found.enough),
             too_little: finer.too_little.max(found.too_little),

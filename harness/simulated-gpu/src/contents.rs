@@ -167,6 +167,9 @@ fn host(state: &mut State, address: u64, size: usize) -> Option<usize> {
 /// Host addresses belong to the program and have `size` bytes.
 pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
     let pointer = ptr::with_exposed_provenance_mut::<u8>;
+    if size == 0 {
+        return; // The addresses may be null.
+    }
     if in_operation() && (is_device_memory(to) || is_device_memory(from)) {
         if !is_device_memory(to) {
             // SAFETY: as the caller promises.
@@ -187,12 +190,13 @@ pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
     }
 }
 
-/// The host memory with the contents of a range. `None` without contents, and in the run of an operation on the device.
+/// The host memory with the contents of a range. `None` without contents, for the null address of an empty range, and in the run of an operation on the
+/// device.
 ///
 /// # Safety
 /// A host address belongs to the program and has `len` bytes, and no other reference to the range exists.
 unsafe fn slice(state: &mut State, address: u64, len: usize) -> Option<&mut [u8]> {
-    let host = host(state, address, len).filter(|_| !in_operation())?;
+    let host = host(state, address, len).filter(|host| *host != 0 && !in_operation())?;
     // SAFETY: the range is mapped, or belongs to the program as the caller promises. The lock of the state keeps it mapped.
     Some(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), len) })
 }

@@ -29,6 +29,7 @@ def exchange(rank):
     objects, seed, received = [None] * RANKS, torch.tensor([41 + rank], device="cuda"), torch.zeros(2, device="cuda")
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * (1 + 10 * rank)})
     dist.broadcast(seed, 1)
+    dist.broadcast(torch.empty(0, device="cuda"), 1)  # Its address is null.
     sent = dist.P2POp(dist.isend, torch.tensor([1.0, rank], device="cuda"), other)
     for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, received, other)]):
         work.wait()

@@ -37,7 +37,7 @@ as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _neste
 _cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
-# The CPU writes the results of these, and of operations on elements, directly. Others resize the tensor that they write to.
+# Operations whose result the CPU writes directly into the alias, in addition to element-wise ones. Others may resize their output on the way.
 _WRITTEN_IN_PLACE = "mm", "addmm", "bmm", "baddbmm", "sum"
 _registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
@@ -101,7 +101,7 @@ class _Values:
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
     def run(self, is_outer, kind, args, kwargs):
-        """Runs an operation: `run_any` in a third of its time, for small dense tensors."""
+        """Runs an operation: the fast path for small dense tensors, or `run_any`."""
         on_cpu = None
         if kind.is_plain and _C._len_torch_dispatch_stack() == 0 and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
             try:

@@ -133,34 +133,30 @@ fn bisect<T, E>(
     let mut step = near.map_or(step_for(program.first.peak_reserved), |near| Bytes(near.enough.saturating_sub(near.too_little)).max(PAGE));
     // A program with the same requests as the first run fits into that run's peak. One that adapts to the device's size may not.
     let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0)).min(program.trial.memory);
+    let mut found = Least { enough: program.trial.memory, too_little: Bytes::ZERO, is_monotonic: true };
     let guesses = [near.map(|near| Bytes(near.too_little)), near.map(|near| Bytes(near.enough)), Some(held)];
-    let guesses: Vec<Bytes> = guesses.into_iter().flatten().filter(|guess| *guess > overhead).collect();
-    let (mut low, mut high, mut refuted) = (Bytes(overhead.0 + 1), program.trial.memory, Bytes::ZERO);
-    let mut guesses: Vec<Bytes> = guesses.into_iter().filter(|guess| *guess <= high).collect();
+    let mut guesses: Vec<Bytes> = guesses.into_iter().flatten().filter(|guess| *guess > overhead && *guess <= found.enough).collect();
     guesses.sort_unstable();
     guesses.dedup();
     for (guess, enough) in guesses.iter().zip(are_enough(&guesses)?) {
         match enough {
-            true => high = high.min(*guess),
-            false if *guess < high => (low, refuted) = (Bytes(guess.0 + step.0), *guess),
+            true => found.enough = found.enough.min(*guess),
+            false if *guess < found.enough => found.too_little = *guess,
             false => {}
         }
     }
-    let width = program.jobs as u64;
-    let mut found = least_memory_by(low, high, step, width, &are_enough)?;
-    found = Least { enough: found.enough.min(program.trial.memory), too_little: found.too_little.max(refuted), ..found };
-    // A program that fills the memory it finds, such as a server, needs far less than its peak in the first run.
-    while step_for(found.enough) < step {
-        step = step_for(found.enough);
+    loop {
         let low = Bytes(found.too_little.max(overhead).0 + step.0);
-        let finer = least_memory_by(low, found.enough, step, width, &are_enough)?;
-        found = Least {
-            enough: finer.enough.min(found.enough),
-            too_little: finer.too_little.max(found.too_little),
-            is_monotonic: finer.is_monotonic && found.is_monotonic,
-        };
+        let least = least_memory_by(low, found.enough, step, program.jobs as u64, &are_enough)?;
+        found.enough = found.enough.min(least.enough);
+        found.too_little = found.too_little.max(least.too_little);
+        found.is_monotonic &= least.is_monotonic;
+        // A program that fills the memory it finds, such as a server, needs far less than its peak in the first run.
+        if step_for(found.enough) >= step {
+            return Ok(found);
+        }
+        step = step_for(found.enough);
     }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -122,7 +122,8 @@ class _Values:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
-            self.end()
+            if not self.end():
+                raise
             return self.despite(error, kind, args, kwargs, _tensors(args), None)
         if self.generation.value == self.known_generation:
             try:
@@ -208,9 +209,9 @@ class _Values:
         except (RuntimeError, IndexError, ValueError) as error:
             result = error
         finally:
-            self.end()
+            has_read = self.end()
         if isinstance(result, Exception):
-            if not is_computed:
+            if not is_computed or not has_read:
                 raise result
             return self.despite(result, kind, args, kwargs, inputs, state)
         return self.computed(kind, args, kwargs, inputs, result, is_computed, state)
@@ -251,8 +252,8 @@ class _Values:
         return self.taken_over(kind, result, computed, kind.is_known)
 
     def despite(self, error, kind, args, kwargs, inputs, state):
-        """Handles operations that check values on the GPU. Returns the CPU's result if the CPU accepts the values."""
-        if kind.is_mutable or _is_missing(error):
+        """Handles errors of operations that read values from the GPU. Returns the CPU's result if the CPU accepts the values."""
+        if kind.is_mutable:
             raise error
         try:
             computed = self.compute(kind, args, kwargs, state)
@@ -435,11 +436,6 @@ def _like(tensor, parts):
     if tensor.layout == torch.sparse_coo:
         return torch.sparse_coo_tensor(*parts, tensor.size(), is_coalesced=tensor.is_coalesced(), check_invariants=False)
     return torch.sparse_compressed_tensor(*parts, tensor.size(), layout=tensor.layout, check_invariants=False)
-
-
-def _is_missing(error):
-    text = str(error)
-    return isinstance(error, NotImplementedError) or "not implemented" in text or "Could not run" in text
 
 
 def _random_state(generator, inputs, device):

@@ -112,9 +112,17 @@ impl Backing {
     }
 }
 
+/// The run of an operation on the device.
+#[derive(Default)]
+struct Operation {
+    /// The numbers that it will read.
+    numbers: VecDeque<i64>,
+    /// Whether it has copied from the device to the host.
+    has_read: bool,
+}
+
 thread_local! {
-    /// During an operation's run on the device: the numbers that it will read.
-    static OPERATION: RefCell<Option<VecDeque<i64>>> = const { RefCell::new(None) };
+    static OPERATION: RefCell<Option<Operation>> = const { RefCell::new(None) };
 }
 
 /// Changes whenever contents are unmapped.
@@ -173,10 +181,12 @@ pub(crate) unsafe fn copy(state: &mut State, to: u64, from: u64, size: usize) {
     if in_operation() && (is_device_memory(to) || is_device_memory(from)) {
         if !is_device_memory(to) {
             // SAFETY: as the caller promises.
-            for word in unsafe { slice::from_raw_parts_mut(pointer(to as usize), size) }.chunks_mut(8) {
-                let number = OPERATION.with_borrow_mut(|numbers| numbers.as_mut().and_then(VecDeque::pop_front));
-                word.copy_from_slice(&number.unwrap_or(0).to_le_bytes()[..word.len()]);
-            }
+            let words = unsafe { slice::from_raw_parts_mut(pointer(to as usize), size) }.chunks_mut(8);
+            OPERATION.with_borrow_mut(|operation| {
+                let Operation { numbers, has_read } = operation.get_or_insert_default();
+                *has_read = true;
+                words.for_each(|word| word.copy_from_slice(&numbers.pop_front().unwrap_or(0).to_le_bytes()[..word.len()]));
+            });
         }
         return;
     }
@@ -251,12 +261,14 @@ pub(crate) fn fill(state: &mut State, address: u64, size: usize, pattern: &[u8])
 #[unsafe(no_mangle)]
 unsafe extern "C" fn harness_values_begin(numbers: *const i64, count: usize) {
     // SAFETY: as the caller promises.
-    OPERATION.set(Some((0..count).map(|index| unsafe { numbers.add(index).read() }).collect()));
+    let numbers = (0..count).map(|index| unsafe { numbers.add(index).read() }).collect();
+    OPERATION.set(Some(Operation { numbers, has_read: false }));
 }
 
+/// Ends the run of an operation on the device. Returns whether it has read values.
 #[unsafe(no_mangle)]
-extern "C" fn harness_values_end() {
-    OPERATION.set(None);
+extern "C" fn harness_values_end() -> c_int {
+    c_int::from(OPERATION.take().is_some_and(|operation| operation.has_read))
 }
 
 /// Sets the dispatch keys, and `c10::impl::tls_is_dispatch_key_included` and `c10::impl::tls_set_dispatch_key_included` of torch.
@@ -272,7 +284,7 @@ extern "C" fn harness_values_enter() -> c_int {
     let is_outer = (keys.is_included)(keys.outer);
     (keys.include)(keys.outer, false);
     (keys.include)(keys.inner, false);
-    OPERATION.set(Some(VecDeque::new()));
+    OPERATION.set(Some(Operation::default()));
     c_int::from(is_outer)
 }
 

@@ -37,7 +37,7 @@ as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _neste
 _cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
-# Operations whose result the CPU writes directly into the alias, in addition to element-wise ones. Others may resize their output on the way.
+# The CPU writes the results of these operations, and of element-wise ones, directly into the alias. Others may resize their output on the way.
 _WRITTEN_IN_PLACE = "mm", "addmm", "bmm", "baddbmm", "sum"
 _registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
@@ -101,7 +101,7 @@ class _Values:
         self.beyond_limit = 0  # operations for which host memory did not suffice
 
     def run(self, is_outer, kind, args, kwargs):
-        """Runs an operation: the fast path for small dense tensors, or `run_any`."""
+        """Runs an operation. Small dense tensors take the fast path, all others `run_any`."""
         on_cpu = None
         if kind.is_plain and _C._len_torch_dispatch_stack() == 0 and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
             try:
@@ -252,7 +252,7 @@ class _Values:
         return self.taken_over(kind, result, computed, kind.is_known)
 
     def despite(self, error, kind, args, kwargs, inputs, state):
-        """Handles errors of operations that read values from the GPU. Returns the CPU's result if the CPU accepts the values."""
+        """Handles the error of an operation that read values from the GPU. Returns the CPU's result if the CPU accepts the values."""
         if kind.is_mutable:
             raise error
         try:

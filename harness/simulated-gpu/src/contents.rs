@@ -112,10 +112,10 @@ impl Backing {
     }
 }
 
-/// The run of an operation on the device.
+/// An operation that runs on the device.
 #[derive(Default)]
 struct Operation {
-    /// The numbers that it will read.
+    /// The numbers that it reads next.
     numbers: VecDeque<i64>,
     /// Whether it has copied from the device to the host.
     has_read: bool,

@@ -82,9 +82,9 @@ The memory is what CUDA reports on Linux (`torch.cuda.mem_get_info()`). It is le
 slightly different amounts: `--memory` overrides it. The last column is the source of the memory; *derived* figures are not measured. The table
 lacks GPUs without a published figure, such as B300 and the MIG instances of a B200.
 
-[Functions from all parts of PyTorch](../../../harness/cli/tests/programs/functions.py) run on each GPU with PyTorch 2.6, 2.9, 2.11 and 2.15. Those
-that PyTorch does not have for a capability fail with its own message: flash attention before 8.0, and after 9.0 with 2.6; products of FP8 before 8.9;
-cuDNN before 7.5, from 2.11 on. PyTorch warns if its kernels lack the capability, and they would fail on the GPU.
+[Functions from all parts of PyTorch](../../../harness/cli/tests/programs/functions.py) run on each GPU with PyTorch 2.6, 2.9, 2.11 and 2.15,
+except for what PyTorch itself refuses: flash attention before capability 8.0, and with 2.6 after 9.0; FP8 matrix products before 8.9; and, from 2.11 on,
+cuDNN before 7.5. If a version of PyTorch has no kernels for a GPU, it prints a warning. The simulated run continues; on the real GPU, kernels fail.
 
 ```
 harness exec --values cpu --gpu t4-16 -- python harness/cli/tests/programs/functions.py

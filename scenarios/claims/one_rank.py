@@ -1,14 +1,18 @@
 # Two ranks train. In its second step, rank 1 runs out of memory, unless `torchrun` has restarted the ranks. PARALLEL is `ddp`, `fsdp`, or `zero1` to `zero3`
-# for DeepSpeed, which continues from a checkpoint in CHECKPOINTS. With SKIP=1, a rank that runs out of memory skips its batch.
+# for DeepSpeed, which continues from its last checkpoint after a restart. With SKIP=1, a rank that runs out of memory skips its batch.
 import os
+import shutil
+import tempfile
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-parallel, checkpoints = os.environ["PARALLEL"], os.environ.get("CHECKPOINTS")
+parallel = os.environ["PARALLEL"]
 rank, restarts = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+is_saved = parallel.startswith("zero") and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+checkpoints = os.path.join(tempfile.gettempdir(), "one_rank-" + os.environ.get("TORCHELASTIC_RUN_ID", "none"))
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 layers = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()
@@ -19,7 +23,7 @@ if parallel.startswith("zero"):
     zero = {"stage": int(parallel[4:]), "reduce_bucket_size": 1 << 20, "stage3_prefetch_bucket_size": 1 << 20}
     config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}, "zero_optimization": zero}
     model, *_ = deepspeed.initialize(model=layers, model_parameters=layers.parameters(), config=config)
-    if checkpoints and restarts:
+    if is_saved and restarts:
         _, state = model.load_checkpoint(checkpoints)
         first = state["step"]
 else:
@@ -36,11 +40,13 @@ for step in range(first, 3):
     if parallel.startswith("zero"):
         model.backward(loss)
         model.step()
-        if checkpoints:
+        if is_saved:
             model.save_checkpoint(checkpoints, client_state={"step": step + 1})
     else:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.cuda.synchronize()
+if is_saved and rank == 0:
+    shutil.rmtree(checkpoints)
 dist.destroy_process_group()

@@ -1133,6 +1133,7 @@ fn a_scenario_with_unusable_programs_is_skipped_with_the_reason(world: World) {
         "  - exec: { command: [no-such-program] }\n",
         "`no-such-program` cannot run on a simulated GPU: cannot find the program `no-such-program`",
     );
+    skipped("  - exec: { command: [python3, train.py], modules: [torch, no_such_module] }\n", "has no no_such_module");
 }
 
 fn a_scenario_for_another_gpu_is_skipped(world: World) {

@@ -1,6 +1,7 @@
 //! [`Setup`] holds what a command needs to run on a simulated GPU: the torch that it imports, and the stub libraries.
 
-use std::{ffi::OsString, iter, path::Path};
+use std::path::{Path, PathBuf};
+use std::{ffi::OsString, iter};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::Gpu;
@@ -33,6 +34,9 @@ pub enum SetupError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Launch(#[from] LaunchError),
+    #[error("the program's Python, `{}`, has no {module}", python.display())]
+    #[diagnostic(help("install {module}, or activate the environment that has it"))]
+    NoModule { python: PathBuf, module: String },
 }
 
 impl Setup {
@@ -52,6 +56,14 @@ impl Setup {
         let core = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let libraries = Libraries { folder: library.with_file_name(""), core, stubs: Vec::new() };
         Ok(Self { torch, libraries })
+    }
+
+    /// Fails if this torch's Python lacks one of these modules.
+    pub fn with_modules(self, modules: &[String]) -> Result<Self, SetupError> {
+        match modules.iter().find(|module| !self.torch.has_module(module)) {
+            Some(module) => Err(SetupError::NoModule { python: self.torch.python, module: module.clone() }),
+            None => Ok(self),
+        }
     }
 
     /// Returns the settings of a machine with one GPU of this kind, with the CUDA version of this torch.

@@ -95,11 +95,20 @@ impl Torch {
         interpreter.probe()?.check()
     }
 
+    /// Whether a package or file of this name is installed for this Python.
+    pub fn has_module(&self, name: &str) -> bool {
+        self.places().any(|place| place.join(name).is_dir() || place.join(format!("{name}.py")).is_file())
+    }
+
+    /// The folders of the packages.
+    fn places(&self) -> impl Iterator<Item = &Path> {
+        self.folder.parent().into_iter().chain(self.packages.iter().map(PathBuf::as_path))
+    }
+
     /// Returns the part of cuDNN that plans without a device, if the environment has it. cuDNN can since version 9.8.
     pub fn cudnn_library(&self) -> Option<String> {
         self.cudnn.filter(|version| *version >= 90_800)?;
-        let places = self.folder.parent().into_iter().chain(self.packages.iter().map(PathBuf::as_path));
-        let library = places.map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9")).find(|library| library.is_file());
+        let library = self.places().map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9")).find(|library| library.is_file());
         library?.into_os_string().into_string().ok()
     }
 }

@@ -36,10 +36,11 @@ fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
 /// Finds the installation that a program needs.
 fn setup(exec: &Exec, device: &DeviceInfo) -> Result<Setup, SetupError> {
     let command = with_python(&exec.command);
-    match device.clock {
+    let setup = match device.clock {
         Clock::Simulated => Setup::of(&command, None),
         Clock::Measured => Setup::for_real_gpu(&command, None),
-    }
+    };
+    setup?.with_modules(&exec.modules)
 }
 
 /// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns the machine that the program sees.

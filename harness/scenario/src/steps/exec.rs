@@ -30,6 +30,8 @@ pub struct Exec {
     pub fail: Vec<Fault>,
     /// The number of GPUs.
     pub ranks: u32,
+    /// Python modules that the program imports. Without one of them it cannot run.
+    pub modules: Vec<String>,
     /// Skips this step, instead of the scenario, if the program cannot run.
     pub optional: bool,
     expect: Cases<ProgramEnd>,
@@ -81,6 +83,9 @@ pub(crate) struct ExecWire {
     /// Runs the program as this many processes, each with a simulated GPU. `torchrun` starts a command such as `[python, train.py]`; other commands, such
     /// as `[python, -m, torch.distributed.run, …]`, start their processes themselves. The exit code 124 means that ranks wait forever.
     ranks: Option<Located<u32>>,
+    /// Python modules that the program needs besides torch, as in `[deepspeed]`. Without one of them the program cannot run.
+    #[serde(default)]
+    modules: Vec<String>,
     /// Skips this step and its expectations, instead of the scenario, if the program cannot run. Default: `false`.
     #[serde(default)]
     optional: bool,
@@ -147,6 +152,7 @@ impl StepFields<Exec> for ExecWire {
             gpu: gpu.transpose()?,
             alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
             fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
+            modules: self.modules.clone(),
             optional: self.optional,
             expect: match &self.expect {
                 None => Cases::Always(ProgramEnd::Code(0)),

@@ -17,7 +17,7 @@ use crate::launch::{CORE, is_loadable};
 use crate::stubs::stub_files;
 
 /// Increase this when the same inputs produce different files.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 /// Lists the files in the folder and the inputs they were made from.
 const MANIFEST: &str = "manifest.json";
 const STUBS: &str = "stubs";

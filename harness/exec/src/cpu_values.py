@@ -567,7 +567,8 @@ def _attention(query, key, value, bias, is_causal, scale, dropout, seed):
     if bias is not None:
         scores = scores + bias
     sums = torch.logsumexp(scores, -1)
-    weights = torch._safe_softmax(scores, -1)
+    is_masked = sums.isneginf().unsqueeze(-1)
+    weights = torch.softmax(scores.masked_fill(is_masked, 0), -1).masked_fill(is_masked, 0)
     if dropout > 0:
         kept = torch.rand(weights.shape, generator=torch.Generator().manual_seed(seed)) >= dropout
         weights = weights * kept / (1 - dropout)
@@ -793,7 +794,7 @@ def begin(path):
 
     others = [torch_library.Library("_", "IMPL", key) for key in _KEYS]
     for registration in others:
-        registration.fallback(torch_library.fallthrough_kernel)
+        registration.m.fallback_fallthrough()
     _registrations.append(others)
     register(["aten"])
     load = torch.ops.load_library

@@ -15,7 +15,7 @@ type Header = elf::FileHeader64<Endianness>;
 
 /// NVIDIA's libraries: the file name without `.so` and version, the prefixes of the functions, and the subfolder of `nvidia` in which PyTorch
 /// opens the library by path. The longest matching prefix decides; `cu` alone belongs to the driver.
-const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 19] = [
+const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 20] = [
     ("libcuda", &["cu"], ""),
     ("libcudart", &["cuda", "__cuda"], "cuda_runtime"),
     ("libcublas", &["cublas"], "cublas"),
@@ -33,6 +33,7 @@ const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 19] = [
     ("libnccl", &["nccl", "pnccl"], "nccl"),
     ("libnvidia-ml", &["nvml"], ""),
     ("libnvJitLink", &["nvJitLink", "__nvJitLink"], "nvjitlink"),
+    ("libnvToolsExt", &["nvtx"], "nvtx"),
     ("libnvrtc", &["nvrtc", "__nvrtc"], "cuda_nvrtc"),
     ("libnvshmem_host", &["nvshmem"], "nvshmem"),
 ];

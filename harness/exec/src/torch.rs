@@ -12,7 +12,7 @@ use crate::imports;
 
 const PROBE: &str = include_str!("probe.py");
 /// The oldest supported PyTorch.
-const OLDEST: (u32, u32) = (2, 6);
+const OLDEST: (u32, u32) = (2, 4);
 
 const CUDA_BUILD: &str =
     "install a CUDA build, as `pip install torch` does on Linux; it needs no GPU, and with `--no-deps` none of NVIDIA's packages";

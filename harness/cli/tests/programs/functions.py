@@ -1,5 +1,5 @@
 # Runs many functions of torch once and prints the groups that end with an error. Only torch itself reads values.
-import io, json, warnings
+import contextlib, io, json, warnings
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -223,7 +223,8 @@ def graphs():
 def streams_and_pools():
     side, [begin, end] = torch.cuda.Stream(), [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     begin.record()
-    with torch.cuda.stream(side), torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+    # Torch 2.4 has no pools.
+    with torch.cuda.stream(side), torch.cuda.use_mem_pool(torch.cuda.MemPool()) if hasattr(torch.cuda, "use_mem_pool") else contextlib.nullcontext():
         normal(1000).record_stream(torch.cuda.current_stream())
     torch.cuda.current_stream().wait_stream(side)
     end.record()

@@ -44,8 +44,10 @@ fn the_longest_prefix_selects_the_library_of_a_function() {
         "cuFileRead",
         "cusparseLtInit",
         "nvmlInit_v2",
+        "nvtxMarkA",
     ];
-    let libraries = ["libcuda", "libcudart", "libcudart", "libcublas", "libcublasLt", "libcufile", "libcusparseLt", "libnvidia-ml"];
+    let libraries =
+        ["libcuda", "libcudart", "libcudart", "libcublas", "libcublasLt", "libcufile", "libcusparseLt", "libnvidia-ml", "libnvToolsExt"];
     assert_eq!(names.map(library), libraries);
     assert_eq!(["curl_easy_init", "cu", "malloc", "customer"].map(library), ["-"; 4]);
 }

@@ -154,7 +154,7 @@ fn unusable_interpreters_are_refused_with_the_reason() {
     };
     let cases = [
         changed("/torch", Value::Null),
-        changed("/torch/version", json!("2.5.1")),
+        changed("/torch/version", json!("2.3.1")),
         changed("/torch/version", Value::Null),
         changed("/torch/folder", json!(processors)),
         changed("/torch/cuda", json!("11.8")),

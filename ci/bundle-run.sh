@@ -66,8 +66,8 @@ case $device in
     sim)
         step doctor ./harness doctor
         step scenarios tests/scenarios ::sim
-        # All rows except the one that takes a GPU, including those on the simulated GPU.
-        step contract tests/contract --skip cuda_limited
+        # The row that uses the libraries of the bundle. `cargo test` runs all rows.
+        step contract tests/contract cuda_on_the_simulated_gpu_limited
         ;;
 esac
 step catalogue ./harness run scenarios --device "$device" --report "$out/report"

@@ -12,6 +12,8 @@ use super::located::Position;
 pub const MAX_FILE: u64 = 32 << 20;
 /// Most scalars, lists and maps of one file: enough for about 200,000 steps, because an `alloc` and its `free` are ten.
 pub const MAX_NODES: usize = 1_000_000;
+/// Most values that come from aliases. Each takes 4 µs, so a small file is refused within half a second.
+const MAX_ALIASED: usize = 100_000;
 
 /// The advice for YAML's syntax.
 pub const ONE_DOCUMENT: &str = "the file must be one YAML document, indented with spaces";
@@ -76,6 +78,9 @@ pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language
             max_nodes: MAX_NODES,
             max_events: 2 * MAX_NODES,
         },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: MAX_ALIASED,
+        },
         strict_booleans: true,
         with_snippet: false,
     };
@@ -128,7 +133,7 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
             let Language { noun, shorter, .. } = language;
-            let help = format!("a {noun} has at most {MAX_NODES} values and few aliases; use {shorter} for many operations");
+            let help = format!("a {noun} has at most {MAX_NODES} values, and {MAX_ALIASED} of aliases; use {shorter} for many operations");
             (format!("the file is too large: {}", plain(error)), help)
         }
         _ => (plain(error), language.advice.to_owned()),

@@ -10,8 +10,10 @@ use harness_base::{packed::unpack, words::count};
 
 use super::pickle::{self, Fields, Item, Object, Objects, TextId, Wrong};
 use super::{
-    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, budget,
-    error::SnapshotError, rmm,
+    ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId,
+    budget::{self, Budget},
+    error::SnapshotError,
+    rmm,
 };
 
 const MAX_UNPACKED: u64 = 4 << 30;
@@ -20,14 +22,19 @@ impl Snapshot {
     /// Reads a file written by `torch.cuda.memory._dump_snapshot()`, a pickle of `torch.cuda.memory_snapshot()`, or an RMM log.
     /// Detects the format and gzip from the content. Takes about 170 bytes of memory and half a microsecond per event.
     pub fn read(path: &Path) -> Result<Self, SnapshotError> {
-        Self::read_unpacked(unpack(File::open(path)?, MAX_UNPACKED)?)
+        Self::read_unpacked(unpack(File::open(path)?, MAX_UNPACKED)?, budget::MEMORY)
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        Self::read_unpacked(unpack(bytes, MAX_UNPACKED)?)
+        Self::parse_within(bytes, budget::MEMORY)
     }
 
-    fn read_unpacked(mut source: impl Read) -> Result<Self, SnapshotError> {
+    /// Fails if reading takes more than `limit` of memory. The limit of the other functions is 1 GiB.
+    pub fn parse_within(bytes: &[u8], limit: Bytes) -> Result<Self, SnapshotError> {
+        Self::read_unpacked(unpack(bytes, MAX_UNPACKED)?, limit)
+    }
+
+    fn read_unpacked(mut source: impl Read, limit: Bytes) -> Result<Self, SnapshotError> {
         let mut first = Vec::new();
         match source.by_ref().take(rmm::HEADER.len() as u64).read_to_end(&mut first) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(SnapshotError::Truncated { offset: first.len() as u64 }),
@@ -36,9 +43,9 @@ impl Snapshot {
         let is_log = first == rmm::HEADER.as_bytes();
         let whole = Cursor::new(first).chain(source);
         if is_log {
-            return rmm::read(whole);
+            return rmm::read(whole, &Budget::new(limit));
         }
-        let (top, objects) = pickle::read(whole)?;
+        let (top, objects) = pickle::read(whole, Budget::new(limit))?;
         let mut builder = Builder::new(objects);
         builder.top(top)?;
         Ok(builder.snapshot)
@@ -166,10 +173,12 @@ impl Builder {
     fn traces(&mut self, traces: Item) -> Result<(), SnapshotError> {
         let list = self.list(traces, "a list of events for each device").map_err(|wrong| wrong.at("device_traces"))?;
         self.objects.budget.take(list.len() * size_of::<Vec<Event>>())?;
+        // All devices can share one long list, so the events are counted before any of them is copied.
+        let events: usize = list.iter().filter_map(|&trace| self.objects.list(trace)).map(<[Item]>::len).sum();
+        self.objects.budget.take(events.saturating_mul(size_of::<Event>()))?;
         for (device, trace) in list.into_iter().enumerate() {
             let place = format!("device_traces[{device}]");
             let items = self.list(trace, "a list of events").map_err(|wrong| wrong.at(&place))?;
-            self.objects.budget.take(items.len() * size_of::<Event>())?;
             let mut events = Vec::with_capacity(items.len());
             for (index, item) in items.into_iter().enumerate() {
                 events.extend(self.event(item, device, || format!("{place}[{index}]"))?);

@@ -18,10 +18,10 @@ pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 /// Maximum length of a line in bytes. RMM writes about 80.
 const MAX_LINE: u64 = 4096;
 
-pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
+pub(super) fn read(source: impl Read, budget: &Budget) -> Result<Snapshot, SnapshotError> {
     let mut source = BufReader::new(source);
     let (mut snapshot, mut events, mut failures) = (Snapshot::default(), Vec::new(), 0_u64);
-    let (budget, mut newest, mut text) = (Budget::default(), ExtraId::NONE, Vec::new());
+    let (mut newest, mut text) = (ExtraId::NONE, Vec::new());
     for line in 1.. {
         text.clear();
         if source.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)? == 0 {

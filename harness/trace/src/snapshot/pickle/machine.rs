@@ -1,15 +1,15 @@
 use std::io::Read;
 
-use super::super::budget;
+use super::super::budget::{self, Budget};
 use super::super::error::{SnapshotError, not_pickle};
 use super::objects::{Item, Object, Objects};
 use super::{input::Input, opcode};
 
 /// Reads one pickle to its end. Fails if it is not a pickle, is damaged or truncated, or calls code.
-pub(in super::super) fn read(source: impl Read) -> Result<(Item, Objects), SnapshotError> {
+pub(in super::super) fn read(source: impl Read, budget: Budget) -> Result<(Item, Objects), SnapshotError> {
     let mut machine = Machine {
         input: Input::new(source),
-        objects: Objects::new(),
+        objects: Objects::new(budget),
         stack: Vec::new(),
         marks: Vec::new(),
         memo: Vec::new(),

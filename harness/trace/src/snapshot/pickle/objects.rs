@@ -145,10 +145,10 @@ impl Objects {
         self.budget.add(2 * items * size_of::<Item>());
     }
 
-    pub(super) fn new() -> Self {
+    pub(super) fn new(budget: Budget) -> Self {
         // Number 0 is the empty stack and the empty set of keys.
         let (stacks, extras) = (IndexSet::from([Vec::new()]), IndexSet::from([Vec::new()]));
-        Self { texts: WORDS.iter().map(|&word| word.to_owned()).collect(), stacks, extras, ..Self::default() }
+        Self { texts: WORDS.iter().map(|&word| word.to_owned()).collect(), stacks, extras, budget, ..Self::default() }
     }
 
     /// Replaces invalid UTF-8: Python writes lone surrogates for such file names.

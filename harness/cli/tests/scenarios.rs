@@ -3,7 +3,7 @@
 //! The tests run on the simulated device, and one after the other on a GPU. Tests that cannot run are ignored, with the reason.
 //! `cargo test --test scenarios oom_retry` runs the tests whose name contains `oom_retry`.
 //!
-//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH. `tests/claims_report.rs` runs the claims on the simulated device.
+//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH. `tests/torch_programs` runs the claims on the simulated device.
 //!
 //! A bundle runs this program on machines without the project. There, [`ROOT`] names the folder with `scenarios/` and `harness`.
 

@@ -3,6 +3,12 @@
 //! `programs/` has small programs with their expected output, and larger programs with recorded figures. [`PYTHON`] names a Python with torch 2.11.0 for
 //! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install --no-deps
 //! nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
+//!
+//! With [`ALL`]=1, all trials run. Without it, those are ignored that repeat a check with another program, GPU or setting.
+
+mod claims;
+#[path = "../kept_report/mod.rs"]
+mod kept_report;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
@@ -19,6 +25,8 @@ use serde_json::Value;
 const PYTHON: &str = "HARNESS_TEST_PYTHON";
 /// The variable that names cuDNN's library.
 const CUDNN: &str = "HARNESS_TEST_CUDNN";
+/// The variable for the trials of `nightly.yml`.
+const ALL: &str = "HARNESS_TEST_ALL";
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -30,46 +38,57 @@ fn main() -> ExitCode {
     if cudnn.is_none() && !arguments.list {
         eprintln!("cuDNN's own library: ignored, {CUDNN} or {PYTHON} is not set");
     }
-    let mut trials = rows("expected.tsv").map(|row| trial(row, &python, printed)).collect::<Vec<_>>();
+    let every = python.clone().filter(|_| std::env::var_os(ALL).is_some());
+    // Trials start in this order, so the longest are first.
+    let check = |python: &Path| {
+        claims::have_the_kept_figures(python);
+        Ok(())
+    };
+    let mut trials = vec![of_python("the claims have the kept verdicts and figures", &python, check)];
+    for (scenario, python) in [("batch_beside_server", &every), ("halve_batch", &python)] {
+        let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
+        trials.push(of_python(&format!("scenarios/programs/{scenario}.yaml behaves the same on a GPU"), python, check));
+    }
+    trials.extend(rows("expected.tsv").map(|row| trial(row, &python, printed)));
+    trials.extend(rows("expected_nightly.tsv").map(|row| trial(row, &every, printed)));
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
     // The parent in shared_tensors.py waits forever for a child that ran out of memory, and that in engine.py for its engine.
     let excluded = ["--values cpu", "--fail", "--devices", "shared_tensors.py", "engine.py"];
     let is_first = |row: &Row| !excluded.iter().any(|text| row.options.contains(text) || row.program == *text);
-    // These and the predictions compare many runs. `-- --include-ignored` also compares those of the other programs, which takes minutes.
-    let brief = ["amp_scaler.py", "mlp_adam.py", "workers.py"];
+    let brief = ["mlp_adam.py", "workers.py"];
+    // Comparisons of many runs. Those of other programs run every night.
+    let python_for = |is_brief: bool| if is_brief { &python } else { &every };
     let mut copied: BTreeMap<String, Row> = BTreeMap::new();
     for row in rows("expected.tsv").filter(is_first) {
         copied.entry(row.program.clone()).or_insert(row);
     }
     let larger = rows("recorded.tsv").filter(|row| !row.options.contains("--alloc-conf"));
     let predicted: Vec<Row> = copied.values().cloned().chain(larger).collect();
-    trials.extend(copied.into_values().map(|row| {
+    trials.extend(copied.values().cloned().map(|row| {
         let name = format!("{}: runs that begin as copies end like new starts", row.program);
-        let is_long = !brief.contains(&row.program.as_str());
+        let python = python_for(brief.contains(&row.program.as_str()));
         let check =
             move |python: &Path| copies_end_like_new_starts(&row.program, &[row.options.as_str(), "--every-fault=sample:2"], python);
-        of_python(&name, &python, check).with_ignored_flag(is_long || python.is_none())
+        of_python(&name, python, check)
     }));
     for row in predicted {
         let name = format!("{}: predictions for eight settings equal runs", row.program);
-        let is_long = row.program != "mlp_adam.py";
+        let python = python_for(row.program == "mlp_adam.py");
         let check = move |python: &Path| predictions_equal_runs(&row.program, &row.options, python);
-        trials.push(of_python(&name, &python, check).with_ignored_flag(is_long || python.is_none()));
+        trials.push(of_python(&name, python, check));
     }
     trials.push(of_python("train.py: four runs find the least memory with eight settings", &python, four_runs_find_the_least_memory));
-    let trial_of_search =
-        of_python("train.py: the least memory with eight settings is that of the full search", &python, full_search_finds_the_same);
-    trials.push(trial_of_search.with_ignored_flag(true));
+    trials.push(of_python("train.py: the least memory with eight settings is that of the full search", &every, full_search_finds_the_same));
     for (program, options) in PREDICTED {
         let name = format!("{program} {options}: four runs confirm the least memory, which is that of the full search");
-        let trial = of_python(&name, &python, move |python| four_runs_confirm(program, options, python));
-        trials.push(trial.with_ignored_flag(!brief.contains(&program) || python.is_none()));
+        trials.push(of_python(&name, &every, move |python| four_runs_confirm(program, options, python)));
     }
     let limited = ["halve_on_oom.py", "mlp_adam.py", "retry.py"];
     let is_limited = |row: &Row| limited.contains(&row.program.as_str()) && !row.options.contains("--values");
-    trials.extend(rows("expected.tsv").filter(is_limited).map(|mut row| {
+    trials.extend(rows("expected.tsv").chain(rows("expected_nightly.tsv")).filter(is_limited).map(|mut row| {
+        let python = python_for(copied[&row.program].options == row.options || row.options.contains("cudaMalloc:5:4"));
         row.options.insert_str(0, LIMITED);
-        trial(row, &python, printed)
+        trial(row, python, printed)
     }));
     trials.push(of_python("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
     trials.push(of_python("a broken recovery is reported as in the README", &python, a_broken_recovery_is_reported_as_in_the_readme));
@@ -99,10 +118,6 @@ fn main() -> ExitCode {
     trials.push(of_python("GeForce GPUs do not reach each other's memory, and others do", &python, peers));
     trials.push(of_python("addresses.py: the peak is an interval if it depends on the addresses", &python, orders_of_addresses));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
-    for scenario in ["batch_beside_server", "halve_batch"] {
-        let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
-        trials.push(of_python(&format!("scenarios/programs/{scenario}.yaml behaves the same on a GPU"), &python, check));
-    }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -160,14 +175,14 @@ fn arguments(options: &str) -> Vec<String> {
     outer.chain(inner).map(str::to_owned).collect()
 }
 
-/// Runs a program on a simulated GPU.
-/// The program with a time limit, so that a hang is a failed test.
+/// The command with a time limit, so a hang is a failed test.
 fn harness() -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=10", "600", env!("CARGO_BIN_EXE_harness")]);
     command
 }
 
+/// Runs a program on a simulated GPU.
 fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, Failed> {
     let mut words = row.program.split(' ');
     let script = folder().join(words.next().unwrap_or_default());
@@ -378,9 +393,8 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         if is_right { Ok(()) } else { Err(format!("{mode} with {values}: {}: {lines:?} in {text}", output.status)) }
     };
     let of_both = cases.into_iter().flat_map(|(mode, lines)| ["copies", "cpu"].map(|values| (mode, values, lines)));
-    // The store does not know of values.
-    let runs: Vec<_> =
-        of_both.filter(|(mode, values, _)| *values == "copies" || !["init", "killed", "store", "backward"].contains(mode)).collect();
+    // Values change only what the collectives exchange.
+    let runs: Vec<_> = of_both.filter(|(mode, values, _)| *values == "copies" || ["oom", "sizes"].contains(mode)).collect();
     // Most of the time is that of waits.
     harness_base::parallel::in_parallel_by(6, &runs, check)?;
     Ok(())
@@ -741,7 +755,7 @@ fn baseline(python: &Path) -> Result<(), Failed> {
     if written.0 != Some(0) || !text.contains("\"train.py:22 step\": ") {
         return Err(format!("{written:?}\n{text}").into());
     }
-    for _ in 0..5 {
+    for _ in 0..2 {
         let same = exec(&[], train)?;
         if same.0 != Some(0) || !same.1.contains("baseline: no difference from peaks.json") {
             return Err(format!("{same:?}").into());
@@ -766,12 +780,13 @@ fn baseline(python: &Path) -> Result<(), Failed> {
 fn categories(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let program = self::folder().join("categories.py");
-    for model in ["transformer", "transformer_bf16", "checkpointed", "convolutions", "lstm", "kept_gradients"] {
-        let ended = harness().args(["exec", "--memory", "8GiB", "--"]).arg(python).arg(&program).arg(model).arg(folder.path()).output()?;
-        let err = String::from_utf8_lossy(&ended.stderr).into_owned();
-        if !ended.status.success() {
-            return Err(format!("{model}: {err}").into());
-        }
+    let models = ["transformer", "transformer_bf16", "checkpointed", "convolutions", "lstm", "kept_gradients"];
+    let mut command = harness();
+    let ended = command.args(["exec", "--memory", "8GiB", "--"]).arg(python).arg(&program).arg(folder.path()).args(models).output()?;
+    if !ended.status.success() {
+        return Err(String::from_utf8_lossy(&ended.stderr).into_owned().into());
+    }
+    for model in models {
         for moment in ["forward", "backward", "step", "zero_grad"] {
             let mut snapshot = Snapshot::read(&folder.path().join(format!("{model}-{moment}.pickle")))?;
             let found = |snapshot: &Snapshot| {

@@ -4,7 +4,8 @@
     harness exec --memory 24GiB -- python ci/engine_cases.py CASE
 
 Cases: models (only writes them), eager, graphs, prefixes, sleep, lora, ranks (with `--devices 2`), training and leak (with `--values cpu`); with a
-Python of SGLang sglang, sglang-eager, sglang-triton, sglang-flashinfer, sglang-native, sglang-sleep, sglang-ranks (with `--devices 2`).
+Python of SGLang sglang, sglang-eager, sglang-triton, sglang-flashinfer and sglang-native (with `--values cpu`), sglang-sleep, sglang-ranks (with
+`--devices 2`).
 """
 
 import json
@@ -112,7 +113,7 @@ SGLANG = {
     "sglang": {},
     "sglang-eager": dict(disable_cuda_graph=True),
     "sglang-triton": dict(attention_backend="triton"),
-    "sglang-flashinfer": dict(attention_backend="flashinfer"),
+    "sglang-flashinfer": dict(attention_backend="flashinfer", disable_cuda_graph=True),
     "sglang-native": dict(attention_backend="torch_native", disable_cuda_graph=True),
     "sglang-sleep": dict(enable_memory_saver=True),
     "sglang-ranks": dict(tp_size=2),

@@ -376,6 +376,10 @@ class _NoKernels:
     def __call__(self, *args, **kwargs):
         pass
 
+    def plan(self, *args, **kwargs):
+        """FlashInfer keeps what this returns, and requires it before `run`."""
+        return []
+
     def __getattr__(self, name):
         return self
 
@@ -431,6 +435,11 @@ def _without_nvcc_of_sglang(module):
     """Replaces code that SGLang cannot compile, because there is no nvcc."""
     if not os.path.exists(module.toolchain.device_compiler_path()):
         module.load_jit = lambda *args, **kwargs: _NoKernels()
+
+
+def _with_computed_copies(module):
+    """Makes SGLang copy with PyTorch's operations, which the CPU computes, instead of its own kernel. Neither allocates memory."""
+    module.try_small_copy = lambda destinations, sources: False
 
 
 def _without_cute(module):
@@ -564,4 +573,5 @@ if _RUN and not hasattr(sys, "_harness_hook"):
             sys.meta_path.insert(0, _ModuleFinder(name, change))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
+        sys.meta_path.insert(0, _ModuleFinder("sglang.kernels.ops.memory.small_copy", _with_computed_copies))
 _run_hidden_sitecustomize()

@@ -58,6 +58,10 @@ toolchain = types.SimpleNamespace(device_compiler_path=lambda: "/no/nvcc")
 def load_jit(*args):
     raise FileNotFoundError("ninja")
 """,
+    "sglang/kernels/ops/memory/small_copy.py": """
+def try_small_copy(destinations, sources):
+    return True
+""",
     "cutlass/base_dsl/compiler.py": """
 class CompileCallable:
     def __call__(self, *args, **kwargs):
@@ -79,7 +83,8 @@ def engine(results):
     kept.add_(1)
     sampled = sys.modules["vllm.v1.worker.gpu.model_runner"].AsyncOutput(num_sampled_tokens=counts).sampled
     warm = worker.compile_or_warm_up_model()
-    replaced = JitSpec("Could not find nvcc").build_and_load().run(kept)
+    module = JitSpec("Could not find nvcc").build_and_load()
+    replaced = [module.plan(kept), module.run(kept)]
     try:
         JitSpec("ninja failed").build_and_load()
     except RuntimeError as error:
@@ -89,11 +94,12 @@ def engine(results):
 def sglang(results):
     from cutlass.base_dsl.compiler import CompileCallable
     from sglang.kernels.jit.utils.compile.loader import load_jit
+    from sglang.kernels.ops.memory.small_copy import try_small_copy
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     kept = torch.empty(1 << 20, device="cuda")
     ModelRunner().init_cuda_graphs()
-    results.put({"compiled": [load_jit("rope").run(kept), CompileCallable()("kernel", kept)(kept)]})
+    results.put({"compiled": [load_jit("rope").run(kept), CompileCallable()("kernel", kept)(kept)], "own_copy": try_small_copy([], [])})
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         managed_and_pitched_memory_and_arrays_count_towards_the_limit
         failures_are_injected_on_a_real_gpu_without_a_limit
         latencies_delay_calls_by_the_clocks_of_host_and_gpu
+        a_kernel_takes_a_tenth_of_a_millisecond_by_events
         a_latency_without_effect_is_reported_and_an_invalid_one_rejected
         options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run
         frees_are_recorded_and_a_real_gpu_has_the_same_curve
@@ -500,8 +501,8 @@ fn failures_are_injected_on_a_real_gpu_without_a_limit(world: World) {
     assert!(ran.code == Some(1) && ran.err.contains("had no effect"), "{}", ran.err);
 }
 
-/// Prints whether slow calls took at least 40 ms by the host's clock, and which calls did by events.
-const TIMED: &str = r#"
+/// Calls functions between two events.
+const EVENTS: &str = r#"
 import ctypes, time, torch
 runtime = torch.cuda._runtime
 runtime.cudaEventElapsedTime.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p]
@@ -513,22 +514,42 @@ def event():
     assert runtime.cudaEventCreate(ctypes.byref(made)) == 0 and runtime.cudaEventRecord(made, None) == 0
     return made
 
-def timed(name, is_slow, call):
+def timed(call):
     first, began = event(), time.perf_counter()
     call()
     took, last, between = time.perf_counter() - began, event(), ctypes.c_float()
     assert runtime.cudaEventElapsedTime(ctypes.byref(between), first, last) == 0
-    print(name, took >= 0.04 or not is_slow, between.value >= 40)
+    return took, between.value
 
 memory = ctypes.c_void_p()
-timed("malloc", True, lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
-timed("async", False, lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
-timed("free", True, lambda: runtime.cudaFree(memory))
-timed("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 "#;
 
+/// Prints whether slow calls took at least 40 ms by the host's clock, and which calls did by events.
+const TIMED: &str = r#"
+def shown(name, is_slow, call):
+    took, between = timed(call)
+    print(name, took >= 0.04 or not is_slow, between >= 40)
+
+shown("malloc", True, lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
+shown("async", False, lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
+shown("free", True, lambda: runtime.cudaFree(memory))
+shown("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
+"#;
+
+/// With less, an autotuner, which repeats a kernel until events say 100 ms, repeats it a hundred thousand times.
+fn a_kernel_takes_a_tenth_of_a_millisecond_by_events(world: World) {
+    let fills = "for _ in range(8): assert runtime.cudaMemsetAsync(memory, 0, ctypes.c_size_t(1 << 20), None) == 0";
+    let program = format!(
+        "{EVENTS}assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0\ndef fill():\n    {fills}\n\
+         print(round(timed(fill)[1], 1), round(timed(lambda: None)[1], 1))"
+    );
+    world.write("train.py", &program);
+    let ran = world.run(&[], &["python3", "train.py"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "0.9 0.1\n"), "{}", ran.err);
+}
+
 fn latencies_delay_calls_by_the_clocks_of_host_and_gpu(world: World) {
-    world.write("train.py", TIMED);
+    world.write("train.py", &format!("{EVENTS}{TIMED}"));
     let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
     let ran = world.run(&options, &["python3", "train.py"]);
     let timed = |events: bool| {

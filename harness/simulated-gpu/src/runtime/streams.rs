@@ -8,6 +8,10 @@ use crate::code::{Code, put, remember};
 use crate::nccl;
 use crate::world::{Machine, State, current_device, machine};
 
+/// The time of a kernel or another piece of work between two events, in milliseconds. It decides how long autotuners take: Triton's repeats each kernel
+/// until the events say 100 ms.
+const WORK: c_float = 0.1;
+
 /// Runs a call that needs the state of the machine.
 pub(super) fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
@@ -60,10 +64,10 @@ export! {
     });
     cudaEventSynchronize(event: usize) = with_settled(|_, state| state.streams.wait_for_event(event));
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
-    /// Returns a model: one microsecond per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
+    /// Returns a model: [`WORK`] per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
     cudaEventElapsedTime, cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = with(|_, state| {
         let (start, early) = state.streams.recorded_at(start)?.ok_or(Code::InvalidHandle)?;
         let (end, late) = state.streams.recorded_at(end)?.ok_or(Code::InvalidHandle)?;
-        put(milliseconds, end.saturating_sub(start).max(1) as c_float / 1e3 + late.saturating_sub(early).0 as c_float / 1e6)
+        put(milliseconds, end.saturating_sub(start).max(1) as c_float * WORK + late.saturating_sub(early).0 as c_float / 1e6)
     });
 }

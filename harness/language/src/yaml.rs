@@ -12,7 +12,7 @@ use super::located::Position;
 pub const MAX_FILE: u64 = 32 << 20;
 /// Most scalars, lists and maps of one file: enough for about 200,000 steps, because an `alloc` and its `free` are ten.
 pub const MAX_NODES: usize = 1_000_000;
-/// Most values that come from aliases. Each takes 4 µs, so a small file is refused within half a second.
+/// Most values that come from aliases. Each takes 4 µs, so a small file is refused in about half a second.
 const MAX_ALIASED: usize = 100_000;
 
 /// The advice for YAML's syntax.
@@ -133,7 +133,9 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
             let Language { noun, shorter, .. } = language;
-            let help = format!("a {noun} has at most {MAX_NODES} values, and {MAX_ALIASED} of aliases; use {shorter} for many operations");
+            let help = format!(
+                "a {noun} has at most {MAX_NODES} values, of which {MAX_ALIASED} come from aliases; use {shorter} for many operations"
+            );
             (format!("the file is too large: {}", plain(error)), help)
         }
         _ => (plain(error), language.advice.to_owned()),

@@ -4,7 +4,7 @@
 //! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install --no-deps
 //! nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
 //!
-//! With [`ALL`]=1, all trials run. Without it, those are ignored that repeat a check with another program, GPU or setting.
+//! With [`ALL`]=1, all trials run. Without it, trials that only repeat a check with another program, GPU or setting are ignored.
 
 mod claims;
 #[path = "../kept_report/mod.rs"]
@@ -30,7 +30,7 @@ const ALL: &str = "HARNESS_TEST_ALL";
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let python = std::env::var_os(PYTHON).map(PathBuf::from);
+    let python = std::env::var_os(PYTHON).filter(|python| !python.is_empty()).map(PathBuf::from);
     if python.is_none() && !arguments.list {
         eprintln!("programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` creates one and prints its path");
     }

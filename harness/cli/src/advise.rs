@@ -202,7 +202,7 @@ impl Advise {
         if out.extension().is_some_and(|ending| ending == "pickle") {
             let placement = Placement::InOrder(change.program.address_order());
             let changed = change.program.to_snapshot(&program.snapshot, placement).map_err(|error| self.of_job(&error))?;
-            return snapshots::write(out, &changed, "free disk space, make the file writable, or choose another file with `--out`");
+            return snapshots::write(out, &changed);
         }
         let about = format!("The allocations and frees of a PyTorch program after a recommended change: {}.", change.sentence);
         Program::of_job(about, &change.program, &program.snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)

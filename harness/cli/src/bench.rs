@@ -21,10 +21,9 @@ use indicatif::ProgressBar;
 use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, built, ci::Ci, inputs, interrupt, list, program, report::RENDERER, terminal};
+use super::inputs::{self, SUITES};
+use super::{Format, built, ci::Ci, interrupt, list, program, report::RENDERER, terminal};
 
-/// The project's suites, relative to its root.
-pub(crate) const SUITES: &str = "scenarios/bench";
 /// Steps of the progress bar per suite.
 const STEPS: u64 = 1000;
 
@@ -327,8 +326,7 @@ impl Bench {
     fn write_for_ci(&self, run: &BenchRun) -> Result<(), CliError> {
         self.ci.write(|limit| report::summary(run, limit), || junit::of_bench(run))?;
         if let Some(path) = &self.smaller_is_better {
-            let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
-            terminal::save(path, report::smaller_is_better(run), help)?;
+            terminal::save(path, report::smaller_is_better(run))?;
         }
         // GitHub reads annotations from standard output.
         if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {

@@ -76,7 +76,7 @@ impl Calibrate {
             terminal::message(format_args!("warning: the figures may be wrong: {reason}"));
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
-        terminal::save(&output, profile.to_yaml(), "free disk space, or choose another file with `--output FILE`")?;
+        terminal::save(&output, profile.to_yaml())?;
         if !self.quiet {
             terminal::print(&format!("{}\nprofile: {}\n", table(&profile), output.display()))?;
         }
@@ -107,7 +107,7 @@ impl Calibrate {
             return Err(failed(format!("the measurement ended with {}", measured.status)));
         }
         let output = self.output.clone().unwrap_or_else(|| PathBuf::from("measured.tsv"));
-        terminal::save(&output, measured.stdout, "free disk space, or choose another file with `--output FILE`")?;
+        terminal::save(&output, measured.stdout)?;
         if !self.quiet {
             terminal::print(&format!("workspaces: {}\n", output.display()))?;
         }

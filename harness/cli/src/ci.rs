@@ -21,11 +21,10 @@ impl Ci {
     /// Writes the requested files. `summary` receives the number of bytes that it may use.
     pub(super) fn write(&self, summary: impl FnOnce(usize) -> String, junit: impl FnOnce() -> String) -> Result<(), CliError> {
         if let Some(path) = &self.summary {
-            let help = "make it writable, or choose another file with `--summary FILE`";
-            add(path, summary).map_err(CliError::unwritten(path, help))?;
+            add(path, summary).map_err(CliError::unwritten(path))?;
         }
         if let Some(path) = &self.junit {
-            terminal::save(path, junit(), "make it writable, or choose another file with `--junit FILE`")?;
+            terminal::save(path, junit())?;
         }
         Ok(())
     }

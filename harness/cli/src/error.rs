@@ -80,8 +80,9 @@ impl CliError {
         }
     }
 
-    pub(crate) fn unwritten(path: &Path, help: &str) -> impl Fn(io::Error) -> Self {
-        move |error| Self::output(Some(path), &error, help)
+    /// The error of a file that the user named and that cannot be written.
+    pub(crate) fn unwritten(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |error| Self::output(Some(path), &error, "free disk space, make it writable, or choose another file")
     }
 
     pub(crate) fn exit(&self) -> Exit {

@@ -57,9 +57,6 @@ With many runs, the first run uses our standard output and error, and no run use
 
 The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a torch.";
 
-/// The advice for a file that cannot be written.
-pub(crate) const HELP: &str = "choose another file, or free disk space";
-
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
@@ -264,13 +261,13 @@ impl Exec {
         // Standard output belongs to the program.
         terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
         if let Some(path) = &self.record {
-            terminal::save(path, &terminal::json(record)?, HELP)?;
+            terminal::save(path, &terminal::json(record)?)?;
         }
         if let Some(path) = &self.snapshot {
             self.keep_snapshots(path, ended, record, machine.memory())?;
         }
         if let Some(path) = &self.unmeasured {
-            terminal::save(path, unmeasured(ended.folder()), HELP)?;
+            terminal::save(path, unmeasured(ended.folder()))?;
         }
         let differences = &differences()?;
         let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
@@ -327,7 +324,7 @@ impl Exec {
 
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
         if let Some(path) = &self.junit {
-            terminal::save(path, program::junit(run), HELP)?;
+            terminal::save(path, program::junit(run))?;
         }
         let Some(path) = self.many.report() else { return Ok(()) };
         write_report(&path, program::picture(run).as_deref(), |picture| program::markdown(run, picture))
@@ -367,7 +364,7 @@ impl Exec {
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
             let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
-            terminal::save(&file, std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?, HELP)?;
+            terminal::save(&file, std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?)?;
             terminal::message(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
@@ -388,8 +385,8 @@ fn unmeasured(run: &Path) -> String {
 
 /// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.
 pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Option<&str>) -> String) -> Result<(), CliError> {
-    let picture = svg.map_or(Ok(None), |svg| terminal::save_picture(path, svg, HELP))?;
-    terminal::save(path, page(picture.as_deref()), HELP)?;
+    let picture = svg.map_or(Ok(None), |svg| terminal::save_picture(path, svg))?;
+    terminal::save(path, page(picture.as_deref()))?;
     terminal::message(format_args!("report: {}", path.display()));
     Ok(())
 }

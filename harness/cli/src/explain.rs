@@ -13,7 +13,7 @@ use harness_trace::snapshot::Snapshot;
 
 use super::categories::CategoryOptions;
 use super::error::{CliError, Failures};
-use super::{device, exit::Exit, jobs, shrink::UNWRITTEN, snapshots, terminal};
+use super::{device, exit::Exit, jobs, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle
@@ -159,7 +159,7 @@ impl Explain {
                 }
             }
             Format::Markdown => {
-                let save = |out: &PathBuf| terminal::save_picture(out, &markdown::draw(named.1), UNWRITTEN);
+                let save = |out: &PathBuf| terminal::save_picture(out, &markdown::draw(named.1));
                 let link = self.out.as_ref().map_or(Ok(None), save)?;
                 markdown::render(overview.as_ref(), named, link.as_deref())
             }
@@ -170,7 +170,7 @@ impl Explain {
             }
         };
         match &self.out {
-            Some(out) => terminal::save(out, &document, UNWRITTEN),
+            Some(out) => terminal::save(out, &document),
             None if self.format == Format::Text => terminal::print(&document),
             None => terminal::print_document(&document),
         }

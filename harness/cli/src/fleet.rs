@@ -78,7 +78,6 @@ struct Merge {
 }
 
 const ROWS: &str = "rows.jsonl";
-const UNWRITTEN: &str = "free disk space, make the folder writable, or choose another one with `--out`";
 
 /// A snapshot that can be analysed.
 struct Source {
@@ -101,7 +100,7 @@ impl Fleet {
         }
         let made_with = format!("{} {}", built::version(), self.memory.map(|memory| memory.to_string()).unwrap_or_default());
         let known = Known::new(read(&self.output.out)?, &made_with);
-        fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out, UNWRITTEN))?;
+        fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
         let journal = Journal::open(self.output.out.join(ROWS))?;
         let bar = terminal::progress(true, "{wide_bar} {pos}/{len} snapshots", Some(sources.len() as u64));
         let interrupted = interrupt::watch_with(&bar, "snapshots")?;
@@ -200,7 +199,7 @@ impl Merge {
         let mut rows: Vec<Row> = rows.into_values().collect();
         rows.sort_by(|a, b| a.file.cmp(&b.file));
         let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
-        terminal::save(&self.output.out.join(ROWS), lines, UNWRITTEN)?;
+        terminal::save(&self.output.out.join(ROWS), lines)?;
         self.output.write(&rows)
     }
 }
@@ -209,8 +208,8 @@ impl Output {
     fn write(&self, rows: &[Row]) -> Result<Exit, Failures> {
         let summary = Summary::of(rows);
         let table = parquet::file(rows).map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
-        terminal::save(&self.out.join("fleet.parquet"), table, UNWRITTEN)?;
-        terminal::save(&self.out.join("fleet.html"), html::page(rows, &summary), UNWRITTEN)?;
+        terminal::save(&self.out.join("fleet.parquet"), table)?;
+        terminal::save(&self.out.join("fleet.html"), html::page(rows, &summary))?;
         let (style, width) = (terminal::style(), terminal::width_of_output());
         self.format.print(&summary, || render(&summary, style, width))?;
         Ok(Exit::Passed)
@@ -305,14 +304,14 @@ impl Journal {
             }
             Ok(file)
         };
-        let file = Mutex::new(open().map_err(CliError::unwritten(&path, UNWRITTEN))?);
+        let file = Mutex::new(open().map_err(CliError::unwritten(&path))?);
         Ok(Self { path, file })
     }
 
     fn add(&self, row: &Row) -> Result<(), CliError> {
         let line = line(row)?;
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_all(line.as_bytes()).map_err(CliError::unwritten(&self.path, UNWRITTEN))
+        file.write_all(line.as_bytes()).map_err(CliError::unwritten(&self.path))
     }
 }
 

@@ -9,14 +9,14 @@ use harness_explain::grid::UNLIMITED;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
-use harness_scenario::Scenario;
+use harness_scenario::{Scenario, Settings};
 use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
-use super::{device, exit::Exit, shrink::UNWRITTEN, simulated, terminal};
+use super::{device, exit::Exit, inputs, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness import memory_snapshot.pickle --out scenarios/our_training.yaml
@@ -118,8 +118,8 @@ impl Program {
             return Err(failed());
         }
         let packed = packed::pack(&self.trace);
-        terminal::save(&trace_file, &packed, UNWRITTEN)?;
-        terminal::save(out, &text, UNWRITTEN)?;
+        terminal::save(&trace_file, &packed)?;
+        terminal::save(out, &text)?;
         let end = if ending(record) == "fits" { "every request succeeds" } else { "the program runs out of memory" };
         terminal::message(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
         Ok(())
@@ -151,8 +151,13 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// Like [`inputs::load`], and turns a memory snapshot or a trace into a scenario that replays it on a device with that memory.
+pub(crate) fn load_with_programs(paths: &[PathBuf], settings: &Settings, memory: Option<Bytes>) -> Result<Vec<Scenario>, Failures> {
+    inputs::load_by(paths, |path| as_scenario(path, memory).map_or_else(|| inputs::points(path, settings), |scenario| Ok(vec![scenario?])))
+}
+
 /// Turns a snapshot or a trace into a scenario with one step, in which every request must succeed; `None` for other files.
-pub(crate) fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
+fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
     let program = match kind::of(path)? {
         Kind::Pickle => Program::read(path, memory, &RecordingOptions::default()),
         Kind::Trace => Program::of_trace(path, memory),

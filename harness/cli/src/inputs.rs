@@ -1,15 +1,16 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::units::Bytes;
 use harness_base::printable::printable;
 use harness_scenario::{Scenario, Settings};
 
 use super::error::{CliError, Failures};
-use super::{import, kind, terminal};
+use super::{kind, terminal};
 
 /// The catalogue's folder, relative to the root of the project.
 pub(crate) const CATALOGUE: &str = "scenarios";
+/// The folder of the project's benchmark suites, relative to the root of the project.
+pub(crate) const SUITES: &str = "scenarios/bench";
 
 /// Expands paths to YAML files in the given order, each once. A folder is replaced by its `*.yaml` files, sorted by name.
 pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliError> {
@@ -53,14 +54,9 @@ pub(crate) fn load(paths: &[PathBuf], settings: &Settings) -> Result<Vec<Scenari
     load_by(paths, |path| points(path, settings))
 }
 
-fn load_by(paths: &[PathBuf], read: impl Fn(&Path) -> Result<Vec<Scenario>, CliError>) -> Result<Vec<Scenario>, Failures> {
+pub(crate) fn load_by(paths: &[PathBuf], read: impl Fn(&Path) -> Result<Vec<Scenario>, CliError>) -> Result<Vec<Scenario>, Failures> {
     let points = Failures::all(files(paths, "scenario")?.iter().map(|path| read(path)))?;
     Ok(points.into_iter().flatten().collect())
-}
-
-/// Like [`load`], and turns a memory snapshot or a trace into a scenario that replays it on a device with that memory.
-pub(crate) fn load_with_programs(paths: &[PathBuf], settings: &Settings, memory: Option<Bytes>) -> Result<Vec<Scenario>, Failures> {
-    load_by(paths, |path| import::as_scenario(path, memory).map_or_else(|| points(path, settings), |scenario| Ok(vec![scenario?])))
 }
 
 pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, CliError> {

@@ -113,7 +113,9 @@ pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Req
 pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
         ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. } => "give more `--memory`",
-        ProgramError::Settings { .. } => "this version of the harness follows PyTorch 2.11; correct the settings in a new recording",
+        ProgramError::Settings { .. } => {
+            "harness knows the settings of PyTorch 2.4 to 2.15: choose another `--torch`, or record the program again with other settings"
+        }
         _ => "record the program again; if that does not help, report this with the snapshot",
     };
     CliError::input(format!("{}: {error}", path.display()), help)

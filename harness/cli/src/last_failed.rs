@@ -61,7 +61,7 @@ impl LastFailed {
 
     pub(crate) fn write(&self) -> Result<(), CliError> {
         let path = path();
-        let failed = CliError::unwritten(&path, "free disk space, or run with `--no-report`");
+        let failed = |error| CliError::output(Some(&path), &error, "free disk space, or run with `--no-report`");
         if self.is_empty() && !path.exists() {
             return Ok(());
         }

@@ -14,8 +14,6 @@ use harness_trace::snapshot::Snapshot;
 
 use super::{error::CliError, snapshots, terminal};
 
-const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--snapshot`";
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Explained {
     /// Failed runs whose last request was refused.
@@ -57,7 +55,7 @@ impl Recordings {
         };
         // Scenarios with the same name in two folders run in the order of their files.
         if let Some((_, file)) = self.files.iter().position(is_of).map(|place| self.files.remove(place))
-            && let Err(error) = snapshots::write(&file, &snapshot, UNWRITTEN)
+            && let Err(error) = snapshots::write(&file, &snapshot)
         {
             self.failed.get_or_insert(error);
         }
@@ -132,7 +130,7 @@ fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBu
             runs.into_iter().map(|run| (out.join(unused(file_name(&run), &mut names)), run)).map(|(file, run)| (run, file)).collect()
         }
     };
-    files.first().map_or(Ok(()), |(_, file)| files::check_place(file).map_err(CliError::unwritten(out, UNWRITTEN)))?;
+    files.first().map_or(Ok(()), |(_, file)| files::check_place(file).map_err(CliError::unwritten(out)))?;
     Ok(files)
 }
 

@@ -14,7 +14,8 @@ use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, bench::SUITES, inputs, terminal};
+use super::inputs::{self, SUITES};
+use super::{Format, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -230,7 +231,7 @@ impl Merge {
         if !missing.is_empty() && !self.allow_missing {
             return Err(CliError::input(shard::named(&missing), help).into());
         }
-        terminal::save(&self.output, terminal::json(&report)?, "choose another file, or free disk space")?;
+        terminal::save(&self.output, terminal::json(&report)?)?;
         let trials = match &report {
             parts::Report::Faults(report) => Trials::Faults(report, None),
             parts::Report::Least(report) => Trials::Least(report),

@@ -26,7 +26,7 @@ use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::recorded::{Explained, Recordings};
-use super::{Format, ci::Ci, inputs, interrupt, last_failed::LastFailed, program, terminal, timelines::Timelines, what_if::WhatIf};
+use super::{Format, ci::Ci, import, interrupt, last_failed::LastFailed, program, terminal, timelines::Timelines, what_if::WhatIf};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios
@@ -222,7 +222,7 @@ impl Run {
 
     fn chosen(&self) -> Result<(Vec<Scenario>, Selection), Failures> {
         self.paths.iter().try_for_each(|path| refuse_records(path))?;
-        let mut scenarios = inputs::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
+        let mut scenarios = import::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
         self.check_settings(&scenarios)?;
         scenarios.retain(|scenario| self.tags.is_empty() || scenario.tags.iter().any(|tag| self.tags.contains(tag)));
         if scenarios.is_empty() && !self.tags.is_empty() {
@@ -542,7 +542,7 @@ impl Log {
     }
 }
 
-/// Rejects the records of a run, and names the command for them. [`inputs::load`] rejects other kinds of files.
+/// Rejects the records of a run, and names the command for them. [`super::inputs::load`] rejects other kinds of files.
 fn refuse_records(path: &Path) -> Result<(), CliError> {
     if !store::is_of_run(path) {
         return Ok(());

@@ -38,9 +38,6 @@ comments of the remaining steps are kept.
 The result contains its own expectation (`expect: { oom: CAUSE }`, `expect_violation:` or `expected_to_fail:`), so it passes in `harness run` and
 `cargo test --test scenarios`. It is run before it is written. The exit code is 2 for a scenario that passes, because it cannot be reduced.";
 
-/// The advice for a file of `--out` that cannot be written.
-pub(crate) const UNWRITTEN: &str = "choose another file with `--out`, or free disk space";
-
 /// Reduce a failing scenario, or a trace or snapshot that runs out of memory, to a small scenario that fails in the same way.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
@@ -238,7 +235,7 @@ impl Shrink {
     fn put(&self, text: &str) -> Result<(), CliError> {
         match &self.out {
             None => terminal::print_document(text),
-            Some(out) => terminal::save(out, text, UNWRITTEN),
+            Some(out) => terminal::save(out, text),
         }
     }
 

@@ -68,12 +68,12 @@ pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path) -> Result<T,
     made
 }
 
-/// Writes a snapshot and creates its folder. `help` is shown if that fails.
-pub(crate) fn write(file: &Path, snapshot: &Snapshot, help: &'static str) -> Result<(), CliError> {
+/// Writes a snapshot and creates its folder.
+pub(crate) fn write(file: &Path, snapshot: &Snapshot) -> Result<(), CliError> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     let made = folder.map_or(Ok(()), std::fs::create_dir_all);
     let written = made.and_then(|()| harness_base::files::write_by(file, |out| snapshot.write(out).map(Ok::<_, Infallible>)));
-    written.map(drop).map_err(CliError::unwritten(file, help))
+    written.map(drop).map_err(CliError::unwritten(file))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use harness_exec::process::HeldSignals;
 use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
-use super::exec::{HELP, ordinal, trials, write_report};
+use super::exec::{ordinal, trials, write_report};
 use super::{Format, device, program, terminal};
 
 const EXAMPLES: &str = "Examples:
@@ -100,7 +100,7 @@ impl Squeeze {
             Format::Json => terminal::print_json(&squeezed)?,
         }
         if let Some(path) = &self.record {
-            terminal::save(path, &terminal::json(&squeezed)?, HELP)?;
+            terminal::save(path, &terminal::json(&squeezed)?)?;
         }
         if let Some(path) = &self.report {
             let page = |picture: Option<&str>| squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command));

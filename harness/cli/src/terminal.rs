@@ -148,15 +148,15 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Writes a file that the user named. `help` is shown if that fails.
-pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>, help: &str) -> Result<(), CliError> {
-    files::write(path, content).map_err(CliError::unwritten(path, help))
+/// Writes a file that the user named.
+pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>) -> Result<(), CliError> {
+    files::write(path, content).map_err(CliError::unwritten(path))
 }
 
 /// Writes the picture next to a report, and returns its file name.
-pub(crate) fn save_picture(report: &Path, svg: &str, help: &str) -> Result<Option<String>, CliError> {
+pub(crate) fn save_picture(report: &Path, svg: &str) -> Result<Option<String>, CliError> {
     let picture = report.with_extension("svg");
-    save(&picture, svg, help)?;
+    save(&picture, svg)?;
     Ok(picture.file_name().map(|name| name.to_string_lossy().into_owned()))
 }
 

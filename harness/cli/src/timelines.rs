@@ -7,8 +7,6 @@ use harness_report::timeline;
 
 use super::{error::CliError, terminal};
 
-const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--trace`";
-
 pub(crate) struct Timelines {
     file: PathBuf,
     receiver: Receiver<Timeline>,
@@ -16,7 +14,7 @@ pub(crate) struct Timelines {
 
 impl Timelines {
     pub(crate) fn new(file: &Path) -> Result<(Self, Sender<Timeline>), CliError> {
-        files::check_place(file).map_err(CliError::unwritten(file, UNWRITTEN))?;
+        files::check_place(file).map_err(CliError::unwritten(file))?;
         let (sender, receiver) = mpsc::channel();
         Ok((Self { file: file.to_owned(), receiver }, sender))
     }
@@ -27,7 +25,7 @@ impl Timelines {
             terminal::message("no timeline is written: no run was timed");
             return Ok(());
         }
-        terminal::save(&self.file, timeline::render(&timelines), UNWRITTEN)?;
+        terminal::save(&self.file, timeline::render(&timelines))?;
         terminal::message(format_args!("timeline: {}; open it in https://ui.perfetto.dev", quoted(&self.file.to_string_lossy())));
         Ok(())
     }

@@ -21,6 +21,9 @@ use harness_gpu_settings::settings::{AddressOrder, Fault};
 use merge::Part;
 pub use observed::Observed;
 
+/// The files with the output of a run.
+const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
     /// Memory of each simulated GPU, or the limit of each process on a real one.

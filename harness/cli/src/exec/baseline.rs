@@ -14,7 +14,6 @@ use harness_explain::{causes, state::At, state::History};
 use harness_trace::snapshot::{Action, Snapshot};
 use serde::{Deserialize, Serialize};
 
-use super::HELP;
 use crate::error::{CliError, Failures};
 use crate::{snapshots, terminal};
 
@@ -341,7 +340,7 @@ impl<'a> Comparison<'a> {
                 terminal::message(format_args!("baseline: {file} is not written: {random}"));
                 return Ok(vec![random]);
             }
-            terminal::save(self.path, terminal::json(&new.baseline)?, HELP)?;
+            terminal::save(self.path, terminal::json(&new.baseline)?)?;
             terminal::message(format_args!("baseline: {file}"));
             return Ok(Vec::new());
         };

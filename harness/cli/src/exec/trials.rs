@@ -18,7 +18,6 @@ use harness_gpu_settings::settings::AddressOrder;
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
-use super::HELP;
 use crate::error::{CliError, Failures};
 use crate::{Format, exit::Exit, interrupt, terminal};
 
@@ -121,7 +120,7 @@ impl Options {
 
     pub(super) fn run(&self, launch: Launch<'_>, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<ExitCode, Failures> {
         if let Some(logs) = &self.logs {
-            std::fs::create_dir_all(logs).map_err(CliError::unwritten(logs, HELP))?;
+            std::fs::create_dir_all(logs).map_err(CliError::unwritten(logs))?;
         }
         let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
@@ -253,7 +252,7 @@ impl Options {
             return if self.format == Format::Json { terminal::print_json(report) } else { Ok(()) };
         }
         if let Some(path) = self.report() {
-            terminal::save(&path, trials::markdown(trials), HELP)?;
+            terminal::save(&path, trials::markdown(trials))?;
         }
         self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
     }

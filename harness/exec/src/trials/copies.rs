@@ -12,8 +12,7 @@ use std::{fs, path::PathBuf, process, thread, time::Duration};
 
 use harness_gpu_settings::settings::{UNLOADED, Values};
 
-use super::runner::OUTPUTS;
-use super::{Observed, Trial};
+use super::{OUTPUTS, Observed, Trial};
 use crate::launch::{Ended, Launch, Prepared, hook_folder};
 use crate::{machine::Machine, process::Started};
 

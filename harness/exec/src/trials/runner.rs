@@ -10,13 +10,11 @@ use harness_trace::program::RecordedProgram;
 
 use super::copies::Copies;
 use super::observed::{Ending, Observed};
-use super::{Trial, replay};
+use super::{OUTPUTS, Trial, replay};
 use crate::launch::{Ended, Launch, LaunchError, PLACES, Prepared, SNAPSHOT};
 use crate::machine::Machine;
 use crate::process::{End, Started};
 use crate::record::Record;
-
-pub(super) const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
 /// Why a program was not run, or its outcome is unknown.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]

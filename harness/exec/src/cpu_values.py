@@ -9,6 +9,7 @@
 # launches are counted.
 import collections
 import ctypes
+import sys
 import threading
 
 import torch
@@ -46,6 +47,16 @@ _SEED_MASK = (1 << 63) - 1
 def _include(is_included, is_inner_included):
     _C._dispatch_tls_set_dispatch_key_included(_KEY, is_included)
     _C._dispatch_tls_set_dispatch_key_included(_INNER_KEY, is_inner_included)
+
+
+def _with_values(function):
+    """The function, with the keys of its thread included."""
+
+    def run(*args, **kwargs):
+        _include(True, True)
+        return function(*args, **kwargs)
+
+    return run
 
 
 class NotComputed(Exception):
@@ -193,7 +204,8 @@ class _Values:
             return operation(*args, **kwargs)
         if _C._len_torch_dispatch_stack() > 0:
             return self.passed_on(is_outer, kind, args, kwargs)
-        is_computed = is_computed and not (self.captures.value and _C._cuda_isCurrentStreamCapturing())
+        is_captured = self.captures.value and _C._cuda_isCurrentStreamCapturing()
+        is_computed = is_computed and not is_captured
         state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random and is_computed else None
         try:
             numbers = kind.counts or (None if is_merged else _merged)
@@ -214,6 +226,8 @@ class _Values:
             if not is_computed or not has_read:
                 raise result
             return self.despite(result, kind, args, kwargs, inputs, state)
+        if is_captured and not kind.is_empty:  # Launches of the graph are counted.
+            return result
         return self.computed(kind, args, kwargs, inputs, result, is_computed, state)
 
     def passed_on(self, is_outer, kind, args, kwargs):
@@ -716,6 +730,49 @@ def _cudnn_rnn_backward(
     return input_gradient, hx_gradient, cx_gradient, weights
 
 
+def _lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
+    sums = (input_gates if input_bias is None else input_gates + input_bias) + (hidden_gates if hidden_bias is None else hidden_gates + hidden_bias)
+    entry, forget, cell, output = sums.chunk(4, 1)
+    entry, forget, cell, output = entry.sigmoid(), forget.sigmoid(), cell.tanh(), output.sigmoid()
+    cy = forget * cx + entry * cell
+    return output * cy.tanh(), cy, torch.cat([entry, forget, cell, output], 1)
+
+
+def _lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
+    entry, forget, cell, output = workspace.chunk(4, 1)
+    tanh = cy.tanh()
+    gradient = torch.zeros_like(cy) if grad_hy is None else grad_hy
+    of_cell = gradient * output * (1 - tanh * tanh)
+    if grad_cy is not None:
+        of_cell = of_cell + grad_cy
+    of_gates = (
+        of_cell * cell * (1 - entry) * entry,
+        of_cell * cx * (1 - forget) * forget,
+        of_cell * entry * (1 - cell * cell),
+        gradient * tanh * (1 - output) * output,
+    )
+    gates = torch.cat(of_gates, 1)
+    return gates, of_cell * forget, gates.sum(0) if has_bias else None
+
+
+def _gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
+    if input_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    (of_reset, of_update, of_new), (reset, update, new) = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
+    of_reset, of_update = (of_reset + reset).sigmoid(), (of_update + update).sigmoid()
+    of_new = (of_new + of_reset * new).tanh()
+    return of_new + of_update * (hx - of_new), torch.cat([of_reset, of_update, of_new, hx, new], 1)
+
+
+def _gru_cell_backward(grad_hy, workspace, has_bias):
+    reset, update, new, hx, hidden = workspace.chunk(5, 1)
+    of_new = grad_hy * (1 - update) * (1 - new * new)
+    shared = of_new * hidden * (1 - reset) * reset, grad_hy * (hx - new) * (1 - update) * update
+    of_input, of_hidden = torch.cat([*shared, of_new], 1), torch.cat([*shared, of_new * reset], 1)
+    biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return of_input, of_hidden, grad_hy * update, *biases
+
+
 def _rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask):
     dimensions = tuple(range(-len(normalized_shape), 0))
     normalized, gradient = input.float() * rstd, grad_out.float()
@@ -746,6 +803,10 @@ _SUBSTITUTES = {
     "_log_softmax": _softmax_of(torch.ops.aten._log_softmax.default),
     "_softmax_backward_data": _softmax_backward_of(torch.ops.aten._softmax_backward_data.default),
     "_log_softmax_backward_data": _softmax_backward_of(torch.ops.aten._log_softmax_backward_data.default),
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": _cudnn_rnn_backward,
 }
@@ -765,6 +826,22 @@ def begin(path):
     library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
     library.harness_values_not_computed.restype = ctypes.c_uint64
     values = _Values(library, begin, end)
+
+    def without_values(benchmark):
+        """A benchmark whose operations are not computed: only their time matters."""
+
+        def run(*args, **kwargs):
+            if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # Called by another one.
+                return benchmark(*args, **kwargs)
+            is_outer = enter()
+            try:
+                return benchmark(*args, **kwargs)
+            finally:
+                leave(is_outer)
+
+        return run
+
+    torch._harness_without_values = without_values
 
     def kernel(namespace, name, overload):
         kind = None
@@ -819,13 +896,10 @@ def begin(path):
         operator.fallthrough(_KEY)
         operator.fallthrough(_INNER_KEY)
     # Threads begin without the key. The backward pass gives its threads the keys of the thread that calls it.
-    start = threading.Thread._bootstrap_inner
-
-    def start_with_values(thread):
-        _include(True, True)
-        start(thread)
-
-    threading.Thread._bootstrap_inner = start_with_values
+    threading.Thread._bootstrap_inner = _with_values(threading.Thread._bootstrap_inner)
+    rpc = sys.modules.get("torch.distributed.rpc.internal")
+    if rpc is not None:  # Its threads are not Python's.
+        rpc._run_function = _with_values(rpc._run_function)
     return lambda: {
         "kernels": library.harness_values_not_computed(),
         "operations": dict(values.not_computed),

@@ -309,6 +309,21 @@ def _compute_values(torch):
     torch._harness_not_computed = _own_module("cpu_values").begin(_core())
 
 
+def _without_values_in_triton(module):
+    """Benchmarks write a buffer of the size of the cache before each run, which takes the CPU longer than all else."""
+    import torch
+
+    module.do_bench = torch._harness_without_values(module.do_bench)
+
+
+def _without_values_in_inductor(module):
+    import torch
+
+    for kind in [kind for kind in vars(module).values() if isinstance(kind, type)]:
+        for name in [name for name in vars(kind) if name.startswith("benchmark_gpu")]:
+            setattr(kind, name, torch._harness_without_values(getattr(kind, name)))
+
+
 def _count_sampled(module):
     """Makes vLLM's second model runner count sampled tokens on the host. It counts them in a kernel, and requests that sample no token never end.
     A request samples one token in each step, except in the steps before the last of its prompt."""
@@ -474,7 +489,7 @@ def _write_stacks_on_signal():
     import faulthandler
     import signal
 
-    file = open(os.path.join(_RUN, "stacks-%d" % os.getpid()), "ab", 0)
+    file = os.open(os.path.join(_RUN, "stacks-%d" % os.getpid()), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL, file, all_threads=True)
 
 
@@ -573,5 +588,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
             sys.meta_path.insert(0, _ModuleFinder(name, change))
     if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
+        sys.meta_path.insert(0, _ModuleFinder("triton.testing", _without_values_in_triton))
+        sys.meta_path.insert(0, _ModuleFinder("torch._inductor.runtime.benchmarking", _without_values_in_inductor))
         sys.meta_path.insert(0, _ModuleFinder("sglang.kernels.ops.memory.small_copy", _with_computed_copies))
 _run_hidden_sitecustomize()

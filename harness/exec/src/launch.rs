@@ -6,7 +6,7 @@ use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex, sync::Po
 
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
-use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, UNLOADED, Values};
+use harness_gpu_settings::settings::{HOOK, LIBRARIES, RUN, SETTINGS, SPARE, UNLOADED, Values};
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
@@ -27,7 +27,7 @@ pub const LIMITER: &str = "libharness_limits.so";
 pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
 /// Makes the hook write memory snapshots. With the value `events`, they lack call stacks.
 pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
-const HOOK: &str = include_str!("hook.py");
+const SITE: &str = include_str!("hook.py");
 /// Imported by the hook for `--values cpu`.
 const CPU_VALUES: &str = include_str!("cpu_values.py");
 /// The first GNU C library with a usable auditing interface. In earlier versions audited calls are slow and some programs crash.
@@ -244,7 +244,7 @@ impl Launch<'_> {
     fn fill(&self, run: &Path) -> io::Result<()> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
-        fs::write(hook.join("sitecustomize.py"), HOOK)?;
+        fs::write(hook.join("sitecustomize.py"), SITE)?;
         if self.is_audited() && self.command.first().is_some_and(|program| torch::is_linked_dynamically(program)) {
             fs::write(run.join(UNLOADED), "")?;
         }
@@ -274,8 +274,13 @@ impl Launch<'_> {
         let libraries = &self.setup.libraries;
         let hook = joined([hook_folder(run).into(), list("PYTHONPATH")]);
         let tunables = joined([STATIC_TLS.into(), list("GLIBC_TUNABLES")]);
-        let mut set: Vec<(&'static str, OsString)> =
-            vec![("GLIBC_TUNABLES", tunables), (RUN, run.into()), ("PYTHONPATH", hook), (EXPECTED, libraries.core.clone().into())];
+        let mut set: Vec<(&'static str, OsString)> = vec![
+            ("GLIBC_TUNABLES", tunables),
+            (RUN, run.into()),
+            ("PYTHONPATH", hook),
+            (SPARE, "".into()),
+            (EXPECTED, libraries.core.clone().into()),
+        ];
         set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
         set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
         // A hang shows where ranks ran out of memory.
@@ -319,7 +324,7 @@ fn visible(ordinal: u32, inherited: Option<OsString>) -> OsString {
 }
 
 pub(crate) fn hook_folder(run: &Path) -> PathBuf {
-    run.join("python")
+    run.join(HOOK)
 }
 
 /// Returns the ledger of a run that shares its devices with no other.

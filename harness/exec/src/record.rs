@@ -188,7 +188,7 @@ impl Record {
         };
         let is_unexplained = |hang: &Hang| hang.ranks.iter().all(|rank| rank.out_of_memory.is_none());
         let injected = self.used().flat_map(|process| &process.devices).any(|device| device.injected > 0);
-        if self.hang.as_ref().is_some_and(is_unexplained) && !injected {
+        if self.hang.as_ref().is_some_and(is_unexplained) && !injected && self.used().next().is_some() {
             return true;
         }
         self.used().any(|process| process.torch.as_ref().is_some_and(depends) && process.devices.iter().all(|device| device.injected == 0))
@@ -276,6 +276,10 @@ const ERRORS_OF_VALUES: &[&str] = &[
     "probability tensor contains",
     "invalid multinomial distribution",
     "expects all elements of std",
+    "Invalid learning rate",
+    "Invalid beta",
+    "Invalid epsilon",
+    "Invalid weight_decay",
     "ZeroDivisionError",
     "AssertionError",
     "division by zero",

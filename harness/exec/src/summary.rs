@@ -52,7 +52,7 @@ fn not_computed(process: &Process, settings: &Settings) -> String {
     let operations: u64 = missing.operations.values().sum();
     let names: Vec<&str> = missing.operations.keys().take(NAMES).map(String::as_str).collect();
     let parts = [
-        (missing.kernels, format!("{} of compiled code, graphs or extensions", count(missing.kernels, "launch"))),
+        (missing.kernels, format!("{} of compiled code, CUDA graphs, extensions or foreign threads", count(missing.kernels, "launch"))),
         (operations, format!("{} that the CPU lacks ({})", count(operations, "operation"), names.join(", "))),
         (missing.beyond_limit, format!("{} beyond {} of host memory", count(missing.beyond_limit, "operation"), settings.host_memory)),
     ];
@@ -60,9 +60,25 @@ fn not_computed(process: &Process, settings: &Settings) -> String {
     if parts.is_empty() { String::new() } else { format!("not computed: {}\n", parts.join("; ")) }
 }
 
+/// Errors that do not depend on values.
+const ERRORS_OF_CODE: [&str; 8] = [
+    "AttributeError",
+    "FileNotFoundError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "NameError",
+    "NotImplementedError",
+    "SyntaxError",
+    "_pickle.UnpicklingError",
+];
+
 /// Returns whether an exception unrelated to memory or injected failures ended the process.
 fn ended_by_another_error(process: &Process) -> bool {
-    let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory;
+    let is_of_code = |torch: &TorchRecord| {
+        let mut lines = torch.traceback.iter().filter(|line| !line.starts_with(' '));
+        lines.any(|line| ERRORS_OF_CODE.iter().any(|error| line.starts_with(error)))
+    };
+    let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory && !is_of_code(torch);
     process.torch.as_ref().is_some_and(is_other) && process.devices.iter().all(|device| device.injected == 0)
 }
 
@@ -183,12 +199,15 @@ fn of_torch(process: &Process) -> String {
         return format!("torch {} has no statistics: {problem}", torch.version);
     }
     let allocated = Bytes(torch.sum("allocated_bytes.all.peak"));
+    let gpus =
+        torch.memory_stats.values().filter_map(|stats| stats.get("allocated_bytes.all.peak")?.as_u64()).filter(|peak| *peak > 0).count();
+    let gpus = if gpus > 1 { format!(" on {}", count(gpus as u64, "GPU")) } else { String::new() };
     let (retries, ooms) = (torch.sum("num_alloc_retries"), torch.sum("num_ooms"));
     let end = if torch.ended_out_of_memory { "; one ended the program" } else { "" };
     let bounds = process.bounds_of_peak().map(|[least, most]| format!(" (between {least} and {most}: cuDNN's workspaces are estimates)"));
     let bounds = bounds.unwrap_or_default();
     format!(
-        "torch {}: peak allocated {allocated}{bounds}, {}, {}{end}",
+        "torch {}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}",
         torch.version,
         count(retries, "retry"),
         count(ooms, "out of memory error")

@@ -1,6 +1,7 @@
 //! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an environment variable.
 
-use std::{fmt, str::FromStr};
+use std::ffi::{CStr, CString, c_char};
+use std::{env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, str::FromStr};
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 pub use harness_allocator::device::sim::AddressOrder;
@@ -28,11 +29,47 @@ pub const UNLOADED: &str = "unloaded";
 /// The most devices per machine, as in PyTorch (`C10_COMPILE_TIME_MAX_GPUS`).
 pub const MOST_DEVICES: u32 = 120;
 
+/// The folder in the folder of [`RUN`] with the hook of Python processes.
+pub const HOOK: &str = "python";
+/// A variable whose entry in the environment becomes PYTHONPATH ([`keep_hook`]).
+pub const SPARE: &str = "HARNESS_GPU_SPARE";
+
 /// Shows the starting program that the dynamic linker has loaded a library of ours.
 pub fn mark_loaded() {
-    if let Some(run) = std::env::var_os(RUN) {
+    if let Some(run) = env::var_os(RUN) {
         // Only the first process finds the file.
-        let _ = std::fs::remove_file(std::path::Path::new(&run).join(UNLOADED));
+        let _ = fs::remove_file(Path::new(&run).join(UNLOADED));
+    }
+}
+
+/// Puts the hook into PYTHONPATH if the command has removed it, as `env PYTHONPATH=. python train.py` does.
+///
+/// # Safety
+/// The process has one thread.
+pub unsafe fn keep_hook() {
+    unsafe extern "C" {
+        static environ: *mut *mut c_char;
+    }
+    const PATH: &str = "PYTHONPATH";
+    let Some(run) = env::var_os(RUN) else { return };
+    let (hook, path) = (Path::new(&run).join(HOOK), env::var_os(PATH).unwrap_or_default());
+    let paths = [hook.clone()].into_iter().chain(env::split_paths(&path).filter(|path| !path.as_os_str().is_empty()));
+    let Ok(wanted) = env::join_paths(paths) else { return };
+    if env::split_paths(&path).any(|path| path == hook) {
+        return;
+    }
+    let Ok(entry) = CString::new([PATH.as_bytes(), b"=", wanted.as_bytes()].concat()) else { return };
+    let replaced = if path.is_empty() { SPARE } else { PATH };
+    // SAFETY: a null pointer ends the array, its entries are strings, and nothing else uses it meanwhile.
+    unsafe {
+        let mut at = environ;
+        while !at.is_null() && !(*at).is_null() {
+            if CStr::from_ptr(*at).to_bytes().strip_prefix(replaced.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")) {
+                *at = entry.into_raw();
+                return;
+            }
+            at = at.add(1);
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
-use harness_gpu_settings::settings::mark_loaded;
+use harness_gpu_settings::settings::{keep_hook, mark_loaded};
 
 use crate::{driver, nvml, runtime};
 
@@ -55,6 +55,8 @@ struct Symbol {
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     mark_loaded();
+    // SAFETY: the dynamic linker calls this before it starts the program.
+    unsafe { keep_hook() };
     version.min(NEWEST)
 }
 

@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::{env, fs, path::Path, sync::OnceLock};
 
-use harness_gpu_settings::settings::{LIBRARIES, mark_loaded};
+use harness_gpu_settings::settings::{LIBRARIES, keep_hook, mark_loaded};
 
 /// The newest supported version of the interface.
 const NEWEST: c_uint = 2;
@@ -16,6 +16,8 @@ const NEWEST: c_uint = 2;
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     mark_loaded();
+    // SAFETY: the dynamic linker calls this before it starts the program.
+    unsafe { keep_hook() };
     version.min(NEWEST)
 }
 

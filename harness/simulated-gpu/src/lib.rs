@@ -42,5 +42,6 @@ mod nccl;
 mod nvml;
 mod nvrtc;
 mod runtime;
+mod stack;
 mod unmodelled;
 mod world;

@@ -9,6 +9,8 @@ pub(crate) enum Parameter {
     Scalar,
     /// This many pointers: one, or a `std::array` of them.
     Pointers(usize),
+    /// A class that contains pointers to operands among other fields, in its first [`OPERAND_WORDS`].
+    Operands,
     /// A class with unknown fields and unknown size.
     Class,
 }
@@ -19,9 +21,18 @@ pub(crate) fn parameters(mangled: &[u8]) -> Option<Vec<Parameter>> {
     Some(elements(last_list(&text)?).into_iter().map(Parameter::of_type).collect())
 }
 
+/// Classes of PyTorch that contain pointers to operands: of reductions, and of operations on lists of tensors.
+const OPERANDS: [&str; 4] = ["ReduceOp<", "TensorListMetadata<", "TensorListScalarListMetadata<", "FusedOptimizerTensorListMetadata<"];
+pub(crate) const OPERAND_WORDS: usize = 150;
+
 impl Parameter {
     fn of_type(text: &str) -> Self {
         let text = text.trim();
+        let name = text.split_inclusive('<').next().unwrap_or(text);
+        // The captures of a lambda contain operands.
+        if text.ends_with('}') || OPERANDS.iter().any(|class| name.rsplit("::").next() == Some(class)) {
+            return Self::Operands;
+        }
         if text.ends_with('*') || text.ends_with('&') {
             return Self::Pointers(1);
         }
@@ -75,7 +86,7 @@ fn elements(list: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Parameter::{Class, Pointers, Scalar};
+    use Parameter::{Class, Operands, Pointers, Scalar};
 
     #[test]
     fn parameters_are_numbers_pointers_or_classes() {
@@ -83,6 +94,11 @@ mod tests {
         assert_eq!(parameters(b"_Z4funciPfS_"), Some(vec![Scalar, Pointers(1), Pointers(1)]));
         let elementwise = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm3EEEEviT0_T1_";
         assert_eq!(parameters(elementwise), Some(vec![Scalar, Class, Pointers(3)]));
+        let reduction =
+            b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_14func_wrapper_tIfNS0_11sum_functorIfffEEEEjfLi4ELi4EEEEEvT1_";
+        assert_eq!(parameters(reduction), Some(vec![Operands]));
+        let list = b"_ZN2at6native12_GLOBAL__N_125multi_tensor_apply_kernelINS1_18TensorListMetadataILi2EEEEEvT_";
+        assert_eq!(parameters(list), Some(vec![Operands]));
         assert_eq!(parameters(b"not_a_mangled_name"), None);
     }
 }

@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{code::Code, world};
+use crate::{code::Code, copied, stack::words_on_stack, world};
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
 /// four bytes of zeros and `q` eight through the pointer; `n` writes the handle of a new object; `d` destroys the object.
@@ -95,6 +95,7 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
         function = ptr::from_ref(known(unsafe { CStr::from_ptr(stub.name) })).cast_mut();
         stub.function.store(function, Ordering::Release);
     }
+    forget_outputs(registers, stack);
     // SAFETY: the pointer came from a static reference.
     for &(place, effect) in unsafe { &(*function).effects } {
         // SAFETY: the signature has this many integer arguments, six of them in registers.
@@ -115,6 +116,24 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     }
     // SAFETY: as above.
     unsafe { (*function).result }
+}
+
+/// The arguments on the stack that can point to an output: cublasLtMatmul has ten.
+const ON_STACK: usize = 16;
+
+/// Forgets the copies that arguments point into, for example the output of a product.
+fn forget_outputs(registers: *const u64, stack: *const u64) {
+    if !copied::any() {
+        return;
+    }
+    let on_stack = words_on_stack(stack.addr()).min(ON_STACK);
+    // SAFETY: there are six registers, and these words are on the stack.
+    let words = unsafe { (0..6).map(|index| *registers.add(index)).chain((0..on_stack).map(|index| *stack.add(index))) };
+    let words: Vec<u64> = words.filter(|word| world::is_device_memory(*word)).collect();
+    if !words.is_empty() {
+        let mut state = world::machine().state();
+        words.into_iter().for_each(|address| state.copied.forget_around(address));
+    }
 }
 
 fn result_of_unknown(name: &[u8]) -> u64 {

@@ -28,6 +28,21 @@ class Recurrent(nn.Module):
         return self.head(self.gates(self.body(x)[0])[0].mean(1))
 
 
+class Cells(nn.Module):
+    shape = (6, 10, 12)
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.gates, self.head = nn.LSTMCell(12, 16), nn.GRUCell(16, 16, bias=False), nn.Linear(16, 5)
+
+    def forward(self, x):
+        state, hidden = None, x.new_zeros(len(x), 16)
+        for step in x.unbind(1):
+            state = self.memory(step, state)
+            hidden = self.gates(state[0], hidden)
+        return self.head(hidden + state[1])
+
+
 class Attention(nn.Module):
     shape = (4, 20)
 
@@ -67,7 +82,7 @@ optimizers = {
     "fused": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
 }
 same = {}
-for kind in (Convolutions, Recurrent, Attention):
+for kind in (Convolutions, Recurrent, Cells, Attention):
     model, data = kind(), torch.randn(*kind.shape)
     for name, optimizer in optimizers.items():
         here, there = (losses(model, optimizer, data, device) for device in ("cpu", "cuda"))

@@ -1,5 +1,5 @@
 # Two ranks, of which one does not call what the other waits for. The parent waits for both and ends neither.
-import os, socket, sys, tempfile, threading, time
+import os, socket, subprocess, sys, tempfile, threading, time
 import torch
 import torch.distributed as dist
 
@@ -59,11 +59,31 @@ def join_late(group):
     dist.all_reduce(torch.zeros(1024, device="cuda"), group=group)
 
 
+# Rank 0 starts rank 1, which computes for a while before it joins.
+def started(store):
+    rank = int("STORE" in os.environ)
+    store = os.environ.setdefault("STORE", store)
+    if rank == 0:
+        child = subprocess.Popen([sys.executable, *sys.argv])
+    else:
+        began = time.monotonic()
+        while time.monotonic() < began + 5:
+            pass
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=2)
+    dist.all_reduce(torch.zeros(1024, device="cuda"))
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+    sys.exit(child.wait() if rank == 0 else 0)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("localhost", 0))
         store = f"tcp://localhost:{free.getsockname()[1]}" if MODE in ("init", "killed", "store") else f"file://{folder}/store"
         free.close()
+        if MODE == "started":
+            started(store)
         ranks = [torch.multiprocessing.get_context("fork").Process(target=main, args=(rank, store)) for rank in range(2)]
         for rank in ranks:
             rank.start()

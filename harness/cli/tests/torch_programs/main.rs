@@ -109,6 +109,7 @@ fn main() -> ExitCode {
     trials.push(of_python("workspaces.py: the peak has bounds on a GPU for which cuDNN plans clusters of blocks", &with_cudnn, check));
     trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
+    trials.push(of_python("a command that changes PYTHONPATH keeps its statistics and values", &python, hook_stays));
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("two environments are compared by line", &python, two_environments_are_compared_by_line));
     trials.push(of_python("categories.py: categories from stacks and lifetimes equal those of the program's tensors", &python, categories));
@@ -369,6 +370,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
     let cases = [
         ("slow", ["", ""]),
         ("sleeps", ["", ""]),
+        ("started", ["", ""]),
         ("oom", ["rank 1 has ended with exit code 1 after an OutOfMemoryError at hangs.py:23", reduces]),
         ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:28 for rank 0 after an Out"]),
         ("fewer", [reduces, "rank 1 has ended with exit code 0"]),
@@ -386,7 +388,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         let output = command.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stderr);
         let is_right = match *mode {
-            "slow" | "sleeps" => output.status.success(),
+            "slow" | "sleeps" | "started" => output.status.success(),
             "sizes" if *values == "copies" => output.status.success() && text.contains("different sizes: rank "),
             _ => output.status.code() == Some(124) && lines.iter().all(|line| text.contains(line)),
         };
@@ -721,6 +723,19 @@ fn peers(python: &Path) -> Result<(), Failed> {
     let (of_center, of_desk) = (printed("a40-48")?.stdout, printed("rtx4090-24")?.stdout);
     let is_right = of_center == b"False True\n" && of_desk == b"False False\n";
     if is_right { Ok(()) } else { Err(String::from_utf8([of_center, of_desk].concat())?.into()) }
+}
+
+fn hook_stays(python: &Path) -> Result<(), Failed> {
+    let program = "import torch; print(torch.ones(3, device='cuda').sum().item())";
+    for change in ["PYTHONPATH=.", "--unset=PYTHONPATH"] {
+        let mut command = harness();
+        let output = command.args(["exec", "--values", "cpu", "--", "env", change]).arg(python).args(["-c", program]).output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        if output.stdout != b"3.0\n" || !text.contains("peak allocated") {
+            return Err(format!("{change}: {output:?}").into());
+        }
+    }
+    Ok(())
 }
 
 fn error_of_values(python: &Path) -> Result<(), Failed> {

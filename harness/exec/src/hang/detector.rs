@@ -13,7 +13,7 @@ use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, stac
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
-use super::processes::{Numbers, Processes, numbers, of_program, sleeping, stack, wait_of};
+use super::processes::{Numbers, Processes, is_main_asleep, numbers, of_program, sleeping, stack, wait_of};
 use super::{FILE, Hang, HangingRank, RankState};
 use crate::process;
 use crate::record::TorchRecord;
@@ -145,7 +145,10 @@ fn call(communicator: &Path, ranks: &Ranks, rank: usize, number: u32) -> Option<
 /// Looks for hangs while a program runs.
 #[derive(Debug, Default)]
 pub(crate) struct Detector {
+    /// Those of ranks.
     processes: Processes,
+    /// All processes of the program.
+    others: Processes,
     found: Option<Suspect>,
 }
 
@@ -182,7 +185,8 @@ impl Detector {
         let lacks = waits.iter().map(|waiting| (waiting.pid, waiting.lacks.iter().map(|(_, lacks)| *lacks).collect()));
         let lacks: Vec<_> = lacks.chain(outside.iter().map(|waiting| (waiting.pid, vec![Lacks::Others]))).collect();
         let pids = lacks.iter().map(|(pid, _)| *pid).collect();
-        let stopped = endless(&lacks, &running, || can_start(descendants, &pids));
+        descendants.iter().for_each(|pid| self.others.look(*pid as u32));
+        let stopped = endless(&lacks, &running, || can_start(descendants, &pids, |pid| self.others.idle(pid) < GRACE));
         waits.retain(|waiting| stopped.contains(&waiting.pid));
         outside.retain(|waiting| stopped.contains(&waiting.pid));
         let of_wait = |waiting: &Waiting| (communicators[waiting.communicator].0.clone(), waiting.rank, waiting.wait);
@@ -228,14 +232,19 @@ impl Detector {
     }
 }
 
-/// Returns whether a process with torch runs that neither waits, nor belongs to one that waits, nor started one.
-fn can_start(descendants: &[pid_t], waiting: &BTreeSet<u32>) -> bool {
+/// Returns whether a process may become a rank: one with torch that neither waits nor started one that waits. If one that waits started it, it must be busy
+/// or asleep for a time, because workers of ranks are idle.
+fn can_start(descendants: &[pid_t], waiting: &BTreeSet<u32>, is_busy: impl Fn(u32) -> bool) -> bool {
     let parents = process::parents();
     let up = |pid: pid_t| std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
     let launchers: BTreeSet<pid_t> = waiting.iter().flat_map(|pid| up(*pid as pid_t)).collect();
     let has_torch = |pid: &pid_t| fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/libtorch"));
-    let is_other = |pid: &&pid_t| !launchers.contains(pid) && !up(**pid).any(|pid| waiting.contains(&(pid as u32)));
-    descendants.iter().filter(is_other).any(has_torch)
+    let is_of_waiting = |pid: &pid_t| up(*pid).any(|pid| waiting.contains(&(pid as u32)));
+    let becomes_rank = |pid: &pid_t| {
+        let is_worker = is_of_waiting(pid);
+        is_worker && is_busy(*pid as u32) || has_torch(pid) && (!is_worker || is_main_asleep(*pid as u32))
+    };
+    descendants.iter().filter(|pid| !launchers.contains(pid)).any(becomes_rank)
 }
 
 /// The parts of a hang.

@@ -144,17 +144,29 @@ fn waits_for_processor(pid: u32) -> BTreeMap<u64, u64> {
 
 /// The threads of a process that sleep for a time, each with the number of times that it has run.
 pub(super) fn sleeping(pid: u32) -> BTreeSet<(u64, u64)> {
-    let is_asleep = |thread: &PathBuf| {
-        let call = fs::read_to_string(thread.join("syscall")).unwrap_or_default();
-        let mut words = call.split_whitespace();
-        match words.next().and_then(|number| number.parse().ok()) {
-            Some(libc::SYS_nanosleep | libc::SYS_clock_nanosleep) => true,
-            // Python before 3.11 sleeps by waiting for none of zero files.
-            Some(libc::SYS_select | libc::SYS_pselect6) => words.next() == Some("0x0"),
-            _ => false,
-        }
-    };
-    threads(pid).filter(is_asleep).filter_map(|thread| Some((number(&thread)?, scheduled(&thread, 2)?))).collect()
+    threads(pid).filter(|thread| is_asleep(thread)).filter_map(|thread| Some((number(&thread)?, scheduled(&thread, 2)?))).collect()
+}
+
+/// Returns whether a thread sleeps for a time.
+fn is_asleep(thread: &Path) -> bool {
+    match current_call(thread) {
+        (Some(libc::SYS_nanosleep | libc::SYS_clock_nanosleep), _) => true,
+        // Python before 3.11 sleeps by waiting for none of zero files.
+        (Some(libc::SYS_select | libc::SYS_pselect6), has_no_argument) => has_no_argument,
+        _ => false,
+    }
+}
+
+/// The number of the system call in which a thread is, and whether its first argument is zero.
+fn current_call(thread: &Path) -> (Option<libc::c_long>, bool) {
+    let call = fs::read_to_string(thread.join("syscall")).unwrap_or_default();
+    let mut words = call.split_whitespace();
+    (words.next().and_then(|number| number.parse().ok()), words.next() == Some("0x0"))
+}
+
+/// Returns whether the main thread of a process sleeps for a time.
+pub(super) fn is_main_asleep(pid: u32) -> bool {
+    is_asleep(&PathBuf::from(format!("/proc/{pid}/task/{pid}")))
 }
 
 fn threads(pid: u32) -> impl Iterator<Item = PathBuf> {
@@ -177,9 +189,12 @@ fn ask(stacks: &Path, pid: u32) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
     let is_caught = caught.is_some_and(|caught| caught >> (signal - 1) & 1 == 1);
+    // A signal interrupts the sleep between torch's attempts to connect, which torch takes for an error.
+    let other = is_main_asleep(pid).then(|| threads(pid).find(|thread| current_call(thread).0 == Some(libc::SYS_futex))).flatten();
+    let thread = other.and_then(|thread| number(&thread)).unwrap_or_else(|| pid.into());
     if is_caught && fs::File::options().write(true).truncate(true).open(stacks).is_ok() {
         // SAFETY: sends a signal, for which the process has a handler.
-        unsafe { libc::kill(pid as libc::pid_t, signal) };
+        unsafe { libc::syscall(libc::SYS_tgkill, pid as libc::pid_t, thread as libc::pid_t, signal) };
     }
 }
 

@@ -117,6 +117,7 @@ fn a_program_with_a_limit_sees_one_gpu_and_keeps_its_own_libraries() {
             ("HARNESS_GPU_LIMITS_LEDGER", "/ledger"),
             ("HARNESS_GPU_LIMITS_RUN", "/run/limits"),
             ("HARNESS_GPU_RUN", "/run"),
+            ("HARNESS_GPU_SPARE", ""),
             ("LD_AUDIT", "/lib/limits.so:/mine.so"),
             ("PYTHONPATH", "/run/python"),
             ("PYTORCH_ALLOC_CONF", "a:b"),

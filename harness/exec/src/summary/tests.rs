@@ -137,7 +137,7 @@ fn the_summary_names_what_the_cpu_did_not_compute() {
     settings.values = Values::Cpu;
     settings.host_memory = Bytes::gib(6);
     let text = simulated(&record, &settings);
-    let line = "not computed: 1 launch of compiled code, graphs or extensions; 3 operations that the CPU lacks (_sparse_addmm, quantize_per_tensor); \
+    let line = "not computed: 1 launch of compiled code, CUDA graphs, extensions or foreign threads; 3 operations that the CPU lacks (_sparse_addmm, quantize_per_tensor); \
                 4 operations beyond 6 GiB of host memory\n";
     assert!(text.contains(line) && text.contains("the CPU computes the values, in at most 6 GiB of host memory"), "{text}");
 }

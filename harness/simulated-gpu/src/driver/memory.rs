@@ -40,7 +40,7 @@ export! {
         let free = || machine().state().host.free(address);
         by_kernel_mode(THIS, || answer(free()), || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free()))
     };
-    cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) = in_context(THIS, |_, state| {
+    cuMemHostRegister, cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) = in_context(THIS, |_, state| {
         state.host.register(address, size);
         Ok(())
     });

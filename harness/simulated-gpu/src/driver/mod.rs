@@ -52,15 +52,15 @@ export! {
     cuDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
         of_device(THIS, index, |device| put_attribute(value, number, device));
     cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(bytes, machine().memory().0 as usize));
-    cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) = of_device(THIS, index, |number| put(into, uuid(number)));
+    cuDeviceGetUuid, cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) = of_device(THIS, index, |number| put(into, uuid(number)));
     cuDevicePrimaryCtxGetState(_: c_int, flags: Out<'_, c_uint>, active: Out<'_, c_int>) = answer(put(flags, 0).and(put(active, 1)));
     cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(context, retain(index as usize)));
-    cuDevicePrimaryCtxRelease_v2(index: c_int) = of_device(THIS, index, |_| release(index as usize));
+    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(index: c_int) = of_device(THIS, index, |_| release(index as usize));
     cuCtxGetCurrent(context: Out<'_, usize>) = answer(put(context, current_context()));
     cuCtxSetCurrent(context: usize) = call(THIS, || answer(set_context(context)));
-    cuCtxPushCurrent_v2(context: usize) = call(THIS, || answer(push_context(context)));
+    cuCtxPushCurrent, cuCtxPushCurrent_v2(context: usize) = call(THIS, || answer(push_context(context)));
     /// The popped context may have no place.
-    cuCtxPopCurrent_v2(context: Out<'_, usize>) = call(THIS, || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
+    cuCtxPopCurrent, cuCtxPopCurrent_v2(context: Out<'_, usize>) = call(THIS, || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
     cuCtxGetDevice(handle: Out<'_, c_int>) = answer(put(handle, c_int::try_from(current_device()).unwrap_or(0)));
     /// Compilers query and set limits; any value works.
     cuCtxGetLimit(value: Out<'_, usize>, _: c_int) = answer(put(value, 1 << 10));

@@ -8,9 +8,9 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::fat_binary::chosen_code;
 use crate::code::{Code, last, message, name, put, remember, take_last};
-use crate::mangled::{self, Parameter};
+use crate::mangled::{self, OPERAND_WORDS, Parameter};
 use crate::world::{is_device_memory, machine};
-use crate::{contents::launched, copied};
+use crate::{contents::launched, copied, stack::words_on_stack};
 use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS};
 
 /// A grid or a block.
@@ -117,7 +117,7 @@ fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_voi
     0
 }
 
-/// Forgets the copies that arguments of a kernel point into. Of a class, only the first eight bytes can be a pointer.
+/// Forgets the copies that arguments of a kernel point into. Of a class with unknown fields, only the first eight bytes can be a pointer.
 ///
 /// # Safety
 /// `arguments` has a pointer to an argument for each parameter.
@@ -129,11 +129,14 @@ unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parame
         let pointers = match parameter {
             Parameter::Scalar => 0,
             Parameter::Pointers(count) => *count,
+            // Callers pass them on the stack. The words behind a shorter class may be old pointers, whose copies are forgotten without need.
+            Parameter::Operands => words_on_stack(start.addr()).clamp(1, OPERAND_WORDS),
             // A class is shorter than a pointer if the next argument starts inside of it.
             Parameter::Class => usize::from(!starts.iter().any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr())))),
         };
         for index in 0..pointers {
-            // SAFETY: the argument has this many pointers. The start of a class is readable: arguments are on the stack or in arrays.
+            // SAFETY: the argument has this many pointers, or they are on the stack. The start of a class is readable: arguments are on the stack or
+            // in arrays.
             let address = unsafe { start.add(8 * index).cast::<u64>().read_unaligned() };
             if is_device_memory(address) {
                 state.copied.forget_around(address);

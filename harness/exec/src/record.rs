@@ -188,10 +188,15 @@ impl Record {
         };
         let is_unexplained = |hang: &Hang| hang.ranks.iter().all(|rank| rank.out_of_memory.is_none());
         let injected = self.used().flat_map(|process| &process.devices).any(|device| device.injected > 0);
-        if self.hang.as_ref().is_some_and(is_unexplained) && !injected && self.used().next().is_some() {
+        if self.used().next().is_none() {
+            return false;
+        }
+        if self.hang.as_ref().is_some_and(is_unexplained) && !injected {
             return true;
         }
-        self.used().any(|process| process.torch.as_ref().is_some_and(depends) && process.devices.iter().all(|device| device.injected == 0))
+        // Ray's driver, which does not use the GPU, ends with the error of its worker.
+        let is_uninjected = |process: &Process| process.devices.iter().all(|device| device.injected == 0);
+        self.processes.iter().any(|process| process.torch.as_ref().is_some_and(depends) && is_uninjected(process))
     }
 
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {

@@ -50,7 +50,7 @@ def _include(is_included, is_inner_included):
 
 
 def _with_values(function):
-    """The function, with the keys of its thread included."""
+    """Returns a function that includes the keys in its thread before it calls the given one."""
 
     def run(*args, **kwargs):
         _include(True, True)
@@ -828,10 +828,10 @@ def begin(path):
     values = _Values(library, begin, end)
 
     def without_values(benchmark):
-        """A benchmark whose operations are not computed: only their time matters."""
+        """Returns the benchmark without computed values: only times matter."""
 
         def run(*args, **kwargs):
-            if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # Called by another one.
+            if not _C._dispatch_tls_is_dispatch_key_included(_INNER_KEY):  # A nested benchmark.
                 return benchmark(*args, **kwargs)
             is_outer = enter()
             try:

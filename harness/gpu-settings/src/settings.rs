@@ -1,7 +1,7 @@
 //! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an environment variable.
 
 use std::ffi::{CStr, CString, c_char};
-use std::{env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, str::FromStr};
+use std::{env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, str::FromStr};
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 pub use harness_allocator::device::sim::AddressOrder;
@@ -52,14 +52,15 @@ pub unsafe fn keep_hook() {
     }
     const PATH: &str = "PYTHONPATH";
     let Some(run) = env::var_os(RUN) else { return };
-    let (hook, path) = (Path::new(&run).join(HOOK), env::var_os(PATH).unwrap_or_default());
-    let paths = [hook.clone()].into_iter().chain(env::split_paths(&path).filter(|path| !path.as_os_str().is_empty()));
-    let Ok(wanted) = env::join_paths(paths) else { return };
-    if env::split_paths(&path).any(|path| path == hook) {
+    let (hook, path) = (Path::new(&run).join(HOOK), env::var_os(PATH));
+    let mut paths: Vec<PathBuf> = path.iter().flat_map(env::split_paths).filter(|path| !path.as_os_str().is_empty()).collect();
+    if paths.contains(&hook) {
         return;
     }
+    paths.insert(0, hook);
+    let Ok(wanted) = env::join_paths(paths) else { return };
     let Ok(entry) = CString::new([PATH.as_bytes(), b"=", wanted.as_bytes()].concat()) else { return };
-    let replaced = if path.is_empty() { SPARE } else { PATH };
+    let replaced = if path.is_some() { PATH } else { SPARE };
     // SAFETY: a null pointer ends the array, its entries are strings, and nothing else uses it meanwhile.
     unsafe {
         let mut at = environ;

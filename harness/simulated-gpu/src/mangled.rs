@@ -23,6 +23,7 @@ pub(crate) fn parameters(mangled: &[u8]) -> Option<Vec<Parameter>> {
 
 /// Classes of PyTorch that contain pointers to operands: of reductions, and of operations on lists of tensors.
 const OPERANDS: [&str; 4] = ["ReduceOp<", "TensorListMetadata<", "TensorListScalarListMetadata<", "FusedOptimizerTensorListMetadata<"];
+/// Their pointers are among this many words: `TensorListMetadata<5>` begins with 5 × 30 addresses (ATen/native/cuda/MultiTensorApply.cuh), the most.
 pub(crate) const OPERAND_WORDS: usize = 150;
 
 impl Parameter {

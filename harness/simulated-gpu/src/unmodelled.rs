@@ -129,11 +129,7 @@ fn forget_outputs(registers: *const u64, stack: *const u64) {
     let on_stack = words_on_stack(stack.addr()).min(ON_STACK);
     // SAFETY: there are six registers, and these words are on the stack.
     let words = unsafe { (0..6).map(|index| *registers.add(index)).chain((0..on_stack).map(|index| *stack.add(index))) };
-    let words: Vec<u64> = words.filter(|word| world::is_device_memory(*word)).collect();
-    if !words.is_empty() {
-        let mut state = world::machine().state();
-        words.into_iter().for_each(|address| state.copied.forget_around(address));
-    }
+    words.filter(|word| world::is_device_memory(*word)).for_each(|address| world::machine().state().copied.forget_around(address));
 }
 
 fn result_of_unknown(name: &[u8]) -> u64 {

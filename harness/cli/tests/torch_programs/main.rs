@@ -727,7 +727,7 @@ fn peers(python: &Path) -> Result<(), Failed> {
 
 fn hook_stays(python: &Path) -> Result<(), Failed> {
     let program = "import torch; print(torch.ones(3, device='cuda').sum().item())";
-    for change in ["PYTHONPATH=.", "--unset=PYTHONPATH"] {
+    for change in ["PYTHONPATH=.", "PYTHONPATH=", "--unset=PYTHONPATH"] {
         let mut command = harness();
         let output = command.args(["exec", "--values", "cpu", "--", "env", change]).arg(python).args(["-c", program]).output()?;
         let text = String::from_utf8_lossy(&output.stderr);

@@ -145,10 +145,10 @@ fn call(communicator: &Path, ranks: &Ranks, rank: usize, number: u32) -> Option<
 /// Looks for hangs while a program runs.
 #[derive(Debug, Default)]
 pub(crate) struct Detector {
-    /// Those of ranks.
+    /// Processes of ranks, and those that have ended.
     processes: Processes,
-    /// All processes of the program.
-    others: Processes,
+    /// All running processes of the program.
+    descendants: Processes,
     found: Option<Suspect>,
 }
 
@@ -185,8 +185,8 @@ impl Detector {
         let lacks = waits.iter().map(|waiting| (waiting.pid, waiting.lacks.iter().map(|(_, lacks)| *lacks).collect()));
         let lacks: Vec<_> = lacks.chain(outside.iter().map(|waiting| (waiting.pid, vec![Lacks::Others]))).collect();
         let pids = lacks.iter().map(|(pid, _)| *pid).collect();
-        descendants.iter().for_each(|pid| self.others.look(*pid as u32));
-        let stopped = endless(&lacks, &running, || can_start(descendants, &pids, |pid| self.others.idle(pid) < GRACE));
+        self.descendants.look_only(descendants.iter().map(|pid| *pid as u32));
+        let stopped = endless(&lacks, &running, || can_start(descendants, &pids, |pid| self.descendants.idle(pid) < GRACE));
         waits.retain(|waiting| stopped.contains(&waiting.pid));
         outside.retain(|waiting| stopped.contains(&waiting.pid));
         let of_wait = |waiting: &Waiting| (communicators[waiting.communicator].0.clone(), waiting.rank, waiting.wait);
@@ -232,8 +232,8 @@ impl Detector {
     }
 }
 
-/// Returns whether a process may become a rank: one with torch that neither waits nor started one that waits. If one that waits started it, it must be busy
-/// or asleep for a time, because workers of ranks are idle.
+/// Returns whether a process may become a rank: one with torch that neither waits nor has started a rank that waits. A process that a waiting rank has
+/// started counts only while it is busy or sleeps for a time. Workers of ranks, such as those of data loaders, are idle.
 fn can_start(descendants: &[pid_t], waiting: &BTreeSet<u32>, is_busy: impl Fn(u32) -> bool) -> bool {
     let parents = process::parents();
     let up = |pid: pid_t| std::iter::successors(Some(pid), |pid| parents.get(pid).copied());

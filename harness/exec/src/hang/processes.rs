@@ -81,6 +81,13 @@ impl Processes {
         }
     }
 
+    /// Looks at these processes, and forgets all others.
+    pub(super) fn look_only(&mut self, pids: impl Iterator<Item = u32>) {
+        let pids: BTreeSet<u32> = pids.collect();
+        self.0.retain(|pid, _| pids.contains(pid));
+        pids.into_iter().for_each(|pid| self.look(pid));
+    }
+
     #[cfg(test)]
     pub(super) fn running(pids: std::ops::Range<u32>) -> Self {
         Self(pids.map(|pid| (pid, Known::default())).collect())
@@ -152,7 +159,7 @@ fn is_asleep(thread: &Path) -> bool {
     match current_call(thread) {
         (Some(libc::SYS_nanosleep | libc::SYS_clock_nanosleep), _) => true,
         // Python before 3.11 sleeps by waiting for none of zero files.
-        (Some(libc::SYS_select | libc::SYS_pselect6), has_no_argument) => has_no_argument,
+        (Some(libc::SYS_select | libc::SYS_pselect6), waits_for_none) => waits_for_none,
         _ => false,
     }
 }
@@ -189,7 +196,7 @@ fn ask(stacks: &Path, pid: u32) {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
     let is_caught = caught.is_some_and(|caught| caught >> (signal - 1) & 1 == 1);
-    // A signal interrupts the sleep between torch's attempts to connect, which torch takes for an error.
+    // A signal would interrupt the sleep between torch's attempts to connect, and torch would report an error. So another thread gets it.
     let other = is_main_asleep(pid).then(|| threads(pid).find(|thread| current_call(thread).0 == Some(libc::SYS_futex))).flatten();
     let thread = other.and_then(|thread| number(&thread)).unwrap_or_else(|| pid.into());
     if is_caught && fs::File::options().write(true).truncate(true).open(stacks).is_ok() {

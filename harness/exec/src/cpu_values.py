@@ -517,6 +517,11 @@ def _modes(tensor, dim=-1, *_, **__):
     return [number for step in steps for number in (step, step + 1, 0, 0, 0, 1, 0, 0)]
 
 
+def _deviations(mean, deviation=1.0, *_, **__):
+    # `normal` asks twice whether all deviations are positive.
+    return 2 * [int(deviation.min() >= 0)] if isinstance(deviation, torch.Tensor) and deviation.numel() else []
+
+
 def _sparse_elements(name):
     return lambda *args, **kwargs: 2 * [getattr(torch.ops.aten, name)(*args, **kwargs)._nnz()]
 
@@ -550,6 +555,7 @@ _COUNTS = {
     "unique_dim": _distinct_slices,
     "unique_dim_consecutive": _distinct_slices,
     "linalg_matrix_exp": _norm,
+    "normal": _deviations,
     "isin": _distinct_of_both,
     "_sparse_softmax": _pools,
     "torchvision::nms": _kept,

@@ -11,10 +11,11 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{code::Code, copied, stack::words_on_stack, world};
+use crate::{code::Code, copied, solver, stack::words_on_stack, world};
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
-/// four bytes of zeros and `q` eight through the pointer; `n` writes the handle of a new object; `d` destroys the object.
+/// four bytes of zeros and `q` eight through the pointer; `s` and `t` write the size of a workspace of cuSOLVER in four and eight bytes; `n` writes the
+/// handle of a new object; `d` destroys the object.
 const TABLE: &str = include_str!("unmodelled.tsv");
 
 #[repr(C, align(16))]
@@ -34,6 +35,8 @@ struct Function {
 enum Effect {
     Zero4,
     Zero8,
+    Workspace4,
+    Workspace8,
     New,
     Delete,
 }
@@ -97,25 +100,31 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     }
     forget_outputs(registers, stack);
     // SAFETY: the pointer came from a static reference.
-    for &(place, effect) in unsafe { &(*function).effects } {
-        // SAFETY: the signature has this many integer arguments, six of them in registers.
-        let argument = unsafe { if place < 6 { *registers.add(place) } else { *stack.add(place - 6) } };
-        if argument == 0 || world::is_device_memory(argument) {
+    let function = unsafe { &*function };
+    // SAFETY: the signature has this many integer arguments, six of them in registers.
+    let argument = |place: usize| unsafe { if place < 6 { *registers.add(place) } else { *stack.add(place - 6) } };
+    for &(place, effect) in &function.effects {
+        let address = argument(place);
+        if address == 0 || world::is_device_memory(address) {
             continue;
         }
-        let pointer = ptr::with_exposed_provenance_mut::<u8>(argument as usize);
+        let pointer = ptr::with_exposed_provenance_mut::<u8>(address as usize);
         // SAFETY: by the signature, the argument points to an output of this size, or is an object from `Effect::New`. Device addresses are skipped.
         unsafe {
             match effect {
                 Effect::Zero4 => pointer.cast::<u32>().write_unaligned(0),
                 Effect::Zero8 => pointer.cast::<u64>().write_unaligned(0),
+                Effect::Workspace4 => {
+                    let elements = solver::workspace(function.name, argument);
+                    pointer.cast::<i32>().write_unaligned(i32::try_from(elements).unwrap_or(i32::MAX));
+                }
+                Effect::Workspace8 => pointer.cast::<u64>().write_unaligned(solver::workspace(function.name, argument)),
                 Effect::New => pointer.cast::<*mut u8>().write(new_object()),
                 Effect::Delete => delete_object(pointer),
             }
         }
     }
-    // SAFETY: as above.
-    unsafe { (*function).result }
+    function.result
 }
 
 /// The arguments on the stack that can point to an output: cublasLtMatmul has ten.
@@ -160,6 +169,8 @@ impl Function {
             let effect = match letter {
                 "w" => Effect::Zero4,
                 "q" => Effect::Zero8,
+                "s" => Effect::Workspace4,
+                "t" => Effect::Workspace8,
                 "n" => Effect::New,
                 "d" => Effect::Delete,
                 _ => return None,

@@ -33,6 +33,9 @@ fn temporary_memory_is_as_measured_on_an_h200() {
     let fp32 = Network { input: 128, hidden: 256, drops: true, ..LSTM };
     let fp16 = Network { two_directions: 0, kind: 2, drops: false, ..fp32 };
     let small = Network { two_directions: 0, input: 64, hidden: 64, layers: 1, ..LSTM };
+    let (packed, two) = (Network { input: 8, hidden: 8, ..small }, Network { input: 1, hidden: 8, layers: 2, drops: true, ..small });
+    let words = Network { input: 200, hidden: 200, layers: 2, drops: true, ..small };
+    let digits = Network { input: 28, ..small };
     // The network, steps times batch, and the measured reserve and workspace.
     let measured = [
         (fp32, 50 * 16, 18_125_056, 55_656_832),
@@ -40,11 +43,23 @@ fn temporary_memory_is_as_measured_on_an_h200() {
         (Network { cell: 1, ..fp32 }, 50 * 16, 5_017_856, 54_395_264),
         (fp16, 50 * 16, 4_505_856, 21_029_248),
         (small, 5 * 2, 13_056, 8_580_384_usize),
+        (packed, 320, 51_456, 8_434_944),
+        (two, 304, 107_584, 16_835_456),
+        (words, 35 * 20, 6_177_760, 23_577_632),
+        (words, 4 * 20, 706_272, 20_105_632),
+        (digits, 28 * 64, 2_294_016, 18_449_152),
     ];
     for (network, inputs, reserve, workspace) in measured {
         let states = inputs * network.hidden as usize;
         assert_eq!(network.reserve(states), reserve, "{}", network.cell);
         let percent = network.workspace(states).abs_diff(workspace) * 100 / workspace;
-        assert!(percent < if network.cell == 1 { 29 } else { 5 }, "{percent} % of {workspace}");
+        let most = if network.input == digits.input {
+            45
+        } else if network.cell == 1 {
+            29
+        } else {
+            5
+        };
+        assert!(percent < most, "{percent} % of {workspace}");
     }
 }

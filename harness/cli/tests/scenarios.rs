@@ -65,10 +65,12 @@ fn main() -> ExitCode {
         };
         for scenario in &scenarios {
             for allocator in &scenario.allocators {
+                // Folders have scenarios of the same name.
+                let name = format!("{}::{allocator}", Path::new(folder).join(&scenario.name).display());
                 if folder != CLAIMS {
-                    trials.push(trial("sim", scenario, allocator, &simulated, program));
+                    trials.push(trial(format!("{name}::sim"), scenario, allocator, &simulated, program));
                 }
-                trials.push(trial("cuda", scenario, allocator, &cuda, program));
+                trials.push(trial(format!("{name}::cuda"), scenario, allocator, &cuda, program));
             }
         }
     }
@@ -99,8 +101,7 @@ fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
     Ok(points.map_err(|error| error.to_string())?.into_iter().flatten().collect())
 }
 
-fn trial(device: &str, scenario: &Scenario, allocator: &AllocatorSpec, source: &Result<DeviceSource, String>, program: &str) -> Trial {
-    let name = format!("{}::{}::{device}", scenario.name, allocator);
+fn trial(name: String, scenario: &Scenario, allocator: &AllocatorSpec, source: &Result<DeviceSource, String>, program: &str) -> Trial {
     let plan = Plan {
         scenarios: vec![scenario.clone()],
         selection: Selection::only([allocator]),

@@ -80,7 +80,8 @@ class _Kind:
         self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
-        self.compute = self.operation if schema.is_mutable else _SUBSTITUTES.get(self.name, self.operation)
+        substitute = _SUBSTITUTES.get(f"{self.name}.{schema.overload_name}") or _SUBSTITUTES.get(self.name)
+        self.compute = self.operation if schema.is_mutable or not substitute else substitute
         self.counts = _COUNTS.get(self.name)
         # Whether the GPU can run it before the CPU, and all results are new or all are arguments.
         is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
@@ -379,7 +380,7 @@ class _Values:
             for into, part in zip(own, parts):
                 self.alias(into).copy_(part)
             return result
-        if result.shape != computed.shape:
+        if result.shape != computed.shape and computed.dim() > 0:  # A number fills its result, for example the seeds of dropout.
             if not kind.is_shaped_by_values:
                 return result
             result = torch.empty(computed.shape, dtype=result.dtype, device=result.device)
@@ -623,6 +624,41 @@ def _flash_backward(grad_out, query, key, value, out, logsumexp, cum_q, cum_k, m
     return _attention_backward(grad_out, query, key, value, None, dropout_p, is_causal, seed, scale)[:3]
 
 
+def _sequences(tensor, ends):
+    """The sequences of a tensor in the layout of the library FlashAttention, as tensors in the layout of `_attention`."""
+    parts = tensor.split(1) if ends is None else [part.unsqueeze(0) for part in tensor.split(ends.diff().tolist())]
+    return [part.transpose(1, 2) for part in parts]
+
+
+def _flash_library(query, key, value, ends_q, ends_k, dropout, is_causal, scale, seed, windows, others):
+    """The output and, of sequences of equal length, the logarithms of sums. The last arguments are limits of the window, and what has no values here."""
+    pairs = list(zip(_sequences(query, ends_q), _sequences(key, ends_k), _sequences(value, ends_k)))
+    is_windowed = any(window is not None and window >= 0 for window in windows)
+    if is_windowed or any(other is not None for other in others) or is_causal and any(q.shape[2] != k.shape[2] for q, k, _ in pairs):
+        raise NotComputed
+    results = [_attention(q, k, v, None, is_causal, scale, dropout, seed) for q, k, v in pairs]
+    output = torch.cat([output.transpose(1, 2) for output, _ in results], 0 if ends_q is None else 1)
+    return (output, torch.cat([sums for _, sums in results])) if ends_q is None else (output.squeeze(0), None)
+
+
+def _flash_forward(
+    query, key, value, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, scale=None, window_size_left=None, window_size_right=None, **others
+):
+    seed = int(torch.randint(1 << 31, ()))
+    windows = window_size_left, window_size_right
+    output, sums = _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, seed, windows, others.values())
+    return output, sums, torch.tensor(seed), None, None
+
+
+def _flash_library_backward(
+    grad_out, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, scale=None, window_size_left=None,
+    window_size_right=None,
+):
+    seed, windows = int(seed.flatten()[0]) if dropout_p > 0 else 0, (window_size_left, window_size_right)
+    run = lambda query, key, value: _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, seed, windows, ())[0]
+    return [found.to(tensor.dtype) for found, tensor in zip(_gradients(run, [query, key, value], [grad_out]), (query, key, value))]
+
+
 def _efficient(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None):
     output, sums, seed, _ = _attention_forward(2, 4)(query, key, value, attn_bias, dropout_p, is_causal, scale)
     if not compute_log_sumexp:
@@ -643,6 +679,11 @@ def _cudnn_backward(
     grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, scale=None
 ):
     return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, scale)[:3]
+
+
+def _product_of(function):
+    """A product whose last positional argument is the type of the result."""
+    return lambda *inputs, **scales: function(*(tensor.to(inputs[-1]) for tensor in inputs[:-1]), **scales)
 
 
 def _batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon):
@@ -796,6 +837,9 @@ _SUBSTITUTES = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_scaled_dot_product_cudnn_attention": _cudnn,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "_flash_attention_forward": _flash_forward,
+    "_flash_attention_backward": _flash_library_backward,
+    **{f"{name}.dtype": _product_of(getattr(torch, name)) for name in ("mm", "bmm", "addmm", "baddbmm")},
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
     "cudnn_grid_sampler": _grid_sampler,

@@ -2,6 +2,7 @@
 import copy, json, torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 
@@ -92,4 +93,37 @@ state = torch.cuda.get_rng_state()
 first = F.dropout(torch.ones(1000, device="cuda"))
 torch.cuda.set_rng_state(state)
 same["dropout"] = bool((first == F.dropout(torch.ones(1000, device="cuda"))).all()) and 0 < first.count_nonzero().item() < 1000
+# With dropout, the output is linear in the values, so the gradient has the mask of the forward pass if both sums are equal.
+halves = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+library, library_backward = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
+
+
+def is_linear(output, gradient, value, of_value):
+    sums = (output.float() * gradient.float()).sum(), (value.float() * of_value.float()).sum()
+    return torch.allclose(*sums, rtol=0.03, atol=1.0)
+
+
+for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+    query, key, value = halves(2, 4, 32, 64), halves(2, 4, 32, 64), halves(2, 4, 32, 64)
+    with sdpa_kernel(backend):
+        output = F.scaled_dot_product_attention(query, key, value, dropout_p=0.3)
+    gradient = torch.randn_like(output)
+    output.backward(gradient)
+    same[f"{backend.name} dropout"] = is_linear(output, gradient, value, value.grad)
+ends = torch.tensor([0, 10, 32], device="cuda", dtype=torch.int32)
+query, key, value = (halves(32, 4, 64).detach() for _ in range(3))
+for dropout in (0.0, 0.3):
+    output, sums, seed, offset, _ = library(query, key, value, ends, ends, 22, 22, dropout, True, False)
+    gradient = torch.randn_like(output)
+    gradients = library_backward(gradient, query, key, value, output, sums, ends, ends, 22, 22, dropout, True, seed, offset)
+    same[f"sequences {dropout}"] = is_linear(output, gradient, value, gradients[2])
+    if not dropout:
+        parts = [tensor.cpu().float().split([10, 22]) for tensor in (query, key, value)]
+        expected = [F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in group), is_causal=True).transpose(0, 1) for group in zip(*parts)]
+        same["sequences"] = torch.allclose(output.cpu().float(), torch.cat(expected), atol=0.03)
+if hasattr(torch.ops.aten.mm, "dtype"):
+    product = torch.mm(query[0], key[0].T, out_dtype=torch.float32)
+    same["product"] = torch.allclose(product.cpu(), query[0].cpu().float() @ key[0].cpu().float().T)
+else:
+    same["product"] = True
 print(json.dumps({"different": [name for name, is_same in same.items() if not is_same], "same": sum(same.values())}))

@@ -80,8 +80,8 @@ class _Kind:
         self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
-        substitute = _SUBSTITUTES.get(f"{self.name}.{schema.overload_name}") or _SUBSTITUTES.get(self.name)
-        self.compute = self.operation if schema.is_mutable or not substitute else substitute
+        by_name = None if schema.is_mutable else _SUBSTITUTES.get(self.name)
+        self.compute = _SUBSTITUTES.get(f"{self.name}.{schema.overload_name}") or by_name or self.operation
         self.counts = _COUNTS.get(self.name)
         # Whether the GPU can run it before the CPU, and all results are new or all are arguments.
         is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
@@ -683,7 +683,7 @@ def _cudnn_backward(
 
 def _product_of(function):
     """A product whose last positional argument is the type of the result."""
-    return lambda *inputs, **scales: function(*(tensor.to(inputs[-1]) for tensor in inputs[:-1]), **scales)
+    return lambda *inputs, **options: function(*(tensor.to(inputs[-1]) for tensor in inputs[:-1]), **options)
 
 
 def _batch_norm(input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon):
@@ -839,7 +839,7 @@ _SUBSTITUTES = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_flash_attention_forward": _flash_forward,
     "_flash_attention_backward": _flash_library_backward,
-    **{f"{name}.dtype": _product_of(getattr(torch, name)) for name in ("mm", "bmm", "addmm", "baddbmm")},
+    **{f"{name}.{overload}": _product_of(getattr(torch, name)) for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("dtype", "dtype_out")},
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
     "cudnn_grid_sampler": _grid_sampler,

@@ -122,8 +122,10 @@ for dropout in (0.0, 0.3):
         expected = [F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in group), is_causal=True).transpose(0, 1) for group in zip(*parts)]
         same["sequences"] = torch.allclose(output.cpu().float(), torch.cat(expected), atol=0.03)
 if hasattr(torch.ops.aten.mm, "dtype"):
-    product = torch.mm(query[0], key[0].T, out_dtype=torch.float32)
-    same["product"] = torch.allclose(product.cpu(), query[0].cpu().float() @ key[0].cpu().float().T)
+    product, into = torch.mm(query[0], key[0].T, out_dtype=torch.float32), torch.empty(4, 4, device="cuda")
+    torch.mm(query[0], key[0].T, out_dtype=torch.float32, out=into)
+    expected = query[0].cpu().float() @ key[0].cpu().float().T
+    same["product"] = torch.allclose(product.cpu(), expected) and torch.allclose(into.cpu(), expected)
 else:
     same["product"] = True
 print(json.dumps({"different": [name for name, is_same in same.items() if not is_same], "same": sum(same.values())}))

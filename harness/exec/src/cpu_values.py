@@ -519,7 +519,7 @@ def _modes(tensor, dim=-1, *_, **__):
 
 
 def _deviations(mean, deviation=1.0, *_, **__):
-    # `normal` asks twice whether all deviations are positive.
+    # `normal` checks twice that no deviation is negative.
     return 2 * [int(deviation.min() >= 0)] if isinstance(deviation, torch.Tensor) and deviation.numel() else []
 
 
@@ -625,13 +625,13 @@ def _flash_backward(grad_out, query, key, value, out, logsumexp, cum_q, cum_k, m
 
 
 def _sequences(tensor, ends):
-    """The sequences of a tensor in the layout of the library FlashAttention, as tensors in the layout of `_attention`."""
+    """Splits a tensor in the layout of FlashAttention into its sequences, in the layout of `_attention`."""
     parts = tensor.split(1) if ends is None else [part.unsqueeze(0) for part in tensor.split(ends.diff().tolist())]
     return [part.transpose(1, 2) for part in parts]
 
 
 def _flash_library(query, key, value, ends_q, ends_k, dropout, is_causal, scale, seed, windows, others):
-    """The output and, of sequences of equal length, the logarithms of sums. The last arguments are limits of the window, and what has no values here."""
+    """Returns the output and, for sequences of equal length, the logarithms of the sums. Sliding windows and `others` are not computed."""
     pairs = list(zip(_sequences(query, ends_q), _sequences(key, ends_k), _sequences(value, ends_k)))
     is_windowed = any(window is not None and window >= 0 for window in windows)
     if is_windowed or any(other is not None for other in others) or is_causal and any(q.shape[2] != k.shape[2] for q, k, _ in pairs):
@@ -682,7 +682,7 @@ def _cudnn_backward(
 
 
 def _product_of(function):
-    """A product whose last positional argument is the type of the result."""
+    """Returns the product with the type of the result as its last positional argument."""
     return lambda *inputs, **options: function(*(tensor.to(inputs[-1]) for tensor in inputs[:-1]), **options)
 
 

@@ -121,8 +121,8 @@ impl Network {
         (self.pseudo_layers() * states * kept * self.element() + outputs * self.element() + dropout + 256).next_multiple_of(32)
     }
 
-    /// A model of the workspace: 8 MiB per layer and direction, the weights and the gates. Of 18 sizes measured on an H200, 15 are within 5 % of it. cuDNN
-    /// has faster kernels for some networks, which need up to 3.1 times as much.
+    /// A model of the workspace: 8 MiB per layer and direction, the weights and the gates. Of 18 sizes measured on an H200, 15 are within 5 % of it. Others are up
+    /// to 3.1 times as large.
     fn workspace(&self, states: usize) -> usize {
         self.pseudo_layers() * ((8 << 20) + states * self.gates() * self.element()) + self.bytes()
     }

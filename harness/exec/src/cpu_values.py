@@ -754,6 +754,10 @@ def _recurrent(input, weights, hx, cx, mode, layers, batch_first, dropout, train
     function = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)[mode]
     hidden = (hx, cx) if mode == 2 else hx
     per_layer = len(weights) // (layers * (2 if bidirectional else 1))
+    # Autocast passes matrices as vectors.
+    outputs, rows = hx.size(-1), (1, 1, 4, 3)[mode] * (cx if mode == 2 else hx).size(-1)
+    shapes = ((rows, -1), (rows, -1), (rows,), (rows,), (outputs, -1)) if per_layer > 3 else ((rows, -1), (rows, -1), (outputs, -1))
+    weights = [weight.reshape(shapes[index % per_layer]) for index, weight in enumerate(weights)]
     if batch_sizes:
         output, *last = function(input, torch.tensor(batch_sizes), hidden, weights, per_layer > 2, layers, dropout, train, bidirectional)
     else:

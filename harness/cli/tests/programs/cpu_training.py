@@ -88,6 +88,16 @@ for kind in (Convolutions, Recurrent, Cells, Attention):
     for name, optimizer in optimizers.items():
         here, there = (losses(model, optimizer, data, device) for device in ("cpu", "cuda"))
         same[f"{kind.__name__} {name}"] = here[-1] < here[0] and torch.allclose(torch.tensor(here), torch.tensor(there), rtol=1e-3)
+# Autocast passes the matrices of recurrent networks as vectors.
+data = torch.randn(5, 3, 12)
+for kind in (nn.RNN, nn.GRU, nn.LSTM):
+    here = kind(12, 16, 2)
+    there = copy.deepcopy(here).cuda()
+    with torch.autocast("cuda"):
+        output = there(data.cuda())[0]
+    here(data)[0].mean().backward(), output.float().mean().backward()
+    first, second = here.weight_ih_l0.grad, there.weight_ih_l0.grad.cpu()
+    same[f"{kind.__name__} autocast"] = torch.allclose(output.float().cpu(), here(data)[0], atol=0.01) and torch.allclose(first, second, atol=1e-3) and bool(second.any())
 # The same random numbers when the state of the generator is restored, as checkpointing does.
 state = torch.cuda.get_rng_state()
 first = F.dropout(torch.ones(1000, device="cuda"))

@@ -122,7 +122,7 @@ impl Network {
 
     /// The bytes that a forward pass keeps for the backward pass: gates, cells, the outputs between layers, and a bit of dropout per direction.
     fn reserve(&self, sequences: &Sequences) -> usize {
-        let states = sequences.rows * self.output().hidden * self.element();
+        let states = sequences.rows * self.first().hidden * self.element();
         let kept = match self.cell {
             2 => 4,
             3 => 6,
@@ -134,7 +134,7 @@ impl Network {
         aligned([self.pseudo_layers() * states * kept, cells, outputs + dropout]) + 256
     }
 
-    fn output(&self) -> Layer {
+    fn first(&self) -> Layer {
         self.layer(0)
     }
 
@@ -168,6 +168,9 @@ impl Network {
         }
         if self.is_lstm() {
             parts.push(2 * self.directions() * layers);
+        }
+        if self.drops && self.layers > 1 && self.directions() == 1 {
+            parts.push(states);
         }
         parts
     }
@@ -216,7 +219,7 @@ impl Network {
         parts
     }
 
-    /// Steps whose gradients between layers exist at once.
+    /// Steps whose gradients between layers exist at the same time.
     fn steps_at_once(&self, sequences: &Sequences) -> usize {
         let group = match (sequences.steps, sequences.batch) {
             (_, 1) => 16,
@@ -229,7 +232,7 @@ impl Network {
     }
 
     fn sizes(&self, sequences: &Sequences) -> Sizes {
-        let layer = self.output();
+        let layer = self.first();
         let state = layer.hidden * self.element();
         Sizes {
             states: sequences.rows * state,
@@ -269,7 +272,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// The states of at most so many steps.
+    /// The states of at most `most` steps.
     fn of_steps(&self, sequences: &Sequences, most: usize) -> usize {
         if sequences.steps > most { self.states.min(most * self.step) } else { self.states }
     }
@@ -354,7 +357,7 @@ export! {
     ) = {
         let (Some(network), Some(sequences)) = (network, sequences) else { return answer(false) };
         let bytes = network.workspace(sequences, training != 0);
-        if network.output().projected {
+        if network.first().projected {
             // Of 14,309 networks with projections, none needs less than 0.8 or more than 1.25 times the formula.
             machine().counters.note_workspace(bytes as u64 / 5, bytes as u64 / 4);
         }

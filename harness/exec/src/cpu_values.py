@@ -711,6 +711,8 @@ def _log_sigmoid_backward(grad_output, input, buffer):
 
 def _add(input, other, *, alpha=1):
     """The sum of tensors, of which at least one is sparse."""
+    if input.layout == other.layout == torch.sparse_csc:
+        return torch.add(input.t(), other.t(), alpha=alpha).t()  # The CPU adds only matrices in CSR.
     if input.layout != torch.sparse_coo or other.layout != torch.sparse_coo:
         return torch.add(input, other, alpha=alpha)
     # The GPU appends, and the CPU merges.

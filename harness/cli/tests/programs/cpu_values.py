@@ -46,6 +46,8 @@ found["sampled"] = bool((normal.sample() != 0).all())
 sparse = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 0]], [3.0, 4.0, 5.0], (2, 3), device="cuda", requires_grad=True)
 products = sparse @ torch.arange(3.0, device="cuda").unsqueeze(1), sparse.detach().to_dense().to_sparse_csr() @ torch.ones(3, device="cuda")
 products[0].sum().backward()
+columns = sparse.detach().to_dense().to_sparse_csc()
+products = *products, (columns + columns).to_dense()
 found["sparse"] = [product.flatten().tolist() for product in (*products, sparse.detach().coalesce().values(), sparse.grad.to_dense())]
 waves = torch.fft.rfft(torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda"))
 found["correlated"] = torch.fft.irfft(waves.conj() * waves).tolist()

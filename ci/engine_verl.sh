@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs two steps of GRPO with verl, whose trainer and vLLM engine share a GPU: `harness exec --memory 24GiB --values cpu -- ci/engine_verl.sh FOLDER`.
-# FOLDER gets a model and prompts. Needs a Python 3.11 with `verl[vllm]==0.9.1` and `ray==2.49.2`, and 6 GiB of host memory. Takes a quarter of an hour
-# on two cores.
+# Runs two steps of GRPO with verl. Its trainer and its vLLM engine share a GPU:
+#
+#     harness exec --memory 24GiB --values cpu -- ci/engine_verl.sh FOLDER
+#
+# FOLDER gets a model and prompts. Needs a Python 3.11 with `verl[vllm]==0.9.1` and `ray==2.49.2`. Takes 21 minutes on two busy cores.
 set -euo pipefail
 
 ci=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -59,6 +59,10 @@ def words(length):
     return torch.randint(5, 200, (2, length))
 
 
+def decoder_words(config):
+    return dict(decoder_input_ids=words(16)) if config.is_encoder_decoder else {}
+
+
 def transformers_model(kind, class_name):
     import transformers
 
@@ -67,7 +71,7 @@ def transformers_model(kind, class_name):
     match model.main_input_name:
         case "input_ids":
             ids = words(32)
-            inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+            inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids)) | decoder_words(config)
         case "pixel_values":
             images = getattr(config, "vision_config", None) or config
             size = getattr(images, "image_size", 224)
@@ -78,10 +82,9 @@ def transformers_model(kind, class_name):
         case "input_features":
             bands = getattr(config, "num_mel_bins", None) or getattr(config, "feature_projection_input_dim", None) or 80
             inputs = dict(input_features=torch.randn(2, bands, 3000) if "whisper" in kind else torch.randn(2, 100, bands))
+            inputs |= decoder_words(config)
         case other:
             raise SystemExit(f"models.py: {kind} needs {other}")
-    if config.is_encoder_decoder and "pixel_values" not in inputs and "input_values" not in inputs:
-        inputs["decoder_input_ids"] = words(16)
     return model, inputs, lambda model, inputs: model(**inputs)
 
 

@@ -1,7 +1,7 @@
 //! Recurrent networks: the layout of their weights in the buffer of the program, and their temporary memory.
 //!
-//! The sizes of the temporary memory follow formulas. They equal all of 463,000 sizes that cuDNN 9.19 gave on an H200 for the algorithms that PyTorch uses,
-//! without projections.
+//! The sizes of the temporary memory follow formulas. They equal all of 463,402 sizes that cuDNN 9.19 gave on an H200 for networks without projections, with
+//! the standard algorithm and the one for small states. `sizes.tsv` has a selection.
 //!
 //! The matrices come first, by layer and direction: the input's, the hidden state's, and the projection. The biases follow in the same order.
 
@@ -123,15 +123,19 @@ impl Network {
     /// The bytes that a forward pass keeps for the backward pass: gates, cells, the outputs between layers, and a bit of dropout per direction.
     fn reserve(&self, sequences: &Sequences) -> usize {
         let states = sequences.rows * self.first().hidden * self.element();
-        let kept = match self.cell {
-            2 => 4,
-            3 => 6,
-            _ => 1,
-        };
         let cells = if self.is_lstm() { self.pseudo_layers() * states } else { 0 };
         let outputs = self.pseudo_layers().saturating_sub(self.directions()) * states;
         let dropout = if self.drops { outputs / self.element() * self.directions() / 8 } else { 0 };
-        aligned([self.pseudo_layers() * states * kept, cells, outputs + dropout]) + 256
+        aligned([self.pseudo_layers() * states * self.kept(), cells, outputs + dropout]) + 256
+    }
+
+    /// Values that the backward pass needs per output, without the cells of an LSTM.
+    const fn kept(&self) -> usize {
+        match self.cell {
+            2 => 4,
+            3 => 6,
+            _ => 1,
+        }
     }
 
     fn first(&self) -> Layer {
@@ -146,7 +150,7 @@ impl Network {
         self.pseudo_layers() * (8 << 20) + aligned([matrices * self.element()]) + 256 + parts
     }
 
-    /// Whether the weights stay in the multiprocessors during all steps. cuDNN ignores that algorithm for 64 bits and for bfloat16.
+    /// Whether cuDNN uses a persistent algorithm (`CUDNN_RNN_ALGO_PERSIST_STATIC` or its form for small states). For bfloat16 it uses the standard one.
     const fn is_persistent(&self) -> bool {
         matches!(self.algorithm, 1 | 3) && matches!(self.kind, 0 | 2)
     }
@@ -184,16 +188,11 @@ impl Network {
         match (self.directions(), self.layers > 1) {
             (1, false) => parts.extend([states, widest]),
             (1, true) if self.is_persistent() => parts.extend([2 * states, widest]),
-            (1, true) => parts.extend([sizes.of_steps(sequences, self.steps_at_once(sequences)), widest]),
+            (1, true) => parts.extend([sizes.of_steps(sequences, self.steps_between_layers(sequences)), widest]),
             (_, several) => parts.extend([if several { 4 } else { 2 } * states, 4 * widest, 4 * layers]),
         }
         if self.is_persistent() {
-            let more = match self.cell {
-                2 => 4,
-                3 => 6,
-                _ => 1,
-            };
-            parts.extend([8 * states, more * states]);
+            parts.extend([8 * states, self.kept() * states]);
         }
         let one = self.directions() == 1 && !self.is_persistent();
         match (one, self.is_lstm()) {
@@ -220,7 +219,7 @@ impl Network {
     }
 
     /// Steps whose gradients between layers exist at the same time.
-    fn steps_at_once(&self, sequences: &Sequences) -> usize {
+    fn steps_between_layers(&self, sequences: &Sequences) -> usize {
         let group = match (sequences.steps, sequences.batch) {
             (_, 1) => 16,
             (_, 2..=8) => 8,

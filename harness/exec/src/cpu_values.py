@@ -12,6 +12,7 @@ import ctypes
 import sys
 import threading
 
+import harness_random_numbers as random_numbers
 import torch
 from torch import library as torch_library
 
@@ -36,6 +37,7 @@ _WITHOUT_VALUES = """
 empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
 _cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
+rand rand_like randn randn_like randint randint_like bernoulli
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
 # The CPU writes the results of these operations, and of element-wise ones, directly into the alias. Others may resize their output on the way.
@@ -74,14 +76,16 @@ class _Kind:
         returned = [output.alias_info for output in schema.returns]
         # For each result: whether it is an argument, changed or viewed.
         self.is_known = [alias is not None for alias in returned]
-        self.is_random = torch.Tag.nondeterministic_seeded in tags
+        overload_name = f".{schema.overload_name}" if schema.overload_name else ""
+        self.draw = _DRAWS.get(self.name + overload_name)
+        self.is_random = self.draw is not None or torch.Tag.nondeterministic_seeded in tags
         self.is_number = torch.Tag.data_dependent_output in tags or self.name in ("allclose", "is_nonzero", "item")
         self.is_mutable = schema.is_mutable
         self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
         by_name = None if schema.is_mutable else _SUBSTITUTES.get(self.name)
-        self.compute = _SUBSTITUTES.get(f"{self.name}.{schema.overload_name}") or by_name or self.operation
+        self.compute = _SUBSTITUTES.get(self.name + overload_name) or by_name or self.operation
         self.counts = _COUNTS.get(self.name)
         # Whether the GPU can run it before the CPU, and all results are new or all are arguments.
         is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
@@ -292,6 +296,10 @@ class _Values:
             kwargs.pop("pin_memory", None)
         if state is None:
             return kind.on_cpu(args, kwargs)
+        if kind.draw is not None:
+            kwargs.pop("generator", None)
+            return kind.draw(random_numbers.Numbers(*state), *args, **kwargs)
+        state = _seed(*state)
         if kwargs.get("generator") is not None:
             kwargs["generator"] = torch.Generator().manual_seed(state)
         # The program's own random numbers on the CPU must not change.
@@ -454,12 +462,16 @@ def _like(tensor, parts):
 
 
 def _random_state(generator, inputs, device):
-    """A seed from the state of the GPU's generator, so a repeated operation with a restored state gives the same numbers."""
+    """Seed and offset of the GPU's generator."""
     if generator is None:
         device = next((tensor.device for tensor in inputs if tensor.is_cuda), device)
         generator = torch.cuda.default_generators[torch.device(device).index or 0]
     state = bytes(generator.get_state().tolist())
-    seed, offset = int.from_bytes(state[:8], "little"), int.from_bytes(state[8:16], "little")
+    return int.from_bytes(state[:8], "little"), int.from_bytes(state[8:16], "little")
+
+
+def _seed(seed, offset):
+    """A seed of the CPU's generator, so a repeated operation with a restored state gives the same numbers."""
     return (seed * 0x9E3779B97F4A7C15 + offset + 1) & _SEED_MASK
 
 
@@ -579,7 +591,8 @@ def _gradients(function, inputs, outputs_gradients):
         return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs]
 
 
-def _attention(query, key, value, bias, is_causal, scale, dropout, seed):
+def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
+    """`kept` returns which of some scores are kept."""
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
     scores = query.float() @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -591,37 +604,31 @@ def _attention(query, key, value, bias, is_causal, scale, dropout, seed):
     is_masked = sums.isneginf().unsqueeze(-1)
     weights = torch.softmax(scores.masked_fill(is_masked, 0), -1).masked_fill(is_masked, 0)
     if dropout > 0:
-        kept = torch.rand(weights.shape, generator=torch.Generator().manual_seed(seed)) >= dropout
-        weights = weights * kept / (1 - dropout)
+        weights = weights * kept(weights, dropout) / (1 - dropout)
     return (weights @ value).to(query.dtype), sums
 
 
-def _attention_forward(seed_at, count):
-    """An operation with `count` results, of which the third from `seed_at` carries the seed of dropout to the backward pass."""
-
-    def forward(query, key, value, bias=None, dropout=0.0, is_causal=False, scale=None):
-        seed = int(torch.randint(1 << 31, ()))
-        output, sums = _attention(query, key, value, bias, is_causal, scale, dropout, seed)
-        results = [None] * count
-        results[:2], results[seed_at] = (output, sums), torch.tensor(seed)
-        return results
-
-    return forward
+def _attention_forward(count, seed_at, draw, query, key, value, bias, dropout, is_causal, scale, is_flash=False):
+    """The `count` results of an operation. Those at `seed_at` carry the generator's state to the backward pass."""
+    output, sums = _attention(query, key, value, bias, is_causal, scale, dropout, draw.kept_by(is_flash))
+    results = [None] * count
+    results[:2], results[seed_at : seed_at + 2] = (output, sums), draw.state()
+    return results
 
 
-def _attention_backward(gradient, query, key, value, bias, dropout, is_causal, seed, scale):
-    seed = int(seed.flatten()[0]) if dropout > 0 else 0
-    run = lambda query, key, value, bias: _attention(query, key, value, bias, is_causal, scale, dropout, seed)[0]
+def _attention_backward(gradient, query, key, value, bias, dropout, is_causal, seed, offset, scale, is_flash=False):
+    kept = random_numbers.Numbers.of(seed, offset).kept_by(is_flash) if dropout > 0 else None
+    run = lambda query, key, value, bias: _attention(query, key, value, bias, is_causal, scale, dropout, kept)[0]
     gradients = _gradients(run, [query, key, value, bias], [gradient])
     return [found if found is None else found.to(tensor.dtype) for found, tensor in zip(gradients, (query, key, value, bias))]
 
 
-def _flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
-    return _attention_forward(6, 9)(query, key, value, None, dropout_p, is_causal, scale)
+def _flash(draw, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
+    return _attention_forward(9, 6, draw, query, key, value, None, dropout_p, is_causal, scale, True)
 
 
 def _flash_backward(grad_out, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, scale=None):
-    return _attention_backward(grad_out, query, key, value, None, dropout_p, is_causal, seed, scale)[:3]
+    return _attention_backward(grad_out, query, key, value, None, dropout_p, is_causal, seed, offset, scale, True)[:3]
 
 
 def _sequences(tensor, ends):
@@ -630,55 +637,55 @@ def _sequences(tensor, ends):
     return [part.transpose(1, 2) for part in parts]
 
 
-def _flash_library(query, key, value, ends_q, ends_k, dropout, is_causal, scale, seed, windows, others):
+def _flash_library(query, key, value, ends_q, ends_k, dropout, is_causal, scale, kept, windows, others):
     """Returns the output and, for sequences of equal length, the logarithms of the sums. Sliding windows and `others` are not computed."""
     pairs = list(zip(_sequences(query, ends_q), _sequences(key, ends_k), _sequences(value, ends_k)))
     is_windowed = any(window is not None and window >= 0 for window in windows)
     if is_windowed or any(other is not None for other in others) or is_causal and any(q.shape[2] != k.shape[2] for q, k, _ in pairs):
         raise NotComputed
-    results = [_attention(q, k, v, None, is_causal, scale, dropout, seed) for q, k, v in pairs]
+    results = [_attention(q, k, v, None, is_causal, scale, dropout, kept) for q, k, v in pairs]
     output = torch.cat([output.transpose(1, 2) for output, _ in results], 0 if ends_q is None else 1)
     return (output, torch.cat([sums for _, sums in results])) if ends_q is None else (output.squeeze(0), None)
 
 
 def _flash_forward(
-    query, key, value, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, scale=None, window_size_left=None, window_size_right=None, **others
+    draw, query, key, value, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, scale=None, window_size_left=None, window_size_right=None, **others
 ):
-    seed = int(torch.randint(1 << 31, ()))
     windows = window_size_left, window_size_right
-    output, sums = _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, seed, windows, others.values())
-    return output, sums, torch.tensor(seed), None, None
+    results = _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, draw.kept_by(True), windows, others.values())
+    return *results, *draw.state(), None
 
 
 def _flash_library_backward(
     grad_out, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, scale=None, window_size_left=None,
     window_size_right=None,
 ):
-    seed, windows = int(seed.flatten()[0]) if dropout_p > 0 else 0, (window_size_left, window_size_right)
-    run = lambda query, key, value: _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, seed, windows, ())[0]
+    kept = random_numbers.Numbers.of(seed, offset).kept_by(True) if dropout_p > 0 else None
+    windows = window_size_left, window_size_right
+    run = lambda query, key, value: _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, kept, windows, ())[0]
     return [found.to(tensor.dtype) for found, tensor in zip(_gradients(run, [query, key, value], [grad_out]), (query, key, value))]
 
 
-def _efficient(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None):
-    output, sums, seed, _ = _attention_forward(2, 4)(query, key, value, attn_bias, dropout_p, is_causal, scale)
+def _efficient(draw, query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, scale=None):
+    output, sums, *state = _attention_forward(4, 2, draw, query, key, value, attn_bias, dropout_p, is_causal, scale)
     if not compute_log_sumexp:
         sums = sums[..., :0]
-    return output, torch.nn.functional.pad(sums, (0, -sums.shape[-1] % 32)), seed, None
+    return output, torch.nn.functional.pad(sums, (0, -sums.shape[-1] % 32)), *state
 
 
 def _efficient_backward(grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p, grad_input_mask, is_causal=False, scale=None):
-    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, scale)
+    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, offset, scale)
 
 
-def _cudnn(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
-    output, sums, *rest = _attention_forward(6, 9)(query, key, value, attn_bias, dropout_p, is_causal, scale)
+def _cudnn(draw, query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
+    output, sums, *rest = _attention_forward(9, 6, draw, query, key, value, attn_bias, dropout_p, is_causal, scale)
     return output, sums.unsqueeze(-1), *rest
 
 
 def _cudnn_backward(
     grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, scale=None
 ):
-    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, scale)[:3]
+    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, offset, scale)[:3]
 
 
 def _product_of(function):
@@ -837,13 +844,9 @@ def _rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_m
 
 _SUBSTITUTES = {
     "_fused_rms_norm_backward": _rms_norm_backward,
-    "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "_scaled_dot_product_cudnn_attention": _cudnn,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
-    "_flash_attention_forward": _flash_forward,
     "_flash_attention_backward": _flash_library_backward,
     **{f"{name}.{overload}": _product_of(getattr(torch, name)) for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("dtype", "dtype_out")},
     "cudnn_batch_norm": _batch_norm,
@@ -866,6 +869,13 @@ _SUBSTITUTES = {
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": _cudnn_rnn_backward,
 }
+# Operations that draw random numbers as a GPU does. The CPU's generator makes those of others, in other sequences.
+_DRAWS = random_numbers.OPERATIONS | {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_flash_attention_forward": _flash_forward,
+}
 
 
 def begin(path):
@@ -879,6 +889,7 @@ def begin(path):
     library.harness_values_range.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
     library.harness_values_clear.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     library.harness_values_fit.argtypes = [ctypes.c_uint64]
+    random_numbers.begin(library)
     library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
     library.harness_values_not_computed.restype = ctypes.c_uint64
     values = _Values(library, begin, end)

@@ -276,7 +276,7 @@ def _own_module(name):
     from importlib import util
 
     spec = util.spec_from_file_location("harness_" + name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
-    module = util.module_from_spec(spec)
+    sys.modules[spec.name] = module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -306,6 +306,7 @@ def _with_cuda(module):
 
 
 def _compute_values(torch):
+    _own_module("random_numbers")
     torch._harness_not_computed = _own_module("cpu_values").begin(_core())
 
 

@@ -29,7 +29,8 @@ pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
 pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const SITE: &str = include_str!("hook.py");
 /// Imported by the hook for `--values cpu`.
-const CPU_VALUES: &str = include_str!("cpu_values.py");
+const CPU_VALUES: [(&str, &str); 2] =
+    [("cpu_values.py", include_str!("cpu_values.py")), ("random_numbers.py", include_str!("random_numbers.py"))];
 /// The first GNU C library with a usable auditing interface. In earlier versions audited calls are slow and some programs crash.
 const AUDITING_LIBC: (u32, u32) = (2, 35);
 /// The longest path that the dynamic linker accepts in LD_AUDIT: `SECURE_NAME_LIMIT` of the GNU C library, without the final NUL. It silently ignores
@@ -256,7 +257,9 @@ impl Launch<'_> {
             Ledger::create(&own_ledger(run))?;
         }
         if settings.values == Values::Cpu {
-            fs::write(hook.join("cpu_values.py"), CPU_VALUES)?;
+            for (name, module) in CPU_VALUES {
+                fs::write(hook.join(name), module)?;
+            }
         }
         if !self.is_audited() {
             for package in imports::packages().map(str::to_owned).chain([format!("cu{}", settings.cuda)]) {

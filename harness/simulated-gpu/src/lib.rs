@@ -14,8 +14,8 @@
 //!   `contents` of all memory, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
-//! * `unmodelled` answers for all functions without code here; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, and `stack` the
-//!   bounds of a thread's stack.
+//! * `unmodelled` answers for all functions without code here; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers
+//!   of cuRAND's generator, and `stack` the bounds of a thread's stack.
 //!
 //! To add a CUDA function, export it from the module of its library. Outputs have the type `Out`, an `Option`: `put` refuses null, and `write` allows it. Functions of
 //! the runtime return `remember(..)`, those of the driver `answer(..)`; `handles` checks handles.
@@ -42,6 +42,7 @@ mod memory;
 mod nccl;
 mod nvml;
 mod nvrtc;
+mod random;
 mod runtime;
 mod solver;
 mod sparse;

@@ -592,7 +592,7 @@ def _gradients(function, inputs, outputs_gradients):
 
 
 def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
-    """`kept` returns which of some scores are kept."""
+    """`kept` returns which scores dropout keeps."""
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
     scores = query.float() @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -637,13 +637,14 @@ def _sequences(tensor, ends):
     return [part.transpose(1, 2) for part in parts]
 
 
-def _flash_library(query, key, value, ends_q, ends_k, dropout, is_causal, scale, kept, windows, others):
+def _flash_library(query, key, value, ends_q, ends_k, dropout, is_causal, scale, draw, windows, others):
     """Returns the output and, for sequences of equal length, the logarithms of the sums. Sliding windows and `others` are not computed."""
     pairs = list(zip(_sequences(query, ends_q), _sequences(key, ends_k), _sequences(value, ends_k)))
     is_windowed = any(window is not None and window >= 0 for window in windows)
     if is_windowed or any(other is not None for other in others) or is_causal and any(q.shape[2] != k.shape[2] for q, k, _ in pairs):
         raise NotComputed
-    results = [_attention(q, k, v, None, is_causal, scale, dropout, kept) for q, k, v in pairs]
+    kept = [draw and draw.after_heads(index * q.shape[1]).kept_by(True) for index, (q, _, _) in enumerate(pairs)]
+    results = [_attention(*pair, None, is_causal, scale, dropout, kept) for pair, kept in zip(pairs, kept)]
     output = torch.cat([output.transpose(1, 2) for output, _ in results], 0 if ends_q is None else 1)
     return (output, torch.cat([sums for _, sums in results])) if ends_q is None else (output.squeeze(0), None)
 
@@ -652,7 +653,7 @@ def _flash_forward(
     draw, query, key, value, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, scale=None, window_size_left=None, window_size_right=None, **others
 ):
     windows = window_size_left, window_size_right
-    results = _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, draw.kept_by(True), windows, others.values())
+    results = _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, draw, windows, others.values())
     return *results, *draw.state(), None
 
 
@@ -660,9 +661,9 @@ def _flash_library_backward(
     grad_out, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, scale=None, window_size_left=None,
     window_size_right=None,
 ):
-    kept = random_numbers.Numbers.of(seed, offset).kept_by(True) if dropout_p > 0 else None
+    draw = random_numbers.Numbers.of(seed, offset) if dropout_p > 0 else None
     windows = window_size_left, window_size_right
-    run = lambda query, key, value: _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, kept, windows, ())[0]
+    run = lambda query, key, value: _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, draw, windows, ())[0]
     return [found.to(tensor.dtype) for found, tensor in zip(_gradients(run, [query, key, value], [grad_out]), (query, key, value))]
 
 
@@ -869,7 +870,7 @@ _SUBSTITUTES = {
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": _cudnn_rnn_backward,
 }
-# Operations that draw random numbers as a GPU does. The CPU's generator makes those of others, in other sequences.
+# Operations that draw a GPU's random numbers. The others draw from the CPU's generator, with a seed from the state of the GPU's.
 _DRAWS = random_numbers.OPERATIONS | {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,

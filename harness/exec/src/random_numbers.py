@@ -18,22 +18,24 @@ _BLOCK, _BLOCK_OF_SAMPLES = 256, 128
 class Numbers:
     """The numbers of a generator's state."""
 
-    library = None  # of the simulated GPU
+    gpu = None  # The library of the simulated GPU.
 
     def __init__(self, seed, offset):
         self.seed, self.offset = seed, offset
 
-    def __call__(self, kind, count, neighbours=1, threads=0, below=0):
-        """Numbers of a kind; integers below a bound, or all if it is 0. `threads`: 0 for as many as most kernels have."""
+    def __call__(self, kind, count, neighbours=1, threads=None, below=0):
+        """Returns numbers of a kind, or integers below a bound if it is not 0."""
         into = torch.empty(count, dtype=_TYPES[kind])
-        self.library.harness_values_random(kind, neighbours, threads, self.seed, self.offset, below, into.data_ptr(), count)
+        self.gpu.harness_values_random(kind, neighbours, threads or _threads(count), self.seed, self.offset, below, into.data_ptr(), count)
         return into
 
-    def after(self, count, per_round):
-        """The numbers after a kernel drew `count`, of which a thread makes `per_round` in a round."""
-        gpu = torch.cuda.get_device_properties(0)
-        threads = min(-(-count // _BLOCK) * _BLOCK, gpu.multi_processor_count * gpu.max_threads_per_multi_processor)
-        return Numbers(self.seed, self.offset + 4 * -(-count // (threads * per_round)))
+    def after(self, count, per_draw):
+        """Returns the numbers after a kernel drew `count`, `per_draw` at a time."""
+        return Numbers(self.seed, self.offset + 4 * -(-count // (_threads(count) * per_draw)))
+
+    def after_heads(self, count):
+        """Returns the numbers of FlashAttention after those of `count` heads."""
+        return Numbers(self.seed, self.offset + 32 * count)
 
     def uniform(self, tensor):
         return self(_UNIFORM_DOUBLE if tensor.dtype == torch.float64 else _UNIFORM, tensor.numel())
@@ -46,7 +48,7 @@ class Numbers:
 
     @classmethod
     def of(cls, seed, offset):
-        """The numbers of a state in tensors."""
+        """Returns the numbers of a state in tensors."""
         return cls(*(int(number.flatten()[0]) for number in (seed, offset)))
 
     def state(self):
@@ -54,17 +56,23 @@ class Numbers:
         return torch.tensor(seed), torch.tensor(self.offset)
 
     def kept_by(self, is_flash):
-        """Returns a function that says which scores (sequences × heads × queries × keys) FlashAttention or the memory-efficient attention keeps."""
+        """Returns a function of scores (sequences × heads × queries × keys). It returns which of them FlashAttention keeps, or the memory-efficient attention."""
 
         def efficient(scores, dropout):
             return self(_UNIFORM, scores.numel(), threads=1).view(scores.shape) > dropout
 
         def flash(scores, dropout):
             into = torch.empty(scores.shape, dtype=torch.uint8)
-            self.library.harness_values_flash(self.seed, self.offset, scores.shape[0] * scores.shape[1], *scores.shape[2:], into.data_ptr())
+            self.gpu.harness_values_flash(self.seed, self.offset, scores.shape[0] * scores.shape[1], *scores.shape[2:], into.data_ptr())
             return into <= math.floor((1 - dropout) * 255)
 
         return flash if is_flash else efficient
+
+
+def _threads(count):
+    """The threads of most kernels: one per element, but at most as many as the GPU runs at once."""
+    gpu = torch.cuda.get_device_properties(0)
+    return min(-(-count // _BLOCK) * _BLOCK, gpu.multi_processor_count * gpu.max_threads_per_multi_processor)
 
 
 def begin(library):
@@ -72,7 +80,7 @@ def begin(library):
     size, number, address = ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p
     library.harness_values_random.argtypes = [size, size, size, number, number, number, address, size]
     library.harness_values_flash.argtypes = [number, number, size, size, size, address]
-    Numbers.library = library
+    Numbers.gpu = library
 
 
 def _store(tensor, numbers):

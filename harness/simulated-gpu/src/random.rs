@@ -1,8 +1,8 @@
 //! Random numbers of a GPU: the generator Philox4x32-10 of cuRAND, and the order in which PyTorch's kernels store its numbers.
 //!
 //! Each thread of a kernel has the subsequence of its index, and draws four words at a time. The element `(n / k * threads + thread) * k + n % k` gets the
-//! number `n` of a thread. `k` is the number of neighbouring elements that a thread handles in a round. For two, it uses
-//! only two words of a draw.
+//! number `n` of a thread. `k` is the number of neighbouring elements that a thread handles in a round. If `k` is 2, it uses
+//! only the first two numbers of a draw.
 //!
 //! Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, and the device API of cuRAND. An H200 gave the numbers of the tests.
 
@@ -10,19 +10,14 @@ use std::array::from_fn;
 use std::f64::consts::TAU;
 use std::ffi::c_void;
 
-use crate::world::machine;
-
-/// Threads in a block of the kernels that draw random numbers.
-const BLOCK: usize = 256;
-
-/// Places whose numbers are drawn together.
+/// Draws that are made together, in the lanes of a vector.
 const LANES: usize = 16;
 /// Steps of the generator in cuRAND.
 const STEPS: u32 = 10;
 /// Steps of the generator in FlashAttention.
 const FLASH_STEPS: u32 = 7;
 
-/// Four words of a seed for each of some places: a subsequence (a thread), and the number of the draw.
+/// Returns four words for each place: the subsequence of a thread, and the number of its draw.
 fn philox<const PLACES: usize>(seed: u64, places: [(u64, u64); PLACES], steps: u32) -> [[u32; PLACES]; 4] {
     let mut words = [
         places.map(|(_, draw)| draw as u32),
@@ -58,17 +53,25 @@ fn uniform_double(words: [u32; 2]) -> f64 {
     bits(words) * 2f64.powi(-53) + 2f64.powi(-54)
 }
 
-/// The method of Box and Muller.
-fn normal([first, second]: [u32; 2]) -> [f32; 2] {
-    let angle = (f64::from(second) + 0.5) * (2f64.powi(-32) * TAU);
-    let (sine, cosine) = (angle as f32).sin_cos();
-    let radius = (-2.0 * uniform(first).ln()).sqrt();
-    [radius * sine, radius * cosine]
+fn pairs([first, second, third, fourth]: [u32; 4]) -> [[u32; 2]; 2] {
+    [[first, second], [third, fourth]]
 }
 
-fn normal_double([first, second, third, fourth]: [u32; 4]) -> [f64; 2] {
-    let (sine, cosine) = ((bits([third, fourth]) + 0.5) * (2f64.powi(-53) * TAU)).sin_cos();
-    let radius = (-2.0 * uniform_double([first, second]).ln()).sqrt();
+/// The method of Box and Muller.
+fn normal(words: [u32; 4]) -> [f32; 4] {
+    let [[first, second], [third, fourth]] = pairs(words).map(|[first, second]| {
+        let angle = (f64::from(second) + 0.5) * (2f64.powi(-32) * TAU);
+        let (sine, cosine) = (angle as f32).sin_cos();
+        let radius = (-2.0 * uniform(first).ln()).sqrt();
+        [radius * sine, radius * cosine]
+    });
+    [first, second, third, fourth]
+}
+
+fn normal_double(words: [u32; 4]) -> [f64; 2] {
+    let [first, second] = pairs(words);
+    let (sine, cosine) = ((bits(second) + 0.5) * (2f64.powi(-53) * TAU)).sin_cos();
+    let radius = (-2.0 * uniform_double(first).ln()).sqrt();
     [radius * sine, radius * cosine]
 }
 
@@ -105,6 +108,7 @@ impl Draw {
     fn fill<T, const N: usize>(self, into: &mut [T], make: impl Fn([u32; 4]) -> [T; N]) {
         let Self { neighbours, threads, seed, .. } = self;
         let first_draw = self.offset / 4;
+        // One thread draws neighbouring elements, so its draws are made together.
         if threads == 1 {
             for (draw, into) in (first_draw..).step_by(LANES).zip(into.chunks_mut(LANES * N)) {
                 let words = philox(seed, from_fn::<_, LANES, _>(|lane| (0, draw + lane as u64)), STEPS);
@@ -138,11 +142,11 @@ impl Draw {
     }
 }
 
-/// Fills `count` elements with numbers that a kernel of PyTorch draws. `numbers` is an index of [`Numbers::ALL`]. Without a number of threads, there is one
-/// per element, but at most as many as the GPU runs at once. Integers are less than `below`, unless it is 0.
+/// Fills `count` elements with numbers that a kernel of PyTorch draws. `numbers` is an index of [`Numbers::ALL`]. Integers are less than `below`, unless it
+/// is 0.
 ///
 /// # Safety
-/// The memory may be written, and nothing else uses it meanwhile.
+/// There are `count` elements of the type of the numbers, aligned, and nothing else uses them meanwhile.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn harness_values_random(
     numbers: usize,
@@ -157,32 +161,25 @@ unsafe extern "C" fn harness_values_random(
     if count == 0 {
         return;
     }
-    let gpu = machine().settings.gpu;
-    let most = (gpu.multiprocessors * gpu.limits().threads) as usize;
-    let draw = Draw { neighbours, threads: if threads > 0 { threads } else { count.next_multiple_of(BLOCK).min(most) }, seed, offset };
+    let draw = Draw { neighbours, threads, seed, offset };
     let bounded = |word: u64| word.checked_rem(below).unwrap_or(word);
-    // SAFETY: as the caller promises, for elements of the type of the numbers.
+    // SAFETY: as the caller promises.
     unsafe {
         match Numbers::ALL[numbers] {
             Numbers::Words => draw.fill(elements(into, count), |words| words.map(|word| bounded(word.into()) as u32)),
-            Numbers::LongWords => draw.fill(elements(into, count), |[first, second, third, fourth]| {
-                [[first, second], [third, fourth]].map(|[high, low]| bounded(u64::from(high) << 32 | u64::from(low)))
-            }),
-            Numbers::Uniform => draw.fill(elements(into, count), |words| words.map(uniform)),
-            Numbers::UniformDouble => {
-                draw.fill(elements(into, count), |[first, second, third, fourth]| [[first, second], [third, fourth]].map(uniform_double))
+            Numbers::LongWords => {
+                draw.fill(elements(into, count), |words| pairs(words).map(|[high, low]| bounded(u64::from(high) << 32 | u64::from(low))));
             }
-            Numbers::Normal => draw.fill(elements(into, count), |[first, second, third, fourth]| {
-                let [[first, second], [third, fourth]] = [normal([first, second]), normal([third, fourth])];
-                [first, second, third, fourth]
-            }),
+            Numbers::Uniform => draw.fill(elements(into, count), |words| words.map(uniform)),
+            Numbers::UniformDouble => draw.fill(elements(into, count), |words| pairs(words).map(uniform_double)),
+            Numbers::Normal => draw.fill(elements(into, count), normal),
             Numbers::NormalDouble => draw.fill(elements(into, count), normal_double),
         }
     }
 }
 
 /// # Safety
-/// There are `count` elements of this type, which nothing else uses meanwhile.
+/// As for [`harness_values_random`].
 const unsafe fn elements<'a, T>(into: *mut c_void, count: usize) -> &'a mut [T] {
     // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts_mut(into.cast(), count) }
@@ -225,7 +222,7 @@ unsafe extern "C" fn harness_values_flash(seed: u64, offset: u64, heads: usize, 
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, Draw, flash_bytes, normal, uniform};
+    use super::{Draw, flash_bytes, normal, uniform};
 
     /// Threads that an H200 runs at once.
     const H200: usize = 132 * 2048;
@@ -236,10 +233,7 @@ mod tests {
         let mut numbers = vec![0.0; 3_000_001];
         draw.fill(&mut numbers, |words| words.map(uniform));
         assert_eq!([0, 255, 1_108_024, 2_233_024].map(|place| numbers[place]), [0.127_207_95, 0.210_613_52, 0.432_657_8, 0.554_577_3]);
-        draw.fill(&mut numbers, |[first, second, third, fourth]| {
-            let [[first, second], [third, fourth]] = [normal([first, second]), normal([third, fourth])];
-            [first, second, third, fourth]
-        });
+        draw.fill(&mut numbers, normal);
         let close = |place: usize, number: f32| (numbers[place] - number).abs() < 1e-5;
         assert!(close(0, -1.616_490_5) && close(255, -1.760_372_9));
     }
@@ -248,8 +242,7 @@ mod tests {
     fn dropout_keeps_the_elements_that_an_h200_keeps() {
         let kept = |neighbours, count: usize| {
             let mut numbers = vec![0.0; count];
-            Draw { neighbours, threads: count.next_multiple_of(BLOCK).min(H200), seed: 1234, offset: 0 }
-                .fill(&mut numbers, |words| words.map(uniform));
+            Draw { neighbours, threads: count.min(H200), seed: 1234, offset: 0 }.fill(&mut numbers, |words| words.map(uniform));
             move |place: usize| numbers[place] < 0.5
         };
         let pattern = |kept: &dyn Fn(usize) -> bool, first: usize, step: usize| {

@@ -14,7 +14,7 @@ use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
-use harness_exec::{machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline};
+use harness_exec::{host_memory, machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline};
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits, workspaces::HEADER};
@@ -159,6 +159,9 @@ impl Exec {
         if has_many && of_one_run.iter().any(|option| option.is_some()) {
             let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
+        }
+        if let Some(warning) = host_memory::warning(self.devices) {
+            terminal::message(warning);
         }
         let python = match self.python.as_slice() {
             [] => None,

@@ -184,10 +184,18 @@ impl Watch {
     }
 
     fn lacks_ours(&self, pid: pid_t) -> bool {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let files = || maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
-        files().any(|file| imports::is_nvidia_library(file) && !file.starts_with(&self.libraries.folder))
-            && !files().any(|file| file.file_name() == Some(OsStr::new(&self.libraries.core)))
+        self.lacks_ours_in(|| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default())
+    }
+
+    /// The kernel cuts the list of files off if the process ends or executes another program in the middle of a read. A second read then has no file, or
+    /// those of the other program.
+    fn lacks_ours_in(&self, maps: impl Fn() -> String) -> bool {
+        (0..2).all(|_| {
+            let maps = maps();
+            let files = || maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+            files().any(|file| imports::is_nvidia_library(file) && !file.starts_with(&self.libraries.folder))
+                && !files().any(|file| file.file_name() == Some(OsStr::new(&self.libraries.core)))
+        })
     }
 }
 

@@ -18,6 +18,7 @@ pub mod environment;
 pub mod forked;
 mod guardian;
 pub mod hang;
+pub mod host_memory;
 pub mod imports;
 pub mod large_pages;
 pub mod launch;

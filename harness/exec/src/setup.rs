@@ -9,6 +9,7 @@ use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Settings, Values};
 
 use crate::cache::{self, CacheError, Libraries};
 use crate::environment::extensions;
+use crate::host_memory;
 use crate::launch::{self, LaunchError};
 use crate::torch::{self, Torch, TorchError};
 
@@ -76,17 +77,10 @@ impl Setup {
             cudnn_workspace,
             cudnn: self.torch.cudnn.unwrap_or(default.cudnn),
             values: Values::Copies,
-            host_memory: Bytes(available_memory().0 / 2),
+            host_memory: Bytes(host_memory::available().0 / 2),
             ..default
         }
     }
-}
-
-/// The memory of the host that programs can use (<https://docs.kernel.org/filesystems/proc.html#meminfo>).
-fn available_memory() -> Bytes {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    Bytes::kib(line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0))
 }
 
 /// Returns the command that runs a program with this Python: a leading Python of the command is replaced.

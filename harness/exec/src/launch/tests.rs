@@ -137,3 +137,19 @@ fn the_error_for_a_missing_library_names_its_installers() {
         assert!(["`ci/install`", "`ci/wheel`", "`cargo build --release`", variable].iter().all(|name| text.contains(name)), "{text}");
     }
 }
+
+#[test]
+fn a_process_that_ends_while_its_files_are_read_does_not_lack_our_library() {
+    let setup = setup(Path::new("/d"), &[], AUDIT);
+    let watch = Watch { folder: RunFolder::new().unwrap(), libraries: setup.libraries, detector: Mutex::default() };
+    let nvidia = "7f0000000000-7f0000001000 r-xp 00000000 fe:00 42 /usr/lib/libcuda.so.1\n";
+    let ours = format!("7f0000002000-7f0000003000 r-xp 00000000 fe:00 43 /d/{CORE}\n");
+    let lacks = |reads: [&str; 2]| {
+        let reads = Mutex::new(reads.into_iter());
+        watch.lacks_ours_in(|| reads.lock().unwrap().next().unwrap().to_owned())
+    };
+    assert!(lacks([nvidia, nvidia]));
+    assert!(!lacks([nvidia, ""]));
+    assert!(!lacks([nvidia, &format!("{nvidia}{ours}")]));
+    assert!(!lacks([&format!("{nvidia}{ours}"), nvidia]));
+}

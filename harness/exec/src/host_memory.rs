@@ -1,0 +1,90 @@
+//! The host's memory: how much is available, and how much ranks need.
+
+use std::fs;
+use std::path::Path;
+
+use harness_allocator::units::Bytes;
+use procfs::{Current as _, Meminfo, process::Process};
+
+/// The memory that no other process shares, of a process that has imported torch. Measured with torch 2.11 (`ci/ranks.py`, started without `fork`);
+/// a training takes more.
+const OF_RANK: Bytes = Bytes::mib(190);
+/// Where version 2 of control groups is mounted. Containers see the root of their own group there.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// Returns the host's memory that programs can use: of the whole host (`MemAvailable`), or less in a control group with a limit.
+pub(crate) fn available() -> Bytes {
+    let of_host = Meminfo::current().ok().and_then(|memory| memory.mem_available).map_or(Bytes::ZERO, Bytes);
+    let groups = Process::myself().and_then(|process| process.cgroups()).into_iter().flatten();
+    let of_groups = groups.filter(|group| group.hierarchy == 0).filter_map(|group| left_in(Path::new(GROUPS), &group.pathname));
+    of_groups.fold(of_host, Bytes::min)
+}
+
+/// Returns the least memory that is left in a control group and those that contain it, or `None` without limits. The kernel drops inactive pages of files
+/// when a group reaches its limit (<https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files>).
+fn left_in(root: &Path, group: &str) -> Option<Bytes> {
+    let left = |folder: &Path| {
+        let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+        let limit = number("memory.max")?;
+        let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        let inactive = statistics.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok()).unwrap_or(0);
+        Some(Bytes(limit.saturating_sub(number("memory.current")?.saturating_sub(inactive))))
+    };
+    let folder = root.join(group.trim_start_matches('/'));
+    folder.ancestors().take_while(|folder| folder.starts_with(root)).filter_map(left).min()
+}
+
+/// Returns a warning if one rank for each of `devices` needs more than the host's memory.
+pub fn warning(devices: u32) -> Option<String> {
+    warning_for(devices, available())
+}
+
+fn warning_for(devices: u32, available: Bytes) -> Option<String> {
+    let needed = Bytes(OF_RANK.0 * u64::from(devices));
+    (devices > 1 && needed > available).then(|| {
+        format!(
+            "warning: {devices} ranks, one for each GPU, use at least {needed} of host memory ({OF_RANK} each), and {available} are available. Give fewer \
+             `--devices`, or fork the ranks after they import torch"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn ranks_that_need_more_than_the_hosts_memory_are_warned_about() {
+        assert_eq!(warning_for(64, Bytes::mib(64 * 190)), None);
+        let text = warning_for(64, Bytes::gib(8)).unwrap();
+        assert!(text.contains("64 ranks") && text.contains("11.88 GiB") && text.contains("8 GiB are available"), "{text}");
+        // A program with one GPU may have any number of processes.
+        assert_eq!(warning_for(1, Bytes::ZERO), None);
+    }
+
+    #[test]
+    fn the_tightest_control_group_limits_the_memory_and_cached_files_do_not_count() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |group: &str, limit: &str, current: u64, inactive: u64| {
+            let folder = root.path().join(group);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("memory.max"), format!("{limit}\n")).unwrap();
+            fs::write(folder.join("memory.current"), format!("{current}\n")).unwrap();
+            fs::write(folder.join("memory.stat"), format!("anon 5\ninactive_file {inactive}\nactive_file 7\n")).unwrap();
+        };
+        write("outer", "1000", 900, 300);
+        write("outer/inner", "max", 900, 300);
+        assert_eq!(left_in(root.path(), "/outer/inner"), Some(Bytes(400)));
+        write("outer/inner", "800", 900, 0);
+        assert_eq!(left_in(root.path(), "/outer/inner"), Some(Bytes::ZERO));
+        assert_eq!(left_in(root.path(), "/"), None);
+        assert_eq!(left_in(root.path(), "/elsewhere"), None);
+    }
+
+    #[test]
+    fn this_host_has_memory() {
+        assert!(available() > Bytes::ZERO);
+    }
+}

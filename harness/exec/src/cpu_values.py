@@ -90,7 +90,7 @@ class _Kind:
         # Whether the GPU can run it before the CPU, and all results are new or all are arguments.
         is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
         reads_masks = self.counts is _indices
-        self.is_plain = is_plain and not (self.is_random or self.is_empty or (not reads_masks and (self.counts or self.is_shaped_by_values)))
+        self.is_plain = is_plain and not (self.is_random or (not reads_masks and (self.counts or self.is_shaped_by_values)))
         is_copied = not (torch.Tag.pointwise in tags or self.name in _WRITTEN_IN_PLACE)
         self.into = None if schema.is_mutable or is_copied or self.compute is not self.operation else _into(operation)
 
@@ -119,7 +119,13 @@ class _Values:
     def run(self, is_outer, kind, args, kwargs):
         """Runs an operation. Small dense tensors take the fast path, all others `run_any`."""
         on_cpu = None
-        if kind.is_plain and _C._len_torch_dispatch_stack() == 0 and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
+        if _C._len_torch_dispatch_stack() > 0:
+            return self.run_any(is_outer, kind, args, kwargs)
+        if kind.is_empty:  # A kernel that is not computed leaves zeros in its results, not what the memory contained before.
+            result = kind.operation(*args, **kwargs)
+            self.clear((result,))
+            return result
+        if kind.is_plain and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
             try:
                 on_cpu = self.small_on_cpu(args)
             except NotComputed:
@@ -231,7 +237,7 @@ class _Values:
             if not is_computed or not has_read:
                 raise result
             return self.despite(result, kind, args, kwargs, inputs, state)
-        if is_captured and not kind.is_empty:  # Launches of the graph are counted.
+        if is_captured:  # Launches of the graph are counted.
             return result
         return self.computed(kind, args, kwargs, inputs, result, is_computed, state)
 
@@ -244,9 +250,6 @@ class _Values:
     def computed(self, kind, args, kwargs, inputs, result, is_computed, state):
         """Computes the values of the GPU's results. Returns the results, or numbers in their place."""
         outputs = _tensors((result,))
-        if kind.is_empty:  # A kernel that is not computed leaves zeros in its results, not what the memory contained before.
-            self.clear(outputs)
-            return result
         if not outputs and not kind.is_mutable and not kind.is_number:
             return result
         # The CPU would replace the parts of a sparse tensor that it changes.

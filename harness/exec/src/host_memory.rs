@@ -34,13 +34,23 @@ fn left_in(root: &Path, group: &str) -> Option<Bytes> {
     folder.ancestors().take_while(|folder| folder.starts_with(root)).filter_map(left).min()
 }
 
+/// The memory of a run with one rank for each of `devices`.
+fn of_run(devices: u32) -> Bytes {
+    Bytes(OF_RANK.0 * u64::from(devices))
+}
+
+/// Returns how many runs with one rank for each of `devices` fit the host's memory at once, and at least one.
+pub(crate) fn most_runs(devices: u32, available: Bytes) -> usize {
+    usize::try_from(available.0 / of_run(devices).0).map_or(usize::MAX, |runs| runs.max(1))
+}
+
 /// Returns a warning if one rank for each of `devices` needs more than the host's memory.
 pub fn warning(devices: u32) -> Option<String> {
     warning_for(devices, available())
 }
 
 fn warning_for(devices: u32, available: Bytes) -> Option<String> {
-    let needed = Bytes(OF_RANK.0 * u64::from(devices));
+    let needed = of_run(devices);
     (devices > 1 && needed > available).then(|| {
         format!(
             "warning: {devices} ranks, one for each GPU, use at least {needed} of host memory ({OF_RANK} each), and {available} are available. Give fewer \
@@ -62,6 +72,13 @@ mod tests {
         assert!(text.contains("64 ranks") && text.contains("11.88 GiB") && text.contains("8 GiB are available"), "{text}");
         // A program with one GPU may have any number of processes.
         assert_eq!(warning_for(1, Bytes::ZERO), None);
+    }
+
+    #[test]
+    fn parallel_runs_fit_the_hosts_memory() {
+        assert_eq!(most_runs(1, Bytes::gib(19)), 102);
+        assert_eq!(most_runs(8, Bytes::gib(19)), 12);
+        assert_eq!(most_runs(64, Bytes::ZERO), 1);
     }
 
     #[test]

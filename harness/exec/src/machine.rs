@@ -9,7 +9,7 @@ use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::trials::Trial;
 use crate::trials::observed::{Ending, Observed};
-use crate::{process::End, record::Record, timeline::Timeline};
+use crate::{host_memory, process::End, record::Record, timeline::Timeline};
 
 #[derive(Clone, Debug)]
 pub enum Machine {
@@ -54,10 +54,11 @@ impl Machine {
         }
     }
 
-    /// Returns the default number of parallel runs: the number of cores, or one on a real GPU.
+    /// Returns the default number of parallel runs: the number of cores, or fewer if the host's memory is too small, or one on a real GPU.
     pub fn usual_jobs(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         match self {
-            Self::Simulated(_) => std::thread::available_parallelism().map_or(1, usize::from),
+            Self::Simulated(settings) => cores().min(host_memory::most_runs(settings.devices, host_memory::available())),
             Self::Real(..) => 1,
         }
     }

@@ -13,7 +13,7 @@ use crate::stub_library::{Kind, StubLibrary, Symbol};
 const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
 const DRIVER: &str = "libcuda.so.1";
 
-/// The functions of the CUDA driver and runtime, one per line.
+/// All functions of the CUDA driver and runtime, and those of other libraries that programs find by name, one per line.
 const FUNCTIONS: &str = include_str!("functions.txt");
 
 /// Returns the stub libraries for a PyTorch with these imports, by file name, usually the SONAME. `exports` are the names that the core library defines.

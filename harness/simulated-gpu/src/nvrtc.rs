@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use harness_gpu_settings::ffi::{Out, Text, write};
@@ -16,6 +17,14 @@ static NAMES: Mutex<BTreeMap<Vec<u8>, CString>> = Mutex::new(BTreeMap::new());
 /// The size of a binary, which is zeros.
 const BINARY: usize = 16;
 
+/// The architectures of NVRTC 12.8 and 13.0 (`nvcc --list-gpu-arch`), in the order in which it returns them.
+const ARCHITECTURES_12: [c_int; 17] = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 120];
+const ARCHITECTURES_13: [c_int; 12] = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
+
+fn architectures() -> &'static [c_int] {
+    if machine().settings.cuda == Cuda::V13 { &ARCHITECTURES_13 } else { &ARCHITECTURES_12 }
+}
+
 /// Success, or `NVRTC_ERROR_INVALID_INPUT` after a null pointer.
 fn answer(written: bool) -> c_int {
     if written { 0 } else { 3 }
@@ -25,6 +34,15 @@ export! {
     nvrtcVersion(major: Out<'_, c_int>, minor: Out<'_, c_int>) = {
         let version = if machine().settings.cuda == Cuda::V13 { (13, 0) } else { (12, 8) };
         answer(write(major, version.0) && write(minor, version.1))
+    };
+    nvrtcGetNumSupportedArchs(count: Out<'_, c_int>) = answer(write(count, architectures().len() as c_int));
+    /// The program passes an array of this length.
+    nvrtcGetSupportedArchs(list: *mut c_int) = {
+        if !list.is_null() {
+            // SAFETY: the array is as long as `nvrtcGetNumSupportedArchs` says.
+            unsafe { ptr::copy_nonoverlapping(architectures().as_ptr(), list, architectures().len()) };
+        }
+        answer(!list.is_null())
     };
     nvrtcCreateProgram(
         program: Out<'_, *mut u8>, _: *const c_char, _: *const c_char, _: c_int, _: *const *const c_char, _: *const *const c_char

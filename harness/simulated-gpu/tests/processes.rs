@@ -7,7 +7,7 @@ use std::{env, os::unix::process::CommandExt as _, ptr};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
-use harness_gpu_settings::settings::{RUN, SETTINGS, Settings};
+use harness_gpu_settings::settings::{RUN, SETTINGS, Settings, Values};
 use harness_gpu_settings::{counters::ProcessCounters, gpus::GPUS, text::to_variable};
 // Links the exported functions.
 use harness_simulated_gpu as _;
@@ -24,6 +24,13 @@ unsafe extern "C" {
     fn cudaGetSymbolAddress(address: *mut usize, symbol: *const c_void) -> c_int;
     fn cuMemsetD8_v2(address: usize, byte: u8, count: usize) -> c_int;
     fn cuMemsetD32_v2(address: usize, word: c_uint, count: usize) -> c_int;
+    fn cuMemcpyHtoD_v2(to: usize, from: usize, size: usize) -> c_int;
+    fn cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) -> c_int;
+    fn cuMemcpyDtoD_v2(to: usize, from: usize, size: usize) -> c_int;
+    fn cuMemcpy(to: usize, from: usize, size: usize) -> c_int;
+    fn cuMemcpyPeer(to: usize, to_context: usize, from: usize, from_context: usize, size: usize) -> c_int;
+    fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
+    fn nvrtcGetSupportedArchs(list: *mut c_int) -> c_int;
     fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: usize) -> c_int;
     fn cuMemHostRegister_v2(address: usize, size: usize, flags: c_uint) -> c_int;
     fn cuMemHostUnregister(address: usize) -> c_int;
@@ -43,18 +50,19 @@ const INVALID_VALUE: c_int = 1;
 /// The folder of a run on two devices of 1 GiB.
 struct Run {
     folder: TempDir,
+    values: Values,
 }
 
 impl Run {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         Ledger::create(&folder.path().join("ledger")).unwrap();
-        Self { folder }
+        Self { folder, values: Values::Zeros }
     }
 
     /// The command of a test in a child process.
     fn command(&self, test: &str) -> Command {
-        let settings = Settings { devices: 2, ..Settings::new(&GPUS[0], Bytes::gib(1)) };
+        let settings = Settings { devices: 2, values: self.values, ..Settings::new(&GPUS[0], Bytes::gib(1)) };
         let mut command = Command::new(env::current_exe().unwrap());
         command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(PROGRAM, test);
         command.env(SETTINGS, to_variable(&settings)).env(RUN, self.folder.path()).env(LEDGER, self.folder.path().join("ledger"));
@@ -216,6 +224,43 @@ fn the_address_of_a_symbol_can_be_set_and_copied() {
         assert_eq!(cudaMemcpy(bytes.as_mut_ptr().expose_provenance(), first, bytes.len(), 2), 0);
     }
     assert_eq!(bytes, [0; 256], "kernels and memset write no values");
+}
+
+#[test]
+fn copies_of_the_driver_move_values_between_host_and_devices() {
+    const TEST: &str = "copies_of_the_driver_move_values_between_host_and_devices";
+    if !is_program(TEST) {
+        return Run { values: Values::Copies, ..Run::new() }.passes(TEST);
+    }
+    let ((_, first), (_, second)) = (malloc(MIB), malloc(MIB));
+    let (sent, mut received) = ([1_u8, 2, 3, 4], [0_u8; 4]);
+    let (from, into) = (sent.as_ptr().expose_provenance(), received.as_mut_ptr().expose_provenance());
+    // SAFETY: the host's arrays have this size, and the devices' memory is larger.
+    let codes = unsafe {
+        [
+            cuMemcpyHtoD_v2(first, from, 4),
+            cuMemcpyDtoD_v2(second, first, 4),
+            cuMemcpyPeer(first + 64, 0, second, 0, 4),
+            cuMemcpy(second + 64, first + 64, 4),
+            cuMemcpyDtoH_v2(into, second + 64, 4),
+        ]
+    };
+    assert_eq!((codes, received), ([0; 5], sent));
+}
+
+#[test]
+fn nvrtc_lists_the_architectures_that_it_counts() {
+    const TEST: &str = "nvrtc_lists_the_architectures_that_it_counts";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut count, mut list) = (0, [0; 32]);
+    // SAFETY: the list is longer than the count.
+    assert_eq!(unsafe { (nvrtcGetNumSupportedArchs(&raw mut count), nvrtcGetSupportedArchs(list.as_mut_ptr())) }, (0, 0));
+    let (found, rest) = list.split_at(count as usize);
+    assert!(found.contains(&90) && found.is_sorted() && !found.contains(&0) && rest.iter().all(|number| *number == 0), "{list:?}");
+    // SAFETY: a null pointer is refused.
+    assert_ne!(unsafe { nvrtcGetSupportedArchs(ptr::null_mut()) }, 0);
 }
 
 #[test]

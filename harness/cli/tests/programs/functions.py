@@ -244,7 +244,7 @@ def host():
 
 @family
 def figures():
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile() as profile, torch.cuda.profiler.profile():
         normal(100).square()
     profile.key_averages().table()
     torch.cuda.memory_summary(), torch.cuda.mem_get_info(), torch.cuda.memory_snapshot(), torch.cuda.get_device_properties(0)

@@ -34,8 +34,9 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
 }
 
 #[test]
-fn stub_libraries_define_every_function_of_driver_and_runtime_and_those_of_cudnn() {
-    let libraries = ["libcublasLt.so.13", "libcudart.so.13"].map(|soname| (soname.to_owned(), crate::imports::Library::default()));
+fn stub_libraries_define_every_function_of_driver_and_runtime_and_those_found_by_name() {
+    let libraries =
+        ["libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"].map(|soname| (soname.to_owned(), crate::imports::Library::default()));
     let imports = Imports { libraries: libraries.into(), ..Imports::default() };
     let core = BTreeSet::from(["cudaMalloc".to_owned()]);
     let folder = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ use harness_gpu_settings::{calls::Call, export};
 
 use crate::code::{Code, answer, put, put_address};
 use crate::context::{Gpu, by_kernel_mode, call, context_of, in_context, on_gpu, wait};
+use crate::driver::streams::cuStreamSynchronize;
 use crate::runtime::{allocate, count_free, free, memory as runtime, memory::allocate_on_host};
 use crate::world::{current_device, machine};
 use crate::{host::Kind, kernels::Work, memory::device_of};
@@ -16,6 +17,7 @@ use crate::{host::Kind, kernels::Work, memory::device_of};
 /// The directions of a copy.
 const HOST_TO_DEVICE: c_int = 1;
 const DEVICE_TO_HOST: c_int = 2;
+const BY_ADDRESS: c_int = 4;
 
 export! {
     cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>) = in_context(THIS, |_, state| {
@@ -61,6 +63,13 @@ export! {
         let execute = || transfer(Work::ToDevice { address, len, from }, (address, len, AccessKind::Write), from, stream);
         by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream), execute)
     };
+    cuMemcpyHtoD_v2(to: usize, from: usize, size: usize) = then_wait(cuMemcpyHtoDAsync_v2(to, from, size, 0));
+    cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) = then_wait(cuMemcpyDtoHAsync_v2(to, from, size, 0));
+    cuMemcpyDtoDAsync_v2, cuMemcpyAsync(to: usize, from: usize, size: usize, stream: usize) =
+        by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, BY_ADDRESS, stream), || Err(Code::NotSupported));
+    cuMemcpyDtoD_v2, cuMemcpy(to: usize, from: usize, size: usize) = then_wait(cuMemcpyAsync(to, from, size, 0));
+    cuMemcpyPeerAsync(to: usize, _: usize, from: usize, _: usize, size: usize, stream: usize) = cuMemcpyAsync(to, from, size, stream);
+    cuMemcpyPeer(to: usize, _: usize, from: usize, _: usize, size: usize) = cuMemcpy(to, from, size);
     cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) = {
         let work = Work::Set { address: to as u64, len: count as u64, byte };
         by_kernel_mode(THIS, || runtime::cudaMemsetAsync(to, byte.into(), count, stream), || on_gpu(|gpu| gpu.submit(stream, work)))
@@ -69,6 +78,11 @@ export! {
     cuMemsetD32Async(address: usize, word: c_uint, count: usize, _: usize) = set_words(address, word, count);
     cuMemsetD32_v2(address: usize, word: c_uint, count: usize) = set_words(address, word, count);
     cuStreamWriteValue32, cuStreamWriteValue32_v2(_: usize, address: usize, word: c_uint, _: c_uint) = set_words(address, word, 1);
+}
+
+/// Waits for the default stream after a call that succeeded.
+fn then_wait(result: c_int) -> c_int {
+    if result == 0 { cuStreamSynchronize(0) } else { result }
 }
 
 /// If kernels execute, waits for all work, as drivers do.

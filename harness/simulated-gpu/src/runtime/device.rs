@@ -33,13 +33,15 @@ export! {
     cudaDeviceCanAccessPeer, cuDeviceCanAccessPeer(can: Out<'_, c_int>, index: c_int, peer: c_int) = remember(
         device(index).and_then(|first| put(can, c_int::from(device(peer)? != first && machine().settings.gpu.reaches_peers())))
     );
-    cudaDeviceGetPCIBusId(text: *mut c_char, len: c_int, index: c_int) = remember(write_pci_address(text, len, index));
+    cudaDeviceGetPCIBusId, cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, index: c_int) = remember(write_pci_address(text, len, index));
     /// Either output may be null.
-    cudaDeviceGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) = {
+    cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) = {
         write(least, 0);
         write(greatest, -5);
         0
     };
+    /// No profiler is attached.
+    cudaProfilerStart, cudaProfilerStop, cuProfilerStart, cuProfilerStop() = 0;
     cudaDriverGetVersion, cudaRuntimeGetVersion(version: Out<'_, c_int>) = remember(put(version, machine().settings.cuda.driver_version()));
     cudaGetDriverEntryPoint(name: Text<'_>, function: Out<'_, *mut c_void>, _: c_ulonglong, status: Out<'_, c_int>) =
         remember(entry_points::find(name, function, status).map(drop));

@@ -177,12 +177,12 @@ export! {
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize, _: c_uint) =
         remember(put(blocks, active_blocks(block, shared_memory)));
     /// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
-    cudaLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
+    cudaLaunchHostFunc, cuLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
         machine().tick();
         function(data);
         0
     };
-    cudaStreamAddCallback(stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void, _: c_uint) = {
+    cudaStreamAddCallback, cuStreamAddCallback(stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void, _: c_uint) = {
         machine().tick();
         function(stream, 0, data);
         0

@@ -33,12 +33,12 @@ fn not_ready(machine: &Machine, state: &mut State) -> Code {
 }
 
 export! {
-    cudaStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) =
+    cudaStreamCreateWithPriority, cuStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) =
         with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
     cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) = cudaStreamCreateWithPriority(stream, flags, 0);
     cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
     cudaStreamDestroy(stream: usize) = with(|_, state| state.streams.destroy(stream));
-    cudaStreamQuery(stream: usize) = with(|machine, state| {
+    cudaStreamQuery, cuStreamQuery(stream: usize) = with(|machine, state| {
         let idle = state.streams.is_idle(stream, current_device(), machine.settings.events)?;
         if idle { Ok(()) } else { Err(not_ready(machine, state)) }
     });
@@ -49,15 +49,15 @@ export! {
     });
     /// Work takes no time, so waits between streams have no effect.
     cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) = 0;
-    cudaStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
+    cudaStreamGetPriority, cuStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
         with(|_, state| put(priority, state.streams.stream(stream, current_device())?.priority));
-    cudaStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) =
+    cudaStreamGetFlags, cuStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) =
         with(|_, state| put(flags, state.streams.stream(stream, current_device())?.flags));
     cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) = with(|_, state| put(event, state.streams.create_event()));
     cudaEventCreate(event: Out<'_, usize>) = cudaEventCreateWithFlags(event, 0);
     cudaEventRecord(event: usize, stream: usize) =
         with(|machine, state| state.streams.record(event, stream, current_device(), (machine.tick(), machine.late_by())));
-    cudaEventRecordWithFlags(event: usize, stream: usize, _: c_uint) = cudaEventRecord(event, stream);
+    cudaEventRecordWithFlags, cuEventRecordWithFlags(event: usize, stream: usize, _: c_uint) = cudaEventRecord(event, stream);
     cudaEventQuery(event: usize) = with(|machine, state| {
         let answer = state.streams.query(event, machine.settings.events, machine.now());
         answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })

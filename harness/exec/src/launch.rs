@@ -187,8 +187,8 @@ impl Watch {
         self.lacks_ours_in(|| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default())
     }
 
-    /// The kernel cuts the list of files off if the process ends or executes another program in the middle of a read. A second read then has no file, or
-    /// those of the other program.
+    /// The kernel cuts off the list of files if the process ends, or executes another program, during a read. The second read then finds no files, or those
+    /// of the other program.
     fn lacks_ours_in(&self, maps: impl Fn() -> String) -> bool {
         (0..2).all(|_| {
             let maps = maps();

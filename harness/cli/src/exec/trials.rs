@@ -59,7 +59,7 @@ pub(super) struct Options {
     /// the parts, which `--format json` prints.
     #[arg(long, value_name = "I/N", help_heading = MANY)]
     shard: Option<Shard>,
-    /// The number of parallel runs [default: the number of cores, or fewer if their ranks exceed the host's memory; 1 with
+    /// The number of parallel runs [default: the number of cores, or fewer if they exceed the host's memory; 1 with
     /// `--device`, because all runs share that GPU].
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,

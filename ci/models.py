@@ -1,13 +1,16 @@
-"""Trains models of public packages with small inputs: python ci/record.py ci/models.py MODEL...
+"""Trains models of public packages with small inputs: python ci/record.py ci/models.py [--compile | --until-oom] MODEL...
 
 A MODEL is `hf TYPE CLASS`, with two narrow layers of an architecture of transformers, `timm NAME`, or `tv NAME` of torchvision. Each makes two training
 steps with AdamW, a backward pass in bfloat16, and a forward pass without gradients; a language model also generates four tokens.
 reports/h200/models.tsv has the figures of a GPU:
 
     harness exec --gpu h200-141 --values cpu -- python ci/record.py ci/models.py 'hf bert AutoModelForCausalLM'
+
+With --compile, torch.compile compiles the model, and only the training steps run. With --until-oom, the process may use 256 MiB, and the batch doubles
+until a training step runs out of memory. Then the program frees its memory as recovery code does, and trains with three quarters of that batch.
 """
+import argparse
 import random
-import sys
 
 import numpy
 import torch
@@ -25,6 +28,7 @@ NARROW = {
     **dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=8),
 }
 WORDS = 1000
+MEMORY = 256 << 20  # of --until-oom
 TOKENS = "pad bos eos decoder_start image video audio mask".split()
 
 
@@ -119,19 +123,53 @@ def loss(output):
     return sum(means[1:], means[0])
 
 
-def train(package, *name):
+def step(model, inputs, run, optimizer):
+    output = run(model, inputs)
+    loss(output).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train_until_oom(*training):
+    model, inputs, run, optimizer = training
+    torch.cuda.set_per_process_memory_fraction(MEMORY / torch.cuda.get_device_properties(0).total_memory)
+    factor, grows, steps = 1, True, 0
+    while grows or steps < 2:
+        try:
+            step(model, {name: tensor.repeat(factor, *[1] * (tensor.dim() - 1)) for name, tensor in inputs.items()}, run, optimizer)
+            steps += not grows
+            factor *= 2 if grows else 1
+        except torch.OutOfMemoryError:
+            if factor == 1:
+                raise
+            grows, steps, failed = False, 0, True
+            factor = factor * 3 // 4
+        else:
+            failed = False
+        if failed:  # The error's traceback no longer keeps the tensors of the step.
+            optimizer.zero_grad()
+            torch.cuda.empty_cache()
+    statistics = torch.cuda.memory_stats()
+    print("figure factor", factor)
+    print("figure ooms", statistics["num_ooms"])
+    print("figure retries", statistics["num_alloc_retries"])
+
+
+def train(options, package, *name):
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(0)
     model, inputs, run = make(package, *name)
     model = model.to("cuda").train()
     inputs = {name: tensor.to("cuda") for name, tensor in inputs.items()}
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-4)
+    if options.until_oom:
+        return train_until_oom(model, inputs, run, optimizer)
+    if options.compile:
+        model = torch.compile(model)
     for _ in range(2):
-        output = run(model, inputs)
-        loss(output).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        del output
+        step(model, inputs, run, optimizer)
+    if options.compile:
+        return
     with torch.autocast("cuda", torch.bfloat16):
         loss(run(model, inputs)).backward()
     optimizer.zero_grad()
@@ -142,5 +180,15 @@ def train(package, *name):
         model.generate(input_ids=inputs["input_ids"], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
 
 
-for model in sys.argv[1:]:
-    train(*model.split())
+def main(arguments=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--until-oom", action="store_true")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    options = parser.parse_args(arguments)
+    for model in options.models:
+        train(options, *model.split())
+
+
+if __name__ == "__main__":
+    main()

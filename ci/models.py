@@ -146,7 +146,7 @@ def train_until_oom(*training):
             factor = factor * 3 // 4
         else:
             failed = False
-        if failed:  # The error's traceback no longer keeps the tensors of the step.
+        if failed:  # Outside of `except`, where the error still refers to the tensors of the step.
             optimizer.zero_grad()
             torch.cuda.empty_cache()
     statistics = torch.cuda.memory_stats()
@@ -182,8 +182,9 @@ def train(options, package, *name):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--until-oom", action="store_true")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--compile", action="store_true")
+    modes.add_argument("--until-oom", action="store_true")
     parser.add_argument("models", nargs="+", metavar="MODEL")
     options = parser.parse_args(arguments)
     for model in options.models:

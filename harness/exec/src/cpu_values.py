@@ -3,12 +3,16 @@
 # Each operation of PyTorch runs twice: on the GPU, which allocates what a real GPU would, and then on the CPU. The library of the simulated GPU keeps
 # the contents of its memory in host memory, so the CPU works on tensors with the same bytes, offset and strides ("aliases").
 #
+# The library runs most operations on small dense tensors without Python, once the CPU has accepted arguments of their types here.
+#
 # The operations arrive through kernels for two dispatch keys that torch itself does not use. `Fake` lies below autograd and above the handlers of
 # modes and of subclasses of tensors; `CustomRNGKeyId` lies below these and above the GPU. Unlike a mode, a key is invisible to autograd, so
-# gradients accumulate in place as they do without it. What has no such kernel, for example an operation of an extension, is not computed, and its
+# gradients accumulate in place as they do without it. An operation without such a kernel, for example of an extension, is not computed, and its
 # launches are counted.
 import collections
 import ctypes
+import functools
+import operator
 import sys
 import threading
 
@@ -34,7 +38,7 @@ _CHECKED = 1 << 20
 _KEY_FUNCTIONS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", "_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb"
 # Operations that compute nothing, that change the storage of a tensor, or that consist of others.
 _WITHOUT_VALUES = """
-empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
+_unsafe_view empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
 _cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 rand rand_like randn randn_like randint randint_like bernoulli
@@ -42,6 +46,15 @@ _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensor
 """.split()
 # The CPU writes the results of these operations, and of element-wise ones, directly into the alias. Others may resize their output on the way.
 _WRITTEN_IN_PLACE = "mm", "addmm", "bmm", "baddbmm", "sum"
+# The CPU refuses some values of integers in these operations, and of all types in those whose names begin as below.
+_DIVISIONS = "div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"
+_REFUSE_VALUES = "linalg", "_linalg", "cholesky", "_cholesky", "lu_", "_lu_", "_assert"
+# For tensors of equal types, these substitutes do what the CPU's operations do.
+_SOFTMAX = "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"
+# What `Torch` in torch_kernel.rs needs, in its order: functions of libtorch_cpu.so, an object of libc10.so, and functions of libtorch_cpu.so.
+_DISPATCHER = "_ZN3c1010Dispatcher13realSingletonEv", "_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_"
+_UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
+_TENSOR_FUNCTIONS = "get_data_ptr get_dim get_sizes get_strides get_dtype create_tensor_from_blob delete_tensor_object".split()
 _registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
 
@@ -87,12 +100,28 @@ class _Kind:
         by_name = None if schema.is_mutable else _SUBSTITUTES.get(self.name)
         self.compute = _SUBSTITUTES.get(self.name + overload_name) or by_name or self.operation
         self.counts = _COUNTS.get(self.name)
-        # Whether the GPU can run it before the CPU, and all results are new or all are arguments.
+        # The GPU can run it before the CPU, and all results are new or all are arguments.
         is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
         reads_masks = self.counts is _indices
         self.is_plain = is_plain and not (self.is_random or (not reads_masks and (self.counts or self.is_shaped_by_values)))
         is_copied = not (torch.Tag.pointwise in tags or self.name in _WRITTEN_IN_PLACE)
-        self.into = None if schema.is_mutable or is_copied or self.compute is not self.operation else _into(operation)
+        into = None if schema.is_mutable or is_copied or self.compute is not self.operation else _into(operation)
+        self.into = into and (into._op, into._schema.arguments[-1].name)
+        # How the library runs it.
+        self.without_python = None
+        self.lacks_halves = False
+        is_simple = self.is_plain and not self.is_empty and self.counts in (None, _indices)
+        has_lists = any("List[Tensor" in str(output.type) for output in schema.returns)
+        on_cpu = torch.ops.aten.native_batch_norm.default if self.name == "cudnn_batch_norm" else operation
+        is_same = self.compute is self.operation or on_cpu is not operation or self.name in _SOFTMAX
+        refuses_values = self.name != "linalg_vector_norm" and self.name.startswith(_REFUSE_VALUES)
+        if is_simple and is_same and not has_lists and not refuses_values:
+            results = 0 if schema.is_mutable else 1 if into else 3 if self.is_number else 2
+            names = [argument.name for argument in schema.arguments]
+            pins = names.index("pin_memory") if "pin_memory" in names else len(names)
+            is_particular = "layout" in names or self.name in _SOFTMAX
+            numbers = len(names), len(schema.returns), results, pins, self.name not in _DIVISIONS, is_particular
+            self.without_python = _Description((_named(operation), _named(into or on_cpu)), *numbers)
 
     def on_cpu(self, args, kwargs):
         """Computes in single precision what the CPU lacks in half precision, for example the gradient of a layer norm."""
@@ -103,6 +132,7 @@ class _Kind:
         except RuntimeError:
             if self.is_mutable or not any(tensor.dtype in _HALVES for tensor in _tensors(args)):
                 raise
+            self.lacks_halves = True
             return self.compute(*_mapped(_in_single, args), **{name: _mapped(_in_single, value) for name, value in kwargs.items()})
 
 
@@ -151,25 +181,37 @@ class _Values:
             try:
                 if kind.is_mutable:
                     kind.compute(*on_cpu, **kwargs)
+                    self.accept(is_outer, kind, args)
                     return result
                 if kind.is_number:
-                    return kind.compute(*on_cpu, **kwargs)
+                    number = kind.compute(*on_cpu, **kwargs)
+                    self.accept(is_outer, kind, args)
+                    return number
                 if type(result) in _PLAIN and result.nbytes < _CHECKED:
                     into = self.alias(result)
                     if kind.into is not None:
                         compute, name = kind.into
                         compute(*on_cpu, **kwargs, **{name: into})
+                        self.accept(is_outer, kind, args)
                         return result
                     computed = kind.compute(*on_cpu, **kwargs)
                     if computed.shape == into.shape:
                         into.copy_(computed)
+                        self.accept(is_outer, kind, args)
                         return result
                 elif type(result) in _LISTS and self.fits(_tensors(result)):
-                    return self.taken_over(kind, result, kind.compute(*on_cpu, **kwargs), kind.is_known)
+                    computed = kind.compute(*on_cpu, **kwargs)
+                    self.accept(is_outer, kind, args)
+                    return self.taken_over(kind, result, computed, kind.is_known)
             except (RuntimeError, NotComputed):
                 pass
         self.end()
-        return self.computed(kind, args, kwargs, _tensors(args), result, True, None)
+        return self.computed(False, kind, args, kwargs, _tensors(args), result, True, None)
+
+    def accept(self, is_outer, kind, args):
+        """Reports that the CPU accepts arguments of these types, so that the library runs the operation next time."""
+        if is_outer and kind.without_python and (kind.name not in _SOFTMAX or args[-1] in (False, args[0].dtype)):
+            self.gpu.harness_values_accepted()
 
     def small_on_cpu(self, values):
         """The values on the CPU. `values` if no tensor is on the GPU. None if a tensor is not dense or not small."""
@@ -239,7 +281,7 @@ class _Values:
             return self.despite(result, kind, args, kwargs, inputs, state)
         if is_captured:  # Launches of the graph are counted.
             return result
-        return self.computed(kind, args, kwargs, inputs, result, is_computed, state)
+        return self.computed(is_outer, kind, args, kwargs, inputs, result, is_computed, state)
 
     def passed_on(self, is_outer, kind, args, kwargs):
         """Calls the operation of a mode or a subclass. It calls operations on plain tensors, which arrive through the inner key."""
@@ -247,7 +289,7 @@ class _Values:
         _include(False, is_outer)
         return kind.operation(*args, **kwargs)
 
-    def computed(self, kind, args, kwargs, inputs, result, is_computed, state):
+    def computed(self, is_outer, kind, args, kwargs, inputs, result, is_computed, state):
         """Computes the values of the GPU's results. Returns the results, or numbers in their place."""
         outputs = _tensors((result,))
         if not outputs and not kind.is_mutable and not kind.is_number:
@@ -271,6 +313,9 @@ class _Values:
         except Exception:  # The CPU lacks the operation, or does not have it for these types.
             self.not_computed[kind.name] += 1
             return result
+        is_plain = not kind.into and not kind.counts and not kind.lacks_halves
+        if is_plain and all(tensor.layout is _STRIDED for tensor in (*inputs, *outputs)):
+            self.accept(is_outer, kind, args)
         return self.taken_over(kind, result, computed, kind.is_known)
 
     def despite(self, error, kind, args, kwargs, inputs, state):
@@ -416,8 +461,54 @@ def _into(operation):
         overload = getattr(operation._overloadpacket, name)
         *arguments, last = overload._schema.arguments or [None]
         if last is not None and last.is_out and str(last.type) == "Tensor" and named(arguments) == wanted:
-            return overload._op, last.name
+            return overload
     return None
+
+
+_Name = ctypes.c_char_p * 2
+
+
+class _Description(ctypes.Structure):
+    """`Description` in torch_kernel.rs"""
+
+    _fields_ = [
+        ("names", _Name * 2),
+        *((name, ctypes.c_size_t) for name in ("arguments", "returns", "results", "pins")),
+        *((name, ctypes.c_bool) for name in ("takes_integers", "is_particular")),
+    ]
+
+
+def _named(operation):
+    return _Name(operation._schema.name.encode(), operation._schema.overload_name.encode())
+
+
+def _bits(key_set):
+    """The set as a number, for PyTorch 2.4, in which only C++ can read it. pybind11 stores the address of the object of C++ after Python's header."""
+    return ctypes.c_uint64.from_address(ctypes.c_size_t.from_address(id(key_set) + object.__basicsize__).value).value
+
+
+def _prepare(library):
+    """Prepares the library to run operations without Python."""
+    if not (2, 4) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 15):
+        return
+    torch_cpu, c10 = ctypes.CDLL("libtorch_cpu.so"), ctypes.CDLL("libc10.so")
+    addressed = lambda functions: [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    found = addressed(getattr(torch_cpu, name) for name in _DISPATCHER)
+    found.append(ctypes.addressof(ctypes.c_char.in_dll(c10, _UNDEFINED)))
+    found += addressed(getattr(torch_cpu, f"aoti_torch_{name}") for name in _TENSOR_FUNCTIONS)
+    bits = getattr(_C.DispatchKeySet, "raw_repr", _bits)
+    key_set = lambda *names: functools.reduce(operator.or_, (bits(_C.DispatchKeySet(_C._dispatch_key_parse(name))) for name in names))
+    found += key_set("CUDA"), key_set("CPU"), key_set(*_KEYS, "BackendSelect", "ADInplaceOrView")
+    tensor = torch.empty(2, 3)  # Python keeps this operation.
+    keys = bits(_C._dispatch_keys(tensor))
+    found += keys, keys | key_set("CUDA", "AutogradCUDA", "AutocastCUDA")
+    probe = torch_library.Library("harness", "DEF")
+    probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f) -> Tensor")
+    for key in ("CPU", "CUDA", _KEYS[0]):
+        probe.impl("probe", lambda *arguments: arguments[0], key)
+    _registrations.append(probe)
+    if library.harness_values_probe((ctypes.c_uint64 * len(found))(*found), b"harness::probe"):
+        torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"))
 
 
 def _tensors(values):
@@ -595,20 +686,31 @@ def _gradients(function, inputs, outputs_gradients):
 
 
 def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
-    """`kept` returns which scores dropout keeps."""
+    """Output and sums, as `_scores` and `_weighed` compute them."""
+    scores, is_masked, *_, value = _scores(query, key, value, bias, is_causal, scale)
+    weights, factors = _weighed(scores, is_masked, dropout, kept)
+    sums = torch.logsumexp(scores, -1)
+    return ((weights if factors is None else weights * factors) @ value).to(query.dtype), sums
+
+
+def _scores(query, key, value, bias, is_causal, scale):
+    """Scores, which of their rows are masked, the scale, and the operands in single precision with equal numbers of heads."""
     groups = query.shape[1] // key.shape[1]
-    key, value = (tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
-    scores = query.float() @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    query, key, value = query.float(), *(tensor.float() if groups == 1 else tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
     if is_causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).tril().logical_not(), float("-inf"))
-    if bias is not None:
-        scores = scores + bias
-    sums = torch.logsumexp(scores, -1)
-    is_masked = sums.isneginf().unsqueeze(-1)
-    weights = torch.softmax(scores.masked_fill(is_masked, 0), -1).masked_fill(is_masked, 0)
-    if dropout > 0:
-        weights = weights * kept(weights, dropout) / (1 - dropout)
-    return (weights @ value).to(query.dtype), sums
+    if bias is None:
+        return scores, None, scale, query, key, value
+    scores = scores + bias
+    return scores, torch.logsumexp(scores, -1, True).isneginf(), scale, query, key, value
+
+
+def _weighed(scores, is_masked, dropout, kept):
+    """The weights of scores, and the factors by which dropout changes them. `kept` returns which weights dropout keeps."""
+    weights = torch.softmax(scores, -1) if is_masked is None else torch.softmax(scores.masked_fill(is_masked, 0), -1).masked_fill(is_masked, 0)
+    return weights, kept(weights, dropout) / (1 - dropout) if dropout > 0 else None
 
 
 def _attention_forward(count, seed_at, draw, query, key, value, bias, dropout, is_causal, scale, is_flash=False):
@@ -621,9 +723,17 @@ def _attention_forward(count, seed_at, draw, query, key, value, bias, dropout, i
 
 def _attention_backward(gradient, query, key, value, bias, dropout, is_causal, seed, offset, scale, is_flash=False):
     kept = random_numbers.Numbers.of(seed, offset).kept_by(is_flash) if dropout > 0 else None
-    run = lambda query, key, value, bias: _attention(query, key, value, bias, is_causal, scale, dropout, kept)[0]
-    gradients = _gradients(run, [query, key, value, bias], [gradient])
-    return [found if found is None else found.to(tensor.dtype) for found, tensor in zip(gradients, (query, key, value, bias))]
+    scores, is_masked, scale, *operands = _scores(query, key, value, bias, is_causal, scale)
+    weights, factors = _weighed(scores, is_masked, dropout, kept)
+    gradient = gradient.float()
+    of_weights = gradient @ operands[2].transpose(-2, -1)
+    of_value = (weights if factors is None else weights * factors).transpose(-2, -1) @ gradient
+    of_scores = torch.ops.aten._softmax_backward_data(of_weights if factors is None else of_weights * factors, weights, -1, torch.float32)
+    of_products = of_scores * scale
+    heads = lambda found, like: (found if found.shape == like.shape else found.unflatten(1, (like.shape[1], -1)).sum(2)).to(like.dtype)
+    of_key, of_value = heads(of_products.transpose(-2, -1) @ operands[0], key), heads(of_value, value)
+    of_bias = None if bias is None else of_scores.sum_to_size(bias.shape).to(bias.dtype)
+    return (of_products @ operands[1]).to(query.dtype), of_key, of_value, of_bias
 
 
 def _flash(draw, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
@@ -895,7 +1005,8 @@ def begin(path):
     library.harness_values_fit.argtypes = [ctypes.c_uint64]
     random_numbers.begin(library)
     library.harness_values_range.restype = library.harness_values_fit.restype = ctypes.c_bool
-    library.harness_values_not_computed.restype = ctypes.c_uint64
+    library.harness_values_probe.restype = library.harness_values_compute.restype = ctypes.c_bool
+    library.harness_values_not_computed.restype = library.harness_values_beyond_limit.restype = ctypes.c_uint64
     values = _Values(library, begin, end)
 
     def without_values(benchmark):
@@ -923,6 +1034,8 @@ def begin(path):
             try:
                 if kind is None:
                     kind = _Kind(getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
+                    if kind.without_python and not library.harness_values_compute(ctypes.byref(kind.without_python)):
+                        kind.without_python = None
                 return values.run(is_outer, kind, args, kwargs)
             finally:
                 leave(is_outer)
@@ -954,6 +1067,10 @@ def begin(path):
 
     torch.ops.load_library = load_and_register
     _include(True, True)
+    try:
+        _prepare(library)
+    except AttributeError:
+        pass  # This build of PyTorch lacks a function, so Python runs all operations.
     # Operations of higher order call their functions with the key.
     create = torch._ops.HigherOrderOperator.__init__
 
@@ -974,5 +1091,5 @@ def begin(path):
     return lambda: {
         "kernels": library.harness_values_not_computed(),
         "operations": dict(values.not_computed),
-        "beyond_limit": values.beyond_limit,
+        "beyond_limit": values.beyond_limit + library.harness_values_beyond_limit(),
     }

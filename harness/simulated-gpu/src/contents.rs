@@ -127,11 +127,11 @@ thread_local! {
 
 /// Changes whenever contents are unmapped.
 #[unsafe(no_mangle)]
-static harness_values_generation: AtomicU64 = AtomicU64::new(0);
+pub(crate) static harness_values_generation: AtomicU64 = AtomicU64::new(0);
 
 /// Counts captures of streams.
 #[unsafe(no_mangle)]
-static harness_values_captures: AtomicU64 = AtomicU64::new(0);
+pub(crate) static harness_values_captures: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn capture_begins() {
     harness_values_captures.fetch_add(1, Ordering::Relaxed);
@@ -147,7 +147,7 @@ struct Keys {
 
 static KEYS: OnceLock<Keys> = OnceLock::new();
 
-/// The number of launches outside of operations, whose results are not computed.
+/// The number of launches outside of operations, and of results of special contents, which are not computed.
 static NOT_COMPUTED: AtomicU64 = AtomicU64::new(0);
 
 fn in_operation() -> bool {
@@ -156,8 +156,12 @@ fn in_operation() -> bool {
 
 pub(crate) fn launched() {
     if machine().settings.values == Values::Cpu && !in_operation() {
-        NOT_COMPUTED.fetch_add(1, Ordering::Relaxed);
+        not_computed();
     }
+}
+
+pub(crate) fn not_computed() {
+    NOT_COMPUTED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The host memory with the contents of a range, or the range itself if it is not on a device. `None` without contents.
@@ -279,7 +283,7 @@ extern "C" fn harness_values_keys(is_included: extern "C" fn(u16) -> bool, inclu
 
 /// Begins the run of an operation on the device, in which further operations do not arrive. Returns whether they arrived through the outer key.
 #[unsafe(no_mangle)]
-extern "C" fn harness_values_enter() -> c_int {
+pub(crate) extern "C" fn harness_values_enter() -> c_int {
     let Some(keys) = KEYS.get() else { return 0 };
     let is_outer = (keys.is_included)(keys.outer);
     (keys.include)(keys.outer, false);
@@ -290,7 +294,7 @@ extern "C" fn harness_values_enter() -> c_int {
 
 /// Ends what [`harness_values_enter`] began.
 #[unsafe(no_mangle)]
-extern "C" fn harness_values_leave(is_outer: c_int) {
+pub(crate) extern "C" fn harness_values_leave(is_outer: c_int) {
     OPERATION.set(None);
     let Some(keys) = KEYS.get() else { return };
     (keys.include)(keys.outer, is_outer != 0);
@@ -298,7 +302,7 @@ extern "C" fn harness_values_leave(is_outer: c_int) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn harness_values_clear(address: u64, size: u64) {
+pub(crate) extern "C" fn harness_values_clear(address: u64, size: u64) {
     if let Some(contents) = machine().state().device_at(address).ok().and_then(|memory| memory.contents()) {
         contents.clear(address, size);
     }

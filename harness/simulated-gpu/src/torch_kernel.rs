@@ -347,6 +347,9 @@ impl Stack {
     }
 
     fn last(&mut self, count: usize) -> &mut [Value] {
+        if count == 0 {
+            return &mut []; // The pointers may be null.
+        }
         // SAFETY: the stack ends with this number of values, as the callers know.
         unsafe { slice::from_raw_parts_mut(self.end.sub(count), count) }
     }

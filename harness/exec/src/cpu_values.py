@@ -46,8 +46,9 @@ _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensor
 """.split()
 # The CPU writes the results of these operations, and of element-wise ones, directly into the alias. Others may resize their output on the way.
 _WRITTEN_IN_PLACE = "mm", "addmm", "bmm", "baddbmm", "sum"
-# The CPU refuses some values of integers in these operations, and of all types in those whose names begin as below.
+# The CPU refuses to divide integers by zero.
 _DIVISIONS = "div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"
+# On the CPU, operations with these prefixes check the values of their arguments.
 _REFUSE_VALUES = "linalg", "_linalg", "cholesky", "_cholesky", "lu_", "_lu_", "_assert"
 # For tensors of equal types, these substitutes do what the CPU's operations do.
 _SOFTMAX = "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"
@@ -686,7 +687,7 @@ def _gradients(function, inputs, outputs_gradients):
 
 
 def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
-    """Output and sums, as `_scores` and `_weighed` compute them."""
+    """Returns the output and the logarithms of the sums of each row. `kept` returns which weights dropout keeps."""
     scores, is_masked, *_, value = _scores(query, key, value, bias, is_causal, scale)
     weights, factors = _weighed(scores, is_masked, dropout, kept)
     sums = torch.logsumexp(scores, -1)
@@ -694,7 +695,7 @@ def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
 
 
 def _scores(query, key, value, bias, is_causal, scale):
-    """Scores, which of their rows are masked, the scale, and the operands in single precision with equal numbers of heads."""
+    """Returns the scores, which of their rows are masked, the scale, and the operands in single precision with equal numbers of heads."""
     groups = query.shape[1] // key.shape[1]
     query, key, value = query.float(), *(tensor.float() if groups == 1 else tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -708,7 +709,7 @@ def _scores(query, key, value, bias, is_causal, scale):
 
 
 def _weighed(scores, is_masked, dropout, kept):
-    """The weights of scores, and the factors by which dropout changes them. `kept` returns which weights dropout keeps."""
+    """Returns the weights of the scores, and the factors that dropout applies to them."""
     weights = torch.softmax(scores, -1) if is_masked is None else torch.softmax(scores.masked_fill(is_masked, 0), -1).masked_fill(is_masked, 0)
     return weights, kept(weights, dropout) / (1 - dropout) if dropout > 0 else None
 

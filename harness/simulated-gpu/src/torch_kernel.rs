@@ -415,7 +415,7 @@ fn list_of(tensors: &[Value], like: &List) -> *mut List {
     }
 }
 
-/// Frees a list of [`list_of`]. C++ never does, because this reference is the last. So C++ need not count the references to the type.
+/// Frees a list of [`list_of`]. C++ never frees it, because this reference is the last. The type of the elements therefore needs no reference.
 fn free(list: *mut List, known: &Known) {
     // SAFETY: the list exists.
     let (counts, elements) = unsafe { (&(*list).counts, &(*list).elements) };
@@ -441,7 +441,7 @@ unsafe fn call(operation: &Handle, offset: usize, keys: u64, stack: *mut Stack) 
     unsafe { function(kernel.object, operation, keys, stack) };
 }
 
-/// The run of an operation on the device, in which further operations do not arrive.
+/// While this exists, the thread runs one operation, and the operations that it calls do not arrive.
 struct Inside(c_int);
 
 impl Inside {

@@ -10,6 +10,7 @@
 # gradients accumulate in place as they do without it. An operation without such a kernel, for example of an extension, is not computed, and its
 # launches are counted.
 import collections
+import contextlib
 import ctypes
 import functools
 import operator
@@ -40,7 +41,7 @@ _KEY_FUNCTIONS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 _WITHOUT_VALUES = """
 _unsafe_view empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
-_cudnn_rnn_flatten_weight _cudnn_init_dropout_state _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
+_cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 rand rand_like randn randn_like randint randint_like bernoulli
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
@@ -92,14 +93,20 @@ class _Kind:
         self.is_known = [alias is not None for alias in returned]
         overload_name = f".{schema.overload_name}" if schema.overload_name else ""
         self.draw = _DRAWS.get(self.name + overload_name)
-        self.is_random = self.draw is not None or torch.Tag.nondeterministic_seeded in tags
+        substitute = _SUBSTITUTES.get(self.name + overload_name) or (None if schema.is_mutable else _SUBSTITUTES.get(self.name))
+        # Substitutes take the seed from their arguments.
+        self.is_random = self.draw is not None or torch.Tag.nondeterministic_seeded in tags and not substitute
+        names = [argument.name for argument in schema.arguments]
+        # The index of the probability of attention's dropout. An operation with the probability 0 draws nothing.
+        self.dropout = names.index("dropout_p") if self.draw and "dropout_p" in names else None
         self.is_number = torch.Tag.data_dependent_output in tags or self.name in ("allclose", "is_nonzero", "item")
         self.is_mutable = schema.is_mutable
         self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
-        by_name = None if schema.is_mutable else _SUBSTITUTES.get(self.name)
-        self.compute = _SUBSTITUTES.get(self.name + overload_name) or by_name or self.operation
+        # A computed number begins the buffer of cuDNN.
+        self.has_buffer = self.name in ("_cudnn_init_dropout_state", "_cudnn_rnn")
+        self.compute = functools.partial(self.draw, None) if self.dropout is not None else substitute or self.operation
         self.counts = _COUNTS.get(self.name)
         # The GPU can run it before the CPU, and all results are new or all are arguments.
         is_plain = all(self.is_known) if schema.is_mutable else not any(self.is_known)
@@ -118,11 +125,14 @@ class _Kind:
         refuses_values = self.name != "linalg_vector_norm" and self.name.startswith(_REFUSE_VALUES)
         if is_simple and is_same and not has_lists and not refuses_values:
             results = 0 if schema.is_mutable else 1 if into else 3 if self.is_number else 2
-            names = [argument.name for argument in schema.arguments]
             pins = names.index("pin_memory") if "pin_memory" in names else len(names)
             is_particular = "layout" in names or self.name in _SOFTMAX
             numbers = len(names), len(schema.returns), results, pins, self.name not in _DIVISIONS, is_particular
             self.without_python = _Description((_named(operation), _named(into or on_cpu)), *numbers)
+
+    def draws(self, args):
+        """Returns whether the operation takes random numbers. PyTorch leaves out trailing arguments with default values, here a probability of 0."""
+        return self.is_random and (self.dropout is None or args[self.dropout : self.dropout + 1] > (0,))
 
     def on_cpu(self, args, kwargs):
         """Computes in single precision what the CPU lacks in half precision, for example the gradient of a layer norm."""
@@ -156,7 +166,7 @@ class _Values:
             result = kind.operation(*args, **kwargs)
             self.clear((result,))
             return result
-        if kind.is_plain and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
+        if (kind.is_plain or kind.dropout and not kind.draws(args)) and not (self.captures.value and _C._cuda_isCurrentStreamCapturing()):
             try:
                 on_cpu = self.small_on_cpu(args)
             except NotComputed:
@@ -204,7 +214,7 @@ class _Values:
                     computed = kind.compute(*on_cpu, **kwargs)
                     self.accept(is_outer, kind, args)
                     return self.taken_over(kind, result, computed, kind.is_known)
-            except (RuntimeError, NotComputed):
+            except (RuntimeError, TypeError, NotComputed):  # TypeError: another version of PyTorch.
                 pass
         self.end()
         return self.computed(False, kind, args, kwargs, _tensors(args), result, True, None)
@@ -260,7 +270,7 @@ class _Values:
             return self.passed_on(is_outer, kind, args, kwargs)
         is_captured = self.captures.value and _C._cuda_isCurrentStreamCapturing()
         is_computed = is_computed and not is_captured
-        state = _random_state(kwargs.get("generator"), inputs, device) if kind.is_random and is_computed else None
+        state = _random_state(kwargs.get("generator"), inputs, device) if is_computed and kind.draws(args) else None
         try:
             numbers = kind.counts or (None if is_merged else _merged)
             counts = numbers(*self.on_cpu(args), **self.on_cpu(kwargs)) if numbers and is_computed else ()
@@ -351,13 +361,8 @@ class _Values:
         state = _seed(*state)
         if kwargs.get("generator") is not None:
             kwargs["generator"] = torch.Generator().manual_seed(state)
-        # The program's own random numbers on the CPU must not change.
-        before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(state)
-        try:
+        with _seeded(state):
             return kind.on_cpu(args, kwargs)
-        finally:
-            torch.default_generator.set_state(before)
 
     def clear(self, tensors):
         for tensor in tensors:
@@ -420,7 +425,8 @@ class _Values:
         """Returns the program's results with the computed contents, or computed numbers."""
         if isinstance(result, (tuple, list)) and len(is_known) == len(result) > 0:
             if isinstance(computed, (tuple, list)) and len(computed) == len(result):
-                return type(result)(self.taken_over(kind, *results) for results in zip(result, computed, ([known] for known in is_known)))
+                pairs = zip(result, computed, is_known)
+                return type(result)([own if other is None or known else self.taken_over(kind, own, other, [False]) for own, other, known in pairs])
             return result
         if isinstance(result, (tuple, list)) and isinstance(computed, (tuple, list)):  # A list of tensors
             return type(result)(self.taken_over(kind, own, other, is_known) for own, other in zip(result, computed))
@@ -437,11 +443,16 @@ class _Values:
             for into, part in zip(own, parts):
                 self.alias(into).copy_(part)
             return result
-        if result.shape != computed.shape and computed.dim() > 0:  # A number fills its result, for example the seeds of dropout.
-            if not kind.is_shaped_by_values:
-                return result
+        is_other = result.shape != computed.shape and computed.dim() > 0  # A number fills its result, for example the seeds of dropout.
+        if is_other and kind.is_shaped_by_values:
             result = torch.empty(computed.shape, dtype=result.dtype, device=result.device)
+        elif is_other and not kind.has_buffer:
+            if result.numel() != computed.numel():
+                return result
+            computed = computed.reshape(result.shape)  # From PyTorch 2.9 on, a result of cuDNN's attention has one dimension more.
         into = self.alias(result) if result.is_cuda else result
+        if is_other and kind.has_buffer:
+            into = into[: len(computed)]
         if into.data_ptr() != computed.data_ptr():
             into.copy_(computed)
         return result
@@ -570,6 +581,17 @@ def _seed(seed, offset):
     return (seed * 0x9E3779B97F4A7C15 + offset + 1) & _SEED_MASK
 
 
+@contextlib.contextmanager
+def _seeded(seed):
+    """Seeds the CPU's generator for a while, because the program's own random numbers on the CPU must not change."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
 # The numbers that operations read from the GPU to choose the size of their results.
 
 
@@ -688,16 +710,29 @@ def _gradients(function, inputs, outputs_gradients):
 
 def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
     """Returns the output and the logarithms of the sums of each row. `kept` returns which weights dropout keeps."""
+    if _is_fused(query, value, bias, dropout):
+        key, value = _repeated(query, key, value)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)
     scores, is_masked, *_, value = _scores(query, key, value, bias, is_causal, scale)
     weights, factors = _weighed(scores, is_masked, dropout, kept)
     sums = torch.logsumexp(scores, -1)
     return ((weights if factors is None else weights * factors) @ value).to(query.dtype), sums
 
 
+def _is_fused(query, value, bias, dropout):
+    """Returns whether the CPU's own operation computes an attention. That operation has no rows without weights."""
+    return dropout == 0 and query.shape[-1] == value.shape[-1] and (bias is None or not bias.amax(-1).isneginf().any())
+
+
+def _repeated(query, *tensors):
+    """The keys and values for each head of the queries."""
+    groups = query.shape[1] // tensors[0].shape[1]
+    return tensors if groups == 1 else [tensor.repeat_interleave(groups, 1) for tensor in tensors]
+
+
 def _scores(query, key, value, bias, is_causal, scale):
     """Returns the scores, which of their rows are masked, the scale, and the operands in single precision with equal numbers of heads."""
-    groups = query.shape[1] // key.shape[1]
-    query, key, value = query.float(), *(tensor.float() if groups == 1 else tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
+    query, key, value = query.float(), *_repeated(query, key.float(), value.float())
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale
     if is_causal:
@@ -716,13 +751,21 @@ def _weighed(scores, is_masked, dropout, kept):
 
 def _attention_forward(count, seed_at, draw, query, key, value, bias, dropout, is_causal, scale, is_flash=False):
     """The `count` results of an operation. Those at `seed_at` carry the generator's state to the backward pass."""
-    output, sums = _attention(query, key, value, bias, is_causal, scale, dropout, draw.kept_by(is_flash))
     results = [None] * count
-    results[:2], results[seed_at : seed_at + 2] = (output, sums), draw.state()
+    results[:2] = _attention(query, key, value, bias, is_causal, scale, dropout, draw and draw.kept_by(is_flash))
+    if draw:
+        results[seed_at : seed_at + 2] = draw.state()
     return results
 
 
-def _attention_backward(gradient, query, key, value, bias, dropout, is_causal, seed, offset, scale, is_flash=False):
+def _attention_backward(gradient, query, key, value, bias, output, sums, dropout, is_causal, seed, offset, scale, is_flash=False, is_bias_wanted=False):
+    heads = lambda found, like: found if found.shape == like.shape else found.unflatten(1, (like.shape[1], -1)).sum(2)
+    if not is_bias_wanted and _is_fused(query, value, bias, dropout):
+        sums = sums.reshape(*query.shape[:2], -1)[..., : query.shape[2]]
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        operands = query, *_repeated(query, key, value), output, sums
+        of_query, of_key, of_value = run(gradient, *operands, 0.0, is_causal, attn_mask=bias, scale=scale)
+        return of_query, heads(of_key, key), heads(of_value, value), None
     kept = random_numbers.Numbers.of(seed, offset).kept_by(is_flash) if dropout > 0 else None
     scores, is_masked, scale, *operands = _scores(query, key, value, bias, is_causal, scale)
     weights, factors = _weighed(scores, is_masked, dropout, kept)
@@ -731,9 +774,8 @@ def _attention_backward(gradient, query, key, value, bias, dropout, is_causal, s
     of_value = (weights if factors is None else weights * factors).transpose(-2, -1) @ gradient
     of_scores = torch.ops.aten._softmax_backward_data(of_weights if factors is None else of_weights * factors, weights, -1, torch.float32)
     of_products = of_scores * scale
-    heads = lambda found, like: (found if found.shape == like.shape else found.unflatten(1, (like.shape[1], -1)).sum(2)).to(like.dtype)
-    of_key, of_value = heads(of_products.transpose(-2, -1) @ operands[0], key), heads(of_value, value)
-    of_bias = None if bias is None else of_scores.sum_to_size(bias.shape).to(bias.dtype)
+    of_key, of_value = (found.to(query.dtype) for found in (heads(of_products.transpose(-2, -1) @ operands[0], key), heads(of_value, value)))
+    of_bias = of_scores.sum_to_size(bias.shape).to(bias.dtype) if is_bias_wanted else None
     return (of_products @ operands[1]).to(query.dtype), of_key, of_value, of_bias
 
 
@@ -742,7 +784,7 @@ def _flash(draw, query, key, value, dropout_p=0.0, is_causal=False, return_debug
 
 
 def _flash_backward(grad_out, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, scale=None):
-    return _attention_backward(grad_out, query, key, value, None, dropout_p, is_causal, seed, offset, scale, True)[:3]
+    return _attention_backward(grad_out, query, key, value, None, out, logsumexp, dropout_p, is_causal, seed, offset, scale, True)[:3]
 
 
 def _sequences(tensor, ends):
@@ -768,7 +810,7 @@ def _flash_forward(
 ):
     windows = window_size_left, window_size_right
     results = _flash_library(query, key, value, cum_q, cum_k, dropout_p, is_causal, scale, draw, windows, others.values())
-    return *results, *draw.state(), None
+    return *results, *(draw.state() if draw else (None, None)), None
 
 
 def _flash_library_backward(
@@ -789,18 +831,18 @@ def _efficient(draw, query, key, value, attn_bias, compute_log_sumexp, dropout_p
 
 
 def _efficient_backward(grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p, grad_input_mask, is_causal=False, scale=None):
-    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, offset, scale)
+    others = dropout_p, is_causal, seed, offset, scale, False, attn_bias is not None and grad_input_mask[3]
+    return _attention_backward(grad_out, query, key, value, attn_bias, out, logsumexp, *others)
 
 
 def _cudnn(draw, query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
-    output, sums, *rest = _attention_forward(9, 6, draw, query, key, value, attn_bias, dropout_p, is_causal, scale)
-    return output, sums.unsqueeze(-1), *rest
+    return _attention_forward(9, 6, draw, query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
 def _cudnn_backward(
     grad_out, query, key, value, out, logsumexp, seed, offset, attn_bias, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, scale=None
 ):
-    return _attention_backward(grad_out, query, key, value, attn_bias, dropout_p, is_causal, seed, offset, scale)[:3]
+    return _attention_backward(grad_out, query, key, value, attn_bias, out, logsumexp, dropout_p, is_causal, seed, offset, scale)[:3]
 
 
 def _product_of(function):
@@ -883,25 +925,44 @@ def _recurrent(input, weights, hx, cx, mode, layers, batch_first, dropout, train
     shapes = ((rows, -1), (rows, -1), (rows,), (rows,), (outputs, -1)) if per_layer > 3 else ((rows, -1), (rows, -1), (outputs, -1))
     weights = [weight.reshape(shapes[index % per_layer]) for index, weight in enumerate(weights)]
     if batch_sizes:
-        output, *last = function(input, torch.tensor(batch_sizes), hidden, weights, per_layer > 2, layers, dropout, train, bidirectional)
+        output, *last = function(input, torch.tensor(batch_sizes), hidden, weights, per_layer > 3, layers, dropout, train, bidirectional)
     else:
-        output, *last = function(input, hidden, weights, per_layer > 2, layers, dropout, train, bidirectional, batch_first)
+        output, *last = function(input, hidden, weights, per_layer > 3, layers, dropout, train, bidirectional, batch_first)
     return output, *last
+
+
+def _cudnn_init_dropout_state(dropout, train, dropout_seed, **_):
+    return _bytes(dropout_seed)
+
+
+def _bytes(number):
+    return torch.tensor([number]).view(torch.uint8)
 
 
 def _cudnn_rnn(
     input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state
 ):
-    output, *last = _recurrent(input, weight, hx, cx, mode, num_layers, batch_first, 0.0, train, bidirectional, batch_sizes)
-    return output, last[0], last[1] if mode == 2 else None, None, None
+    others = mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
+    if not train or dropout == 0:
+        output, *last = _recurrent(input, weight, hx, cx, *others)
+        return output, last[0], last[1] if mode == 2 else None, None, None
+    # The backward pass takes the seed from the reserve.
+    state = dropout_state.view(torch.int64)
+    seed = state[0].item()
+    state[0] = _seed(seed, 0)
+    with _seeded(seed & _SEED_MASK):
+        output, *last = _recurrent(input, weight, hx, cx, *others)
+    return output, last[0], last[1] if mode == 2 else None, _bytes(seed), None
 
 
 def _cudnn_rnn_backward(
     input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, grad_cy, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train,
     bidirectional, batch_sizes, dropout_state, reserve, output_mask
 ):
-    run = lambda input, hx, cx, *weights: _recurrent(input, list(weights), hx, cx, mode, num_layers, batch_first, 0.0, train, bidirectional, batch_sizes)
-    input_gradient, hx_gradient, cx_gradient, *weights = _gradients(run, [input, hx, cx, *weight], [grad_output, grad_hy, grad_cy])
+    others = mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
+    run = lambda input, hx, cx, *weights: _recurrent(input, list(weights), hx, cx, *others)
+    with _seeded(reserve[:8].view(torch.int64).item() & _SEED_MASK) if train and dropout > 0 else contextlib.nullcontext():
+        input_gradient, hx_gradient, cx_gradient, *weights = _gradients(run, [input, hx, cx, *weight], [grad_output, grad_hy, grad_cy])
     return input_gradient, hx_gradient, cx_gradient, weights
 
 
@@ -981,6 +1042,7 @@ _SUBSTITUTES = {
     "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_cudnn_init_dropout_state": _cudnn_init_dropout_state,
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": _cudnn_rnn_backward,
 }

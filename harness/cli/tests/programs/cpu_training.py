@@ -23,10 +23,11 @@ class Recurrent(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.gates, self.head = nn.LSTM(12, 16, 2, batch_first=True, bidirectional=True), nn.GRU(32, 16), nn.Linear(16, 5)
+        self.body, self.gates, self.head = nn.LSTM(12, 16, 2, batch_first=True, bidirectional=True), nn.GRU(32, 16), nn.Linear(8, 5)
+        self.projected = nn.LSTM(16, 16, proj_size=8, bias=False)
 
     def forward(self, x):
-        return self.head(self.gates(self.body(x)[0])[0].mean(1))
+        return self.head(self.projected(self.gates(self.body(x)[0])[0])[0].mean(1))
 
 
 class Cells(nn.Module):
@@ -103,6 +104,13 @@ state = torch.cuda.get_rng_state()
 first = F.dropout(torch.ones(1000, device="cuda"))
 torch.cuda.set_rng_state(state)
 same["dropout"] = bool((first == F.dropout(torch.ones(1000, device="cuda"))).all()) and 0 < first.count_nonzero().item() < 1000
+# Without biases and with a single step, the output is linear in the weights of the last layer, so the gradient has the mask of the forward pass.
+network = nn.RNN(12, 16, 2, nonlinearity="relu", bias=False, dropout=0.5).cuda()
+data = torch.ones(1, 30, 12, device="cuda")
+output, other = network(data)[0], network(data)[0]
+output.sum().backward()
+is_linear_in_weights = torch.allclose(output.sum(), (network.weight_ih_l1 * network.weight_ih_l1.grad).sum(), rtol=1e-4)
+same["recurrent dropout"] = is_linear_in_weights and not torch.allclose(output, other) and not torch.allclose(output, network.eval()(data)[0])
 # With dropout, the output is linear in the values, so the gradient has the mask of the forward pass if both sums are equal.
 halves = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 library, library_backward = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward

@@ -41,7 +41,7 @@ _KEY_FUNCTIONS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
 _WITHOUT_VALUES = """
 _unsafe_view empty_like empty_permuted new_empty new_empty_strided is_pinned _pin_memory record_stream set_ resize_ resize_as_ _resize_output_
 as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_ _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
-_cudnn_rnn_flatten_weight _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
+_cudnn_rnn_flatten_weight _use_cudnn_ctc_loss _transformer_encoder_layer_fwd _transform_bias_rescale_qkv sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_unsafe
 rand rand_like randn randn_like randint randint_like bernoulli
 _coalesced_ _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
 """.split()
@@ -835,6 +835,31 @@ def _efficient_backward(grad_out, query, key, value, attn_bias, out, logsumexp, 
     return _attention_backward(grad_out, query, key, value, attn_bias, out, logsumexp, *others)
 
 
+def _efficient_library(query, key, value, bias, ends_q, ends_k, dropout, mask, scale, others):
+    """The attention of nested tensors, without biases and dropout. A mask is causal."""
+    if dropout > 0:
+        raise NotComputed
+    tensors = query, key, value
+    if ends_q is not None:
+        tensors = [tensor.squeeze(0) for tensor in tensors]
+    output = _flash_library(*tensors, ends_q, ends_k, 0.0, mask > 0, scale, None, (), (bias, *others))[0]
+    return output if ends_q is None else output.unsqueeze(0)
+
+
+def _efficient_forward(
+    draw, query, key, value, bias, ends_q, ends_k, max_q, max_k, dropout_p, custom_mask_type, compute_log_sumexp=False, scale=None, seqlen_k=None, window_size=None
+):
+    return _efficient_library(query, key, value, bias, ends_q, ends_k, dropout_p, custom_mask_type, scale, (seqlen_k, window_size)), *[None] * 5
+
+
+def _efficient_library_backward(
+    grad_out, query, key, value, bias, out, ends_q, ends_k, max_q, max_k, logsumexp, dropout_p, seed, offset, custom_mask_type, bias_requires_grad, scale=None,
+    num_splits_key=None, window_size=None, shared_storage_dqdkdv=False
+):
+    run = lambda query, key, value: _efficient_library(query, key, value, bias, ends_q, ends_k, dropout_p, custom_mask_type, scale, (window_size,))
+    return *_gradients(run, [query, key, value], [grad_out]), None
+
+
 def _cudnn(draw, query, key, value, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, scale=None):
     return _attention_forward(9, 6, draw, query, key, value, attn_bias, dropout_p, is_causal, scale)
 
@@ -858,6 +883,63 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, expone
 def _batch_norm_backward(input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, reserveSpace):
     arguments = (grad_output, input, weight, running_mean, running_var, save_mean, save_var, True, epsilon, [True, True, True])
     return torch.ops.aten.native_batch_norm_backward(*arguments)
+
+
+# The parts of a synchronized batch norm. The second dimension has the channels.
+
+
+def _batch_norm_stats(input, eps):
+    variance, mean = torch.var_mean(_in_single(input), _but_channels(input), correction=0)
+    return mean, (variance + eps).rsqrt()
+
+
+def _but_channels(input):
+    return [dimension for dimension in range(input.dim()) if dimension != 1]
+
+
+def _per_channel(input, *numbers):
+    """The numbers of each channel, for products with a tensor of the shape of `input`. None for None."""
+    shape = [-1 if dimension == 1 else 1 for dimension in range(input.dim())]
+    return [None if number is None else _in_single(number).view(shape) for number in numbers]
+
+
+def _batch_norm_elemt(input, weight, bias, mean, invstd, eps):
+    weight, bias, mean, invstd = _per_channel(input, weight, bias, mean, invstd)
+    output = (_in_single(input) - mean) * invstd
+    output = output if weight is None else output * weight
+    return (output if bias is None else output + bias).to(input.dtype)
+
+
+def _batch_norm_gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, counts):
+    """Joins the statistics of the processes, one row each."""
+    counts = counts.view(-1, 1) if isinstance(counts, torch.Tensor) else torch.full((len(mean), 1), float(counts))
+    total = counts.sum()
+    joined = (mean * counts).sum(0) / total
+    squares = (((invstd.pow(-2) - eps) + (mean - joined).square()) * counts).sum(0)
+    if running_mean is not None:
+        running_mean.lerp_(joined.to(running_mean.dtype), momentum)
+        running_var.lerp_((squares / (total - 1)).to(running_var.dtype), momentum)
+    return joined, (squares / total + eps).rsqrt()
+
+
+def _batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g):
+    gradient, (center,) = _in_single(grad_out), _per_channel(input, mean)
+    of_sums = gradient.sum(_but_channels(input))
+    of_products = (gradient * (_in_single(input) - center)).sum(_but_channels(input))
+    return of_sums, of_products, of_products * invstd, of_sums
+
+
+def _batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
+    total = count.sum()
+    mean, invstd, weight, of_sums, of_products = _per_channel(input, mean, invstd, weight, sum_dy / total, sum_dy_xmu / total)
+    gradient = (_in_single(grad_out) - of_sums - (_in_single(input) - mean) * of_products * invstd.square()) * invstd
+    return (gradient if weight is None else gradient * weight).to(input.dtype)
+
+
+def _cudnn_ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, deterministic, zero_infinity):
+    loss, log_alpha = torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank)
+    arguments = log_probs, targets, input_lengths, target_lengths, loss, log_alpha, blank
+    return loss, torch.ops.aten._ctc_loss_backward(torch.ones_like(loss), *arguments)
 
 
 def _grid_sampler(input, grid):
@@ -1024,9 +1106,17 @@ _SUBSTITUTES = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_flash_attention_backward": _flash_library_backward,
+    "_efficient_attention_backward": _efficient_library_backward,
     **{f"{name}.{overload}": _product_of(getattr(torch, name)) for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("dtype", "dtype_out")},
     "cudnn_batch_norm": _batch_norm,
     "cudnn_batch_norm_backward": _batch_norm_backward,
+    "batch_norm_stats": _batch_norm_stats,
+    "batch_norm_elemt": _batch_norm_elemt,
+    "batch_norm_gather_stats": _batch_norm_gather_stats,
+    "batch_norm_gather_stats_with_counts": _batch_norm_gather_stats,
+    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": _batch_norm_backward_elemt,
+    "_cudnn_ctc_loss": _cudnn_ctc_loss,
     "cudnn_grid_sampler": _grid_sampler,
     "cudnn_grid_sampler_backward": _grid_sampler_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
@@ -1052,6 +1142,7 @@ _DRAWS = random_numbers.OPERATIONS | {
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_cudnn_attention": _cudnn,
     "_flash_attention_forward": _flash_forward,
+    "_efficient_attention_forward": _efficient_forward,
 }
 
 

@@ -139,6 +139,24 @@ for dropout in (0.0, 0.3):
         parts = [tensor.cpu().float().split([10, 22]) for tensor in (query, key, value)]
         expected = [F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in group), is_causal=True).transpose(0, 1) for group in zip(*parts)]
         same["sequences"] = torch.allclose(output.cpu().float(), torch.cat(expected), atol=0.03)
+sequences = [torch.randn(length, 32, device="cuda", requires_grad=True) for length in (5, 9, 3)]
+heads = lambda tensor: tensor.unflatten(-1, [4, 8]).transpose(1, 2)
+nested = heads(torch.nested.as_nested_tensor(sequences, layout=torch.jagged))
+outputs = F.scaled_dot_product_attention(nested, nested, nested, is_causal=True).transpose(1, 2).flatten(2).values()
+outputs.square().sum().backward()
+leaves = [tensor.detach().cpu().requires_grad_() for tensor in sequences]
+expected = torch.cat([F.scaled_dot_product_attention(*[heads(leaf[None])] * 3, is_causal=True).transpose(1, 2).flatten(2)[0] for leaf in leaves])
+expected.square().sum().backward()
+gradients = zip(sequences, leaves)
+same["nested"] = torch.allclose(outputs.cpu(), expected, atol=1e-5) and all(torch.allclose(own.grad.cpu(), leaf.grad, atol=1e-4) for own, leaf in gradients)
+scores, labels, lengths = torch.randn(20, 3, 7).log_softmax(-1), torch.randint(1, 7, (12,), dtype=torch.int32), ([20] * 3, [4] * 3)
+found = []
+for device in ("cpu", "cuda"):  # On the GPU, cuDNN computes the loss, because the labels are integers of 32 bits of the CPU.
+    leaf = scores.detach().to(device).requires_grad_()
+    loss = F.ctc_loss(leaf, labels, *lengths)
+    loss.backward()
+    found.append((loss.item(), leaf.grad.cpu()))
+same["ctc"] = abs(found[0][0] - found[1][0]) < 1e-4 and torch.allclose(found[0][1], found[1][1], atol=1e-5)
 if hasattr(torch.ops.aten.mm, "dtype"):
     product, into = torch.mm(query[0], key[0].T, out_dtype=torch.float32), torch.empty(4, 4, device="cuda")
     torch.mm(query[0], key[0].T, out_dtype=torch.float32, out=into)

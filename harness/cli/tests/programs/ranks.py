@@ -48,14 +48,14 @@ def main(rank, folder):
     found = {"exchanged": exchange(rank)}
     if COMPUTED:
         torch.manual_seed(0)
-        model, data = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8)), torch.randn(8, 16)
-        own = slice(4 * rank, 4 * rank + 4)
-        parallel = DistributedDataParallel(copy.deepcopy(model).cuda(), device_ids=[rank])
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Tanh(), torch.nn.Linear(32, 8))
+        data, own = torch.randn(8, 16), slice(4 * rank, 4 * rank + 4)
+        synchronized = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model)).cuda()
+        parallel = DistributedDataParallel(copy.deepcopy(synchronized), device_ids=[rank])
         found["ddp"] = losses(parallel, data.cuda(), own)
-        sharded = copy.deepcopy(model).cuda()
-        for layer in sharded:
+        for layer in synchronized:
             fully_shard(layer)
-        found["fsdp"] = losses(fully_shard(sharded), data.cuda(), own)
+        found["fsdp"] = losses(fully_shard(synchronized), data.cuda(), own)
     dist.barrier()
     dist.destroy_process_group()
     if COMPUTED:

@@ -232,7 +232,7 @@ class _Values:
             if kind in _PLAIN:
                 if value.is_cuda:
                     is_any_on_gpu = True
-                    if value.layout is not _STRIDED or value.is_nested or value.is_quantized or value.nbytes >= _CHECKED:
+                    if _has_parts(value) or value.is_quantized or value.nbytes >= _CHECKED:
                         return None
                     value = self.alias(value)
             elif kind in _LISTS:
@@ -261,7 +261,7 @@ class _Values:
                     with _C.DisableTorchFunctionSubclass():
                         return self.run_any(is_outer, kind, args, kwargs)
             on_gpu |= tensor.is_cuda
-            if tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_quantized:
+            if _has_parts(tensor) or tensor.is_quantized:
                 is_computed &= _parts(tensor) is not None
                 is_merged &= tensor.layout != torch.sparse_coo or tensor.is_coalesced()
         if not on_gpu:
@@ -307,8 +307,8 @@ class _Values:
             return result
         # The CPU would replace the parts of a sparse tensor that it changes.
         for output in outputs:
-            if output.layout is not _STRIDED or output.is_nested or output.is_quantized:
-                is_computed &= _parts(output) is not None and not kind.is_mutable
+            if _has_parts(output) or output.is_quantized:
+                is_computed &= _parts(output) is not None and (output.is_nested or not kind.is_mutable)
         if not is_computed:
             self.not_computed[kind.name] += 1
             return result
@@ -342,7 +342,7 @@ class _Values:
         return _mapped(lambda tensor: self.on_gpu(tensor, device), computed)
 
     def on_gpu(self, tensor, device):
-        if tensor.layout != torch.strided:
+        if _has_parts(tensor):
             return _like(tensor, [self.on_gpu(part, device) for part in _parts(tensor)])
         created = torch.empty_like(tensor, device=device)
         self.alias(created).copy_(tensor)
@@ -382,7 +382,7 @@ class _Values:
 
     def alias(self, tensor):
         """A tensor of the CPU over the contents of a tensor of the GPU."""
-        if tensor.layout is not _STRIDED:
+        if _has_parts(tensor):
             return _like(tensor, [self.alias(part) for part in _parts(tensor)])
         address = tensor.data_ptr()
         if self.generation.value != self.known_generation:
@@ -434,7 +434,7 @@ class _Values:
             return computed if isinstance(computed, (bool, int, float, complex)) else result
         if is_known[:1] == [True] or not isinstance(computed, torch.Tensor):
             return result
-        if computed.layout != torch.strided:
+        if _has_parts(computed):
             if not result.is_cuda:
                 return computed
             own, parts = _parts(result), _parts(computed)
@@ -549,8 +549,10 @@ def _mapped(function, value):
 
 def _parts(tensor):
     """The tensors that hold the contents of a tensor, or None if the CPU cannot use them."""
+    if tensor.is_nested:
+        return [tensor.values()]
     if tensor.layout == torch.strided:
-        return None if tensor.is_nested or tensor.is_quantized else [tensor]
+        return None if tensor.is_quantized else [tensor]
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -560,10 +562,21 @@ def _parts(tensor):
     return None
 
 
+def _has_parts(tensor):
+    return tensor.layout is not _STRIDED or tensor.is_nested
+
+
 def _like(tensor, parts):
-    """A sparse tensor of these parts."""
+    """A nested or sparse tensor of these parts."""
+    if tensor.is_nested:
+        (values,) = parts
+        if not values.is_cuda:  # All of a nested tensor's storage must be its values.
+            values = torch.frombuffer((ctypes.c_uint8 * values.nbytes).from_address(values.data_ptr()), dtype=values.dtype)
+        return torch._nested_view_from_buffer(values, tensor._nested_tensor_size(), tensor._nested_tensor_strides(), tensor._nested_tensor_storage_offsets())
     if tensor.layout == torch.sparse_coo:
-        return torch.sparse_coo_tensor(*parts, tensor.size(), is_coalesced=tensor.is_coalesced(), check_invariants=False)
+        dimensions, options = (tensor.sparse_dim(), tensor.dense_dim()), dict(dtype=parts[1].dtype, device=parts[1].device, layout=tensor.layout)
+        # Unlike `sparse_coo_tensor`, it does not warn that it checks nothing.
+        return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(*dimensions, tensor.size(), *parts, **options, is_coalesced=tensor.is_coalesced())
     return torch.sparse_compressed_tensor(*parts, tensor.size(), layout=tensor.layout, check_invariants=False)
 
 

@@ -31,6 +31,11 @@ const MOST_SIGNATURES: usize = 16;
 const MOST_OF_TENSOR: usize = 24;
 /// The words of an operation's definition among which the probe looks for its kernels. Its table has up to 200 kernels of 32 or 40 bytes.
 const MOST_OF_DEFINITION: usize = 1 << 11;
+/// The most slots of an operation's map of registered kernels, and the words of a slot.
+const MOST_SLOTS: usize = 1 << 8;
+const SLOT: usize = 5;
+/// The words of a registered kernel until its function, and some more.
+const REGISTERED: usize = 8;
 
 /// A `c10::OperatorHandle`: the address of the operation's definition and another word. C++ returns it through a pointer, because it has a destructor.
 /// With four words, Rust does the same.
@@ -113,6 +118,8 @@ struct Known {
     in_python: usize,
     on_gpu: usize,
     on_cpu: usize,
+    /// The offset of the map of kernels in the definition.
+    map: usize,
     /// The offset of the dispatch keys in the object of a tensor.
     keys: usize,
     bool_tag: u32,
@@ -744,6 +751,23 @@ fn kernels(definition: usize) -> Option<[usize; 3]> {
     })
 }
 
+/// Finds the registered kernel of which the table of an operation has a copy. PyTorch compares both before it reports that an operation lacks a kernel.
+/// The map of registered kernels begins with its address and its number of slots less one (`ska::flat_hash_map`). More slots follow for collisions.
+fn registered(map: &[usize], copy: &Kernel) -> Option<&'static Kernel> {
+    let &[slots, last, ..] = map else { return None };
+    if last >= MOST_SLOTS || !(last + 1).is_power_of_two() {
+        return None;
+    }
+    let wanted = [copy.object.addr(), copy.function.load(Ordering::Relaxed)];
+    let addresses = words(slots, 2 * (last + 1) * SLOT).into_iter().filter(|address| *address > 0 && address % align_of::<usize>() == 0);
+    let address = addresses.into_iter().find_map(|address| {
+        let place = words(address, REGISTERED).windows(2).position(|pair| pair == wanted)?;
+        Some(address + place * size_of::<usize>())
+    })?;
+    // SAFETY: a kernel with this object and this function is at the address. It is registered for good.
+    Some(unsafe { &*ptr::with_exposed_provenance(address) })
+}
+
 /// The state of the probe until its call.
 struct Probe {
     known: Known,
@@ -803,8 +827,12 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
     let Some([on_cpu, on_gpu, in_python]) = kernels(handle.0[0]) else { return false };
     let kernel = handle.kernel(in_python);
     let Some(python) = kernel.function() else { return false };
-    let known =
-        Known { copy: torch.find(c"aten::copy_", c""), torch, in_python, on_gpu, on_cpu, keys: 0, bool_tag: 0, list_tag: 0, device_tag: 0 };
+    let definition = words(handle.0[0], MOST_OF_DEFINITION);
+    let after_table = in_python / size_of::<usize>();
+    let Some(map) = (after_table..definition.len()).find(|&place| registered(&definition[place..], kernel).is_some()) else { return false };
+    let copy = torch.find(c"aten::copy_", c"");
+    let map = map * size_of::<usize>();
+    let known = Known { copy, torch, in_python, on_gpu, on_cpu, map, keys: 0, bool_tag: 0, list_tag: 0, device_tag: 0 };
     *PROBE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Probe { known, python });
     kernel.function.store(probe as *const () as usize, Ordering::Release);
     true
@@ -822,12 +850,15 @@ unsafe extern "C" fn harness_values_compute(description: &Description) -> bool {
     let kernel = own.kernel(known.in_python);
     let has_kernels = own.kernel(known.on_gpu).function().is_some() && on_cpu.kernel(known.on_cpu).function().is_some();
     let Some(python) = kernel.function().filter(|_| has_kernels) else { return false };
+    let Some(registered) = registered(&words(own.0[0] + known.map, 2), kernel) else { return false };
     let results = Results::ALL[description.results];
     let operation = Box::leak(Box::new(Operation { on_cpu, python, results, description: *description, accepted: Default::default() }));
     let mut operations = OPERATIONS.write().unwrap_or_else(PoisonError::into_inner);
     // Another thread may have changed the kernel already.
     operations.entry(own.0[0]).or_insert(operation);
-    kernel.function.store(run as *const () as usize, Ordering::Release);
+    for kernel in [registered, kernel] {
+        kernel.function.store(run as *const () as usize, Ordering::Release);
+    }
     IN_PYTHON.set(None);
     true
 }

@@ -112,4 +112,19 @@ def train(device):
     return sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
 trained = train("cpu"), train("cuda")
 found["without_python"] = [abs(trained[0] - trained[1]) < 1e-3 * trained[0], sorted(name for name, count in in_python.items() if count > 8)]
+# An operation that PyTorch lacks for sparse tensors ends with PyTorch's own error.
+found["errors"] = []
+for operation in (torch.cumsum, torch.flip):
+    for values in (matrix, matrix, matrix, entries):
+        try:
+            operation(values, [0] if operation is torch.flip else 0)
+        except RuntimeError as error:
+            found["errors"].append(type(error).__name__)
+# The tensors of a padded batch are nested.
+encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+sequences, is_padding = torch.randn(2, 3, 16), torch.tensor([[False, False, True], [False, True, True]])
+with torch.no_grad():
+    expected = encoder(sequences, src_key_padding_mask=is_padding)
+    encoded = encoder.cuda()(sequences.cuda(), src_key_padding_mask=is_padding.cuda())
+found["nested"] = torch.allclose(encoded.cpu(), expected, atol=1e-5)
 print(json.dumps(found))

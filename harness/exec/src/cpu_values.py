@@ -840,7 +840,8 @@ def _efficient(draw, query, key, value, attn_bias, compute_log_sumexp, dropout_p
     output, sums, *state = _attention_forward(4, 2, draw, query, key, value, attn_bias, dropout_p, is_causal, scale)
     if not compute_log_sumexp:
         sums = sums[..., :0]
-    return output, torch.nn.functional.pad(sums, (0, -sums.shape[-1] % 32)), *state
+    padding = -sums.shape[-1] % 32
+    return output, torch.nn.functional.pad(sums, (0, padding)) if padding else sums, *state
 
 
 def _efficient_backward(grad_out, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p, grad_input_mask, is_causal=False, scale=None):

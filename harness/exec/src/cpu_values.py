@@ -97,14 +97,14 @@ class _Kind:
         # Substitutes take the seed from their arguments.
         self.is_random = self.draw is not None or torch.Tag.nondeterministic_seeded in tags and not substitute
         names = [argument.name for argument in schema.arguments]
-        # The index of the probability of attention's dropout. An operation with the probability 0 draws nothing.
+        # For attention, the index of the probability of dropout. With 0, it draws nothing.
         self.dropout = names.index("dropout_p") if self.draw and "dropout_p" in names else None
         self.is_number = torch.Tag.data_dependent_output in tags or self.name in ("allclose", "is_nonzero", "item")
         self.is_mutable = schema.is_mutable
         self.is_empty = self.name in ("empty", "empty_strided")
         # The results of `linalg_lstsq` depend on the method, which differs on the GPU.
         self.is_shaped_by_values = torch.Tag.dynamic_output_shape in tags and self.name != "linalg_lstsq"
-        # A computed number begins the buffer of cuDNN.
+        # Buffers of cuDNN, which here begin with the seed of dropout.
         self.has_buffer = self.name in ("_cudnn_init_dropout_state", "_cudnn_rnn")
         self.compute = functools.partial(self.draw, None) if self.dropout is not None else substitute or self.operation
         self.counts = _COUNTS.get(self.name)
@@ -131,7 +131,7 @@ class _Kind:
             self.without_python = _Description((_named(operation), _named(into or on_cpu)), *numbers)
 
     def draws(self, args):
-        """Returns whether the operation takes random numbers. PyTorch leaves out trailing arguments with default values, here a probability of 0."""
+        """Returns whether the operation takes random numbers. PyTorch may leave out a probability of 0, because it is the default."""
         return self.is_random and (self.dropout is None or args[self.dropout : self.dropout + 1] > (0,))
 
     def on_cpu(self, args, kwargs):
@@ -596,7 +596,7 @@ def _seed(seed, offset):
 
 @contextlib.contextmanager
 def _seeded(seed):
-    """Seeds the CPU's generator for a while, because the program's own random numbers on the CPU must not change."""
+    """Seeds the CPU's generator, and restores its state at the end, because the program's own random numbers on the CPU must not change."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -733,7 +733,7 @@ def _attention(query, key, value, bias, is_causal, scale, dropout, kept):
 
 
 def _is_fused(query, value, bias, dropout):
-    """Returns whether the CPU's own operation computes an attention. That operation has no rows without weights."""
+    """Returns whether the CPU's fused operation computes an attention: without dropout, and without rows that the bias masks entirely."""
     return dropout == 0 and query.shape[-1] == value.shape[-1] and (bias is None or not bias.amax(-1).isneginf().any())
 
 
@@ -925,7 +925,7 @@ def _batch_norm_elemt(input, weight, bias, mean, invstd, eps):
 
 
 def _batch_norm_gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, counts):
-    """Joins the statistics of the processes, one row each."""
+    """Combines the statistics of the processes, which have a row each."""
     counts = counts.view(-1, 1) if isinstance(counts, torch.Tensor) else torch.full((len(mean), 1), float(counts))
     total = counts.sum()
     joined = (mean * counts).sum(0) / total

@@ -751,8 +751,8 @@ fn kernels(definition: usize) -> Option<[usize; 3]> {
     })
 }
 
-/// Finds the registered kernel of which the table of an operation has a copy. PyTorch compares both before it reports that an operation lacks a kernel.
-/// The map of registered kernels begins with its address and its number of slots less one (`ska::flat_hash_map`). More slots follow for collisions.
+/// Finds the registered kernel whose copy is in the table of an operation. PyTorch compares both before it reports that an operation lacks a kernel.
+/// `map`, a `ska::flat_hash_map` of registered kernels, begins with the address of its slots and their number less one. More slots follow for collisions.
 fn registered(map: &[usize], copy: &Kernel) -> Option<&'static Kernel> {
     let &[slots, last, ..] = map else { return None };
     if last >= MOST_SLOTS || !(last + 1).is_power_of_two() {
@@ -764,7 +764,7 @@ fn registered(map: &[usize], copy: &Kernel) -> Option<&'static Kernel> {
         let place = words(address, REGISTERED).windows(2).position(|pair| pair == wanted)?;
         Some(address + place * size_of::<usize>())
     })?;
-    // SAFETY: a kernel with this object and this function is at the address. It is registered for good.
+    // SAFETY: a kernel with this object and this function is at the address. `cpu_values` keeps it registered.
     Some(unsafe { &*ptr::with_exposed_provenance(address) })
 }
 

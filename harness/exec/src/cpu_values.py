@@ -850,7 +850,7 @@ def _efficient_backward(grad_out, query, key, value, attn_bias, out, logsumexp, 
 
 
 def _efficient_library(query, key, value, bias, ends_q, ends_k, dropout, mask, scale, others):
-    """The attention of nested tensors, without biases and dropout. A mask is causal."""
+    """The attention of nested tensors, without a bias or dropout. `mask` is 0, or a kind of causal mask."""
     if dropout > 0:
         raise NotComputed
     tensors = query, key, value
@@ -899,7 +899,7 @@ def _batch_norm_backward(input, grad_output, weight, running_mean, running_var, 
     return torch.ops.aten.native_batch_norm_backward(*arguments)
 
 
-# The parts of a synchronized batch norm. The second dimension has the channels.
+# The operations of SyncBatchNorm. The second dimension has the channels.
 
 
 def _batch_norm_stats(input, eps):
@@ -912,7 +912,7 @@ def _but_channels(input):
 
 
 def _per_channel(input, *numbers):
-    """The numbers of each channel, for products with a tensor of the shape of `input`. None for None."""
+    """Reshapes numbers of each channel so that they broadcast to the shape of `input`. None stays None."""
     shape = [-1 if dimension == 1 else 1 for dimension in range(input.dim())]
     return [None if number is None else _in_single(number).view(shape) for number in numbers]
 
@@ -1038,17 +1038,19 @@ def _bytes(number):
 def _cudnn_rnn(
     input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state
 ):
-    others = mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
-    if not train or dropout == 0:
+    others, reserve = (mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes), None
+    if train and dropout > 0:
+        state = dropout_state.view(torch.int64)
+        reserve = _bytes(state[0].item())
+        state[0] = _seed(state[0].item(), 0)
+    with _same_dropout(reserve):
         output, *last = _recurrent(input, weight, hx, cx, *others)
-        return output, last[0], last[1] if mode == 2 else None, None, None
-    # The backward pass takes the seed from the reserve.
-    state = dropout_state.view(torch.int64)
-    seed = state[0].item()
-    state[0] = _seed(seed, 0)
-    with _seeded(seed & _SEED_MASK):
-        output, *last = _recurrent(input, weight, hx, cx, *others)
-    return output, last[0], last[1] if mode == 2 else None, _bytes(seed), None
+    return output, last[0], last[1] if mode == 2 else None, reserve, None
+
+
+def _same_dropout(reserve):
+    """Seeds the dropout between layers of both passes from the start of the reserve. None for no dropout."""
+    return contextlib.nullcontext() if reserve is None else _seeded(reserve[:8].view(torch.int64).item() & _SEED_MASK)
 
 
 def _cudnn_rnn_backward(
@@ -1057,7 +1059,7 @@ def _cudnn_rnn_backward(
 ):
     others = mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
     run = lambda input, hx, cx, *weights: _recurrent(input, list(weights), hx, cx, *others)
-    with _seeded(reserve[:8].view(torch.int64).item() & _SEED_MASK) if train and dropout > 0 else contextlib.nullcontext():
+    with _same_dropout(reserve if train and dropout > 0 else None):
         input_gradient, hx_gradient, cx_gradient, *weights = _gradients(run, [input, hx, cx, *weight], [grad_output, grad_hy, grad_cy])
     return input_gradient, hx_gradient, cx_gradient, weights
 

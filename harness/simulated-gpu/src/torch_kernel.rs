@@ -34,7 +34,7 @@ const MOST_OF_DEFINITION: usize = 1 << 11;
 /// The most slots of an operation's map of registered kernels, and the words of a slot.
 const MOST_SLOTS: usize = 1 << 8;
 const SLOT: usize = 5;
-/// The words of a registered kernel until its function, and some more.
+/// The words of a list element among which its kernel is.
 const REGISTERED: usize = 8;
 
 /// A `c10::OperatorHandle`: the address of the operation's definition and another word. C++ returns it through a pointer, because it has a destructor.
@@ -118,7 +118,7 @@ struct Known {
     in_python: usize,
     on_gpu: usize,
     on_cpu: usize,
-    /// The offset of the map of kernels in the definition.
+    /// The offset of the map of registered kernels in the definition.
     map: usize,
     /// The offset of the dispatch keys in the object of a tensor.
     keys: usize,

@@ -95,8 +95,8 @@ impl DeviceOptions {
 }
 
 pub(crate) fn explain_choice(choice: DeviceChoice, source: &DeviceSource) {
-    if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
-        terminal::message(format_args!("on the simulated device: {reason}"));
+    if choice == DeviceChoice::Auto && source.simulated_because().is_some() {
+        terminal::message("on the simulated device, because no GPU can be used: `harness doctor` says why");
     }
 }
 

@@ -16,7 +16,8 @@ use harness_devices::{DeviceChoice, DeviceSource};
 use harness_language::arms;
 use harness_record::{Collector, Event, Records};
 use harness_report::store::{self, Journal};
-use harness_report::{Counts, Report, github, json, junit, text};
+use harness_report::text::{self, Detail};
+use harness_report::{Counts, Report, github, json, junit};
 use harness_run::session::{End, Plan, Selection, Sinks, has_pytorchs, listed_as, supervise};
 use harness_scenario::{Scenario, Settings, choices};
 use indicatif::ProgressBar;
@@ -140,6 +141,9 @@ pub(super) struct Run {
     /// Print text only if a run fails, and show no progress.
     #[arg(long, short)]
     quiet: bool,
+    /// Also print times, recoveries and requests that failed as expected. The report has them without this option.
+    #[arg(long, short, conflicts_with = "quiet")]
+    verbose: bool,
     #[command(flatten)]
     faults: FaultOptions,
     #[command(flatten)]
@@ -445,7 +449,8 @@ impl Run {
             Format::Json => terminal::print_document(&json::render(report, self.memory_summary)),
             Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
             Format::Text => {
-                terminal::print(&text::render(report, terminal::style(), terminal::width_of_output()))?;
+                let detail = if self.verbose { Detail::Full } else { Detail::Brief };
+                terminal::print(&text::render(report, detail, terminal::style(), terminal::width_of_output()))?;
                 if self.memory_summary { terminal::print(&format!("{}\n", text::memory_summaries(report))) } else { Ok(()) }
             }
         }

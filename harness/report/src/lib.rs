@@ -195,6 +195,12 @@ impl<'a> ArmGroup<'a> {
         words::unnamed_settings(self.shown())
     }
 
+    /// Returns whether a run failed, was contended or interrupted, or did not meet an expectation.
+    fn is_noteworthy(&self) -> bool {
+        let Counts { failed, contended, interrupted, .. } = self.counts;
+        failed + contended + interrupted > 0 || words::not_judged(self.shown()).is_some()
+    }
+
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {
         self.runs.iter().copied().filter(|run| run.verdict == Verdict::Passed)
     }

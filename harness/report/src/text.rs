@@ -16,20 +16,36 @@ pub enum Style {
     Colour,
 }
 
+/// How much [`render`] shows of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// About ten lines, and all of each failure.
+    Brief,
+    Full,
+}
+
+/// If there are more configurations, a brief report lists only those that did not pass.
+const BRIEF_ROWS: usize = 10;
+
+/// Lines of one kind in a brief report, such as reasons for skipped runs.
+const BRIEF_LINES: usize = 3;
+
 const STEPS_OF_A_FAILURE: usize = 25;
 
 /// Maximum number of listed requests that failed as expected.
 const EXPECTED_SHOWN: usize = 20;
 
-/// Renders verdicts, times, and failures with causes and commands. Tables and sentences fit into `width` columns; `None` is for
-/// files and pipes. Failures come last, next to the prompt.
-pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String {
+/// Renders verdicts, and failures with causes and commands. In full, times, recoveries and requests that failed as expected come between
+/// them. Tables and sentences fit into `width` columns; `None` is for files and pipes. Failures come last, next to the prompt.
+pub fn render(report: &Report<'_>, detail: Detail, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
     if report.counts.total() > 0 {
-        out.verdicts(report);
-        out.times(report);
-        out.recoveries(report);
-        out.expected_shortages(report);
+        out.verdicts(report, detail);
+        if detail == Detail::Full {
+            out.times(report);
+            out.recoveries(report);
+            out.expected_shortages(report);
+        }
         out.claims(report);
         for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
             let run = arm.shown();
@@ -41,7 +57,8 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
         out.text.push('\n');
     }
     let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
-    out.painted(&words::verdict_line(report.counts), paint, 2);
+    let more = if detail == Detail::Brief && report.counts.total() > 0 { " `-v` adds times and recoveries." } else { "" };
+    out.painted(&format!("{}{more}", words::verdict_line(report.counts)), paint, 2);
     words::not_started(report.records).iter().for_each(|text| out.line(text));
     out.text
 }
@@ -168,26 +185,50 @@ impl Text {
         }
     }
 
-    fn verdicts(&mut self, report: &Report<'_>) {
+    fn verdicts(&mut self, report: &Report<'_>, detail: Detail) {
         for device in &report.devices {
             self.wrapped(&format!("{}: memory {}, clock {}", device.label, words::memory(device), words::clock(device)), 2);
         }
-        self.text.push('\n');
-        self.table_of_verdicts(report);
-        for (scenario, _, arm) in report.arms() {
-            if let Some(unmet) = words::not_judged(arm.shown()) {
-                self.wrapped(&format!("observed: {} with {}: {unmet}", scenario.info.name, arm.allocator), 2);
+        self.table_of_verdicts(report, detail);
+        let observed: Vec<String> = report
+            .arms()
+            .filter_map(|(scenario, _, arm)| {
+                Some(format!("observed: {} with {}: {}", scenario.info.name, arm.allocator, words::not_judged(arm.shown())?))
+            })
+            .collect();
+        self.some(&observed, "more observation", detail);
+        if detail == Detail::Full {
+            for (scenario, _, arm) in report.arms() {
+                if let Some(settings) = arm.unnamed_settings() {
+                    self.wrapped(&format!("settings: {} with {}: {settings}", scenario.info.name, arm.allocator), 2);
+                }
             }
         }
-        for (scenario, _, arm) in report.arms() {
-            if let Some(settings) = arm.unnamed_settings() {
-                self.wrapped(&format!("settings: {} with {}: {settings}", scenario.info.name, arm.allocator), 2);
-            }
-        }
+        self.reasons(report, detail);
+    }
+
+    /// Adds one line per reason for which runs were skipped or are contended.
+    fn reasons(&mut self, report: &Report<'_>, detail: Detail) {
+        let mut reasons: IndexMap<[&str; 2], Vec<String>> = IndexMap::new();
         for (scenario, _, arm) in report.arms() {
             if let verdict @ (Verdict::Skipped { reason, .. } | Verdict::Contended { reason }) = &arm.shown().verdict {
-                self.wrapped(&format!("{}: {} with {}: {reason}", words::verdict(verdict), scenario.info.name, arm.allocator), 2);
+                let run = format!("{} with {}", scenario.info.name, arm.allocator);
+                reasons.entry([words::verdict(verdict), reason]).or_default().push(run);
             }
+        }
+        let most = if detail == Detail::Full { usize::MAX } else { 2 };
+        let line = |([verdict, reason], runs): ([&str; 2], Vec<String>)| {
+            format!("{verdict}: {}: {reason}", words::at_most(runs, most, |more| format!("{more} more")).join(", "))
+        };
+        self.some(&reasons.into_iter().map(line).collect::<Vec<_>>(), "more reason", detail);
+    }
+
+    /// Adds these lines; in a brief report the first few, and the number of the others.
+    fn some(&mut self, lines: &[String], noun: &str, detail: Detail) {
+        let shown = if detail == Detail::Full { lines.len() } else { BRIEF_LINES.min(lines.len()) };
+        lines[..shown].iter().for_each(|line| self.wrapped(line, 2));
+        if shown < lines.len() {
+            self.line(&format!("… {} with `-v`", words::count(lines.len() - shown, noun)));
         }
     }
 
@@ -208,15 +249,30 @@ impl Text {
         }
     }
 
-    fn table_of_verdicts(&mut self, report: &Report<'_>) {
+    fn table_of_verdicts(&mut self, report: &Report<'_>, detail: Detail) {
+        let is_brief = detail == Detail::Brief;
+        let all = report.arms().count();
+        let arms: Vec<_> = report.arms().filter(|(_, _, arm)| !is_brief || all <= BRIEF_ROWS || arm.is_noteworthy()).collect();
+        if arms.is_empty() {
+            return;
+        }
+        // One column has one clock.
+        let time = match report.devices.as_slice() {
+            [only] if is_brief && arms.iter().any(|(_, _, arm)| timing::whole_scenario(arm).is_some()) => {
+                Some(timing::head(only.info.clock))
+            }
+            _ => None,
+        };
         let heads = ["verdict", "scenario", "device", "allocator", "peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"];
-        let rows = report.arms().map(|(scenario, device, arm)| {
+        let rows = arms.iter().map(|(scenario, device, arm)| {
             let names = [words::arm_verdicts(arm), scenario.info.name.clone(), device.label.clone(), arm.allocator.to_owned()];
-            names.into_iter().chain(figures_of(arm.shown())).chain([arm.shown().scenario.memory.to_string()]).collect()
+            let time = time.map(|_| words::or_nothing(timing::whole_scenario(arm)));
+            names.into_iter().chain(figures_of(arm.shown())).chain([arm.shown().scenario.memory.to_string()]).chain(time).collect()
         });
         let has_devices = report.devices.len() > 1;
-        let grid = Grid::new("llllr", heads, rows).with_columns(|head| has_devices || head != "device");
-        let paints: Vec<Paint> = report.arms().map(|(_, _, arm)| verdict_paint(&arm.shown().verdict)).collect();
+        let grid = Grid::new("llllr", heads.into_iter().chain(time), rows).with_columns(|head| has_devices || head != "device");
+        let paints: Vec<Paint> = arms.iter().map(|(_, _, arm)| verdict_paint(&arm.shown().verdict)).collect();
+        self.text.push('\n');
         self.table(&grid, if has_devices { 4 } else { 3 }, Some((0, &paints)));
     }
 

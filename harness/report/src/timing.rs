@@ -82,6 +82,19 @@ pub(super) const fn title(clock: Clock) -> &'static str {
     }
 }
 
+/// The head of a column with the medians of [`whole_scenario`].
+pub(super) const fn head(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Measured => "time",
+        Clock::Simulated => "model time",
+    }
+}
+
+/// The median time of the passed runs, from the start of the first step to the end of the last.
+pub(super) fn whole_scenario(arm: &ArmGroup<'_>) -> Option<Nanos> {
+    Row::new(arm)?.scenario.median
+}
+
 /// A column of figures. It is omitted if no row needs it.
 struct Column {
     head: &'static str,
@@ -120,8 +133,12 @@ const FULL: &[Column] = &[
 
 const BRIEF: &[Column] = &[
     Column { is_shown: |row| row.runs > 1, ..RUNS },
-    Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), is_shown: |row| row.allocate.count > 0 },
-    Column { head: "free", cell: |row| words::or_nothing(row.free.median), is_shown: |row| row.free.count > 0 },
+    Column {
+        head: "allocate",
+        cell: |row| words::or_nothing(row.allocate.median),
+        is_shown: |row| row.allocate.median > Some(Nanos::ZERO),
+    },
+    Column { head: "free", cell: |row| words::or_nothing(row.free.median), is_shown: |row| row.free.median > Some(Nanos::ZERO) },
     Column { head: "whole scenario", cell: |row| words::or_nothing(row.scenario.median), is_shown: |_| true },
     CALLS,
     LOST,

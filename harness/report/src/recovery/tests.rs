@@ -8,7 +8,7 @@ fn trainings_under_several_policies_are_ranked_and_their_attempts_told() {
     let report = Report::new(&records);
     let page = markdown::render(&report).text;
     let section = page.split("**Recovery**").nth(1).and_then(|rest| rest.split("<a id=").next()).expect("the report has the section");
-    let terminal = text::render(&report, text::Style::Plain, Some(120));
+    let terminal = text::render(&report, text::Detail::Full, text::Style::Plain, Some(120));
     let table = terminal.split("Recovery in").nth(1).expect("the report has the table").split("\n\n").next().unwrap_or_default();
     insta::assert_snapshot!(format!("{}\n\nRecovery in{table}", section.trim()));
 }

@@ -15,6 +15,7 @@ const LANGUAGE: Language = Language {
     example: "categories.yaml",
     shape: "write `categories:` and below it a list such as `- { category: lora, file: peft/tuners }`",
     required: &["categories"],
+    required_by: |_| Vec::new(),
     shorter: "fewer rules",
     own: &["categories"],
     foreign: &["steps"],

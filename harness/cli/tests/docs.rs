@@ -6,8 +6,9 @@
 //! * `<!-- file: PATH -->` quotes a file of the project.
 
 use std::path::{Path, PathBuf};
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{collections::BTreeSet, env, fs, process::Command};
 
+use harness_scenario::{StepKind, example};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 const END: &str = "<!-- end -->";
@@ -171,4 +172,31 @@ fn the_readme_fits_on_two_hundred_lines_and_has_a_picture_at_the_top() {
     let (lines, words) = (readme.lines().count(), readme.split_whitespace().count());
     assert!(lines <= 200 && words <= 1500, "{lines} lines and {words} words");
     assert!(readme.lines().take(30).any(|line| line.starts_with("![")), "no picture in the first 30 lines");
+}
+
+/// Programs of an `exec` run if HARNESS_TEST_PYTHON names a Python with torch; otherwise that example is skipped.
+#[test]
+fn the_example_of_every_step_runs_and_passes() {
+    let folder = tempfile::tempdir().expect("a folder can be created");
+    for entry in fs::read_dir(root().join("scenarios")).expect("the folder exists").map(|entry| entry.expect("it is readable")) {
+        if entry.path().is_dir() {
+            std::os::unix::fs::symlink(entry.path(), folder.path().join(entry.file_name())).expect("a link can be created");
+        }
+    }
+    for kind in StepKind::ALL {
+        fs::write(folder.path().join(format!("{kind}.yaml")), example(*kind)).expect("a file can be written");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command.arg("run").arg(folder.path()).args(["--device", "sim", "--no-report"]);
+    let python = env::var_os("HARNESS_TEST_PYTHON").map(PathBuf::from);
+    if let Some(python) = &python {
+        let others = env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{others}", python.parent().expect("the path has a folder").display()));
+    }
+    let output = command.output().expect("harness starts");
+    let (passed, skipped) = if python.is_some() { (StepKind::ALL.len(), 0) } else { (StepKind::ALL.len() - 1, 1) };
+    let expected =
+        if skipped == 0 { format!("All {passed} runs passed.") } else { format!("No run failed: {passed} passed, 0 failed, 1 skipped.") };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(&expected), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -28,6 +28,7 @@ const LANGUAGE: Language = Language {
     example: "scenarios/devices/my-gpu.yaml",
     shape: "`harness calibrate` writes device profiles",
     required: &["version", "name", "device", "memory"],
+    required_by: |_| Vec::new(),
     shorter: "a file that `harness calibrate` wrote",
     own: &["figures", "costs"],
     foreign: &["steps"],

@@ -3,9 +3,10 @@
 use std::{io::Read, path::Path};
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use serde_saphyr::Error;
 
-use super::error::{FileError, Problem, choices};
+use super::error::{FileError, Problem, choices, quoted};
 use super::located::Position;
 
 /// Largest file that is read, in bytes.
@@ -24,6 +25,8 @@ pub struct Language {
     pub example: &'static str,
     pub shape: &'static str,
     pub required: &'static [&'static str],
+    /// The keys that the map under this key must have.
+    pub required_by: fn(&str) -> Vec<String>,
     /// A shorter way to write a file that is too large.
     pub shorter: &'static str,
     /// Keys that only this kind of file has.
@@ -85,7 +88,7 @@ pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language
         with_snippet: false,
     };
     serde_saphyr::from_str_with_options(source, options).map_err(|error| {
-        let problem = in_our_words(&error, language);
+        let problem = in_our_words(&error, source, language);
         if !is_of_another_kind(source, language) {
             return problem;
         }
@@ -101,11 +104,11 @@ fn is_of_another_kind(source: &str, language: &Language) -> bool {
 }
 
 /// Rewords an error. Errors that are not listed are YAML syntax errors, which serde-saphyr words well.
-fn in_our_words(error: &Error, language: &Language) -> Problem {
+fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
     let error = error.without_snippet();
     let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
     let (message, help) = match error {
-        Error::AliasError { error, .. } => return in_our_words(error, language),
+        Error::AliasError { error, .. } => return in_our_words(error, source, language),
         Error::SerdeUnknownField { field, expected, .. } => {
             let names = expected.iter().copied().filter(|name| !language.renamed.contains(name));
             (format!("unknown field `{field}`"), choices(field, "fields", names))
@@ -114,9 +117,19 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
             (format!("unknown value `{variant}`"), choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
-            let is_key = language.required.contains(&&**field);
-            let help = if is_key { language.shape.to_owned() } else { format!("add `{field}: …` to this map") };
-            (format!("the field `{field}` is missing"), help)
+            let missing = missing(source, field, language);
+            let missing: Vec<&str> = missing.iter().map(String::as_str).collect();
+            match missing.as_slice() {
+                [] | [_] if language.required.contains(&&**field) => (format!("the field `{field}` is missing"), language.shape.to_owned()),
+                [] | [_] => (format!("the field `{field}` is missing"), format!("add `{field}: …` to this map")),
+                [others @ .., last] => {
+                    let fields = others.iter().map(|name| format!("`{name}: …`")).collect::<Vec<_>>().join(", ");
+                    (
+                        format!("the fields {} and `{last}` are missing", quoted(others, ", ")),
+                        format!("add {fields} and `{last}: …` to this map"),
+                    )
+                }
+            }
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => (format!("the key `{key}` appears twice"), "remove one of them".to_owned()),
         Error::MultipleDocuments { .. } => {
@@ -141,6 +154,27 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
         _ => (plain(error), language.advice.to_owned()),
     };
     Problem::new(at, message).help(help)
+}
+
+/// Returns the keys that the map without this field lacks. Empty if the map is not found: the file may have aliases or tags.
+fn missing(source: &str, field: &str, language: &Language) -> Vec<String> {
+    let Ok(file) = serde_saphyr::from_str::<Value>(source) else { return Vec::new() };
+    lacking(&file, field, language).unwrap_or_default()
+}
+
+/// Looks at the inner maps first, as the parser does.
+fn lacking(value: &Value, field: &str, language: &Language) -> Option<Vec<String>> {
+    match value {
+        Value::Array(items) => items.iter().find_map(|item| lacking(item, field, language)),
+        Value::Object(fields) => fields.iter().find_map(|(key, inner)| {
+            lacking(inner, field, language).or_else(|| {
+                let has = |name: &String| inner.as_object().is_none_or(|inner| inner.contains_key(name));
+                let missing: Vec<String> = (language.required_by)(key).into_iter().filter(|name| !has(name)).collect();
+                missing.iter().any(|name| name == field).then_some(missing)
+            })
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
+    }
 }
 
 const FORM: &str = "write fields as a map, as in `alloc: { buffer: a, size: 1MiB }`, and lists in brackets or with `- ` before each item";

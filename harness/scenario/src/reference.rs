@@ -13,6 +13,20 @@ use crate::{
     MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, scenario::schema, text,
 };
 
+/// The lines before the example of a step.
+const HEAD: &str = "about: An example.
+needs: { memory: 4GiB }
+streams: [side, copy]
+programs: [server]
+processes: [helper]
+steps:
+";
+
+/// The example of a step as a file in `scenarios/`.
+pub fn example(kind: StepKind) -> String {
+    kind.example().lines().fold(HEAD.to_owned(), |file, line| file + "  " + line + "\n")
+}
+
 pub fn reference() -> String {
     let root = schema();
     let mut page = String::from(
@@ -159,6 +173,7 @@ fn steps(root: &Value) -> String {
          keys of this table. `steps` belongs to blocks (`for`, `repeat`, `program`, `process`, `private_pool`); `until`, `id` and `leak_check` \
          belong to loops.\n\n",
     );
+    let _ = write!(text, "Each example below runs in a file of `scenarios/` that begins with these lines:\n\n```text\n{HEAD}```\n\n");
     text.push_str(&table(["key", "meaning"], Keys::ALL.map(|(key, about)| [code(key), about.to_owned()])));
     for kind in StepKind::ALL {
         let schema = root.pointer(&format!("/$defs/{kind}")).unwrap_or(&Value::Null);

@@ -26,6 +26,7 @@ pub const SCENARIO: Language = Language {
     example: "scenarios/rounding.yaml",
     shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `expect_violation` and `claim`",
     required: &["about", "needs", "steps"],
+    required_by,
     shorter: "`repeat` and `storm`",
     own: &["steps"],
     foreign: &["arms", "time"],
@@ -255,6 +256,18 @@ struct HealthCheckWire {
 /// The schema in `scenarios/schema.json`. Editors find it by a first line `# yaml-language-server: $schema=schema.json`.
 pub fn schema() -> serde_json::Value {
     SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<ScenarioWire>().to_value()
+}
+
+/// The keys that the map under this key must have: of a step, or of a field with its own keys.
+fn required_by(key: &str) -> Vec<String> {
+    let root = schema();
+    let definitions = || root["$defs"].as_object().into_iter().flatten();
+    let of_step = definitions().find(|(name, _)| *name == key).map(|(_, schema)| schema);
+    let field = || definitions().find_map(|(_, schema)| schema["properties"].get(key));
+    let resolved = |schema: &'_ serde_json::Value| schema["$ref"].as_str().and_then(|path| root.pointer(path.strip_prefix('#')?).cloned());
+    let schema = of_step.cloned().or_else(|| resolved(field()?));
+    let required = schema.as_ref().and_then(|schema| schema["required"].as_array()).into_iter().flatten();
+    required.filter_map(|name| Some(name.as_str()?.to_owned())).collect()
 }
 
 fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) -> Result<Scenario, Problem> {

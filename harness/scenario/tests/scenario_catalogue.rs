@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use harness_scenario::{Scenario, Settings, StepKind, reference, schema};
+use harness_scenario::{Scenario, Settings, StepKind, example, reference, schema};
 use serde_json::Value;
 
 fn scenarios() -> PathBuf {
@@ -80,7 +80,7 @@ fn every_yaml_block_of_the_book_checks_and_matches_the_schema() {
         assert!(blocks.len() >= least, "{page}: only {} blocks were found", blocks.len());
         for block in blocks {
             let source = as_scenario(&block);
-            if let Err(error) = Scenario::parse_points(&source, Path::new("tests/example.yaml"), &Settings::new()) {
+            if let Err(error) = Scenario::parse_points(&source, &scenarios().join("example.yaml"), &Settings::new()) {
                 panic!("{page}: {:?}", miette::Report::new(error));
             }
             assert_valid(&validator, &source, &block);
@@ -105,8 +105,8 @@ fn the_catalogue_lists_every_scenario_and_its_links_exist() {
 fn the_example_of_every_step_shows_the_step_and_all_of_its_fields_are_documented() {
     let schema = schema();
     for kind in StepKind::ALL {
-        let source = as_scenario(kind.example());
-        let scenario = Scenario::parse(&source, Path::new("tests/example.yaml")).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let source = example(*kind);
+        let scenario = Scenario::parse(&source, &scenarios().join("example.yaml")).unwrap_or_else(|error| panic!("{kind}: {error}"));
         assert!(scenario.steps.iter().any(|step| step.action.kind() == *kind), "{kind}");
         let definition = schema.pointer(&format!("/$defs/{kind}")).unwrap_or_else(|| panic!("{kind} is not in the schema"));
         assert!(definition["description"].as_str().is_some_and(|text| text.len() > 20), "{kind} is not documented");

@@ -21,6 +21,7 @@ pub(super) const SUITE: Language = Language {
     example: "scenarios/bench/latency.yaml",
     shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, `precision`, `budget` and `rounds`",
     required: &["about", "needs", "arms", "time"],
+    required_by: |_| Vec::new(),
     shorter: "sizes and counts in lists",
     own: &["arms", "time"],
     foreign: &["steps"],

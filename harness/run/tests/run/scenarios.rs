@@ -232,15 +232,19 @@ fn a_fraction_limits_the_allocator_and_is_lifted_again() {
 }
 
 #[test]
-fn a_storm_that_never_fragments_fails_if_it_should() {
-    let run = run("  - storm: { id: s, operations: 50, sizes: 1MiB, live: 8MiB, lifetime: { min: 1, max: 9 }, until: fragmented }");
-    assert_eq!(
-        told(&run),
-        [
-            "test.yaml:5:5: expectation: expected a request that fails although reserved − allocated is at least its size, seen 50 operations \
-          with 0 failed requests, none because of fragmentation"
-        ]
-    );
+fn a_storm_that_never_fragments_fails_if_it_should_and_says_what_to_raise() {
+    let seen = |live: &str, max: u64| {
+        let run = run(&format!(
+            "  - storm: {{ id: s, operations: 50, sizes: 1MiB, live: {live}, lifetime: {{ min: 1, max: {max} }}, until: fragmented }}"
+        ));
+        let expected = "test.yaml:5:5: expectation: expected a request that fails although reserved − allocated is at least its size, seen 50 \
+                        operations with 0 failed requests, none because of fragmentation; ";
+        told(&run)[0].strip_prefix(expected).unwrap().to_owned()
+    };
+    let sizes = "at most 8 MiB were allocated: raise `live` towards the memory of `needs`, or mix small and large `sizes`";
+    assert_eq!(seen("8MiB", 40), sizes);
+    let lifetime = "at most 2 MiB of the 32 MiB of `live` were allocated, since blocks live for at most 2 operations: raise `lifetime`";
+    assert_eq!(seen("32MiB", 2), lifetime);
 }
 
 /// Repeats the same request. `w` has most of the memory, and the cached block belongs to another stream.

@@ -29,6 +29,7 @@ pub const MODEL: Language = Language {
     example: "scenarios/models/gpt2.yaml",
     shape: "a model has the keys `about`, `input` and `layers`, and may have `parameters`",
     required: &["about", "input", "layers"],
+    required_by: |_| Vec::new(),
     shorter: "`block` with `times`",
     own: &["layers"],
     foreign: &["steps", "arms"],

@@ -61,9 +61,9 @@ pub(crate) struct AllocWire {
 
 impl StepFields<Alloc> for AllocWire {
     const EXAMPLE: &'static str = "\
-- alloc: { buffer: cache, size: 400MiB }
-- alloc: { buffer: weights, size: 1.5GiB, stream: side, expect: oom }
-- alloc: { buffer: activations, size: 700MiB, on_oom: { free: { buffers: [cache] } }, id: request }
+- alloc: { buffer: cache, size: 2GiB }
+- alloc: { buffer: weights, size: 3GiB, stream: side, expect: oom }
+- alloc: { buffer: activations, size: 2.5GiB, on_oom: { free: { buffers: [cache] } }, id: request }
 - alloc: { buffer: more, size: 8GiB, expect: { oom: too_large } }
 - alloc: { buffer: \"kv[1]\", size: 3GiB, expect: { caching: any } }";
 

@@ -70,12 +70,12 @@ macro_rules! uses {
 
 uses! {
     FillWire, "fill", |checker, buffer| checker.fill(buffer),
-        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- fill: { buffer: batch, stream: side }",
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- synchronize: device\n- fill: { buffer: batch, stream: side }\n- synchronize: { stream: side }",
         "Queues work on a stream that writes a new pattern to every byte of a buffer. A buffer of 0 bytes is skipped.";
     VerifyWire, "verify", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- verify: batch",
         "Reads every byte of a buffer on a stream, waits, and checks that the buffer contains the pattern of its last `fill`.";
     ReadAsyncWire, "read_async", |checker, buffer| checker.verify(buffer),
-        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- synchronize: device\n- read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
         "Queues work on a stream that reads every byte of a buffer, without waiting. The bytes must be the pattern of the last `fill` before the read. They are checked at the next wait for the stream, or at the end of the run.";
 }

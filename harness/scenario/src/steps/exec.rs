@@ -107,7 +107,7 @@ impl StepFields<Exec> for ExecWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: the main process starts programs");
 
     const EXAMPLE: &'static str = "\
-- exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 512 } }
+- exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 1024 } }
 - expect: [training.peak_reserved <= 2GiB, training.num_ooms == 1]
 - exec: { command: [python, programs/halve_batch.py], fail: [\"any:3:2\"], expect: any }
 - exec: { command: [python, claims/one_rank.py], ranks: 2, expect: any }";

@@ -106,7 +106,8 @@ impl StepFields<Eventually> for EventuallyWire {
 - free: a
 - eventually: active == 0
 - synchronize: device
-- alloc: { buffer: b, size: 512B }";
+- alloc: { buffer: b, size: 512B }
+- free: b";
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
         let all = expectations(&self.0, step.at, checker)?;

@@ -44,7 +44,7 @@ pub(crate) struct ReplayWire {
 
 impl StepFields<Replay> for ReplayWire {
     const EXAMPLE: &'static str = "\
-- replay: { id: job, trace: imported_program.trace.gz }
+- replay: { id: job, trace: bench/traces/kv.txt.gz }
 - expect: job.ooms == 0
 - free: job";
 

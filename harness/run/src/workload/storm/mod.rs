@@ -123,6 +123,17 @@ fn refused(
     Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 }
 
+/// How a storm that should fail can keep more memory live.
+fn advice(storm: &Storm, peak_live: u64) -> String {
+    let (peak, live) = (Bytes(peak_live), storm.live);
+    // Most storms with long lifetimes come this close to `live`.
+    if peak.0 < live.0 / 4 * 3 {
+        let last = count(storm.lifetime.1, "operation");
+        return format!("at most {peak} of the {live} of `live` were allocated, since blocks live for at most {last}: raise `lifetime`");
+    }
+    format!("at most {peak} were allocated: raise `live` towards the memory of `needs`, or mix small and large `sizes`")
+}
+
 fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) -> StepResult {
     let live = ctx.storm(&storm.id);
     let (live_blocks, live_bytes) = (live.count(), live.bytes());
@@ -145,7 +156,7 @@ fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) ->
     result.reports.extend(ABOUT_FAILURE.into_iter().zip(figures));
     if storm.until == Some(Until::Fragmented) && !is_fragmentation {
         let (operations, failed) = (count(counts.operations, "operation"), count(counts.ooms, "failed request"));
-        let seen = format!("{operations} with {failed}, none because of fragmentation");
+        let seen = format!("{operations} with {failed}, none because of fragmentation; {}", advice(storm, counts.peak_live));
         let expected = "a request that fails although reserved − allocated is at least its size";
         result.unmet.push(Unmet::at(step, expected, seen));
     }

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, de::DeserializeOwned};
@@ -180,10 +181,30 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
     serde_json::from_str(&text).map_err(malformed)
 }
 
-/// The limit applies during reading, because a pipe or device has no length.
+/// Opens an input file that the user names or that a folder contains. Fails without waiting for a named pipe, a device or a socket: reading one
+/// may never end. Pipes that this process already has are accepted, such as `/dev/stdin`.
+pub fn open(path: &Path) -> io::Result<File> {
+    let kind = path.metadata()?.file_type();
+    let is_given = path.starts_with("/dev") || path.starts_with("/proc");
+    let other = match () {
+        () if kind.is_file() || (kind.is_fifo() && is_given) => return File::open(path),
+        () if kind.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+        () if kind.is_fifo() => "a named pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    };
+    Err(io::Error::new(ErrorKind::InvalidInput, format!("this is {other}, not a file")))
+}
+
+/// Like [`std::fs::read_to_string`], with the checks of [`open`].
+pub fn read_to_string(path: &Path) -> io::Result<String> {
+    io::read_to_string(open(path)?)
+}
+
+/// The limit applies during reading, because a pipe has no length.
 fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
+    open(path)?.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_DOCUMENT {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than the limit of {MAX_DOCUMENT} bytes")));
     }

@@ -1,9 +1,11 @@
 //! Files with optional gzip compression, such as allocation traces and recordings. The content decides, not the file name.
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read, Write as _};
-use std::{fs::File, path::Path};
+use std::path::Path;
 
 use flate2::{Compression, read::MultiGzDecoder, write::GzEncoder};
+
+use crate::files;
 
 /// The first bytes of a gzip file, <https://www.rfc-editor.org/rfc/rfc1952#page-6>.
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -13,7 +15,7 @@ pub const MAX_UNPACKED: u64 = 128 << 20;
 
 /// Opens a file and decompresses it if needed.
 pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    Ok(Box::new(BufReader::new(unpack(File::open(path)?, MAX_UNPACKED)?)))
+    Ok(Box::new(BufReader::new(unpack(files::open(path)?, MAX_UNPACKED)?)))
 }
 
 /// Reads a source and decompresses it if needed.

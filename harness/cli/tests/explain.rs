@@ -86,8 +86,18 @@ fn errors_for_wrong_files_and_options_contain_advice() {
     fs::write(folder.path().join("weights.pt"), b"PK\x03\x04").unwrap();
     fs::write(folder.path().join("job.trace"), "a 1 1024 0\nf 1\n").unwrap();
     fs::write(folder.path().join("empty.pickle"), b"\x80\x04].").unwrap();
+    assert!(Command::new("mkfifo").arg(folder.path().join("pipe.pickle")).status().unwrap().success());
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("endless.pickle")).unwrap();
+    let is_pipe = "pipe.pickle: cannot be read: this is a named pipe, not a file";
     for (arguments, is) in [
         (&["explain", "nothing.pickle"][..], "nothing.pickle: there is no such file"),
+        (&["explain", "pipe.pickle"], is_pipe),
+        (&["explain", "."], is_pipe),
+        (&["explain", "endless.pickle"], "endless.pickle: cannot be read: this is a device, not a file"),
+        (&["advise", "pipe.pickle"], is_pipe),
+        (&["compare", "pipe.pickle", &file], is_pipe),
+        (&["import", "pipe.pickle", "--out", "x.yaml"], is_pipe),
+        (&["shrink", "pipe.pickle"], is_pipe),
         (&["explain", "code.pickle"], "calls code at byte"),
         (&["explain", "weights.pt"], "a zip file, as torch.save() writes it"),
         (&["explain", "job.trace"], "a trace does not contain the device's memory"),

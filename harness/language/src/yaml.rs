@@ -53,9 +53,9 @@ pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
         let all = Path::new(example).with_file_name("*.yaml");
         return Err(file(format!("this is a directory, not a {noun} file"), format!("name the files in it, as in `{}`", all.display())));
     }
-    // Bounded while reading: a pipe or a device has no known length.
+    // Bounded while reading: a pipe has no known length.
     let mut bytes = Vec::new();
-    std::fs::File::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
+    harness_base::files::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
     if bytes.len() as u64 > MAX_FILE {
         let why = format!("the file has more than {MAX_FILE} bytes");
         return Err(file(why, format!("use {shorter} instead of writing every step")));

@@ -80,7 +80,7 @@ pub fn is_of_run(path: &Path) -> bool {
 }
 
 fn read_events(path: &Path) -> Result<Records, StoreError> {
-    let text = fs::read_to_string(path).map_err(|source| StoreError::Unreadable { path: path.to_owned(), source })?;
+    let text = files::read_to_string(path).map_err(|source| StoreError::Unreadable { path: path.to_owned(), source })?;
     let mut collector = Collector::default();
     let mut lines = text.lines().enumerate().peekable();
     while let Some((index, line)) = lines.next() {

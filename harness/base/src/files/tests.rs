@@ -32,6 +32,30 @@ fn pipes_and_devices_are_written_to_and_links_are_followed() -> io::Result<()> {
 }
 
 #[test]
+fn a_pipe_or_device_is_refused_without_a_wait_unless_this_process_has_it_open() -> io::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [pipe, link, socket] = ["pipe", "link", "socket"].map(|name| folder.path().join(name));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status()?.success());
+    std::os::unix::fs::symlink("/dev/zero", &link)?;
+    let _socket = std::os::unix::net::UnixListener::bind(&socket)?;
+    for (path, why) in [
+        (pipe.as_path(), "this is a named pipe, not a file"),
+        (&link, "this is a device, not a file"),
+        (&socket, "this is a socket, not a file"),
+        (folder.path(), "is a directory"),
+    ] {
+        assert_eq!(open(path).expect_err(why).to_string(), why);
+        assert_eq!(read_to_string(path).expect_err(why).to_string(), why);
+    }
+    let (reader, mut writer) = io::pipe()?;
+    writer.write_all(b"text")?;
+    drop(writer);
+    let given = format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    assert_eq!(read_to_string(Path::new(&given))?, "text");
+    Ok(())
+}
+
+#[test]
 fn what_is_added_knows_what_stands_before_it() -> io::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("new/summary.md");
@@ -47,9 +71,13 @@ fn what_is_added_knows_what_stands_before_it() -> io::Result<()> {
 }
 
 #[test]
-fn a_document_without_end_is_refused() {
-    let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::BENCHMARK, 1).expect_err("/dev/zero never ends");
-    insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it is larger than the limit of 268435456 bytes");
+fn a_document_that_is_too_large_is_refused() -> io::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    file.as_file().set_len(MAX_DOCUMENT + 1)?;
+    let error = read::<serde_json::Value>(file.path(), Document::BENCHMARK, 1).expect_err("the file is too large");
+    let told = error.to_string().replace(&file.path().display().to_string(), "FILE");
+    insta::assert_snapshot!(told, @"cannot read `FILE`: it is larger than the limit of 268435456 bytes");
+    Ok(())
 }
 
 #[test]

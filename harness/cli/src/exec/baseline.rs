@@ -270,7 +270,7 @@ impl Baseline {
     /// Reads a baseline for a run with these settings.
     fn read(path: &Path, settings: &[String]) -> Result<Self, CliError> {
         let file = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        let text = harness_base::files::read_to_string(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CliError::input(format!("{file}: there is no such baseline"), "`--update` writes it"),
             _ => CliError::input(format!("{file}: {error}"), "name a file that `--baseline FILE --update` wrote"),
         })?;

@@ -15,14 +15,18 @@ pub(in super::super) fn read(source: impl Read, budget: Budget) -> Result<(Item,
         memo: Vec::new(),
         scratch: Vec::new(),
     };
-    let first = machine.input.peek()?;
-    // A pickle starts with its protocol or, in protocol 1, with its outermost object.
-    if !matches!(first.first(), Some(&(opcode::PROTO | opcode::EMPTY_DICT | opcode::EMPTY_LIST | opcode::MARK))) {
-        return Err(not_pickle(first));
-    }
+    check_format(machine.input.peek()?)?;
     let top = machine.run()?;
     machine.input.finish()?;
     Ok((top, machine.objects))
+}
+
+/// Fails if a file with these first bytes is not a pickle. A pickle starts with its protocol or, in protocol 1, with its outermost object.
+pub(in super::super) fn check_format(first: &[u8]) -> Result<(), SnapshotError> {
+    match first.first() {
+        Some(&(opcode::PROTO | opcode::EMPTY_DICT | opcode::EMPTY_LIST | opcode::MARK)) => Ok(()),
+        _ => Err(not_pickle(first)),
+    }
 }
 
 struct Machine<R> {

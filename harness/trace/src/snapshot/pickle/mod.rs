@@ -8,4 +8,4 @@ pub(super) mod opcode;
 mod texts;
 
 pub(super) use self::objects::{Fields, Item, Object, Objects, Wrong};
-pub(super) use self::{machine::read, texts::TextId};
+pub(super) use self::{machine::check_format, machine::read, texts::TextId};

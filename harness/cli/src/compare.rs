@@ -81,7 +81,7 @@ impl Compare {
 
     fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
         let invalid = |message: String, help: &str| CliError::input(format!("{}: {message}", path.display()), help);
-        jobs::check_device(path, "device", self.device, &snapshot.devices())?;
+        jobs::check_device(path, "device", self.device, &jobs::devices(path, snapshot)?)?;
         let has_events = snapshot.traces.get(self.device as usize).is_some_and(|events| !events.is_empty());
         let at = if self.at == MomentName::Peak && has_events { At::Peak } else { At::End };
         let explain = |at| {

@@ -119,11 +119,7 @@ impl Explain {
 
     fn explain(&self, path: &Path, snapshot: &Snapshot, rules: &[Rule]) -> Result<Vec<Explained>, CliError> {
         let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
-        let devices = snapshot.devices();
-        if devices.is_empty() {
-            let message = format!("{}: the snapshot has neither segments nor events", path.display());
-            return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees its memory"));
-        }
+        let devices = jobs::devices(path, snapshot)?;
         self.device.map_or(Ok(()), |device| jobs::check_device(path, "device", device, &devices))?;
         let name = |device: u32| {
             let file = path.display().to_string();

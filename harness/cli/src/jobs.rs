@@ -13,6 +13,9 @@ use harness_trace::snapshot::Snapshot;
 use super::kind::{self, Kind};
 use super::{device, error::CliError, snapshots};
 
+const RECORD_EARLIER: &str =
+    "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` needs only segments";
+
 // A doc comment here would replace the descriptions of the commands.
 #[derive(Args, Default)]
 pub(crate) struct RecordingOptions {
@@ -43,6 +46,16 @@ impl RecordingOptions {
     }
 }
 
+/// The devices about which a snapshot contains something.
+pub(crate) fn devices(path: &Path, snapshot: &Snapshot) -> Result<Vec<u32>, CliError> {
+    let devices = snapshot.devices();
+    if devices.is_empty() {
+        let message = format!("{}: the snapshot has neither segments nor events", path.display());
+        return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees its memory"));
+    }
+    Ok(devices)
+}
+
 /// Rejects a device about which a snapshot contains nothing.
 pub(crate) fn check_device(path: &Path, what: &str, device: u32, known: &[u32]) -> Result<(), CliError> {
     if known.contains(&device) {
@@ -69,11 +82,10 @@ pub(crate) struct Recovered {
 /// with it equals the recording.
 pub(crate) fn read(path: &Path, memory: Option<Bytes>, options: &RecordingOptions) -> Result<Recovered, CliError> {
     let snapshot = Snapshot { given_torch: options.torch, ..snapshots::read(path)? };
-    let known: Vec<u32> = snapshot.devices().into_iter().filter(|&device| !snapshot.events_of(device).is_empty()).collect();
+    let known: Vec<u32> = devices(path, &snapshot)?.into_iter().filter(|&device| !snapshot.events_of(device).is_empty()).collect();
     let Some((device, about_device)) = options.choose(path, &snapshot, &known)? else {
         let message = format!("{}: the snapshot has segments, but no events to replay", path.display());
-        let help = "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` needs only segments";
-        return Err(CliError::input(message, help));
+        return Err(CliError::input(message, RECORD_EARLIER));
     };
     let (job, fidelity) = fidelity::recover(&snapshot, device, memory).map_err(|error| of_job(path, &error))?;
     Ok(Recovered { about_device, snapshot, job, fidelity: Some(fidelity) })
@@ -112,6 +124,7 @@ pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Req
 
 pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
+        ProgramError::NoRequests { .. } => RECORD_EARLIER,
         ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. } => "give more `--memory`",
         ProgramError::Settings { .. } => {
             "harness knows the settings of PyTorch 2.4 to 2.15: choose another `--torch`, or record the program again with other settings"

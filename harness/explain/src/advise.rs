@@ -26,7 +26,8 @@ pub enum Verdict<'e> {
     Saves(&'e Ending),
     /// The program fits, and no setting saves enough.
     Fine,
-    /// No setting is sufficient. Every allocator needs the peak of allocated memory (`needed`); `closest` needs least memory.
+    /// No setting is sufficient. Every allocator needs the peak of allocated memory (`needed`); `closest` needs less memory than
+    /// the recorded settings, and the least of all.
     Nothing { needed: Bytes, closest: Option<&'e Ending> },
 }
 
@@ -41,7 +42,8 @@ impl<'e> Advice<'e> {
             let limit = least(own).0 - least(own).0 / 100 * WORTH_PERCENT;
             fitting.filter(|best| least(best).0 <= limit).map_or(Verdict::Fine, Verdict::Saves)
         } else {
-            let closest = pytorchs().filter(|ending| least(ending) > memory).min_by_key(|ending| (least(ending), simplicity(ending)));
+            let is_closer = |ending: &&Ending| least(ending) > memory && least(ending) < least(own);
+            let closest = pytorchs().filter(is_closer).min_by_key(|ending| (least(ending), simplicity(ending)));
             fitting.map_or(Verdict::Nothing { needed: own.peak_allocated, closest }, Verdict::Fits)
         };
         Some(Self { own, is_complete, verdict })

@@ -133,6 +133,7 @@ fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> S
                 "a replay with the recorded settings in PyTorch {torch} differs from the recording ({fidelity}), so replays with other settings are unreliable. First difference: {divergence}"
             ),
         },
+        Err(error @ ProgramError::NoRequests { .. }) => error.to_string(),
         Err(error) => format!("the recording cannot be replayed: {error}"),
     }
 }

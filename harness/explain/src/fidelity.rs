@@ -21,6 +21,10 @@ pub struct Fidelity {
     pub segments: u64,
     /// Segments that the replay reserved at the same moment with the same size.
     pub segments_as_recorded: u64,
+    /// Requests that the recording shows as refused.
+    pub refused: u64,
+    /// Requests that the replay refused as well.
+    pub refused_as_recorded: u64,
     /// True if the whole replay matches, including failed requests, released memory and the final state.
     pub faithful: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,11 +41,13 @@ pub struct Divergence {
 
 impl fmt::Display for Fidelity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { allocations, at_recorded_address, segments, segments_as_recorded, .. } = self;
-        write!(
-            f,
-            "{at_recorded_address} of {allocations} allocations at the recorded address, {segments_as_recorded} of {segments} segments as recorded"
-        )
+        let parts = [
+            (self.at_recorded_address, self.allocations, "allocations at the recorded address"),
+            (self.segments_as_recorded, self.segments, "segments as recorded"),
+            (self.refused_as_recorded, self.refused, "refused requests as recorded"),
+        ];
+        let told = parts.iter().filter(|(_, all, _)| *all > 0).map(|(same, all, what)| format!("{same} of {all} {what}"));
+        f.write_str(&told.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -73,10 +79,14 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
     Ok(check.finish())
 }
 
-/// Recovers the program of one device and checks it. Uses the device memory `memory` only if a replay with it matches.
+/// Recovers the program of one device and checks it. Uses the device memory `memory` only if a replay with it matches. Fails if the recording
+/// contains no request.
 pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(RecordedProgram, Fidelity), ProgramError> {
     let recover = |memory: Option<Bytes>| {
         let program = RecordedProgram::recover_with(snapshot, device, memory)?;
+        if !program.operations.iter().any(|operation| matches!(operation, TraceEvent::Allocate { .. })) {
+            return Err(ProgramError::NoRequests { device });
+        }
         let fidelity = check(&program.prepare()?, snapshot)?;
         Ok((program, fidelity))
     };
@@ -92,6 +102,7 @@ struct Check<'a> {
     segments: u64,
     at_recorded_address: u64,
     segments_as_recorded: u64,
+    refused_as_recorded: u64,
     first: Option<Divergence>,
 }
 
@@ -100,7 +111,7 @@ impl<'a> Check<'a> {
         let calls = events.iter().zip(0..).filter_map(|(event, index)| Some((index, DriverCall::of(event)?)));
         let (taken, given_back): (VecDeque<_>, _) = calls.partition(|(_, call)| call.action.reserves());
         let segments = taken.len() as u64;
-        Self { program, taken, given_back, segments, at_recorded_address: 0, segments_as_recorded: 0, first: None }
+        Self { program, taken, given_back, segments, at_recorded_address: 0, segments_as_recorded: 0, refused_as_recorded: 0, first: None }
     }
 
     fn step(&mut self, step: &Step<'_>) {
@@ -113,6 +124,7 @@ impl<'a> Check<'a> {
         let replayed = step.address.map(|address| address.0);
         if replayed == recorded && step.outcome != Outcome::Ignored {
             self.at_recorded_address += u64::from(recorded.is_some());
+            self.refused_as_recorded += u64::from(recorded.is_none());
         } else {
             let at = |address: Option<u64>| address.map_or("refused".to_owned(), |address| format!("at {address:#x}"));
             let side = |address| format!("{size} allocated {}", at(address)).replace("allocated refused", "refused");
@@ -155,10 +167,21 @@ impl<'a> Check<'a> {
 
     fn finish(self) -> Fidelity {
         let start = self.program.live_at_start() as usize;
-        let allocations = self.program.allocations[start..].iter().filter(|allocation| allocation.address.is_some()).count() as u64;
-        let Self { segments, at_recorded_address, segments_as_recorded, first: first_divergence, .. } = self;
+        let requests = &self.program.allocations[start..];
+        let allocations = requests.iter().filter(|allocation| allocation.address.is_some()).count() as u64;
+        let refused = requests.len() as u64 - allocations;
+        let Self { segments, at_recorded_address, segments_as_recorded, refused_as_recorded, first: first_divergence, .. } = self;
         let faithful = first_divergence.is_none() && at_recorded_address == allocations && segments_as_recorded == segments;
-        Fidelity { allocations, at_recorded_address, segments, segments_as_recorded, faithful, first_divergence }
+        Fidelity {
+            allocations,
+            at_recorded_address,
+            segments,
+            segments_as_recorded,
+            refused,
+            refused_as_recorded,
+            faithful,
+            first_divergence,
+        }
     }
 }
 

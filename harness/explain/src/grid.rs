@@ -187,12 +187,21 @@ impl<'a> Grid<'a> {
         with_least: bool,
         progress: &(dyn Fn() + Sync),
     ) -> Result<(Vec<Ending>, Vec<NotTried>), ProgramError> {
-        let Ok(tried) = in_parallel(configurations, |configuration| {
+        // This allocator reserves half of the device at the start.
+        let needs_size = |configuration: &Configuration| configuration.allocator == AllocatorKind::RmmPool.into();
+        let (unknown, configurations): (Vec<&Configuration>, Vec<&Configuration>) =
+            configurations.iter().partition(|configuration| self.memory == UNLIMITED && needs_size(configuration));
+        let Ok(tried) = in_parallel(&configurations, |configuration| {
             let ending = self.ending(configuration, with_least);
             progress();
             Ok::<_, Infallible>(ending)
         });
-        let (mut endings, mut not_tried, mut first) = (Vec::new(), Vec::new(), None);
+        let of_size = |configuration: &&Configuration| NotTried {
+            conf: configuration.name.clone(),
+            why: "it reserves half of the device's memory, which is unknown".to_owned(),
+        };
+        unknown.iter().for_each(|_| progress());
+        let (mut endings, mut not_tried, mut first) = (Vec::new(), unknown.iter().map(of_size).collect::<Vec<_>>(), None);
         for (Configuration { name, .. }, ending) in configurations.iter().zip(tried) {
             match ending {
                 Ok(ending) => endings.push(ending),

@@ -221,6 +221,8 @@ fn training_on_a_real_gpu_is_replayed_at_its_addresses() {
         at_recorded_address: allocations,
         segments,
         segments_as_recorded: segments,
+        refused: 0,
+        refused_as_recorded: 0,
         faithful: true,
         first_divergence: None,
     };

@@ -8,7 +8,7 @@ use harness_explain::grid::{Ending, NotTried};
 
 use super::{text, words::Grid};
 
-/// Renders the result on one screen: the advice, one line per configuration, and notes on the figures.
+/// Renders the result on one screen: the advice, one line per outcome, and notes on the figures.
 pub fn render(
     advice: &Advice<'_>,
     (endings, not_tried): (&[Ending], &[NotTried]),
@@ -98,27 +98,46 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     text
 }
 
+/// One line per outcome: configurations with the same figures share a line.
 fn table(endings: &[Ending], not_tried: &[NotTried]) -> String {
     let heads = ["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"];
-    let cells = |ending: &Ending| {
-        let replayed = &ending.replayed;
-        let (calls, time) = ending.price();
-        vec![
-            named(ending),
-            replayed.oom.map_or_else(|| "well".to_owned(), |refused| format!("OOM at {}", refused.event)),
-            Bytes(replayed.stats.reserved_bytes.all.peak).to_string(),
-            replayed.peak_unused.to_string(),
-            replayed.stats.num_alloc_retries.to_string(),
-            calls.to_string(),
-            milliseconds(time),
-            ending.least.map_or_else(String::new, |least| format!("{}{}", least.enough, if least.is_monotonic { "" } else { " ?" })),
-        ]
-    };
-    let mut text = format!("\n{}", text::table(&Grid::new("llr", heads, endings.iter().map(cells)), None, text::Style::Plain));
+    let mut rows: Vec<(Vec<String>, u64)> = Vec::new();
+    for row in endings.iter().map(cells) {
+        match rows.iter_mut().find(|(known, _)| known[1..] == row[1..]) {
+            Some((_, others)) => *others += 1,
+            None => rows.push((row, 0)),
+        }
+    }
+    let has_groups = rows.iter().any(|(_, others)| *others > 0);
+    let rows = rows.into_iter().map(|(mut row, others)| {
+        if others > 0 {
+            row[0] += &format!(" and {}", count(others, "other"));
+        }
+        row
+    });
+    let mut text = format!("\n{}", text::table(&Grid::new("llr", heads, rows), None, text::Style::Plain));
+    if has_groups {
+        text += "Others have the same figures; `--format json` lists each.\n";
+    }
     for NotTried { conf, why } in not_tried {
         let _ = writeln!(text, "not tried: {conf}: {why}");
     }
     text
+}
+
+fn cells(ending: &Ending) -> Vec<String> {
+    let replayed = &ending.replayed;
+    let (calls, time) = ending.price();
+    vec![
+        named(ending),
+        replayed.oom.map_or_else(|| "well".to_owned(), |refused| format!("OOM at {}", refused.event)),
+        Bytes(replayed.stats.reserved_bytes.all.peak).to_string(),
+        replayed.peak_unused.to_string(),
+        replayed.stats.num_alloc_retries.to_string(),
+        calls.to_string(),
+        milliseconds(time),
+        ending.least.map_or_else(String::new, |least| format!("{}{}", least.enough, if least.is_monotonic { "" } else { " ?" })),
+    ]
 }
 
 fn named(ending: &Ending) -> String {

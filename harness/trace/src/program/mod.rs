@@ -143,6 +143,9 @@ pub enum Note {
 pub enum ProgramError {
     #[error("the snapshot contains no data of device {device}, only {}", devices(.known))]
     NoSuchDevice { device: u32, known: Vec<u32> },
+    /// A replay without requests confirms nothing.
+    #[error("the recording of device {device} contains no request for memory, so there is nothing to replay")]
+    NoRequests { device: u32 },
     /// The file is damaged, or its version is unknown.
     #[error("segment {address:#x}: {why}")]
     Inconsistent { address: u64, why: &'static str },

@@ -35,6 +35,10 @@ _MOST_LINES = 12
 _STACK_SIGNAL = 13
 # Marks the processes that a rank starts.
 _IS_OF_RANK = "HARNESS_GPU_OF_RANK"
+# Whether the simulated GPU knows the values of small copies.
+_IS_COPIES = '"values":"copies"' in os.environ.get("HARNESS_GPU", "")
+# Later stacks of reads of values are not looked at.
+_MOST_STACKS_OF_READS = 256
 # Seconds between two samples of the allocated bytes.
 _SAMPLE_EVERY = 0.005
 
@@ -174,13 +178,13 @@ def _in_forked_processes(util):
     util.register_after_fork(_at_exit, lambda _: forks and util.Finalize(None, at_exit, exitpriority=0))
 
 
-def _frames(frame):
+def _frames(frame, most=_MOST_FRAMES):
     """The innermost frames of a stack outside torch's own packages."""
     site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
     here = os.path.dirname(os.path.abspath(__file__)) + os.sep
     own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (here, "<frozen ")
     found = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    while frame is not None and len(found) < most:
         file = frame.f_code.co_filename
         if not os.path.abspath(file).startswith(own) and not file.startswith(own):
             found.append({"file": file, "line": frame.f_lineno or 0, "name": frame.f_code.co_name})
@@ -210,6 +214,44 @@ def _record_error_places(module):
             pass  # Only the native allocator has observers; with others the call stacks stay unknown.
 
     module._lazy_call(attach)
+
+
+def _note_reads(module):
+    """Notes the lines of the program that read values which nothing has computed."""
+
+    def begin():
+        import ctypes
+        import json
+        import threading
+
+        seen, lines = set(), set()
+
+        def note():
+            try:
+                frame = sys._getframe()
+                stack = []
+                while frame is not None and len(stack) < _MOST_FRAMES:
+                    stack.append((frame.f_code, frame.f_lineno))
+                    frame = frame.f_back
+                stack = tuple(stack)
+                if stack in seen or len(seen) >= _MOST_STACKS_OF_READS:
+                    return
+                seen.add(stack)
+                frames = _frames(sys._getframe(1), 1) or _frames(sys._current_frames().get(threading.main_thread().ident), 1)
+                line = json.dumps(frames[0]) if frames else None
+                if line and line not in lines:
+                    lines.add(line)
+                    with open(os.path.join(_RUN, "reads-%d.jsonl" % os.getpid()), "a") as file:
+                        file.write(line + "\n")
+            except Exception:
+                pass  # The count of reads needs no line.
+
+        hook = ctypes.CFUNCTYPE(None)(note)
+        library = ctypes.CDLL(_core())
+        library.harness_reads_hook(hook)
+        atexit.register(lambda: (library.harness_reads_hook(None), hook))
+
+    module._lazy_call(begin)
 
 
 def _sample_allocated(module):
@@ -301,6 +343,8 @@ def _with_cuda(module):
         _record_error_places(module)
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         _sample_allocated(module)
+    if _IS_COPIES:
+        _note_reads(module)
     if _copies:
         _copies.offer_before_cuda(sys.modules["torch"], _core, _take_over)
 
@@ -582,7 +626,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         _note_rank_of_launcher()
         sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
-    if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES", "COPIES")):
+    if _IS_COPIES or any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES", "COPIES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
         for name, change in _ENGINE_MODULES.items():

@@ -8,10 +8,10 @@ use harness_base::words::count;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use crate::{hang::Hang, launch, machine::Machine, process::End};
+use crate::{hang::Hang, launch, machine::Machine, process::End, trials::observed::Frame};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -46,6 +46,11 @@ pub struct Process {
     /// Whether the process read the amount of free memory. Unknown on a real GPU.
     #[serde(skip)]
     pub reads_free_memory: bool,
+    /// How often the process read values from the GPU that only real kernels would have computed: later branches may differ. 0 with computed values.
+    pub uncomputed_reads: u64,
+    /// The lines of the first of these reads, in their order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uncomputed_reads_at: Vec<Frame>,
     /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -207,14 +212,15 @@ impl Record {
         let settings = machine.to_string();
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process = |pid: u32| Process { pid, ..Process::default() };
-        for ProcessCounters { pid, devices, submitted, memory_reads, workspace_bounds: cudnn_workspace_bounds, slow, not_modelled } in
-            ProcessCounters::read_folder(&machine.counters(run))?
-        {
+        for counters in ProcessCounters::read_folder(&machine.counters(run))? {
+            let ProcessCounters { pid, devices, submitted, memory_reads, uncomputed_reads, .. } = counters;
+            let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, not_modelled, .. } = counters;
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
             let reads_free_memory = memory_reads > 0;
-            let process =
-                Process { devices, submitted, reads_free_memory, cudnn_workspace_bounds, slow_calls, not_modelled, ..process(pid) };
+            let uncomputed_reads_at = read_lines(&run.join(format!("reads-{pid}.jsonl")));
+            let process = Process { devices, submitted, reads_free_memory, uncomputed_reads, uncomputed_reads_at, ..process(pid) };
+            let process = Process { cudnn_workspace_bounds, slow_calls, not_modelled, ..process };
             processes.insert(pid, process);
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
@@ -321,6 +327,12 @@ impl DeviceRecord {
 pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency: &Latency) -> u64 {
     let is_slow = |calls: &&SlowCalls| Call::from_name(calls.call).is_some_and(|call| latency.is_of(call));
     calls.into_iter().filter(is_slow).map(|calls| calls.calls).sum()
+}
+
+/// Reads a file with a value in JSON per line. Ignores a line that the process's end cut. Empty without a file.
+pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Vec<T> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Returns the files named after process IDs, in their order.

@@ -6,7 +6,7 @@ use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, Engine, Process, Record, TorchRecord};
-use crate::{machine::Machine, process::cause_of};
+use crate::{machine::Machine, process::cause_of, trials::observed::Frame};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;
@@ -34,6 +34,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &models(record, settings);
     text += &not_modelled(record);
     record.used().for_each(|process| text += &not_computed(process, settings));
+    text += &uncomputed_reads(record);
     if settings.values == Values::Cpu {
         return text;
     }
@@ -58,6 +59,26 @@ fn not_computed(process: &Process, settings: &Settings) -> String {
     ];
     let parts: Vec<String> = parts.into_iter().filter(|(number, _)| *number > 0).map(|(_, text)| text).collect();
     if parts.is_empty() { String::new() } else { format!("not computed: {}\n", parts.join("; ")) }
+}
+
+/// Names the lines that read values which nothing has computed: what depends on them may differ on a GPU.
+fn uncomputed_reads(record: &Record) -> String {
+    let reads: u64 = record.used().map(|process| process.uncomputed_reads).sum();
+    if reads == 0 {
+        return String::new();
+    }
+    let mut lines: Vec<String> = Vec::new();
+    for line in record.used().flat_map(|process| &process.uncomputed_reads_at).map(Frame::short) {
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    let more = if lines.len() > NAMES { format!(" and {} more", lines.len() - NAMES) } else { String::new() };
+    let at = if lines.is_empty() { String::new() } else { format!(", at {}{more}", lines[..lines.len().min(NAMES)].join(", ")) };
+    format!(
+        "the program read values that nothing computed ({}{at}): a branch on them may go the other way; `--values cpu` computes them\n",
+        count(reads, "read")
+    )
 }
 
 /// Errors that do not depend on values.

@@ -15,7 +15,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5504;
+const MARK: u64 = 0x4841_524e_4750_5505;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -31,6 +31,7 @@ pub struct Counters {
     /// Kernels, graphs, copies, host functions and event records submitted.
     submitted: AtomicU64,
     memory_reads: AtomicU64,
+    uncomputed_reads: AtomicU64,
     figures: [Figures; MOST_DEVICES as usize],
     /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below the upper bound.
     workspace_bounds: [AtomicU64; 2],
@@ -160,6 +161,11 @@ impl Counters {
         self.memory_reads.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a read of values that no model has computed. Returns the number of such reads.
+    pub fn count_uncomputed_read(&self) -> u64 {
+        self.uncomputed_reads.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Lists a function without a model that was called. Callers list each function once.
     pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
@@ -193,6 +199,8 @@ pub struct ProcessCounters {
     pub submitted: u64,
     /// How often the process read the amount of free memory.
     pub memory_reads: u64,
+    /// How often the process copied bytes from a device that only real kernels would have computed. 0 with computed values.
+    pub uncomputed_reads: u64,
     /// How far estimated cuDNN workspaces may be below and above their estimates.
     pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
@@ -255,6 +263,7 @@ impl ProcessCounters {
             devices: counters.figures.iter().take(read(&counters.devices) as usize).map(device).collect(),
             submitted: read(&counters.submitted),
             memory_reads: read(&counters.memory_reads),
+            uncomputed_reads: read(&counters.uncomputed_reads),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
             slow: Call::ALL.iter().copied().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
             not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),

@@ -68,6 +68,14 @@ impl CopiedBytes {
         self.overlapping(start, start.saturating_add(len)).next().is_some()
     }
 
+    /// Returns whether all bytes of a range are stored.
+    pub(crate) fn knows_all(&self, start: u64, len: u64) -> bool {
+        let end = start.saturating_add(len);
+        let reaches =
+            self.overlapping(start, end).try_fold(start, |known, (first, bytes)| (first <= known).then_some(first + bytes.len() as u64));
+        len == 0 || reaches.is_some_and(|known| known >= end)
+    }
+
     /// Reads the stored bytes of a range. Other bytes of the result stay what they are.
     pub(crate) fn read(&self, start: u64, into: &mut [u8]) {
         let end = start + into.len() as u64;
@@ -94,9 +102,9 @@ impl CopiedBytes {
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Vec<u8>)> {
-        // No stored copy is longer than `LARGEST`.
-        let reaching = start.saturating_sub(LARGEST)..end.max(start);
-        self.0.range(reaching).map(|(first, bytes)| (*first, bytes)).filter(move |(first, bytes)| first + bytes.len() as u64 > start)
+        // Copies do not overlap, so only the last one before the range can reach into it.
+        let before = self.0.range(..start).next_back().filter(|(first, bytes)| *first + bytes.len() as u64 > start);
+        before.into_iter().chain(self.0.range(start..end.max(start))).map(|(first, bytes)| (*first, bytes))
     }
 
     fn publish(&self) {

@@ -14,6 +14,7 @@
 //!   `contents` of all memory, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
+//! * `reads` counts reads of values that nothing has computed;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
 //! * `unmodelled` answers for all functions without code here; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers
 //!   of cuRAND's generator, and `stack` the bounds of a thread's stack.
@@ -44,6 +45,7 @@ mod nccl;
 mod nvml;
 mod nvrtc;
 mod random;
+mod reads;
 mod runtime;
 mod solver;
 mod sparse;

@@ -26,6 +26,8 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
         submitted: 0,
         reads_free_memory: false,
+        uncomputed_reads: 0,
+        uncomputed_reads_at: Vec::new(),
         cudnn_workspace_bounds: [0; 2],
         slow_calls: Vec::new(),
         not_modelled: Vec::new(),

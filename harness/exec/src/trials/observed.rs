@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hang::{Hang, processes};
 use crate::process::End;
-use crate::record::{Record, SlowCalls, numbered, struck};
+use crate::record::{Record, SlowCalls, numbered, read_lines, struck};
 
 const LAST_LINES: usize = 10;
 
@@ -93,9 +93,7 @@ pub struct OutOfMemory {
 impl OutOfMemory {
     /// Reads the errors of a process, in order. Empty if none was recorded.
     pub(crate) fn of_process(folder: &Path, pid: u32) -> Vec<Self> {
-        let text = fs::read_to_string(folder.join(format!("ooms-{pid}.jsonl"))).unwrap_or_default();
-        // Ignores a line truncated by the process's end.
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        read_lines(&folder.join(format!("ooms-{pid}.jsonl")))
     }
 }
 

@@ -14,6 +14,7 @@ fn counters_are_read_from_the_file_of_their_process() {
     counters.set_used(1, Bytes::mib(4));
     assert_eq!(counters.delay(&["cudaFree:1ns".parse().expect("it is valid")], Call::Free), Nanos(1));
     counters.count_memory_read();
+    assert_eq!([counters.count_uncomputed_read(), counters.count_uncomputed_read()], [1, 2]);
     counters.note_workspace(512, 70);
     counters.note_workspace(30, 1024);
     counters.note_unmodelled(b"cufileRead");
@@ -25,6 +26,7 @@ fn counters_are_read_from_the_file_of_their_process() {
         devices: vec![none, DeviceCounters { used: Bytes::mib(4), peak: Bytes::mib(6), mallocs: 1, failed: 1, ..none }],
         submitted: 0,
         memory_reads: 1,
+        uncomputed_reads: 2,
         workspace_bounds: [512, 1024],
         slow: vec![(Call::Free, 1)],
         not_modelled: vec!["cufileRead".to_owned(), "x".repeat(NAME_BYTES)],

@@ -42,6 +42,8 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         torch: Some(torch),
         devices: vec![device],
         reads_free_memory: false,
+        uncomputed_reads: 0,
+        uncomputed_reads_at: Vec::new(),
         submitted: 40,
         cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),

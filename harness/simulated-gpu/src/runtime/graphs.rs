@@ -8,6 +8,7 @@ use harness_gpu_settings::ffi::{Out, write};
 
 use crate::code::{Code, put, remember};
 use crate::contents::{capture_begins, launched};
+use crate::copied;
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::{current_device, machine};
 
@@ -40,8 +41,12 @@ export! {
     cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong) =
         remember(put(executable, new_object()));
     cudaGraphLaunch, cuGraphLaunch(_: usize, _: usize) = {
-        machine().tick();
+        let machine = machine();
+        machine.tick();
         launched();
+        if copied::any() {
+            machine.state().copied.forget_all(); // The kernels of the graph may write anywhere.
+        }
         0
     };
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {

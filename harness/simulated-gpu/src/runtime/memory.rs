@@ -10,7 +10,7 @@ use super::streams::with;
 use crate::code::{Code, put, put_address, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
-use crate::{contents, host::Kind, nccl};
+use crate::{contents, host::Kind, nccl, reads};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
 
@@ -152,10 +152,11 @@ unsafe extern "C" fn cudaPointerGetAttributes(into: *mut u8, address: usize) -> 
 ///
 /// # Safety
 /// Host addresses belong to the program and have `size` bytes.
-unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: usize) {
+unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: usize) -> Read {
     if machine.settings.values == Values::Cpu {
         // SAFETY: as the caller promises.
-        return unsafe { contents::copy(state, to, from, size) };
+        unsafe { contents::copy(state, to, from, size) };
+        return Read::Known;
     }
     let stores = machine.settings.values != Values::Zeros;
     let (host_to, host_from) = (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance::<u8>(from as usize));
@@ -168,12 +169,23 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
                 if stores {
                     state.copied.read(from, slice::from_raw_parts_mut(host_to, size));
                 }
+                if !state.copied.knows_all(from, size as u64) {
+                    return Read::Uncomputed;
+                }
             }
             (true, false) if stores => state.copied.write(to, slice::from_raw_parts(host_from, size)),
             (true, true) if stores => state.copied.copy(to, from, size as u64),
             (true, _) => {}
         }
     }
+    Read::Known
+}
+
+/// Whether a copy has read values that no model has computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    Known,
+    Uncomputed,
 }
 
 /// A copy to the host reads the results of collectives.
@@ -191,7 +203,10 @@ fn queue_copy(to: usize, from: usize, size: usize) -> Result<(), Code> {
     machine.tick();
     if size > 0 {
         // SAFETY: the host addresses belong to the program.
-        unsafe { copy(machine, &mut machine.state(), to as u64, from as u64, size) };
+        let read = unsafe { copy(machine, &mut machine.state(), to as u64, from as u64, size) };
+        if read == Read::Uncomputed {
+            reads::note(machine);
+        }
     }
     Ok(())
 }
@@ -208,13 +223,23 @@ fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c
     settle_before(to[0]);
     machine.tick();
     let mut state = machine.state();
+    let mut read = Read::Known;
     for row in 0..if width > 0 { height } else { 0 } {
         let [to, from] = [to, from].map(|[start, pitch]| (start + row * pitch) as u64);
         // SAFETY: the host addresses belong to the program.
-        unsafe { copy(machine, &mut state, to, from, width) };
+        if unsafe { copy(machine, &mut state, to, from, width) } == Read::Uncomputed {
+            read = Read::Uncomputed;
+        }
+    }
+    drop(state);
+    if read == Read::Uncomputed {
+        reads::note(machine);
     }
     0
 }
+
+/// The bytes of larger fills are not stored. A program reads them as zeros.
+const LARGEST_FILL: usize = 4096;
 
 /// Fills a range with a pattern. The program passes a range of this size.
 pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
@@ -227,9 +252,13 @@ pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
         return bytes.chunks_mut(pattern.len()).for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
     }
     let state = &mut *machine.state();
-    state.copied.forget(to, size as u64);
-    if machine.settings.values == Values::Cpu {
-        contents::fill(state, to, size, pattern);
+    match machine.settings.values {
+        Values::Cpu => contents::fill(state, to, size, pattern),
+        Values::Copies if size <= LARGEST_FILL => {
+            let bytes: Vec<u8> = pattern.iter().copied().cycle().take(size).collect();
+            state.copied.write(to, &bytes);
+        }
+        Values::Copies | Values::Zeros => state.copied.forget(to, size as u64),
     }
 }
 

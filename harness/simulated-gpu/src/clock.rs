@@ -1,12 +1,16 @@
 //! [`Streams`]: streams, events, and when work counts as done.
 //!
-//! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`], and the waits of the host.
+//! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`], and the waits of the host. `captures` has the captures
+//! of streams.
+
+pub(crate) mod captures;
 
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Nanos;
 use harness_gpu_settings::settings::Events;
 
+use self::captures::{Capture, Place};
 use crate::code::Code;
 
 /// This many queries without new work advance the clock. Otherwise a program that polls would wait forever.
@@ -17,33 +21,39 @@ const STEP: usize = 16;
 /// `cudaStreamLegacy` and `cudaStreamPerThread`.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
+const PER_THREAD_STREAMS: usize = 1 << 32;
 
 /// All streams and events of a process, by handle. Handles are not reused.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// A default stream has the number of its device in place of a handle.
+    /// The default streams of a device have numbers in place of handles: the device's, and for `cudaStreamPerThread` one above [`PER_THREAD_STREAMS`].
     streams: BTreeMap<usize, Stream>,
     events: BTreeMap<usize, Event>,
     next_handle: usize,
-    captures: u64,
+    /// Active captures by number.
+    captures: BTreeMap<u64, Capture>,
+    /// The number of captures so far.
+    captured: u64,
     idle: Idle,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) priority: i32,
     pub(crate) flags: u32,
     /// The host has waited for all work before this time.
     waited: u64,
-    /// The number of an active capture.
-    pub(crate) capture: Option<u64>,
+    /// Its place in an active capture.
+    capture: Option<Place>,
 }
 
 /// An event with its last record: the stream and the time.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Event {
     record: Option<(usize, u64)>,
+    /// The place of the record, if a capturing stream recorded it last.
+    capture: Option<Place>,
     /// The sum of the injected latencies before the record.
     late_by: Nanos,
     waited: bool,
@@ -58,14 +68,15 @@ struct Idle {
 
 impl Streams {
     pub(crate) fn new(devices: usize) -> Self {
-        let default = |device| (device, Stream { device, priority: 0, flags: 0, waited: 0, capture: None });
-        let streams = (0..devices).map(default).collect();
-        Self { streams, events: BTreeMap::new(), next_handle: HANDLES, captures: 0, idle: Idle::default() }
+        let default = |device, key| (key, Stream { device, priority: 0, flags: 0, waited: 0, capture: None });
+        let streams = (0..devices).flat_map(|device| [default(device, device), default(device, PER_THREAD_STREAMS + device)]).collect();
+        let (events, captures) = (BTreeMap::new(), BTreeMap::new());
+        Self { streams, events, next_handle: HANDLES, captures, captured: 0, idle: Idle::default() }
     }
 
     /// Returns whether the program has created no streams and events, and captured nothing.
     pub(crate) const fn is_unused(&self) -> bool {
-        self.next_handle == HANDLES && self.captures == 0
+        self.next_handle == HANDLES && self.captured == 0
     }
 
     fn new_handle(&mut self) -> usize {
@@ -81,35 +92,33 @@ impl Streams {
 
     pub(crate) fn destroy(&mut self, handle: usize) -> Result<(), Code> {
         let destroyed = if handle >= HANDLES { self.streams.remove(&handle) } else { None };
+        self.drop_capture(handle);
         destroyed.map(drop).ok_or(Code::InvalidHandle)
     }
 
-    /// The stream of a handle. Null, `cudaStreamLegacy` and `cudaStreamPerThread` are the default stream of the current device.
+    /// The stream of a handle. Null and `cudaStreamLegacy` are the default stream of the current device. Its `cudaStreamPerThread` is one for all threads.
     pub(crate) fn stream(&mut self, handle: usize, current: usize) -> Result<&mut Stream, Code> {
         self.streams.get_mut(&key(handle, current)).ok_or(Code::InvalidHandle)
     }
 
     pub(crate) fn wait_for(&mut self, handle: usize, current: usize, now: u64) -> Result<(), Code> {
+        self.allow_wait(handle, current)?;
         self.stream(handle, current)?.waited = now;
         Ok(())
     }
 
-    pub(crate) fn wait_for_device(&mut self, device: usize, now: u64) {
+    pub(crate) fn wait_for_device(&mut self, device: usize, now: u64) -> Result<(), Code> {
+        self.allow_wait_for_device(device)?;
         for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             stream.waited = now;
         }
+        Ok(())
     }
 
     pub(crate) fn is_idle(&mut self, handle: usize, current: usize, model: Events) -> Result<bool, Code> {
-        let _ = self.stream(handle, current)?;
+        self.stream(handle, current)?;
+        self.allow_wait(handle, current)?;
         Ok(model == Events::Instant)
-    }
-
-    pub(crate) fn begin_capture(&mut self, handle: usize, current: usize) -> Result<(), Code> {
-        self.captures += 1;
-        let capture = self.captures;
-        self.stream(handle, current)?.capture = Some(capture);
-        Ok(())
     }
 
     pub(crate) fn create_event(&mut self) -> usize {
@@ -126,13 +135,23 @@ impl Streams {
         self.events.get_mut(&handle).ok_or(Code::InvalidHandle)
     }
 
-    pub(crate) fn record(&mut self, event: usize, stream: usize, current: usize, (now, late_by): (u64, Nanos)) -> Result<(), Code> {
+    pub(crate) fn record(
+        &mut self,
+        event: usize,
+        stream: usize,
+        current: usize,
+        flags: u32,
+        (now, late_by): (u64, Nanos),
+    ) -> Result<(), Code> {
         self.stream(stream, current)?;
-        *self.event(event)? = Event { record: Some((key(stream, current), now)), late_by, waited: false };
+        if !self.record_captured(event, stream, current, flags)? {
+            *self.event(event)? = Event { record: Some((key(stream, current), now)), capture: None, late_by, waited: false };
+        }
         Ok(())
     }
 
     pub(crate) fn wait_for_event(&mut self, event: usize) -> Result<(), Code> {
+        self.allow_event(event)?;
         let event = self.event(event)?;
         event.waited = true;
         if let Some((stream, at)) = event.record
@@ -144,12 +163,14 @@ impl Streams {
     }
 
     pub(crate) fn recorded_at(&mut self, event: usize) -> Result<Option<(u64, Nanos)>, Code> {
+        self.allow_event(event)?;
         let event = self.event(event)?;
         Ok(event.record.map(|(_, at)| (at, event.late_by)))
     }
 
     /// Returns [`Code::NotReady`] if an event is not complete.
     pub(crate) fn query(&mut self, event: usize, model: Events, now: u64) -> Result<(), Code> {
+        self.allow_event(event)?;
         let &mut Event { record, waited, .. } = self.event(event)?;
         let Some((stream, at)) = record else { return Ok(()) };
         // The work of a destroyed stream is done.
@@ -174,9 +195,10 @@ impl Streams {
 
 const fn key(handle: usize, current: usize) -> usize {
     match handle {
-        0 | LEGACY | PER_THREAD => current,
+        0 | LEGACY => current,
+        PER_THREAD => PER_THREAD_STREAMS + current,
         // No stream has this key.
-        PER_THREAD..HANDLES => HANDLES,
+        _ if handle < HANDLES => HANDLES,
         _ => handle,
     }
 }

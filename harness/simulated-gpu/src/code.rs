@@ -18,6 +18,7 @@ pub(crate) enum Code {
     InvalidContext = 201,
     InvalidPtx = 218,
     InvalidHandle = 400,
+    IllegalState = 401,
     NotFound = 500,
     NotReady = 600,
     IllegalAddress = 700,
@@ -25,10 +26,19 @@ pub(crate) enum Code {
     LaunchFailed = 719,
     NotPermitted = 800,
     NotSupported = 801,
+    CaptureUnsupported = 900,
+    CaptureInvalidated = 901,
+    CaptureMerge = 902,
+    CaptureUnmatched = 903,
+    CaptureUnjoined = 904,
+    CaptureIsolation = 905,
+    CaptureImplicit = 906,
+    CapturedEvent = 907,
+    CaptureWrongThread = 908,
 }
 
 /// Names and messages, by number.
-const TEXTS: [(i32, &CStr, &CStr); 17] = [
+const TEXTS: [(i32, &CStr, &CStr); 27] = [
     (0, c"cudaSuccess", c"no error"),
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
     (2, c"cudaErrorMemoryAllocation", c"out of memory"),
@@ -39,6 +49,7 @@ const TEXTS: [(i32, &CStr, &CStr); 17] = [
     (201, c"cudaErrorDeviceUninitialized", c"invalid device context"),
     (218, c"cudaErrorInvalidPtx", c"a PTX JIT compilation failed"),
     (400, c"cudaErrorInvalidResourceHandle", c"invalid resource handle"),
+    (401, c"cudaErrorIllegalState", c"the operation cannot be performed in the present state"),
     (500, c"cudaErrorSymbolNotFound", c"named symbol not found"),
     (600, c"cudaErrorNotReady", c"device not ready"),
     (700, c"cudaErrorIllegalAddress", c"an illegal memory access was encountered"),
@@ -46,6 +57,15 @@ const TEXTS: [(i32, &CStr, &CStr); 17] = [
     (719, c"cudaErrorLaunchFailure", c"unspecified launch failure"),
     (800, c"cudaErrorNotPermitted", c"operation not permitted"),
     (801, c"cudaErrorNotSupported", c"operation not supported"),
+    (900, c"cudaErrorStreamCaptureUnsupported", c"operation not permitted when stream is capturing"),
+    (901, c"cudaErrorStreamCaptureInvalidated", c"operation failed due to a previous error during capture"),
+    (902, c"cudaErrorStreamCaptureMerge", c"operation would result in a merge of separate capture sequences"),
+    (903, c"cudaErrorStreamCaptureUnmatched", c"capture was not ended in the same stream as it began"),
+    (904, c"cudaErrorStreamCaptureUnjoined", c"capturing stream has unjoined work"),
+    (905, c"cudaErrorStreamCaptureIsolation", c"dependency created on uncaptured work in another stream"),
+    (906, c"cudaErrorStreamCaptureImplicit", c"operation would make the legacy stream depend on a capturing blocking stream"),
+    (907, c"cudaErrorCapturedEvent", c"operation not permitted on an event last recorded in a capturing stream"),
+    (908, c"cudaErrorStreamCaptureWrongThread", c"attempt to terminate a thread-local capture sequence from another thread"),
 ];
 
 thread_local! {

@@ -6,8 +6,10 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
 use harness_gpu_settings::{calls::Call, export, ffi::Out};
 
+use crate::clock::captures::Caller;
 use crate::code::{Code, answer, put, put_address};
 use crate::context::{call, in_context};
+use crate::runtime::streams::allow_unsafe;
 use crate::runtime::{allocate, allocate_managed, free};
 use crate::world::{Machine, State, machine};
 
@@ -25,7 +27,7 @@ export! {
         request(THIS, array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), on_device);
     cuArrayDestroy, cuMipmappedArrayDestroy(array: usize) = {
         machine().delay(Call::Free);
-        call("cuArrayDestroy", || answer(free(array as u64)))
+        call("cuArrayDestroy", || answer(allow_unsafe().and_then(|()| free(array as u64))))
     };
 }
 
@@ -49,6 +51,7 @@ fn request(
 ) -> c_int {
     machine().delay(Call::Malloc);
     in_context(function, |machine, state| {
+        state.streams.allow_unsafe(Caller::current())?;
         let bytes = bytes.filter(|bytes| *bytes > Bytes::ZERO && place.is_some()).ok_or(Code::InvalidValue)?;
         put_address(place, get(machine, state, bytes))
     })

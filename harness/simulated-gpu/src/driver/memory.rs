@@ -7,9 +7,11 @@ use harness_allocator::{device::AccessKind, units::Bytes};
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::{calls::Call, export};
 
+use crate::clock::captures::Caller;
 use crate::code::{Code, answer, put, put_address};
 use crate::context::{Gpu, by_kernel_mode, call, context_of, in_context, on_gpu, wait};
 use crate::driver::streams::cuStreamSynchronize;
+use crate::runtime::streams::{allow_synchronous, allow_unsafe, submit};
 use crate::runtime::{allocate, count_free, free, memory as runtime, memory::allocate_on_host};
 use crate::world::{current_device, machine};
 use crate::{host::Kind, kernels::Work, memory::device_of};
@@ -26,7 +28,10 @@ export! {
     });
     cuMemAlloc_v2(address: Out<'_, usize>, size: usize) = {
         machine().delay(Call::Malloc);
-        in_context(THIS, |machine, state| put_address(address, allocate(machine, state, Call::Malloc, Bytes(size as u64))))
+        in_context(THIS, |machine, state| {
+            state.streams.allow_unsafe(Caller::current())?;
+            put_address(address, allocate(machine, state, Call::Malloc, Bytes(size as u64)))
+        })
     };
     cuMemFree_v2(address: usize) = free_and_wait(address as u64);
     cuMemGetAddressRange_v2(start: Out<'_, usize>, size: Out<'_, usize>, address: usize) =
@@ -36,17 +41,22 @@ export! {
         }));
     /// Counts failures like the runtime's function.
     cuMemHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) =
-        in_context(THIS, |machine, state| put_address(address, allocate_on_host(machine, state, size)));
+        in_context(THIS, |machine, state| {
+            state.streams.allow_unsafe(Caller::current())?;
+            put_address(address, allocate_on_host(machine, state, size))
+        });
     /// If kernels execute, waits for all work, because a copy may use the memory.
     cuMemFreeHost(address: usize) = {
-        let free = || machine().state().host.free(address);
+        let free = || allow_unsafe().and_then(|()| machine().state().host.free(address));
         by_kernel_mode(THIS, || answer(free()), || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free()))
     };
     cuMemHostRegister, cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) = in_context(THIS, |_, state| {
+        state.streams.allow_unsafe(Caller::current())?;
         state.host.register(address, size);
         Ok(())
     });
-    cuMemHostUnregister(address: usize) = in_context(THIS, |_, state| state.host.unregister(address));
+    cuMemHostUnregister(address: usize) =
+        in_context(THIS, |_, state| state.streams.allow_unsafe(Caller::current()).and_then(|()| state.host.unregister(address)));
     cuMemHostGetDevicePointer_v2(device: Out<'_, usize>, host: usize, _: c_uint) =
         in_context(THIS, |_, state| put(device, state.host.device_pointer(host)?));
     cuMemHostGetFlags(flags: Out<'_, c_uint>, host: usize) = in_context(THIS, |_, state| {
@@ -63,31 +73,43 @@ export! {
         let execute = || transfer(Work::ToDevice { address, len, from }, (address, len, AccessKind::Write), from, stream);
         by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream), execute)
     };
-    cuMemcpyHtoD_v2(to: usize, from: usize, size: usize) = then_wait(cuMemcpyHtoDAsync_v2(to, from, size, 0));
-    cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) = then_wait(cuMemcpyDtoHAsync_v2(to, from, size, 0));
+    cuMemcpyHtoD_v2(to: usize, from: usize, size: usize) = and_wait(|| cuMemcpyHtoDAsync_v2(to, from, size, 0));
+    cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) = and_wait(|| cuMemcpyDtoHAsync_v2(to, from, size, 0));
     cuMemcpyDtoDAsync_v2, cuMemcpyAsync(to: usize, from: usize, size: usize, stream: usize) =
         by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, BY_ADDRESS, stream), || Err(Code::NotSupported));
-    cuMemcpyDtoD_v2, cuMemcpy(to: usize, from: usize, size: usize) = then_wait(cuMemcpyAsync(to, from, size, 0));
+    cuMemcpyDtoD_v2, cuMemcpy(to: usize, from: usize, size: usize) = and_wait(|| cuMemcpyAsync(to, from, size, 0));
     cuMemcpyPeerAsync(to: usize, _: usize, from: usize, _: usize, size: usize, stream: usize) = cuMemcpyAsync(to, from, size, stream);
     cuMemcpyPeer(to: usize, _: usize, from: usize, _: usize, size: usize) = cuMemcpy(to, from, size);
     cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) = {
         let work = Work::Set { address: to as u64, len: count as u64, byte };
         by_kernel_mode(THIS, || runtime::cudaMemsetAsync(to, byte.into(), count, stream), || on_gpu(|gpu| gpu.submit(stream, work)))
     };
-    cuMemsetD8_v2(to: usize, byte: u8, count: usize) = cuMemsetD8Async(to, byte, count, 0);
-    cuMemsetD32Async(address: usize, word: c_uint, count: usize, _: usize) = set_words(address, word, count);
-    cuMemsetD32_v2(address: usize, word: c_uint, count: usize) = set_words(address, word, count);
-    cuStreamWriteValue32, cuStreamWriteValue32_v2(_: usize, address: usize, word: c_uint, _: c_uint) = set_words(address, word, 1);
+    cuMemsetD8_v2(to: usize, byte: u8, count: usize) = synchronously(|| cuMemsetD8Async(to, byte, count, 0));
+    cuMemsetD32Async(address: usize, word: c_uint, count: usize, stream: usize) = set_words(address, word, count, stream);
+    cuMemsetD32_v2(address: usize, word: c_uint, count: usize) = synchronously(|| set_words(address, word, count, 0));
+    cuStreamWriteValue32, cuStreamWriteValue32_v2(stream: usize, address: usize, word: c_uint, _: c_uint) =
+        set_words(address, word, 1, stream);
 }
 
-/// Waits for the default stream after a call that succeeded.
-fn then_wait(result: c_int) -> c_int {
-    if result == 0 { cuStreamSynchronize(0) } else { result }
+/// Runs a call in the order of the legacy stream, which no capture takes.
+fn synchronously(call: impl FnOnce() -> c_int) -> c_int {
+    allow_synchronous().map_or_else(|refused| answer(Err(refused)), |()| call())
+}
+
+/// Runs a call likewise. If it succeeds, waits for the legacy stream.
+fn and_wait(call: impl FnOnce() -> c_int) -> c_int {
+    match synchronously(call) {
+        0 => cuStreamSynchronize(0),
+        error => error,
+    }
 }
 
 /// If kernels execute, waits for all work, as drivers do.
 fn free_and_wait(start: u64) -> c_int {
     machine().delay(Call::Free);
+    if let refused @ Err(_) = allow_unsafe() {
+        return answer(refused);
+    }
     if matches!(machine().state().host.around(start as usize), Some((.., Kind::Managed(_)))) {
         return call("cuMemFree_v2", || answer(free(start)));
     }
@@ -177,9 +199,8 @@ fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize,
     wait(|gpu| gpu.stream_done_at(stream), then)
 }
 
-fn set_words(address: usize, word: c_uint, count: usize) -> c_int {
+fn set_words(address: usize, word: c_uint, count: usize, stream: usize) -> c_int {
     let machine = machine();
     machine.tick();
-    runtime::fill(machine, address as u64, 4 * count, &word.to_le_bytes());
-    0
+    answer(submit(stream).map(|_| runtime::fill(machine, address as u64, 4 * count, &word.to_le_bytes())))
 }

@@ -7,8 +7,16 @@ use harness_gpu_settings::{export, gpus::BLOCK_THREADS};
 
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
+use crate::runtime::streams::submit;
 use crate::unmodelled::{delete_object, new_object};
 use crate::{contents::launched, copied, world::machine};
+
+/// `CUlaunchConfig`, as far as it is read here.
+#[repr(C)]
+struct LaunchConfig {
+    sizes: [c_uint; 7],
+    stream: usize,
+}
 
 export! {
     cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
@@ -30,7 +38,10 @@ export! {
     cuFuncSetCacheConfig(_: usize, _: c_int) = 0;
     cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
         answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
-    cuLaunchKernelEx, cuLaunchCooperativeKernel() = launch();
+    cuLaunchKernelEx(config: Option<&LaunchConfig>) = config.map_or_else(|| answer(Err(Code::InvalidValue)), |config| launch(config.stream));
+    cuLaunchCooperativeKernel(
+        _: usize, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, stream: usize
+    ) = launch(stream);
     /// Libraries are modules, and their kernels are functions.
     cuLibraryLoadData(
         library: Out<'_, usize>, _: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
@@ -71,9 +82,12 @@ fn text(name: Text<'_>) -> Result<&str, Code> {
 }
 
 /// Launches a kernel with unknown parameters. It may write anywhere, so all stored copies are forgotten.
-fn launch() -> c_int {
+fn launch(stream: usize) -> c_int {
     let machine = machine();
     machine.tick();
+    if let refused @ Err(_) = submit(stream) {
+        return answer(refused.map(drop));
+    }
     launched();
     if copied::any() {
         machine.state().copied.forget_all();
@@ -95,11 +109,15 @@ unsafe extern "C" fn cuLaunchKernel(
     parameters: *const *const u64,
     _: *const *const c_void,
 ) -> c_int {
-    by_kernel_mode("cuLaunchKernel", launch, || {
-        let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]].map(|sizes| sizes.into_iter().map(u64::from).product());
-        // SAFETY: the program passes a pointer to each parameter of the kernel.
-        on_gpu(|gpu| unsafe { execute_kernel(gpu, function, shape, stream, parameters) })
-    })
+    by_kernel_mode(
+        "cuLaunchKernel",
+        || launch(stream),
+        || {
+            let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]].map(|sizes| sizes.into_iter().map(u64::from).product());
+            // SAFETY: the program passes a pointer to each parameter of the kernel.
+            on_gpu(|gpu| unsafe { execute_kernel(gpu, function, shape, stream, parameters) })
+        },
+    )
 }
 
 /// Queues a kernel.

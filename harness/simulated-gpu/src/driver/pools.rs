@@ -10,6 +10,7 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode, wait};
+use crate::runtime::streams::allow_unsafe;
 use crate::{kernels::Work, runtime::pools as runtime};
 
 #[repr(C)]
@@ -40,7 +41,7 @@ fn with_pool<T>(pool: usize, body: impl FnOnce(&mut Gpu<'_>, PoolId) -> Result<T
 export! {
     cuMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
         properties.map_or(answer(Err(Code::InvalidValue)), |wanted| create_pool(pool, wanted));
-    cuMemPoolDestroy(pool: usize) = by_kernel_mode(THIS, || 0, || destroy_pool(pool));
+    cuMemPoolDestroy(pool: usize) = by_kernel_mode(THIS, || answer(allow_unsafe()), || destroy_pool(pool));
     cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
         by_kernel_mode(THIS, || runtime::cudaMemPoolGetAttribute(pool, attribute, value), || figure(pool, attribute, value));
     cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
@@ -69,7 +70,10 @@ fn create_pool(pool: Out<'_, usize>, wanted: &PoolProperties) -> c_int {
         let id = gpu.sim().create_pool(Bytes::ZERO)?;
         Ok(gpu.pool_handle(id))
     };
-    let no_op = |pool| runtime::cudaDeviceGetDefaultMemPool(pool, wanted.location);
+    let no_op = |pool| match allow_unsafe() {
+        Ok(()) => runtime::cudaDeviceGetDefaultMemPool(pool, wanted.location),
+        refused => answer(refused),
+    };
     output_by_kernel_mode("cuMemPoolCreate", pool, no_op, || on_gpu_with_pools(create))
 }
 

@@ -1,31 +1,29 @@
 //! Captures and graphs, of the runtime and of the driver. Graphs are opaque and empty; a launch is one piece of work.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::{cell::Cell, ptr};
+use std::ptr;
 
 use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::{Out, write};
+use harness_gpu_settings::ffi::{Out, again, write};
 
+use super::streams::submit;
+use crate::clock::captures::{Caller, Status, exchange_mode};
 use crate::code::{Code, put, remember};
 use crate::contents::{capture_begins, launched};
 use crate::copied;
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::{current_device, machine};
 
-thread_local! {
-    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
-}
-
 export! {
-    cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, _: c_int) = {
+    cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, mode: c_int) = {
         capture_begins();
-        remember(machine().state().streams.begin_capture(stream, current_device()))
+        remember(machine().state().streams.begin_capture(stream, current_device(), mode, Caller::current()))
     };
     cudaStreamBeginCaptureToGraph(stream: usize, _: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int) =
         cudaStreamBeginCapture(stream, mode);
     cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) = remember(end_capture(stream, graph));
     cudaStreamIsCapturing, cuStreamIsCapturing(stream: usize, status: Out<'_, c_int>) =
-        remember(capture(stream).and_then(|capture| put(status, c_int::from(capture.is_some()))));
+        remember(self::status(stream).and_then(|(number, _)| put(status, number)));
     /// After `id`, CUDA 13 passes four outputs: graph, dependencies, edges, count. CUDA 12 passes three, without edges.
     cudaStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3(
         stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>, dependencies: Out<'_, usize>, edges: Out<'_, usize>,
@@ -35,19 +33,19 @@ export! {
         stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>, dependencies: Out<'_, usize>, count: Out<'_, usize>
     ) = remember(capture_info(stream, status, id, [graph, dependencies, None, count]));
     cudaThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) =
-        remember(mode.map(|mode| *mode = CAPTURE_MODE.replace(*mode)).ok_or(Code::InvalidValue));
+        remember(mode.ok_or(Code::InvalidValue).and_then(exchange_mode));
     cudaGraphCreate, cuGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) = remember(put(graph, new_object()));
     cudaGraphGetNodes, cuGraphGetNodes(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) = remember(one_node(graph, nodes, count));
     cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong) =
         remember(put(executable, new_object()));
-    cudaGraphLaunch, cuGraphLaunch(_: usize, _: usize) = {
+    cudaGraphLaunch, cuGraphLaunch(_: usize, stream: usize) = {
         let machine = machine();
         machine.tick();
         launched();
         if copied::any() {
             machine.state().copied.forget_all(); // The kernels of the graph may write anywhere.
         }
-        0
+        remember(submit(stream).map(drop))
     };
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {
         // SAFETY: a function here created the graph or executable graph, and the program destroys it once.
@@ -56,20 +54,26 @@ export! {
     };
 }
 
-fn end_capture(stream: usize, graph: Out<'_, *mut u8>) -> Result<(), Code> {
-    machine().state().streams.stream(stream, current_device())?.capture.take().ok_or(Code::InvalidValue)?;
+/// Ends a capture. The graph of a failed one is null.
+fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
+    put(again(&mut graph), ptr::null_mut())?;
+    machine().state().streams.end_capture(stream, current_device(), Caller::current())?;
     put(graph, new_object())
 }
 
-/// The number of a stream's active capture.
-fn capture(stream: usize) -> Result<Option<u64>, Code> {
-    machine().state().streams.stream(stream, current_device()).map(|stream| stream.capture)
+/// The number of `cudaStreamCaptureStatus`, and the number of the capture.
+fn status(stream: usize) -> Result<(c_int, u64), Code> {
+    Ok(match machine().state().streams.capture_status(stream, current_device())? {
+        Status::None => (0, 0),
+        Status::Active(id) => (1, id),
+        Status::Invalidated(id) => (2, id),
+    })
 }
 
 fn capture_info(stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, outputs: [Out<'_, usize>; 4]) -> Result<(), Code> {
-    let capture = capture(stream)?;
-    write(status, c_int::from(capture.is_some()));
-    write(id, capture.unwrap_or(0));
+    let (number, capture) = self::status(stream)?;
+    write(status, number);
+    write(id, capture);
     for output in outputs {
         write(output, 0);
     }

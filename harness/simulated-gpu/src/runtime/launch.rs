@@ -7,6 +7,7 @@ use std::{cell::RefCell, collections::BTreeMap, ptr};
 use harness_gpu_settings::{export, ffi::Out};
 
 use super::fat_binary::chosen_code;
+use super::streams::{allow_unsafe, submit};
 use crate::code::{Code, last, message, name, put, remember, take_last};
 use crate::mangled::{self, OPERAND_WORDS, Parameter};
 use crate::world::{is_device_memory, machine};
@@ -96,7 +97,7 @@ const fn allowed(grid: Dim3, block: Dim3) -> bool {
 }
 
 /// The program passes a pointer per parameter of the kernel, or null.
-fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void) -> c_int {
+fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, stream: usize) -> c_int {
     if !allowed(grid, block) {
         return remember(Err(Code::InvalidConfiguration));
     }
@@ -105,6 +106,9 @@ fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_voi
         return remember(unusable);
     }
     machine.tick();
+    if let refused @ Err(_) = submit(stream) {
+        return remember(refused.map(drop));
+    }
     launched();
     if copied::any() {
         match parameters(kernel) {
@@ -167,25 +171,24 @@ export! {
     /// The host function identifies the kernel.
     __cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) = remember(put(kernel, host_function));
     __cudaLaunchKernel, cudaLaunchKernel, cudaLaunchCooperativeKernel(
-        kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize
-    ) = launch(kernel, grid, block, arguments);
+        kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, stream: usize
+    ) = launch(kernel, grid, block, arguments, stream);
     cudaLaunchKernelExC(config: &LaunchConfig, kernel: usize, arguments: *const *const c_void) =
-        launch(kernel, config.grid, config.block, arguments);
+        launch(kernel, config.grid, config.block, arguments, config.stream);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize
     ) = remember(put(blocks, active_blocks(block, shared_memory)));
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize, _: c_uint) =
         remember(put(blocks, active_blocks(block, shared_memory)));
     /// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
-    cudaLaunchHostFunc, cuLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
+    cudaLaunchHostFunc, cuLaunchHostFunc(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
         machine().tick();
-        function(data);
-        0
+        remember(submit(stream).map(|_| function(data)))
     };
     cudaStreamAddCallback, cuStreamAddCallback(stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void, _: c_uint) = {
         machine().tick();
-        function(stream, 0, data);
-        0
+        // No stream captures a callback.
+        remember(allow_unsafe().and_then(|()| submit(stream)).map(|_| function(stream, 0, data)))
     };
     cudaGetLastError() = take_last();
     cudaPeekAtLastError() = last();

@@ -6,7 +6,7 @@ use std::{ptr, slice};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::{export, ffi::Out};
 
-use super::streams::with;
+use super::streams::{allow_synchronous, allow_unsafe, submit, with};
 use crate::code::{Code, put, put_address, remember};
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
@@ -74,12 +74,11 @@ export! {
     });
     cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) = remember(request_on_host(address, size));
     cudaMallocHost(address: Out<'_, usize>, size: usize) = remember(request_on_host(address, size));
-    cudaFreeHost(address: usize) = remember(if address == 0 { Ok(()) } else { machine().state().host.free(address) });
-    cudaHostRegister(address: usize, size: usize, _: c_uint) = {
-        machine().state().host.register(address, size);
-        0
-    };
-    cudaHostUnregister(address: usize) = remember(machine().state().host.unregister(address));
+    cudaFreeHost(address: usize) =
+        remember(if address == 0 { Ok(()) } else { allow_unsafe().and_then(|()| machine().state().host.free(address)) });
+    cudaHostRegister(address: usize, size: usize, _: c_uint) =
+        remember(allow_unsafe().map(|()| machine().state().host.register(address, size)));
+    cudaHostUnregister(address: usize) = remember(allow_unsafe().and_then(|()| machine().state().host.unregister(address)));
     cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = with(|_, state| put(device, state.host.device_pointer(host)?));
 }
 
@@ -87,13 +86,15 @@ export! {
 pub(super) fn request(address: Out<'_, usize>, size: usize, call: Call) -> c_int {
     let machine = machine();
     machine.delay(call);
-    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), call, Bytes(size as u64)) };
-    remember(put_address(address, allocated))
+    let allowed = if call == Call::Malloc { allow_unsafe() } else { Ok(()) };
+    let allocate = || if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), call, Bytes(size as u64)) };
+    remember(put_address(address, allowed.and_then(|()| allocate())))
 }
 
 fn request_managed(size: usize) -> Result<u64, Code> {
     let machine = machine();
     machine.delay(Call::Malloc);
+    allow_unsafe()?;
     if size == 0 {
         return Err(Code::InvalidValue);
     }
@@ -103,13 +104,15 @@ fn request_managed(size: usize) -> Result<u64, Code> {
 /// Frees device memory or managed memory of a program. Null is no memory.
 pub(super) fn give_back(address: usize, call: Call) -> c_int {
     machine().delay(call);
-    remember(if address == 0 { Ok(()) } else { free(address as u64) })
+    let allowed = || if call == Call::Free { allow_unsafe() } else { Ok(()) };
+    remember(if address == 0 { Ok(()) } else { allowed().and_then(|()| free(address as u64)) })
 }
 
 fn request_on_host(address: Out<'_, usize>, size: usize) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     machine.delay(Call::HostAlloc);
+    allow_unsafe()?;
     put_address(address, allocate_on_host(machine, &mut machine.state(), size))
 }
 
@@ -195,13 +198,14 @@ fn settle_before(copy_to: usize) {
     }
 }
 
-/// The program passes ranges of this size.
-fn queue_copy(to: usize, from: usize, size: usize) -> Result<(), Code> {
+/// The program passes ranges of this size. A captured copy to the host is not executed.
+fn queue_copy(to: usize, from: usize, size: usize, stream: Option<usize>) -> Result<(), Code> {
     let machine = machine();
     settle_before(to);
     machine.usable()?;
     machine.tick();
-    if size > 0 {
+    let is_captured = stream.map_or(Ok(false), submit)?;
+    if size > 0 && (!is_captured || is_device_memory(to as u64)) {
         // SAFETY: the host addresses belong to the program.
         let read = unsafe { copy(machine, &mut machine.state(), to as u64, from as u64, size) };
         if read == Read::Uncomputed {
@@ -213,15 +217,20 @@ fn queue_copy(to: usize, from: usize, size: usize) -> Result<(), Code> {
 
 /// Copies and waits for the default stream.
 fn copy_and_wait(to: usize, from: usize, size: usize) -> Result<(), Code> {
-    queue_copy(to, from, size)?;
+    allow_synchronous()?;
+    queue_copy(to, from, size, None)?;
     machine().state().streams.wait_for(0, current_device(), machine().now())
 }
 
 /// The program passes ranges with these rows. The first number of a pair is the address, the second the distance of rows.
-fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c_int {
+fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize, stream: Option<usize>) -> Result<(), Code> {
     let machine = machine();
     settle_before(to[0]);
     machine.tick();
+    let is_captured = stream.map_or_else(|| allow_synchronous().map(|()| false), submit)?;
+    if is_captured && !is_device_memory(to[0] as u64) {
+        return Ok(());
+    }
     let mut state = machine.state();
     let mut read = Read::Known;
     for row in 0..if width > 0 { height } else { 0 } {
@@ -235,7 +244,7 @@ fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c
     if read == Read::Uncomputed {
         reads::note(machine);
     }
-    0
+    Ok(())
 }
 
 /// The bytes of larger fills are not stored. A program reads them as zeros.
@@ -263,29 +272,31 @@ pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
 }
 
 /// CUDA uses the low byte of the value.
-fn set_bytes(to: usize, value: c_int, size: usize) -> Result<(), Code> {
+fn set_bytes(to: usize, value: c_int, size: usize, stream: Option<usize>) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     machine.tick();
+    stream.map_or_else(|| allow_synchronous().map(|()| false), submit)?;
     fill(machine, to as u64, size, &[value as u8]);
     Ok(())
 }
 
 export! {
     cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) = remember(copy_and_wait(to, from, size));
-    cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, _: usize) = remember(queue_copy(to, from, size));
-    cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, _: usize) = remember(queue_copy(to, from, size));
+    cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, stream: usize) = remember(queue_copy(to, from, size, Some(stream)));
+    cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, stream: usize) =
+        remember(queue_copy(to, from, size, Some(stream)));
     cudaMemcpy2D(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int) =
-        copy_rows([to, to_pitch], [from, from_pitch], width, height);
-    cudaMemcpy2DAsync(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int, _: usize) =
-        copy_rows([to, to_pitch], [from, from_pitch], width, height);
+        remember(copy_rows([to, to_pitch], [from, from_pitch], width, height, None));
+    cudaMemcpy2DAsync(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int, stream: usize) =
+        remember(copy_rows([to, to_pitch], [from, from_pitch], width, height, Some(stream)));
     cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) = with(|_, state| put_address(address, symbol_address(state, symbol)));
     cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _: usize, _: c_int) = {
         machine().tick();
-        0
+        remember(allow_synchronous())
     };
-    cudaMemset(to: usize, value: c_int, size: usize) = remember(set_bytes(to, value, size));
-    cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) = remember(set_bytes(to, value, size));
+    cudaMemset(to: usize, value: c_int, size: usize) = remember(set_bytes(to, value, size, None));
+    cudaMemsetAsync(to: usize, value: c_int, size: usize, stream: usize) = remember(set_bytes(to, value, size, Some(stream)));
 }
 
 /// Addresses for a variable in device code. Its size is unknown, and larger variables do not exist.

@@ -6,7 +6,8 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::device::device;
 use super::memory::{give_back, request};
-use crate::code::{Code, put, remember};
+use super::streams::submit;
+use crate::code::{Code, put, put_address, remember};
 use crate::{handles::Handles, world::machine};
 use harness_gpu_settings::calls::Call;
 
@@ -14,9 +15,13 @@ use harness_gpu_settings::calls::Call;
 const POOLS: Handles = Handles::starting_at(0x7_0000_0000);
 
 export! {
-    cudaMallocAsync(address: Out<'_, usize>, size: usize, _: usize) = request(address, size, Call::MallocAsync);
+    cudaMallocAsync(address: Out<'_, usize>, size: usize, stream: usize) = match submit(stream) {
+        Ok(_) => request(address, size, Call::MallocAsync),
+        Err(refused) => remember(put_address(address, Err(refused))),
+    };
     cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, _: usize, stream: usize) = cudaMallocAsync(address, size, stream);
-    cudaFreeAsync(address: usize, _: usize) = give_back(address, Call::FreeAsync);
+    cudaFreeAsync(address: usize, stream: usize) =
+        submit(stream).map_or_else(|refused| remember(Err(refused)), |_| give_back(address, Call::FreeAsync));
     cudaDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) =
         remember(device(index).and_then(|_| put(pool, POOLS.handle(index as usize))));
     cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) = remember(write_attribute(pool, attribute, value));

@@ -4,6 +4,7 @@ use std::ffi::{c_float, c_int, c_uint};
 
 use harness_gpu_settings::{export, ffi::Out};
 
+use crate::clock::captures::{Caller, is_any_active};
 use crate::code::{Code, put, remember};
 use crate::nccl;
 use crate::world::{Machine, State, current_device, machine};
@@ -16,6 +17,25 @@ const WORK: c_float = 0.1;
 pub(super) fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
     remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
+}
+
+/// Submits work to a stream. Returns whether a capture takes it instead. Without captures this needs no lock.
+pub(crate) fn submit(stream: usize) -> Result<bool, Code> {
+    if is_any_active() { machine().state().streams.submit(stream, current_device()) } else { Ok(false) }
+}
+
+/// Refuses a call that is potentially unsafe while a stream captures.
+pub(crate) fn allow_unsafe() -> Result<(), Code> {
+    if is_any_active() { machine().state().streams.allow_unsafe(Caller::current()) } else { Ok(()) }
+}
+
+/// Refuses a call that copies or writes in the order of the legacy stream and waits: no stream captures it.
+pub(crate) fn allow_synchronous() -> Result<(), Code> {
+    if !is_any_active() {
+        return Ok(());
+    }
+    let streams = &mut machine().state().streams;
+    streams.allow_wait(0, current_device()).and_then(|()| streams.allow_unsafe(Caller::current()))
 }
 
 /// Runs a call in which the host waits for the device, and so for collectives.
@@ -43,22 +63,22 @@ export! {
         if idle { Ok(()) } else { Err(not_ready(machine, state)) }
     });
     cudaStreamSynchronize(stream: usize) = with_settled(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()));
-    cudaDeviceSynchronize() = with_settled(|machine, state| {
-        state.streams.wait_for_device(current_device(), machine.now());
-        Ok(())
-    });
-    /// Work takes no time, so waits between streams have no effect.
-    cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) = 0;
+    cudaDeviceSynchronize() = with_settled(|machine, state| state.streams.wait_for_device(current_device(), machine.now()));
+    cudaStreamWaitEvent(stream: usize, event: usize, flags: c_uint) =
+        remember(machine().state().streams.wait_in_stream(stream, current_device(), event, flags));
     cudaStreamGetPriority, cuStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
         with(|_, state| put(priority, state.streams.stream(stream, current_device())?.priority));
     cudaStreamGetFlags, cuStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) =
         with(|_, state| put(flags, state.streams.stream(stream, current_device())?.flags));
     cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) = with(|_, state| put(event, state.streams.create_event()));
     cudaEventCreate(event: Out<'_, usize>) = cudaEventCreateWithFlags(event, 0);
-    cudaEventRecord(event: usize, stream: usize) =
-        with(|machine, state| state.streams.record(event, stream, current_device(), (machine.tick(), machine.late_by())));
-    cudaEventRecordWithFlags, cuEventRecordWithFlags(event: usize, stream: usize, _: c_uint) = cudaEventRecord(event, stream);
+    cudaEventRecord(event: usize, stream: usize) = cudaEventRecordWithFlags(event, stream, 0);
+    cudaEventRecordWithFlags, cuEventRecordWithFlags(event: usize, stream: usize, flags: c_uint) =
+        with(|machine, state| state.streams.record(event, stream, current_device(), flags, (machine.tick(), machine.late_by())));
+    /// Potentially unsafe during a capture, also for events outside of it.
     cudaEventQuery(event: usize) = with(|machine, state| {
+        state.streams.allow_event(event)?;
+        state.streams.allow_unsafe(Caller::current())?;
         let answer = state.streams.query(event, machine.settings.events, machine.now());
         answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })
     });

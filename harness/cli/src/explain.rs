@@ -106,6 +106,12 @@ impl Explain {
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
     }
 
+    /// Writes one page about all these snapshots.
+    pub(super) fn page(paths: Vec<PathBuf>, memory: Option<Bytes>, out: PathBuf) -> Result<(), Failures> {
+        let (categories, format) = (CategoryOptions::default(), Format::Html);
+        Self { paths, memory, device: None, torch: None, at: None, categories, format, out: Some(out) }.run().map(drop)
+    }
+
     /// Reads a snapshot, or records one from the replay of a trace or an RMM log.
     fn read(&self, path: &Path) -> Result<Snapshot, CliError> {
         match jobs::requests(path, self.memory) {

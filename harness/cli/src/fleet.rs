@@ -1,27 +1,27 @@
 //! `harness fleet`: the snapshots of many jobs as one table. Each core analyses one snapshot at a time and appends its row to a file.
 
 mod cloud;
+mod rows;
+mod sources;
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write as _};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
-use std::time::UNIX_EPOCH;
-use std::{collections::HashMap, panic};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
-use harness_allocator::hash::{fnv1a, fnv1a_from};
+use harness_allocator::hash::fnv1a;
 use harness_allocator::units::Bytes;
 use harness_base::parallel::{in_parallel, on_one_core};
-use harness_base::{shard::Shard, words::count};
-use harness_explain::fleet::{Analysis, Row, job_of};
+use harness_base::{files::slug, shard::Shard, words::count};
+use harness_explain::fleet::{Analysis, Outcome, Row};
 use harness_report::fleet::{Summary, html, parquet, render};
-use harness_trace::snapshot::Snapshot;
 
 use self::cloud::Cloud;
+use self::rows::{Journal, Table};
+use self::sources::{Source, Sources};
 use super::error::{CliError, Failures};
-use super::{Format, built, device, exit::Exit, interrupt, snapshots, terminal};
+use super::{Format, built, device, exit::Exit, explain::Explain, interrupt, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness fleet /mnt/snapshots --out fleet
@@ -30,7 +30,7 @@ const EXAMPLES: &str = "Examples:
   harness fleet s3://bucket/snapshots --out fleet               # also gs:// and az://
 
 The folder of `--out` contains rows.jsonl (one line per snapshot, written as soon as it is analysed), fleet.parquet and fleet.html. Unchanged files are not
-analysed again.";
+analysed again. `merge` refuses a set of shards from which a row is missing.";
 
 /// Explain the out-of-memory errors of many jobs: causes, lines of code, and changes that a replay confirms, as one table.
 #[derive(Args)]
@@ -39,7 +39,7 @@ pub(super) struct Fleet {
     /// Memory snapshots, and folders with *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files, which are searched with their subfolders.
     /// A folder may be a URL: s3://, gs:// or az://, with credentials and endpoint in the usual variables of the environment.
     #[arg(value_name = "PATH", required = true)]
-    paths: Vec<String>,
+    paths: Vec<PathBuf>,
     #[command(flatten)]
     output: Output,
     /// The memory of all devices, as in `80GiB` [default: from each recording].
@@ -57,6 +57,9 @@ struct Output {
     /// The folder for the rows, which the next run reads, and for the results.
     #[arg(long, value_name = "FOLDER", default_value = "fleet")]
     out: PathBuf,
+    /// Also write the explanation of each job, as the page of `harness explain` for all its snapshots, and link it. The snapshots must be local files.
+    #[arg(long)]
+    pages: bool,
     /// The format on standard output.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
@@ -77,45 +80,26 @@ struct Merge {
     output: Output,
 }
 
-const ROWS: &str = "rows.jsonl";
-
-/// A snapshot that can be analysed.
-struct Source {
-    /// The path or URL.
-    name: String,
-    /// Changes when the file does.
-    stamp: String,
-    /// The number of its bucket, and its bytes. `None` for a local file.
-    cloud: Option<(usize, u64)>,
-}
-
 impl Fleet {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         if let Some(Command::Merge(merge)) = self.command {
             return merge.run();
         }
-        let (mut sources, clouds) = self.sources()?;
-        if let Some(shard) = self.shard {
-            sources.retain(|source| shard.has(&source.name));
-        }
+        let Sources { all, clouds } = Sources::find(&self.paths)?;
+        let found = all.len();
+        let sources: Vec<Source> = all.into_iter().filter(|source| self.shard.is_none_or(|shard| shard.has(&source.name))).collect();
         let made_with = format!("{} {}", built::version(), self.memory.map(|memory| memory.to_string()).unwrap_or_default());
-        let known = Known::new(read(&self.output.out)?, &made_with);
+        let known = Known::new(rows::usable(&self.output.out)?, &made_with);
         fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
-        let journal = Journal::open(self.output.out.join(ROWS))?;
+        let journal = Journal::open(&self.output.out)?;
         let bar = terminal::progress(true, "{wide_bar} {pos}/{len} snapshots", Some(sources.len() as u64));
         let interrupted = interrupt::watch_with(&bar, "snapshots")?;
         let analyse = |source: &Source| {
-            if interrupted.load(Ordering::Relaxed) {
-                return Ok(None);
+            let Some(row) = self.row(source, &clouds, &known, &interrupted) else { return Ok(None) };
+            let row = Row { made_with: made_with.clone(), ..row };
+            if known.unchanged(source).is_none() {
+                journal.add(&row)?;
             }
-            let row = match known.unchanged(source) {
-                Some(row) => row,
-                None => {
-                    let row = self.row(source, &clouds, &known, &made_with);
-                    journal.add(&row)?;
-                    row
-                }
-            };
             bar.inc(1);
             Ok::<_, CliError>(Some(row))
         };
@@ -123,128 +107,87 @@ impl Fleet {
         bar.finish_and_clear();
         if interrupted.load(Ordering::Relaxed) {
             let done = rows.iter().flatten().count();
-            let kept = self.output.out.join(ROWS);
             terminal::message(format_args!(
                 "{done} of {} are analysed and kept in {}; the same command continues",
                 count(rows.len(), "snapshot"),
-                kept.display()
+                rows::path(&self.output.out).display()
             ));
             return Ok(Exit::Interrupted);
         }
-        self.output.write(&rows.into_iter().flatten().collect::<Vec<_>>())
+        let rows = rows.into_iter().flatten().collect();
+        let paths = self.paths.iter().map(|path| sources::name_of(path)).collect();
+        let table = Table { shard: self.shard, paths, memory: self.memory, made_with, found, rows };
+        let places = sources.iter().map(|source| (source.name.as_str(), source.path.as_path())).collect();
+        self.output.write(&table, &places)
     }
 
-    fn sources(&self) -> Result<(Vec<Source>, Vec<Cloud>), CliError> {
-        let (mut sources, mut clouds) = (Vec::new(), Vec::new());
-        for path in &self.paths {
-            let before = sources.len();
-            let local = Path::new(path);
-            if cloud::is_url(path) {
-                let cloud = Cloud::open(path)?;
-                sources.extend(cloud.list(clouds.len())?);
-                clouds.push(cloud);
-            } else if local.is_dir() {
-                walk(local, &mut sources)?
-            } else {
-                sources.push(Source::of(local))
-            }
-            if sources.len() == before {
-                let message = format!("{path}: there is no snapshot in this folder or its subfolders");
-                return Err(CliError::input(message, "name a folder with *.pickle, *.pkl, *.pickle.gz or *.pkl.gz files"));
-            }
+    /// Returns `None` after Ctrl-C.
+    fn row(&self, source: &Source, clouds: &[Cloud], known: &Known, interrupted: &AtomicBool) -> Option<Row> {
+        if interrupted.load(Ordering::Relaxed) {
+            return None;
         }
-        sources.sort_by(|a, b| a.name.cmp(&b.name));
-        sources.dedup_by(|a, b| a.name == b.name);
-        Ok((sources, clouds))
-    }
-
-    fn row(&self, source: &Source, clouds: &[Cloud], known: &Known, made_with: &str) -> Row {
-        let (job, rank) = job_of(&source.name);
-        let row =
-            Row { file: source.name.clone(), job, rank, stamp: source.stamp.clone(), made_with: made_with.to_owned(), ..Row::default() };
-        let read = || {
-            let fetched = source.cloud.and_then(|(number, _)| clouds.get(number)).map(|cloud| cloud.fetch(source)).transpose()?;
-            let path = fetched.as_ref().map_or(Path::new(&source.name), |file| file.path());
-            let hash = hash(path)?;
-            let analysis = known.of_content(&hash).unwrap_or_else(|| analyse(path, self.memory));
-            Ok::<_, io::Error>((hash, analysis))
-        };
-        match read() {
-            Ok((hash, analysis)) => Row { hash, analysis, ..row },
-            Err(error) => Row { analysis: Analysis::unreadable(error.to_string()), ..row },
+        if let Some(row) = known.unchanged(source) {
+            return Some(row.clone());
         }
+        let row = source.row(clouds, self.memory, |hash| known.by_hash.get(hash).cloned(), interrupted);
+        // Ctrl-C ends the reading of a file, so its row is none.
+        (!interrupted.load(Ordering::Relaxed) || row.analysis.outcome != Outcome::Unreadable).then_some(row)
     }
-}
-
-/// A panic is a bug, which costs this row only.
-fn analyse(path: &Path, memory: Option<Bytes>) -> Analysis {
-    let analyse = || match Snapshot::read(path) {
-        Ok(snapshot) => on_one_core(|| Analysis::of(&snapshot, memory)),
-        Err(error) => Analysis::unreadable(error.to_string()),
-    };
-    panic::catch_unwind(analyse).unwrap_or_else(|_| Analysis::unreadable("a bug in harness: report it with this file"))
 }
 
 impl Merge {
     fn run(self) -> Result<Exit, Failures> {
-        let mut rows = HashMap::new();
-        for folder in &self.folders {
-            let found = read(folder)?;
-            if found.is_empty() {
-                let message = format!("{}: there are no rows in this folder", folder.display());
-                return Err(CliError::input(message, "name the folders that `harness fleet --shard I/N --out FOLDER` wrote").into());
-            }
-            rows.extend(found.into_iter().map(|row| (row.file.clone(), row)));
-        }
-        let mut rows: Vec<Row> = rows.into_values().collect();
-        rows.sort_by(|a, b| a.file.cmp(&b.file));
-        let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
-        terminal::save(&self.output.out.join(ROWS), lines)?;
-        self.output.write(&rows)
+        let table = rows::merged(&self.folders, &self.output.out)?;
+        let places = table.rows.iter().map(|row| (row.file.as_str(), Path::new(&row.file))).collect();
+        self.output.write(&table, &places)
     }
 }
 
 impl Output {
-    fn write(&self, rows: &[Row]) -> Result<Exit, Failures> {
+    /// `places`: the path of each row's file.
+    fn write(&self, table: &Table, places: &HashMap<&str, &Path>) -> Result<Exit, Failures> {
+        let Table { rows, memory, .. } = table;
         let summary = Summary::of(rows);
-        let table = parquet::file(rows).map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
-        terminal::save(&self.out.join("fleet.parquet"), table)?;
-        terminal::save(&self.out.join("fleet.html"), html::page(rows, &summary))?;
+        let columns = parquet::file(rows).map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
+        terminal::save(&rows::path(&self.out), table.document()?)?;
+        let links = if self.pages { self.explain(rows, *memory, places) } else { BTreeMap::new() };
+        let page = self.out.join("fleet.html");
+        terminal::save(&self.out.join("fleet.parquet"), columns)?;
+        terminal::save(&page, html::page(rows, &summary, &links))?;
         let (style, width) = (terminal::style(), terminal::width_of_output());
-        self.format.print(&summary, || render(&summary, style, width))?;
+        let place = format!("page: {}", page.display());
+        if self.format == Format::Json {
+            terminal::message(&place);
+        }
+        self.format.print(&summary, || format!("{}\n{place}\n", render(&summary, style, width)))?;
         Ok(Exit::Passed)
     }
-}
 
-impl Source {
-    /// A file that cannot be read fails later, as a row.
-    fn of(path: &Path) -> Self {
-        let stamp = path.metadata().ok().and_then(|metadata| {
-            let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-            Some(format!("{} {}", metadata.len(), modified.as_nanos()))
-        });
-        Self { name: path.display().to_string(), stamp: stamp.unwrap_or_default(), cloud: None }
-    }
-}
-
-/// Finds the snapshots of a folder and its subfolders. Does not follow links to folders.
-fn walk(folder: &Path, sources: &mut Vec<Source>) -> Result<(), CliError> {
-    let unreadable = |error: io::Error| {
-        CliError::input(
-            format!("{}: the folder cannot be read: {error}", folder.display()),
-            "make the folder readable, or name other folders",
-        )
-    };
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?;
-        let path = entry.path();
-        if entry.file_type().map_err(unreadable)?.is_dir() {
-            walk(&path, sources)?;
-        } else if snapshots::is_named_so(&path) {
-            sources.push(Source::of(&path));
+    /// Writes the page of each job with a readable snapshot. Returns the link of each page by its job.
+    fn explain(&self, rows: &[Row], memory: Option<Bytes>, places: &HashMap<&str, &Path>) -> BTreeMap<String, String> {
+        let mut jobs: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
+        for row in rows.iter().filter(|row| row.analysis.outcome != Outcome::Unreadable) {
+            jobs.entry(&row.job).or_default().extend(places.get(row.file.as_str()).map(|path| path.to_path_buf()));
         }
+        let jobs: Vec<(&str, Vec<PathBuf>)> = jobs.into_iter().collect();
+        let bar = terminal::progress(true, "{wide_bar} {pos}/{len} pages", Some(jobs.len() as u64));
+        let write = |(job, paths): &(&str, Vec<PathBuf>)| {
+            // The hash keeps jobs apart whose names differ in other characters only.
+            let link = format!("pages/{}-{:08x}.html", slug(job), fnv1a(job.as_bytes()) & 0xffff_ffff);
+            let written = on_one_core(|| Explain::page(paths.clone(), memory, self.out.join(&link)));
+            bar.inc(1);
+            Ok::<_, std::convert::Infallible>(written.map(|()| ((*job).to_owned(), link)))
+        };
+        let Ok(written) = in_parallel(&jobs, write);
+        bar.finish_and_clear();
+        let (links, failures): (Vec<_>, Vec<_>) = written.into_iter().partition(Result::is_ok);
+        let mut errors = failures.into_iter().filter_map(Result::err).flat_map(|Failures(errors)| errors);
+        if let Some(first) = errors.next() {
+            let without = count(jobs.len() - links.len(), "job");
+            terminal::message(format_args!("{without} of {} without a page: {first}", jobs.len()));
+        }
+        links.into_iter().flatten().collect()
     }
-    Ok(())
 }
 
 /// Earlier rows of the same version and options.
@@ -260,71 +203,7 @@ impl Known {
         Self { by_file: rows.into_iter().map(|row| (row.file.clone(), row)).collect(), by_hash }
     }
 
-    fn unchanged(&self, source: &Source) -> Option<Row> {
-        self.by_file.get(&source.name).filter(|row| row.stamp == source.stamp && !row.hash.is_empty()).cloned()
-    }
-
-    fn of_content(&self, hash: &str) -> Option<Analysis> {
-        self.by_hash.get(hash).cloned()
-    }
-}
-
-/// The rows of a folder, in the order in which they were written. Ignores an unfinished last line. Empty without the file.
-fn read(folder: &Path) -> Result<Vec<Row>, CliError> {
-    let path = folder.join(ROWS);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => {
-            Err(CliError::input(format!("{}: {error}", path.display()), "remove the file, or choose another folder with `--out`"))
-        }
-    }
-}
-
-fn line(row: &Row) -> Result<String, CliError> {
-    let line = serde_json::to_string(row).map_err(|error| CliError::internal(error.to_string(), "report this with the snapshot"))?;
-    Ok(line + "\n")
-}
-
-/// The file of the rows. A killed process loses no row.
-struct Journal {
-    path: PathBuf,
-    file: Mutex<File>,
-}
-
-impl Journal {
-    fn open(path: PathBuf) -> Result<Self, CliError> {
-        let open = || {
-            let mut file = File::options().read(true).append(true).create(true).open(&path)?;
-            let mut text = Vec::new();
-            file.read_to_end(&mut text)?;
-            // Ends the line of a process that was killed while it wrote.
-            if text.last().is_some_and(|&last| last != b'\n') {
-                file.write_all(b"\n")?;
-            }
-            Ok(file)
-        };
-        let file = Mutex::new(open().map_err(CliError::unwritten(&path))?);
-        Ok(Self { path, file })
-    }
-
-    fn add(&self, row: &Row) -> Result<(), CliError> {
-        let line = line(row)?;
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_all(line.as_bytes()).map_err(CliError::unwritten(&self.path))
-    }
-}
-
-/// A hash of the content and its length. Does not resist attacks, but a wrong row harms only the attacker's.
-fn hash(path: &Path) -> io::Result<String> {
-    let (mut file, mut buffer) = (File::open(path)?, vec![0; 1 << 18]);
-    let (mut hash, mut length) = (fnv1a(&[]), 0_u64);
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok(format!("{hash:016x}-{length}"));
-        }
-        hash = fnv1a_from(hash, &buffer[..read]);
-        length += read as u64;
+    fn unchanged(&self, source: &Source) -> Option<&Row> {
+        self.by_file.get(&source.name).filter(|row| row.stamp == source.stamp && !row.stamp.is_empty())
     }
 }

@@ -38,22 +38,29 @@ fn by_numbers(name: &str) -> Vec<(String, u64)> {
 }
 
 pub(crate) fn read(path: &Path) -> Result<Snapshot, CliError> {
-    Snapshot::read(path).map_err(|error| {
-        if let SnapshotError::NotPickle { .. } = error
-            && let Some(kind) = kind::of(path).filter(|kind| *kind != Kind::Pickle)
-        {
-            return kind.instead_of("a memory snapshot", path);
-        }
-        let why = match &error {
-            SnapshotError::Io(error) if error.kind() == io::ErrorKind::NotFound => "there is no such file".to_owned(),
-            SnapshotError::Io(error) if error.kind() == io::ErrorKind::IsADirectory => "this is a folder, not a snapshot".to_owned(),
-            error => error.to_string(),
-        };
-        CliError::input(
-            format!("{}: {why}", path.display()),
-            "name a file that torch.cuda.memory._dump_snapshot() wrote, plain or compressed with gzip",
-        )
-    })
+    Snapshot::read(path).map_err(|error| invalid(path, &error))
+}
+
+/// Fails if the file cannot be opened, or if its first bytes are those of another format.
+pub(crate) fn check(path: &Path) -> Result<(), CliError> {
+    Snapshot::check_format(path).map_err(|error| invalid(path, &error))
+}
+
+fn invalid(path: &Path, error: &SnapshotError) -> CliError {
+    if let SnapshotError::NotPickle { .. } = error
+        && let Some(kind) = kind::of(path).filter(|kind| *kind != Kind::Pickle)
+    {
+        return kind.instead_of("a memory snapshot", path);
+    }
+    let why = match error {
+        SnapshotError::Io(error) if error.kind() == io::ErrorKind::NotFound => "there is no such file".to_owned(),
+        SnapshotError::Io(error) if error.kind() == io::ErrorKind::IsADirectory => "this is a folder, not a snapshot".to_owned(),
+        error => error.to_string(),
+    };
+    CliError::input(
+        format!("{}: {why}", path.display()),
+        "name a file that torch.cuda.memory._dump_snapshot() wrote, plain or compressed with gzip",
+    )
 }
 
 /// Calls `make` for each file on all cores. Returns the results in the order of the files.

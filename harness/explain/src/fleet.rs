@@ -6,12 +6,13 @@ use harness_trace::snapshot::Snapshot;
 use serde::{Deserialize, Serialize};
 
 use crate::causes::{self, Options};
+use crate::compare::Whole;
 use crate::explanation::{ByteCause, Explanation};
 use crate::fidelity::Fidelity;
 use crate::grid::{Configuration, Grid};
 use crate::headline::Reason;
 use crate::program_advice::each_change;
-use crate::state::main_device;
+use crate::state::{History, main_device};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,6 +49,9 @@ pub struct Analysis {
     pub requested: u64,
     pub allocated: u64,
     pub reserved: u64,
+    /// The peaks since the recording began.
+    pub peak_allocated: u64,
+    pub peak_reserved: u64,
     pub device_total: u64,
     /// The line whose request failed.
     pub site: Option<String>,
@@ -82,6 +86,7 @@ impl Analysis {
 
     fn explained(snapshot: &Snapshot, memory: Option<Bytes>, explanation: &Explanation) -> Self {
         let Explanation { device, ref accounts, device_total, ref fidelity, .. } = *explanation;
+        let peaks = Whole::of(&History::new(snapshot, device, causes::config(snapshot)), explanation);
         let largest = explanation.categories.iter().max_by_key(|category| category.bytes);
         let mut analysis = Self {
             outcome: Outcome::Ended,
@@ -90,6 +95,8 @@ impl Analysis {
             events: explanation.moment.events as u64,
             allocated: accounts.allocated.0,
             reserved: accounts.reserved.0,
+            peak_allocated: peaks.peak_allocated.0,
+            peak_reserved: peaks.peak_reserved.0,
             device_total: device_total.0,
             category: largest.map(|category| category.category.clone()),
             category_bytes: largest.map_or(0, |category| category.bytes.0),

@@ -38,7 +38,7 @@ mod absent {
 #[cfg(feature = "cloud")]
 mod present {
     use std::io::{self, Write as _};
-    use std::path::Path as FilePath;
+    use std::path::{Path as FilePath, PathBuf};
 
     use object_store::aws::AmazonS3Builder;
     use object_store::azure::MicrosoftAzureBuilder;
@@ -100,6 +100,8 @@ mod present {
                     name: format!("{}/{}", self.bucket, object.location),
                     stamp: object.e_tag.unwrap_or_else(|| format!("{} {}", object.size, object.last_modified)),
                     cloud: Some((number, object.size)),
+                    path: PathBuf::new(),
+                    problem: None,
                 }));
             }
             Ok(sources)

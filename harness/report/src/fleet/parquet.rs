@@ -21,7 +21,7 @@ enum Column {
     Texts(fn(&Row) -> &[String]),
 }
 
-const COLUMNS: [(&str, Column); 21] = [
+const COLUMNS: [(&str, Column); 23] = [
     ("file", Column::Text(|row| Some(&row.file))),
     ("job", Column::Text(|row| Some(&row.job))),
     ("rank", Column::Number(|row| row.rank.map(u64::from))),
@@ -35,6 +35,8 @@ const COLUMNS: [(&str, Column); 21] = [
     ("requested", Column::Number(|row| Some(row.analysis.requested))),
     ("allocated", Column::Number(|row| Some(row.analysis.allocated))),
     ("reserved", Column::Number(|row| Some(row.analysis.reserved))),
+    ("peak_allocated", Column::Number(|row| Some(row.analysis.peak_allocated))),
+    ("peak_reserved", Column::Number(|row| Some(row.analysis.peak_reserved))),
     ("device_total", Column::Number(|row| Some(row.analysis.device_total))),
     ("site", Column::Text(|row| row.analysis.site.as_deref())),
     ("top_site", Column::Text(|row| row.analysis.top_site.as_deref())),

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use harness_explain::fleet::Analysis;
 
 use super::*;
@@ -40,23 +42,42 @@ fn causes_changes_and_problems_are_counted_by_jobs_and_ranks() {
     insta::assert_snapshot!(render(&Summary::of(&rows()), Style::Plain, None));
 }
 
+fn page(rows: &[Row]) -> String {
+    html::page(rows, &Summary::of(rows), &BTreeMap::new())
+}
+
 #[test]
 fn the_page_has_the_tables_and_escapes_names() {
-    let rows = [row("<script>.pickle", "a", &[])];
-    let page = html::page(&rows, &Summary::of(&rows));
-    assert!(page.contains("<td>&lt;script&gt;.pickle</td>") && !page.contains("<script"), "{page}");
+    let page = page(&[row("<script>.pickle", "a", &[])]);
+    assert!(page.contains(">&lt;script&gt;.pickle</td>") && !page.contains("<script"), "{page}");
     assert!(page.contains("Causes of out-of-memory errors") && page.contains("model.py:41 forward (1 of 1)"), "{page}");
 }
 
 #[test]
-fn the_page_sorts_errors_by_cause_and_bytes_and_shows_jobs_of_several_snapshots() {
+fn the_page_sorts_errors_by_cause_and_bytes() {
     let mut rows = rows();
     rows[1].analysis.cause_bytes = 2 << 30;
-    let page = html::page(&rows, &Summary::of(&rows));
-    let places = ["a-rank1.pickle", "a-rank0.pickle", "b.pickle"].map(|file| page.find(&format!("<td>{file}</td>")).expect("it is a row"));
-    assert!(places.is_sorted() && page.contains("<th>job</th>"), "{page}");
-    let one = [rows[0].clone()];
-    assert!(!html::page(&one, &Summary::of(&one)).contains("<th>job</th>"));
+    let page = page(&rows);
+    let places = ["a-rank1.pickle", "a-rank0.pickle", "b.pickle"].map(|file| page.find(&format!(">{file}</td>")).expect("it is a row"));
+    assert!(places.is_sorted(), "{page}");
+}
+
+#[test]
+fn the_page_has_the_peaks_of_all_jobs_and_links_their_pages() {
+    let mut rows = rows();
+    (rows[1].analysis.peak_allocated, rows[1].analysis.peak_reserved) = (3 << 30, 4 << 30);
+    (rows[2].analysis.outcome, rows[2].analysis.peak_reserved) = (Outcome::Ended, 5 << 30);
+    let with_links = html::page(&rows, &Summary::of(&rows), &BTreeMap::from([("a".to_owned(), "pages/a-1.html".to_owned())]));
+    let peaks = with_links.split("<h2>").find(|part| part.starts_with("Peaks of all jobs")).expect("the table is there");
+    let cells =
+        |text: &str| text.split("<td").skip(1).map(|cell| cell.split_once('>').map_or("", |(_, cell)| cell).to_owned()).collect::<Vec<_>>();
+    let of_rows: Vec<Vec<String>> = peaks.split("<tr>").skip(2).map(cells).collect();
+    let of_row = |index: usize| of_rows[index].iter().map(|cell| cell.split("</td>").next().unwrap_or_default()).collect::<Vec<_>>();
+    assert_eq!(of_rows.len(), 3, "a job without a readable snapshot has no peak: {peaks}");
+    assert_eq!(of_row(0)[..5], ["b", "1", "–", "0 B", "5 GiB"]);
+    assert_eq!(of_row(1)[..5], ["<a href=\"pages/a-1.html\">a</a>", "2", "2", "3 GiB", "4 GiB"]);
+    assert_eq!(with_links.matches("pages/a-1.html").count(), 3, "the row of the job, and two errors");
+    assert!(!with_links.contains("--pages") && page(&rows).contains("--pages"));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::escape::between_tags;
 pub use data::{PageData, RankData};
 
 const PAGE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
+pub(crate) const STYLE: &str = include_str!("page.css");
 /// Scripts in the order of execution.
 const SCRIPTS: [&str; 7] = [
     include_str!("script/data.js"),

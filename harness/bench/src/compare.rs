@@ -10,9 +10,11 @@
 //!
 //! **Exact figures**, model times and memory, have no threshold: any difference comes from the code.
 //!
+//! **A contended machine** decides nothing: a measured time that changed while other programs disturbed the machine is unsure.
+//!
 //! **Without the accepted build** the medians of the rounds are compared with those of an earlier run, if possible one of the
 //! accepted commit. A machine varies more between runs than within one, so the threshold is at least `BETWEEN_RUNS`, and only
-//! runs on the same processor model are compared. The comparison states this.
+//! runs on the same processor model are compared. The comparison states this, and no run fails by it ([`BenchRun::fails`]).
 
 use std::collections::BTreeMap;
 
@@ -140,6 +142,10 @@ impl<'r> Earlier<'_, 'r> {
         let found = self.change(verdict(now, reference, threshold), Some(figures));
         let found = if found.verdict == Verdict::Worse { found } else { self.against_runs(found, now, &levels, threshold) };
         let changed = matches!(found.verdict, Verdict::Worse | Verdict::Better);
+        let is_disturbed = || [Some(self.run), base].into_iter().flatten().any(|run| !run.conditions.contended.is_empty());
+        if changed && !quantity.is_exact() && is_disturbed() {
+            return Change { reason: Some("the machine was contended".to_owned()), ..self.change(Verdict::Unsure, Some(figures)) };
+        }
         let since = || self.since(found.verdict, reference, &levels, threshold);
         Change { since: changed.then(|| found.since.clone().unwrap_or_else(since)), ..found }
     }

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, fmt};
 
 use harness_allocator::device::{Clock, CostFigure};
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use serde::{Deserialize, Serialize};
 
 pub use harness_base::shard::Shard;
@@ -80,12 +81,31 @@ impl BenchRun {
         !self.gate.lost.is_empty() || !self.gate.redefined.is_empty() || lost.count() > 0
     }
 
+    /// Returns whether the accepted build was measured in the same rounds. The record of an earlier run shows changes, but is no basis for a verdict.
+    pub fn is_side_by_side(&self) -> bool {
+        self.comparison.as_ref().is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. }))
+    }
+
+    /// Returns whether an entry fails, is worse or broken side by side with the accepted build, or was lost since that.
+    pub fn fails(&self) -> bool {
+        let changes = self.comparison.iter().flat_map(|comparison| &comparison.changes);
+        let is_regression = self.is_side_by_side() && Counts::of(changes).is_regression();
+        is_regression || self.failed() > 0 || !self.gate.lost.is_empty() || !self.gate.redefined.is_empty()
+    }
+
+    /// The reason why the run supports no verdict.
     pub fn inconclusive(&self) -> Option<String> {
         if let (true, Some(why)) = (self.accepted.is_required, &self.accepted.missing) {
             return Some(format!("the accepted build was not measured: {why}"));
         }
-        let changes = self.comparison.as_ref()?.changes.iter().filter(|change| !change.entry.quantity.is_exact());
-        let counts = Counts::of(changes);
+        let changes =
+            || self.comparison.iter().flat_map(|comparison| &comparison.changes).filter(|change| !change.entry.quantity.is_exact());
+        let disturbed = changes().filter(|change| change.verdict == Verdict::Unsure && change.reason.is_some()).count();
+        if disturbed > 0 {
+            let entries = count(disturbed, "measured entry");
+            return Some(format!("{entries} changed while other programs used the machine; measure again when nothing else runs"));
+        }
+        let counts = Counts::of(changes());
         let unsure = counts.with(Verdict::Unsure);
         let all = unsure + counts.compared();
         (unsure as f64 > MOST_UNSURE * all as f64)

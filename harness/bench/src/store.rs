@@ -16,6 +16,9 @@ use harness_base::files::{self, Document, Folder, StoreError, slug};
 
 pub const DEFAULT_ROOT: &str = "reports";
 
+/// Default location of runs without the accepted build, relative to the root. They are not for a repository.
+pub const UNJUDGED: &str = "runs/bench";
+
 pub const NIGHTLY: &str = "nightly";
 
 pub const INDEX: &str = "README.md";

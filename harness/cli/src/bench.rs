@@ -9,7 +9,7 @@ use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::builds::{self, Builds};
 use harness_bench::execute::{Processes, Progress, Terms, cases_of};
 use harness_bench::gate::{self, Scope};
-use harness_bench::record::{Accepted, BenchRun, Build, Counts, Shard};
+use harness_bench::record::{Accepted, BenchRun, Build, Shard};
 use harness_bench::store::{self, Saved};
 use harness_bench::torch::{Torches, torch_arms};
 use harness_bench::{machine::Monitor, plan::Plan, provider::SharedDevice, suite::Suite};
@@ -38,9 +38,10 @@ const EXAMPLES: &str = "Examples:
 /// Time allocators side by side, in interleaved rounds, until the figures are precise or the time budget is used up.
 ///
 /// A suite is a name (`latency` for scenarios/bench/latency.yaml), a file or a folder. All suites are checked before the first measurement. With
-/// `--accepted`, every round also measures the accepted build, and each entry is compared with it. Otherwise, each entry is compared with the record of an
-/// earlier run. The run is added to the index of all runs. The exit code is 1 if an entry is worse or broken. Ctrl-C stops after the current
-/// measurement and saves nothing; a second Ctrl-C ends the program immediately.
+/// `--accepted`, every round also measures the accepted build, and each entry is compared with it. The exit code is 1 if an entry is worse or broken.
+/// Without the accepted build, each entry is compared with the record of an earlier run, and the exit code is 5, because two runs support no verdict; with
+/// `--report` or `--no-report` it is 0. The run is added to the index of all runs. Ctrl-C stops after the current measurement and saves nothing; a second
+/// Ctrl-C ends the program immediately.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Bench {
@@ -58,9 +59,10 @@ pub(super) struct Bench {
     /// The seed for the order of entries.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Save the run in the subfolder `nightly` of this folder, which also contains earlier runs and their index.
-    #[arg(long, value_name = "DIR", default_value = store::DEFAULT_ROOT)]
-    reports: PathBuf,
+    /// Save the run in the subfolder `nightly` of this folder, which also contains earlier runs and their index [default: reports; without the accepted
+    /// build reports/runs/bench, which git ignores].
+    #[arg(long, value_name = "DIR")]
+    reports: Option<PathBuf>,
     /// Write the run into this folder instead, without a comparison with earlier runs and without an index entry. Use this for shards and single looks.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["reports", "no_report"])]
     report: Option<PathBuf>,
@@ -185,16 +187,16 @@ impl Bench {
     }
 
     fn pinned(&self) -> Result<Option<AcceptedBuild>, CliError> {
-        accepted::read(&self.reports)
+        accepted::read(self.reports.as_deref().unwrap_or(Path::new(store::DEFAULT_ROOT)))
             .map_err(|error| CliError::input(error, "repair the file, or accept a build with `harness report accept COMMIT`"))
     }
 
     /// Starts this build and the accepted one, or returns why the accepted one is missing.
     fn builds(&self, source: &DeviceSource, pinned: Option<String>) -> Result<(Option<Builds>, Accepted), CliError> {
-        let is_required = pinned.is_some() || self.accepted.is_some();
+        let is_required = pinned.is_some() || self.accepted.is_some() || !(self.no_report || self.report.is_some());
         let missing = |why: String| Ok((None, Accepted { commit: pinned.clone(), missing: Some(why), is_required }));
         let Some(program) = &self.accepted else {
-            return missing(self.accepted_missing.clone().unwrap_or_else(|| "`--accepted` was not given".to_owned()));
+            return missing(self.accepted_missing.clone().unwrap_or_else(|| "`--accepted` names no program".to_owned()));
         };
         let this = std::env::current_exe();
         let mut arguments = source.arguments();
@@ -289,8 +291,14 @@ impl Bench {
         match &self.report {
             _ if self.no_report => Ok(()),
             Some(folder) => Ok(store::check_folder(folder)?),
-            None => Ok(store::check_root(&self.reports)?),
+            None => Ok(store::check_root(&self.root(self.accepted.is_some()))?),
         }
+    }
+
+    /// The folder of runs with or without the accepted build.
+    fn root(&self, has_accepted: bool) -> PathBuf {
+        let default = Path::new(store::DEFAULT_ROOT);
+        self.reports.clone().unwrap_or_else(|| if has_accepted { default.to_owned() } else { default.join(store::UNJUDGED) })
     }
 
     fn save(&self, mut run: BenchRun) -> Result<(BenchRun, Option<PathBuf>), CliError> {
@@ -301,7 +309,7 @@ impl Bench {
         if let Some(folder) = &self.report {
             return Ok((store::save_into(folder, run, RENDERER)?, Some(folder.clone())));
         }
-        let Saved { folder, run, broken } = store::save(&self.reports, run, RENDERER)?;
+        let Saved { folder, run, broken } = store::save(&self.root(run.accepted.missing.is_none()), run, RENDERER)?;
         for error in broken {
             terminal::message(format_args!("skipped in the comparison and in the index: {error}"));
         }
@@ -382,9 +390,8 @@ fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
 }
 
 fn exit_of(run: &BenchRun) -> Exit {
-    let regression = run.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
     match run.entries().count() {
-        _ if regression || run.failed() > 0 || run.has_losses() => Exit::Failed,
+        _ if run.fails() => Exit::Failed,
         // Cases skip configurations that they are not for, and a shard may be empty.
         entries @ 1.. if entries == run.skipped() => Exit::Device,
         _ if run.inconclusive().is_some() => Exit::Inconclusive,

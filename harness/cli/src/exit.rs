@@ -7,7 +7,7 @@ pub(crate) enum Exit {
     Invalid = 2,
     Device = 3,
     Internal = 4,
-    /// A benchmark comparison supports no conclusion: the accepted build was not measured, or too many entries are unsure.
+    /// A benchmark comparison supports no conclusion: the accepted build was not measured, too many entries are unsure, or the machine was contended.
     Inconclusive = 5,
     Interrupted = 130,
 }
@@ -24,7 +24,9 @@ impl Exit {
             Self::Invalid => "a scenario, suite, recording, trace, benchmark run or argument is not valid",
             Self::Device => "the device is missing or too small for every run, or other processes disturbed it",
             Self::Internal => "the harness itself failed, or could not write its output or report",
-            Self::Inconclusive => "a benchmark comparison is inconclusive: no accepted build, or too many unsure entries",
+            Self::Inconclusive => {
+                "a benchmark comparison is inconclusive: no accepted build, too many unsure entries, or a contended machine"
+            }
             Self::Interrupted => "interrupted (Ctrl-C); the report of `run` contains the finished steps",
         }
     }

@@ -59,7 +59,7 @@ impl Report {
     }
 }
 
-/// Compare the records of two runs. The exit code is 1 if an entry is worse or broken.
+/// Compare the records of two runs. The exit code is 1 if an entry is worse or broken, and 5 if too many entries are unsure.
 ///
 /// Model times and memory are exact, so every difference counts, on all machines. Measured times of different runs count if they differ by 15 % on the same
 /// kind of processor. `harness bench --accepted` compares side by side, which is more precise.
@@ -89,6 +89,7 @@ impl Compare {
         let (base, mut new) = Failures::both(store::read(&self.base), store::read(&self.new))?;
         // The user names the base, so the accepted build of the new run does not count.
         new.accepted.missing = Some("the comparison is between two records".to_owned());
+        new.accepted.is_required = false;
         for entry in new.suites.iter_mut().flat_map(|suite| &mut suite.entries) {
             entry.accepted = None;
         }
@@ -97,7 +98,11 @@ impl Compare {
         let comparison = new.comparison.as_ref();
         let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
         self.format.print(&Document { counts: &counts, most_important, comparison }, || bench::comparison(&new))?;
-        Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
+        Ok(match counts.is_regression() || new.has_losses() {
+            true => Exit::Failed,
+            false if new.inconclusive().is_some() => Exit::Inconclusive,
+            false => Exit::Passed,
+        })
     }
 }
 
@@ -164,8 +169,9 @@ fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
 }
 
 fn last_measured(root: &Path) -> Result<String, CliError> {
-    let runs = store::load(root)?.whole;
-    let Some((folder, last)) = runs.last() else {
+    let mut runs = store::load(root)?.whole;
+    runs.extend(store::load(&root.join(store::UNJUDGED))?.whole);
+    let Some((folder, last)) = runs.iter().max_by(|(_, a), (_, b)| a.started.cmp(&b.started)) else {
         return Err(CliError::input(format!("{}: there is no run yet", root.display()), "run `harness bench` first, or name a commit"));
     };
     match (&last.build.commit, last.build.dirty) {

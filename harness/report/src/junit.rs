@@ -129,7 +129,8 @@ fn entry_status(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCa
 
 fn change<'a>(record: &'a BenchRun, suite: &SuiteRecord, entry: &Entry) -> Option<&'a Change> {
     let name = EntryName::of(suite, entry);
-    record.comparison.as_ref()?.changes.iter().find(|change| change.entry == name)
+    let comparison = record.comparison.as_ref().filter(|_| record.is_side_by_side())?;
+    comparison.changes.iter().find(|change| change.entry == name)
 }
 
 pub(super) fn failure(kind: &str, message: &str, description: &str) -> TestCaseStatus {

@@ -45,6 +45,34 @@ fn days(factors: &[f64]) -> Vec<Vec<Sampled>> {
 }
 
 #[test]
+fn what_changed_on_a_contended_machine_fails_no_run_unless_it_is_exact() {
+    let entries = [times(1.3), times(0.7), exact(Quantity::Memory, 1.1)];
+    let contended = |mut run: BenchRun| {
+        run.conditions.contended = vec!["other programs used the processor for 30 % of the time".to_owned()];
+        run
+    };
+    let judged = |mut run: BenchRun, base: Option<&BenchRun>| {
+        run.comparison = compare(&run, &[], base);
+        run
+    };
+    for (entries, quiet) in entries.iter().zip([Verdict::Worse, Verdict::Better, Verdict::Worse]) {
+        let is_exact = entries[0].quantity.is_exact();
+        let expected = if is_exact { quiet } else { Verdict::Unsure };
+        let side_by_side = judged(run(1, entries), None);
+        assert!(verdicts(&side_by_side).iter().all(|&verdict| verdict == quiet) && side_by_side.inconclusive().is_none());
+        assert_eq!(side_by_side.fails(), quiet == Verdict::Worse);
+        let disturbed = judged(contended(run(1, entries)), None);
+        assert!(verdicts(&disturbed).iter().all(|&verdict| verdict == expected), "{:?}", verdicts(&disturbed));
+        assert_eq!((disturbed.fails(), disturbed.inconclusive().is_some()), (is_exact, !is_exact));
+        // The base of a comparison of two records may be the contended one.
+        let (base, new) = (alone(1, &entries.iter().map(|entry| entry.times(1.0)).collect::<Vec<_>>()), alone(2, entries));
+        let of_records = judged(new, Some(&contended(base)));
+        assert!(verdicts(&of_records).iter().all(|&verdict| verdict == expected), "{:?}", verdicts(&of_records));
+        assert!(!of_records.fails(), "a record is no basis for a verdict");
+    }
+}
+
+#[test]
 fn all_allocators_a_third_slower_are_flagged_all() {
     assert_eq!(worse_of_each(&history(&days(&[1.0, 1.3, 1.3]), run)), [0, CASES, CASES]);
 }

@@ -32,6 +32,8 @@ fn a_run_is_printed_and_written_whole() {
 #[test]
 fn json_is_the_whole_record_and_nothing_else() {
     let world = World::without_gpu().with("small.yaml", SMALL);
+    let quiet = world.bench(&["small.yaml", "--device", "sim", "--no-report", "--quiet"]);
+    assert_eq!(quiet.told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
     let ran = world.bench(&["small.yaml", "--device", "sim", "--no-report", "--format", "json", "--seed", "5", "--shard", "1/1"]);
     let run: BenchRun = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((run.seed, run.shard), (5, Some(Shard { index: 1, count: 1 })));
@@ -43,11 +45,11 @@ fn json_is_the_whole_record_and_nothing_else() {
 #[test]
 fn each_run_is_compared_with_the_last_one_and_added_to_the_index() {
     let world = World::without_gpu().with("small.yaml", SMALL);
-    let run = ["small.yaml", "--device", "sim"];
-    assert_eq!(world.bench(&[&run[..], &["--quiet"]].concat()).told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
+    let run = ["small.yaml", "--device", "sim", "--reports", "reports"];
+    world.bench(&run);
     world.rewrite_first_run(|_| {});
     let second = world.bench(&run);
-    assert_eq!(second.code, Some(0), "{}", second.told());
+    assert_eq!(second.code, Some(5), "{}", second.told());
     assert!(second.out.contains("Nothing changed, of 12 entries compared"), "{}", second.out);
     let mut names: Vec<String> =
         fs::read_dir(world.path("reports/nightly")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -60,26 +62,17 @@ fn each_run_is_compared_with_the_last_one_and_added_to_the_index() {
 
 #[test]
 fn a_worse_entry_gives_exit_code_1_and_annotations() {
-    let world = World::without_gpu().with("small.yaml", SMALL);
-    let run = ["small.yaml", "--device", "sim"];
-    world.bench(&run);
-    // Simulates an earlier run that was 10 % faster.
-    world.rewrite_first_run(|base| {
-        for entry in base.suites[0].entries.iter_mut().filter(|entry| entry.arm == "direct") {
-            let Outcome::Measured(measured) = &mut entry.outcome else { panic!("{entry:?}") };
-            let summary = &mut measured.summary;
-            for figure in [&mut summary.median, &mut summary.min, &mut summary.max] {
-                *figure = *figure * 10 / 11;
-            }
-        }
-    });
+    // An accepted build whose model times are all a picosecond.
+    let faster = format!("#!/bin/sh\n{} \"$@\" | sed -u 's/\"Ok\":\\[[0-9]*\\]/\"Ok\":[1]/'\n", env!("CARGO_BIN_EXE_harness"));
+    let world = World::without_gpu().with("small.yaml", SMALL).with_program("faster", &faster);
+    let run = ["small.yaml", "--device", "sim", "--accepted", "./faster"];
     let files = ["--summary", "summary.md", "--junit", "junit.xml", "--smaller-is-better", "bench.json"];
     let output = world.command(&[&run[..], &files].concat()).env("GITHUB_ACTIONS", "true").output().unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{out}");
-    assert!(out.contains("6 worse") && out.lines().any(|line| line.starts_with("::")), "{out}");
-    assert!(fs::read_to_string(world.path("summary.md")).unwrap().contains("6 worse"));
-    assert!(fs::read_to_string(world.path("junit.xml")).unwrap().contains("failures=\"6\""));
+    assert!(out.contains("10 worse") && out.lines().any(|line| line.starts_with("::")), "{out}");
+    assert!(fs::read_to_string(world.path("summary.md")).unwrap().contains("10 worse"));
+    assert!(fs::read_to_string(world.path("junit.xml")).unwrap().contains("failures=\"10\""));
     let figures: Vec<serde_json::Value> = serde_json::from_str(&fs::read_to_string(world.path("bench.json")).unwrap()).unwrap();
     assert_eq!(figures.len(), 12);
 }

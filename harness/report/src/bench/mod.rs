@@ -170,7 +170,7 @@ fn machine(page: &mut Page, run: &BenchRun) {
              interval by more than half of it. Or the entry exceeds the best earlier run with this accepted build by that much. Or it moved to a \
              level that is higher by half the threshold and stayed there. Model times and memory are exact, so any difference counts."
                 .to_owned(),
-            "*Unsure*: the interval is too wide to exclude a change of twice the threshold.".to_owned(),
+            "*Unsure*: the interval is too wide to exclude a change of twice the threshold, or the time changed on a contended machine.".to_owned(),
             "*Host time* is measured by this machine's clock, *device time* between two events of a real device. *Model time* is a simulated \
              device's virtual clock: not measured, and never compared with measured times."
                 .to_owned(),

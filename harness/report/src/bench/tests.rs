@@ -27,7 +27,7 @@ pub(crate) fn model() -> BenchRun {
     run
 }
 
-/// A run with every kind of result, the third contended one in a row.
+/// A run with every kind of result.
 pub(crate) fn eventful() -> BenchRun {
     let earlier = history();
     with_comparison(last(), &earlier.iter().collect::<Vec<_>>())
@@ -59,7 +59,6 @@ fn entries(regressed: f64) -> Vec<Sampled> {
 
 fn last() -> BenchRun {
     let mut run = run(3, &entries(0.95));
-    run.conditions.contended = vec!["the processor was busy with other work: load 5.2 on 2 cores".to_owned()];
     run.machine.compiler = "rustc 1.96.0, release".to_owned();
     let entries = &mut run.suites[0].entries;
     entries[4].outcome = Outcome::OutOfMemory { reason: "3 of the trace's 9 requests do not fit in 64 MiB | <see>".to_owned() };
@@ -114,6 +113,14 @@ fn the_comparison_and_the_index_read_well() {
     let files = index(&runs);
     assert_eq!(files.len(), 1);
     insta::assert_snapshot!(files[0].1);
+}
+
+#[test]
+fn on_a_contended_machine_no_measured_time_is_worse_and_the_report_says_why() {
+    let mut run = last();
+    run.conditions.contended = vec!["the processor was busy with other work: load 5.2 on 2 cores".to_owned()];
+    let run = with_comparison(run, &history().iter().collect::<Vec<_>>());
+    insta::assert_snapshot!(comparison(&run));
 }
 
 #[test]

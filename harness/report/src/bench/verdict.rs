@@ -151,9 +151,9 @@ fn contended(run: &BenchRun) -> Option<String> {
     let often = if runs > 1 { format!(", {runs} runs in a row") } else { String::new() };
     let to_do = if runs >= ALWAYS {
         " What to do: run when nothing else does, or give the benchmarks cores of their own (`taskset`, a cpuset), end other processes on the \
-         GPU, and raise the budget; until then only changes larger than the intervals shown are found."
+         GPU, and raise the budget; until then, measured times that change are unsure."
     } else if run.comparison.as_ref().is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. })) {
-        " Both builds were affected equally, so ratios remain valid; intervals are wider."
+        " Both builds were affected, so intervals are wider, and measured times that changed are unsure."
     } else {
         ""
     };

@@ -10,88 +10,216 @@ Each fatal out-of-memory error writes a snapshot, whose name contains job, rank,
     HARNESS_OBSERVE_KEEP    snapshots to keep per process: later ones replace the oldest [default: 4]
     HARNESS_OBSERVE_EVENTS  allocations and frees to remember [default: 100000]
 
-The observer never fails the program: if it cannot work, it says so once on standard error.
+The observer never fails the program: if it cannot work, it prints the reason once on standard error.
 """
+import contextlib
+import fcntl
 import gc
 import importlib.abc
-import importlib.util
+import io
 import os
 import pickle
 import re
 import runpy
+import shlex
 import sys
 import time
+
+# Bound here: a program may replace these functions in their modules.
+from _thread import allocate_lock, get_ident, start_new_thread
+from io import open
+from os import makedirs, remove, replace
 
 # The variables of launchers and schedulers, most specific first.
 JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID", "JOB_NAME", "HOSTNAME")
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+UNFINISHED = ".unfinished"
+IS_UNFINISHED = re.compile(r".*-rank[^/]*-gpu\d+-[^/]*\d{8}-\d{6}-\d+-\d+\.pickle\.unfinished")
+# A file name has at most 255 bytes.
+LONGEST_JOB, LONGEST_NUMBER = 120, 20
 
 
 class Observer:
     def __init__(self, torch):
         self.torch = torch
-        self.folder = os.environ.get("HARNESS_OBSERVE_DIR") or "."
+        self.folder = os.path.abspath(os.environ.get("HARNESS_OBSERVE_DIR") or ".")
         self.kept = number("HARNESS_OBSERVE_KEEP", 4)
+        self.events = number("HARNESS_OBSERVE_EVENTS", 100_000)
         self.written = []
-        self.errors = 0
+        self.number = 0
+        self.problems = set()
+        self.turn = allocate_lock()
+        self.writer = None
 
     def start(self):
         """Records the history of allocations with Python stacks, and waits for errors."""
-        events = number("HARNESS_OBSERVE_EVENTS", 100_000)
-        self.torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=events)
-        self.torch._C._cuda_attach_out_of_memory_observer(self.write)
+        try:
+            self.torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=self.events)
+            self.torch._C._cuda_attach_out_of_memory_observer(self.write)
+        except Exception as error:
+            say(f"not observed: {reason(error)}")
 
     def write(self, device, *_):
+        """Writes a snapshot in another thread, so only the program's own signal handlers can raise an error here, such as KeyboardInterrupt."""
+        messages, ended = [], None
         try:
-            self.errors += 1
-            os.makedirs(self.folder, exist_ok=True)
+            if get_ident() == self.writer:
+                return
+            ended = allocate_lock()
+            ended.acquire()
+            start_new_thread(self.work, (device, messages, ended))
+        except Exception:
+            messages, ended = ["no snapshot: no further thread can start"], None
+        if ended is not None:
+            try:
+                with ended:
+                    pass
+            except BaseException:
+                # The file becomes complete first, unless the program is interrupted again.
+                with ended:
+                    pass
+                raise
+        try:
+            for message in messages:
+                say(message)
+        except Exception:
+            # Not even the call succeeds, because of the limit of recursions.
+            pass
+
+    def work(self, device, messages, ended):
+        try:
+            with self.turn:
+                self.writer = get_ident()
+                try:
+                    path, problems = self.snapshot(device)
+                    messages.append(f"out of memory on GPU {device}: see `harness explain {shlex.quote(path)}`")
+                except BaseException as error:
+                    problems = [f"no snapshot: {reason(error)}"]
+                finally:
+                    self.writer = None
+                messages.extend(problem for problem in problems if problem not in self.problems)
+                self.problems.update(problems)
+        except BaseException:
+            # Without memory of the host, not even the message exists.
+            pass
+        finally:
+            ended.release()
+
+    def snapshot(self, device):
+        """Returns the path of a new snapshot, and the problems of writing it."""
+        makedirs(self.folder, exist_ok=True)
+        self.remove_unfinished()
+        path, held = self.reserve(device)
+        try:
+            problems = dump(self.torch, path + UNFINISHED)
+            replace(path + UNFINISHED, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove(path + UNFINISHED)
+            raise
+        finally:
+            os.close(held)
+        self.written.append(path)
+        while len(self.written) > self.kept:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    remove(self.written.pop(0))
+            except OSError as error:
+                problems.append(f"an older snapshot stays: {reason(error)}")
+        return path, problems
+
+    def reserve(self, device):
+        """Returns a path that no process uses, and a descriptor that holds the lock of its unfinished file."""
+        while True:
+            self.number += 1
             path = os.path.join(self.folder, self.name(device))
-            dump(self.torch, path + ".unfinished")
-            os.replace(path + ".unfinished", path)
-            self.written.append(path)
-            while len(self.written) > self.kept:
-                os.remove(self.written.pop(0))
-            say(f"out of memory on GPU {device}: see `harness explain {path}`")
-        except Exception as error:
-            say(f"no snapshot: {error}")
+            try:
+                held = os.open(path + UNFINISHED, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
+                continue
+            # Another process may be removing the file, or have finished one of this name: containers share a process ID.
+            if lock(held) is not False and os.fstat(held).st_nlink:
+                if not os.path.lexists(path):
+                    return path, held
+                remove(path + UNFINISHED)
+            os.close(held)
+
+    def remove_unfinished(self):
+        """Removes the unfinished files of processes that were killed, which hold no lock."""
+        with contextlib.suppress(OSError):
+            for name in filter(IS_UNFINISHED.fullmatch, os.listdir(self.folder)):
+                with contextlib.suppress(OSError):
+                    path = os.path.join(self.folder, name)
+                    found = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                    try:
+                        if lock(found):
+                            remove(path)
+                    finally:
+                        os.close(found)
 
     def name(self, device):
         moment = time.strftime("%Y%m%d-%H%M%S")
-        restart = first(RESTARTS, None)
+        restart = first(RESTARTS, "")[:LONGEST_NUMBER]
         restarts = [f"restart{restart}"] if restart else []
-        parts = [first(JOBS, "job"), f"rank{first(RANKS, '0')}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.errors)]
+        rank = first(RANKS, "0")[:LONGEST_NUMBER]
+        parts = [first(JOBS, "job")[:LONGEST_JOB], f"rank{rank}", f"gpu{device}", *restarts, moment, str(os.getpid()), str(self.number)]
         return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts)) + ".pickle"
 
 
+def lock(descriptor):
+    """Locks a file until its descriptor is closed or its process ends. Returns whether it did, or None if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
 def dump(torch, path):
-    """Writes a snapshot with the addresses of the program's parameters, gradients and optimizer state, from which `harness explain` takes categories."""
+    """Writes a snapshot with the addresses of the program's parameters, gradients and optimizer state, from which `harness explain` takes categories.
+    Returns a list of problems."""
+    problems = []
     snapshot = torch.cuda.memory._snapshot()
     try:
         snapshot["harness_tensors"] = tensors(torch)
     except Exception as error:
-        say(f"the snapshot does not name the program's tensors: {error}")
+        problems.append(f"the snapshot does not name the program's tensors: {reason(error)}")
     with open(path, "wb") as file:
         pickle.dump(snapshot, file)
+    return problems
 
 
 def tensors(torch):
+    """Returns the addresses of the program's tensors. Runs no code of the program: neither `isinstance`, nor properties of its classes."""
     found = {"parameters": set(), "gradients": set(), "optimizer_state": set()}
+    base = torch._C.TensorBase
 
     def add(category, tensor):
-        if torch.is_tensor(tensor) and tensor.is_cuda:
-            found[category].add(tensor.untyped_storage().data_ptr())
+        if issubclass(type(tensor), base) and base.is_cuda.__get__(tensor):
+            try:
+                found[category].add(base.untyped_storage(tensor).data_ptr())
+            except Exception:
+                # A tensor without memory.
+                return
 
-    # `isinstance` would run code of the program's objects.
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.nn.Module):
-            for tensor in [*item._parameters.values(), *item._buffers.values()]:
-                add("parameters", tensor)
-                add("gradients", getattr(tensor, "grad", None))
-        elif issubclass(type(item), torch.optim.Optimizer):
-            for state in item.state.values():
-                for tensor in state.values():
-                    add("optimizer_state", tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        for item in gc.get_objects():
+            if issubclass(type(item), torch.nn.Module):
+                attributes = object.__getattribute__(item, "__dict__")
+                for kind in ("_parameters", "_buffers"):
+                    for tensor in list((attributes.get(kind) or {}).values()):
+                        add("parameters", tensor)
+                        # PyTorch warns if a program asks for other gradients.
+                        if issubclass(type(tensor), base) and base.is_leaf.__get__(tensor):
+                            add("gradients", base.grad.__get__(tensor))
+            elif issubclass(type(item), torch.optim.Optimizer):
+                states = object.__getattribute__(item, "__dict__").get("state") or {}
+                for state in list(states.values()):
+                    for tensor in list(state.values()) if issubclass(type(state), dict) else ():
+                        add("optimizer_state", tensor)
     return {category: sorted(addresses) for category, addresses in found.items()}
 
 
@@ -101,49 +229,76 @@ def first(names, otherwise):
 
 
 def number(name, otherwise):
+    text = os.environ.get(name) or str(otherwise)
     try:
-        return int(os.environ.get(name) or otherwise)
+        value = int(text)
     except ValueError:
-        say(f"{name} is not a number, so it is {otherwise}")
-        return otherwise
+        value = 0
+    if 1 <= value <= sys.maxsize:
+        return value
+    say(f"{name} is `{text[:40]}`, but must be a whole number from 1: using {otherwise}")
+    return otherwise
+
+
+def reason(error):
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
 
 
 def say(message):
-    print(f"harness.observe: {message}", file=sys.stderr, flush=True)
+    """Prints a message, unless standard error is closed."""
+    try:
+        text = f"harness.observe: {message}\n".encode("utf-8", "backslashreplace")
+        if type(sys.stderr) is io.TextIOWrapper:
+            # If a pipe is broken, a buffer would keep the message, and Python would end with exit code 120.
+            os.write(sys.stderr.fileno(), text)
+        elif sys.stderr is not None:
+            sys.stderr.write(text.decode())
+            sys.stderr.flush()
+    except Exception:
+        pass
 
 
 def observe(torch):
     """Observes as soon as the program uses the GPU. Processes without a GPU are left alone."""
     try:
-        torch.cuda._lazy_call(Observer(torch).start)
+        if not hasattr(torch, "_harness_observer"):
+            torch._harness_observer = Observer(torch)
+            torch.cuda._lazy_call(torch._harness_observer.start)
     except Exception as error:
-        say(f"not observed: {error}")
+        say(f"not observed: {reason(error)}")
 
 
-class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Observes when the program imports torch."""
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Observes when the program imports torch. It stays, because many libraries look for torch before they import it."""
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None:
-            self.loader, spec.loader = spec.loader, self
-        return spec
+        try:
+            finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+            if spec is not None and spec.loader is not None:
+                load = spec.loader.exec_module
 
-    def create_module(self, spec):
-        return self.loader.create_module(spec)
+                def load_and_observe(module):
+                    load(module)
+                    observe(module)
 
-    def exec_module(self, module):
-        module.__spec__.loader = module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        observe(module)
+                spec.loader.exec_module = load_and_observe
+            return spec
+        except Exception:
+            # The other finders are asked next, and report their own errors.
+            return None
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python -m harness.observe PROGRAM.py [ARGUMENTS]…")
+    if not os.path.exists(sys.argv[1]):
+        sys.exit(f"harness.observe: there is no file `{sys.argv[1]}`; usage: python -m harness.observe PROGRAM.py [ARGUMENTS]…")
     import harness.observe  # noqa: F401 (under its own name, so that the program can import it too)
 
     del sys.argv[0]

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 use harness_exec::stub_library::StubLibrary;
 use harness_staging::{Staging, strict};
 use libtest_mimic::{Arguments, Trial};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn main() -> ExitCode {
@@ -52,6 +52,8 @@ fn main() -> ExitCode {
         signals_reach_the_program
         remaining_processes_end_with_the_program
         a_killed_exec_leaves_neither_processes_nor_its_folder
+        a_tool_ends_with_its_call_and_its_server
+        few_tools_run_at_a_time
         a_cache_that_the_linker_or_other_users_would_misuse_is_refused
         a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options
         a_program_that_writes_too_much_ends_with_a_named_signal
@@ -763,6 +765,72 @@ fn a_killed_exec_leaves_neither_processes_nor_its_folder(world: World) {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// A server of tools, after its handshake.
+fn tools(world: &World) -> Child {
+    let mut command = world.harness();
+    let mut server = command.args(["mcp", "--allow-exec"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let client = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "test", "version": "1" } });
+    send(&mut server, &json!({ "jsonrpc": "2.0", "id": "start", "method": "initialize", "params": client }));
+    send(&mut server, &json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }));
+    server
+}
+
+fn send(server: &mut Child, message: &Value) {
+    writeln!(server.stdin.as_mut().unwrap(), "{message}").unwrap();
+}
+
+fn call_exec(server: &mut Child, id: usize, arguments: Value) {
+    let params = json!({ "name": "exec", "arguments": arguments });
+    send(server, &json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params }));
+}
+
+fn a_tool_ends_with_its_call_and_its_server(world: World) {
+    // The program and its child ignore SIGINT and SIGTERM.
+    let program = "trap '' INT TERM; sleep 1000 & echo $! > child; echo $$ > new; mv new pid; wait; wait";
+    for end in ["cancelled", "end of input", "TERM", "KILL"] {
+        let _ = fs::remove_file(world.path("pid"));
+        let mut server = tools(&world);
+        call_exec(&mut server, 1, json!({ "command": ["sh", "-c", program] }));
+        let began = Instant::now();
+        while !world.path("pid").exists() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{end}: not started");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        match end {
+            "cancelled" => {
+                send(&mut server, &json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } }));
+            }
+            "end of input" => drop(server.stdin.take()),
+            signal => assert!(Command::new("kill").args([format!("-{signal}"), server.id().to_string()]).status().unwrap().success()),
+        }
+        for file in ["pid", "child"] {
+            await_end(&fs::read_to_string(world.path(file)).unwrap());
+        }
+        drop(server.stdin.take());
+        assert_eq!(server.wait().unwrap().success(), !["TERM", "KILL"].contains(&end), "{end}");
+    }
+}
+
+fn few_tools_run_at_a_time(world: World) {
+    let most = std::thread::available_parallelism().unwrap().get();
+    let mut server = tools(&world);
+    // Each program counts itself and those that run with it.
+    let program = "mkdir -p running; touch running/$$; ls running | wc -l; sleep 0.1; rm running/$$";
+    let calls = 3 * most;
+    for id in 0..calls {
+        call_exec(&mut server, id, json!({ "command": ["sh", "-c", program] }));
+    }
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().skip(1);
+    for _ in 0..calls {
+        let answer: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        let text = answer["result"]["content"][0]["text"].as_str().unwrap();
+        let running: usize = text.lines().next().unwrap().trim().parse().unwrap();
+        assert!((1..=most).contains(&running), "{running} of {most}");
+    }
+    drop(server.stdin.take());
+    assert!(server.wait().unwrap().success());
 }
 
 fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused(world: World) {

@@ -36,6 +36,10 @@ impl Client {
 
     fn ask(&mut self, method: &str, params: Value) -> Value {
         self.send(&json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }));
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Value {
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()
@@ -87,6 +91,8 @@ fn no_argument_becomes_an_option_and_wrong_ones_are_named() {
     assert!(is_error && text == "`out` is unknown; `explain` has snapshot, memory, at, format", "{text}");
     let (text, is_error) = client.call("compare", json!({ "before": SNAPSHOT }));
     assert!(is_error && text == "`after` is required: a text", "{text}");
+    let (text, is_error) = client.call("compare", json!({ "befor": SNAPSHOT, "after": 5 }));
+    assert!(is_error && text == "`befor` is unknown; `compare` has before, after, at, format", "{text}");
     assert!(!written.exists());
     client.end();
 }
@@ -102,5 +108,45 @@ fn programs_run_only_if_the_user_allows_it() {
     // Fails, because the machine has no such program, but it was tried.
     let (text, is_error) = client.call("exec", json!({ "command": ["/no/such/program"], "memory": "1GiB" }));
     assert!(is_error && text.contains("/no/such/program"), "{text}");
+    for (argument, value, message) in [
+        ("every_fault", json!("some:1"), "'--every-fault[=<WHICH>]'"),
+        ("expect", json!("much"), "'--expect <WHAT>'"),
+        ("fail", json!("cudaMalloc"), "'--fail <CALL:FIRST[:COUNT][:MIN_SIZE]>'"),
+        ("devices", json!(0), "'--devices <N>'"),
+        ("update", json!(true), "--baseline <FILE>"),
+        ("least_memory", json!("yes"), "`least_memory` must be true or false"),
+        ("least-memory", json!(true), "`least-memory` is unknown; `exec` has command, memory, "),
+    ] {
+        let (text, is_error) = client.call("exec", json!({ "command": ["/no/such/program"], argument: value }));
+        assert!(is_error && text.contains(message), "{argument}: {text}");
+    }
     client.end();
+}
+
+#[test]
+fn a_line_that_is_not_json_is_answered_and_the_next_one_served() {
+    let mut client = Client::new(&[]);
+    for line in ["{\"jsonrpc\": \"2.0\", \"id\": 7,", "nonsense", "[1, 2", "{\"a\": \u{0}}"] {
+        writeln!(client.requests, "{line}").unwrap();
+        let answer = client.answer();
+        assert!(answer["error"]["code"] == -32700 && answer["id"] == Value::Null, "{line}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().starts_with("the line is not JSON: "), "{answer}");
+    }
+    writeln!(client.requests, "\n\r\n5").unwrap();
+    assert_eq!(client.answer()["error"]["code"], -32600);
+    client.requests.write_all(&vec![b'1'; 17 << 20]).unwrap();
+    writeln!(client.requests).unwrap();
+    assert_eq!(client.answer()["error"]["message"], "the line is longer than 16777216 bytes");
+    assert_eq!(client.tools().len(), 3);
+    client.end();
+}
+
+#[test]
+fn a_client_that_goes_away_before_the_start_is_no_error() {
+    for sent in ["", "{\"jsonrpc\": \"2.0\"", "nonsense\n"] {
+        let mut server = Command::new(env!("CARGO_BIN_EXE_harness"));
+        let mut server = server.arg("mcp").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        server.stdin.take().unwrap().write_all(sent.as_bytes()).unwrap();
+        assert!(server.wait().unwrap().success(), "{sent:?}");
+    }
 }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use std::{collections::BTreeMap, collections::BTreeSet, io};
 
 use libc::{c_int, pid_t};
+use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{self, SigSet, SigmaskHow, Signal, kill, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
-use nix::{errno::Errno, unistd::Pid};
+use nix::unistd::{Pid, getpid, getppid};
 use procfs::process::Process;
 
 /// Forwarded signals. Ctrl-Z needs no forwarding: it stops the whole process group.
@@ -103,7 +104,7 @@ impl HeldSignals {
     pub fn run(self, command: &mut Command, mut look: impl FnMut(pid_t)) -> io::Result<End> {
         adopt();
         // The program inherits the signal mask.
-        let mut child = ending_with_us(command, Some(self.before)).spawn()?;
+        let mut child = ending_with_us(command, Some(self.before), Signal::SIGTERM).spawn()?;
         let pid = child.id() as pid_t;
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -146,11 +147,16 @@ pub fn adopt() {
     let _ = prctl::set_child_subreaper(true);
 }
 
-/// Makes the program end when the thread that starts it ends. Sets the program's signal mask if one is given.
-fn ending_with_us(command: &mut Command, mask: Option<SigSet>) -> &mut Command {
+/// Makes the program end by this signal when the thread that starts it ends. Sets the program's signal mask if one is given.
+fn ending_with_us(command: &mut Command, mask: Option<SigSet>, signal: Signal) -> &mut Command {
+    let us = getpid();
     let prepare = move || {
         mask.map_or(Ok(()), |mask| mask.thread_set_mask())?;
-        prctl::set_pdeathsig(Signal::SIGTERM)?;
+        prctl::set_pdeathsig(signal)?;
+        // We may have ended before.
+        if getppid() != us {
+            return Err(Errno::ESRCH.into());
+        }
         // SAFETY: no handler runs.
         unsafe { signal::signal(Signal::SIGXFSZ, signal::SigHandler::SigDfl) }?;
         Ok(())
@@ -168,7 +174,16 @@ pub struct Started {
 
 impl Started {
     pub fn start(command: &mut Command) -> io::Result<Self> {
-        Ok(Self::adopted(ending_with_us(command, None).process_group(0).spawn()?.id() as pid_t))
+        Self::start_with(command, Signal::SIGTERM)
+    }
+
+    /// Starts a command of this program, which no program can keep alive: it is killed when we end, and its descendants end after it.
+    pub fn start_command(command: &mut Command) -> io::Result<Self> {
+        Self::start_with(command, Signal::SIGKILL)
+    }
+
+    fn start_with(command: &mut Command, signal: Signal) -> io::Result<Self> {
+        Ok(Self::adopted(ending_with_us(command, None, signal).process_group(0).spawn()?.id() as pid_t))
     }
 
     /// A child of this process that leads a process group.
@@ -206,6 +221,17 @@ impl Started {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+        self.reap().map(Some)
+    }
+
+    /// Waits for its end. If `is_cancelled`, kills only this process and returns `None`.
+    pub fn wait_unless(self, is_cancelled: impl Fn() -> bool) -> io::Result<Option<End>> {
+        while !self.has_ended() {
+            if is_cancelled() {
+                return self.kill().map(|_| None);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
         self.reap().map(Some)
     }
 

@@ -375,7 +375,9 @@ impl Page {
             }
             _ => self.steps(&selection),
         }
-        self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
+        if run.verdict != Verdict::Passed {
+            self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
+        }
     }
 
     fn expected_shortages(&mut self, run: &RunRecord) {
@@ -479,8 +481,9 @@ impl Page {
             "**fits after 1 retry**: the step's recovery policy repeated a failed request. Allocator retries do not count.",
             "**rank**: position among completed trainings of the same arm with the same model and first request, but other recovery policies. \
              Ordered by throughput (completed samples divided by the time of the step), then by effective batch.",
-            "**memory summary**: the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; \
-             *non-releasable*: free memory in segments with live blocks. Oversize allocations are not counted.",
+            "**memory summary**: the allocator's counters at the end of a run that did not pass, laid out as by `torch.cuda.memory_summary()`; \
+             *non-releasable*: free memory in segments with live blocks. Oversize allocations are not counted. `harness run --memory-summary` \
+             prints it for every run.",
             "**runs**: repetitions that passed. Allocators take turns, so a drift of the device affects all of them.",
             "**audited and timed**: a run is checked after every operation. If it passes, it is repeated on a new device without checks, to \
              measure times.",

@@ -1,4 +1,6 @@
-"""Tests of the pytest plugin: what a failed test says."""
+"""Tests of the pytest plugin: what a failed test says, and that no child can make the run fail or pass in place of its test."""
+import pytest
+
 pytest_plugins = "pytester"
 
 TESTS = """
@@ -41,3 +43,190 @@ def test_a_failed_test_says_why(pytester):
         "the mark gpu_memory has no argument `mem`: it takes gpu, *",
     ):
         result.stdout.fnmatch_lines_random(line)
+
+
+# Every child ends differently.
+ENDS = """
+import os, signal, sys, time, pytest
+pytestmark = pytest.mark.gpu_memory(memory="2GiB")
+
+def test_passes_and_prints_bytes():
+    os.write(1, b"\\xff\\xfe")
+    sys.__stdout__.buffer.write(b"\\xff" * (1 << 20))
+
+@pytest.mark.parametrize("text", ["a::b", "[", "a b\\n", "\\x00", "-k", "a[b]c", "\\udcff"])
+def test_passes_with(text):
+    pass
+
+def test_passes_in_the_parent_of_a_fork():
+    if os.fork():
+        os.wait()
+
+def test_passes_and_leaves_a_process():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(1000)
+
+def test_exits(capfd):
+    with capfd.disabled():
+        os.write(2, b"The program " * (1 << 16) + b"\\xfflast words\\n")
+    os._exit(0)
+
+def test_crashes():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+@pytest.fixture
+def exits():
+    yield
+    os._exit(0)
+
+def test_exits_in_its_teardown(exits):
+    pass
+
+@pytest.fixture
+def torn(request):
+    yield
+    file = request.config.pluginmanager.getplugin("harness.pytest_plugin.child").file
+    with file.open("ab") as file:
+        file.write(b'{"nodeid": "\\xff')
+    os._exit(0)
+
+def test_tears_its_report(torn):
+    pass
+
+@pytest.fixture
+def broken():
+    raise ValueError("in the setup")
+
+def test_has_a_broken_setup(broken):
+    pass
+
+@pytest.mark.skip(reason="a reason to skip")
+def test_is_skipped():
+    pass
+
+def test_skips():
+    pytest.skip("another reason")
+
+@pytest.mark.xfail(reason="a reason to fail")
+def test_fails_as_expected():
+    assert False
+"""
+
+
+def test_a_test_fails_if_its_process_does_not_complete_it(pytester):
+    pytester.makepyfile(ENDS)
+    result = pytester.runpytest_subprocess("-rs", "-n2")
+    # The call passes before the teardown ends the process.
+    result.assert_outcomes(passed=12, failed=2, errors=3, skipped=2, xfailed=1)
+    for line in (
+        "the process of the test ended before the test did, with exit code 0:",
+        "*\N{REPLACEMENT CHARACTER}last words",
+        "the process of the test ended before the test did, with exit code 139:",
+        "the process of the test ended in its teardown, with exit code 0:",
+        "*ValueError: in the setup",
+        "SKIPPED *a reason to skip",
+        "SKIPPED *another reason",
+    ):
+        result.stdout.fnmatch_lines_random(line)
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+INI = """
+[pytest]
+addopts = -n2 --lf -m "not slow" --basetemp=temporary --junit-xml=tests.xml -p no:doctest
+markers = slow: a test that needs an option
+"""
+CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true")
+    parser.addoption("--rows", type=int)
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("slow"):
+        for item in items:
+            item.add_marker(pytest.mark.skip)
+"""
+CONFIGURED = """
+import subprocess, sys, pytest
+
+@pytest.fixture(scope="module")
+def ends():
+    yield
+    raise ValueError("at the end of the module")
+
+def test_is_not_marked(ends, tmp_path):
+    assert tmp_path.exists()
+
+@pytest.mark.slow
+@pytest.mark.gpu_memory(memory="2GiB")
+def test_has_the_options(request, worker_id, tmp_path):
+    assert request.config.getoption("rows") == 5 and tmp_path.exists()
+
+@pytest.mark.gpu_memory(memory="2GiB")
+def test_starts_another_pytest(tmp_path):
+    inner = tmp_path / "test_inner.py"
+    inner.write_text("import pytest\\ndef test_fails(): assert False")
+    assert subprocess.run([sys.executable, "-m", "pytest", "-c", "/dev/null", inner]).returncode == 1
+"""
+
+
+def test_a_child_runs_its_test_with_the_options_of_its_parent(pytester):
+    pytester.makefile(".ini", pytest=INI)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_one=CONFIGURED, test_two="def test_of_another_module(): pass")
+    # Another folder than the root of the tests.
+    folder = pytester.mkdir("folder")
+    result = pytester.run(*pytester._getpytestargs(), "--rootdir=.", "-c", "pytest.ini", "--slow", "--rows=5", "-m", "", "-n0", "--basetemp=other")
+    result.assert_outcomes(passed=4, errors=1)
+    result.stdout.fnmatch_lines_random("*ValueError: at the end of the module")
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("program", ["missing", "pytest.ini", "/bin/true"])
+def test_a_program_that_is_not_harness_fails_the_marked_test_only(pytester, program):
+    pytester.makefile(".ini", pytest="[pytest]")
+    pytester.makepyfile("""
+        import pytest
+        def test_is_not_marked(): pass
+        @pytest.mark.gpu_memory(memory="2GiB")
+        def test_is_marked(): pass
+    """)
+    result = pytester.runpytest_subprocess(f"--gpu-memory-harness={program}", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    expected = "the test did not start on the simulated GPU:" if program == "/bin/true" else f"the program `{program}` cannot start: *"
+    result.stdout.fnmatch_lines_random(expected)
+
+
+MARKS = {
+    "memory=None": "memory=None is not a text or a number",
+    "memory=True": "memory=True is not a text or a number",
+    "memory='--help'": "*'--help' for '--memory <SIZE>'*",
+    "memory=5": "*invalid value '5B' for '--memory <SIZE>'*",
+    "memory='1GiB\\0'": "memory='1GiB\\x00' is not a text or a number",
+    "gpu='nope'": "*invalid value 'nope' for '--gpu <GPU>'*",
+    "devices='two'": "*invalid value 'two' for '--devices <N>'*",
+    "values='some'": "*invalid value 'some' for '--values <WHAT>'*",
+    "alloc_conf={}": "alloc_conf={} is not a text or a number",
+    "fail=['any:1', 'x']": "*invalid value 'x' for '--fail *",
+    "fail='any:7'": "`--fail any:7*` had no effect*",
+    "faults=True": "faults=True is not a text: write 'all', 'sample:8' or 'largest:8'",
+    "faults='sample:-1'": "*invalid value 'sample:-1' for '--every-fault*",
+    "faults='all', baseline='x'": "faults with max_allocated, max_reserved or baseline: *",
+    "baseline=5": "baseline=5 is not the path of a file",
+    "baseline='no/file'": "*no/file: there is no such baseline*",
+    "max_allocated=-1": "max_allocated=-1 is not a size: write a number of bytes, or '20GiB'",
+    "max_reserved='20GB'": "max_reserved='20GB' is not a size: write a number of bytes, or '20GiB'",
+    "'24GiB'": "the mark gpu_memory takes keyword arguments only, as in gpu_memory(memory='24GiB')",
+}
+
+
+def test_a_wrong_argument_of_the_mark_is_named(pytester):
+    tests = [f"@pytest.mark.gpu_memory({mark})\ndef test_{number}(): pass\n" for number, mark in enumerate(MARKS)]
+    pytester.makepyfile("import pytest\n" + "".join(tests))
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=len(MARKS))
+    for line in MARKS.values():
+        result.stdout.fnmatch_lines_random(line.replace("[", "[[]"))

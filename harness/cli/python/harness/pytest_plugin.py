@@ -9,17 +9,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import pytest
 
-REPORTS = "HARNESS_PYTEST_REPORTS"
+# Names the folder in which parent and child exchange files.
+FOLDER = "HARNESS_PYTEST_FOLDER"
+CHILD = "harness.pytest_plugin.child"
+END = "harness.pytest_plugin: end of the test's output"
+# The most bytes of a child's output that a report contains: the last ones.
+MOST_OUTPUT = 64 << 10
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # The keyword arguments of the mark that are options of `harness exec`.
 OPTIONS = ("gpu", "memory", "devices", "context_overhead", "values", "alloc_conf", "fail")
-MARK = """gpu_memory(memory, gpu, devices, values, alloc_conf, max_allocated, max_reserved, baseline, faults): run the test on a simulated GPU. \
-max_allocated and max_reserved limit the peaks; baseline names a file with the exact figures; faults="sample:8" repeats the test and fails an \
-allocation each time, which it must survive"""
+SIZES = ("memory", "context_overhead")
+MARK = """gpu_memory(memory, gpu, devices, values, alloc_conf, context_overhead, fail, max_allocated, max_reserved, baseline, faults): run the test on a \
+simulated GPU. max_allocated and max_reserved limit the peaks; baseline names a file with the exact figures; faults="sample:8" repeats the test and \
+fails an allocation each time, which it must survive"""
+OWN_OPTIONS = pytest.StashKey()
 
 
 class Invalid(Exception):
@@ -32,34 +40,73 @@ def pytest_addoption(parser):
     group.addoption("--gpu-memory-update", action="store_true", help="write the baselines of the mark gpu_memory instead of comparing with them")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    # Later options are those of the project's own conftest files.
+    early_config.stash[OWN_OPTIONS] = set(vars(early_config.known_args_namespace))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.addinivalue_line("markers", MARK)
-    if REPORTS in os.environ:
-        config.pluginmanager.register(Child(config, Path(os.environ[REPORTS])))
+    # Processes that the test starts are none of the parent's.
+    folder = os.environ.pop(FOLDER, None)
+    if folder:
+        config.pluginmanager.register(Child(config, Path(folder)), CHILD)
 
 
 class Child:
-    """Writes the reports of the child's test, one per line."""
+    """Runs the parent's test only, and writes its reports, one per line."""
 
-    def __init__(self, config, file):
-        self.config, self.file = config, file
+    def __init__(self, config, folder):
+        given = json.loads((folder / "test.json").read_bytes())
+        vars(config.option).update(given["options"])
+        self.config, self.test, self.file = config, given["test"], folder / "reports"
+        # A fork that returns from the test would report it too.
+        os.register_at_fork(after_in_child=self.stop)
+
+    def stop(self):
+        self.file = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        items[:] = [item for item in items if key(item) == self.test]
 
     def pytest_runtest_logreport(self, report):
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-        with self.file.open("a") as file:
-            print(json.dumps(data), file=file)
+        if self.file:
+            with self.file.open("a") as file:
+                print(json.dumps(data, default=str), file=file)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self):
+        try:
+            os.write(2, f"\n{END}\n".encode())
+        except OSError:
+            pass
+
+
+def key(item):
+    """Identifies a test also in a child that collects its file only, so the file has another name in the node ID."""
+    return [str(item.path), item.nodeid.partition("::")[2]]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
     mark = item.get_closest_marker("gpu_memory")
-    if mark is None or REPORTS in os.environ:
+    if mark is None or item.config.pluginmanager.hasplugin(CHILD):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     try:
         reports = run(item, mark)
     except Invalid as error:
         reports = [failure(item, str(error))]
+    except Exception:
+        reports = [failure(item, traceback.format_exc())]
+    # Fixtures of earlier tests end here if the next test does not use them.
+    call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown")
+    if call.excinfo:
+        reports.append(item.ihook.pytest_runtest_makereport(item=item, call=call))
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -71,39 +118,122 @@ def run(item, mark):
     program = harness(item.config)
     options, limits = arguments(mark)
     if "baseline" in mark.kwargs:
-        options += ["--baseline", str(item.path.parent / mark.kwargs["baseline"])]
+        options.append(f"--baseline={item.path.parent / mark.kwargs['baseline']}")
         options += ["--update"] if item.config.getoption("--gpu-memory-update") else []
     with tempfile.TemporaryDirectory(prefix="harness-pytest-") as folder:
-        reports, record, snapshot = (Path(folder) / name for name in ("reports", "record.json", "snapshot.pickle"))
-        if not any(option.startswith("--every-fault") for option in options):
-            options += ["--record", str(record), "--snapshot", str(snapshot)]
-        plugins = ["-p", __name__, "-p", "no:xdist", "-p", "no:cacheprovider"]
-        test = [sys.executable, "-m", "pytest", "-q", *plugins, f"--rootdir={item.config.rootpath}"]
-        command = [program, "exec", *options, "--", *test, item.nodeid]
-        environment = {**os.environ, REPORTS: str(reports), "PYTEST_ADDOPTS": ""}
-        done = subprocess.run(command, env=environment, cwd=item.config.rootpath, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        found = []
-        for line in reports.read_text().splitlines() if reports.exists() else []:
-            found.append(item.config.hook.pytest_report_from_serializable(config=item.config, data=json.loads(line)))
-            if found[-1].when == "teardown":
-                # The reports of runs with injected failures follow.
-                break
+        record, snapshot, output = (Path(folder) / name for name in ("record.json", "snapshot.pickle", "output"))
+        if "faults" not in mark.kwargs:
+            options += [f"--record={record}", f"--snapshot={snapshot}"]
+        given = {"test": key(item), "options": dict(plain_options(item.config))}
+        (Path(folder) / "test.json").write_text(json.dumps(given))
+        test = [sys.executable, "-m", "pytest", "-p", __name__, *inherited(item.config, folder), str(item.path)]
+        code = call([program, "exec", *options, "--", *test], output, {FOLDER: folder}, item.config.invocation_params.dir)
+        found = reports(item, Path(folder) / "reports", "faults" in mark.kwargs)
         if not found:
-            return [failure(item, f"the test did not start on the simulated GPU:\n{done.stdout}")]
+            return [failure(item, f"the test did not start on the simulated GPU:\n{tail(output)}")]
+        if found[0].passed and not any(report.when == "call" for report in found):
+            return [*found, failure(item, f"the process of the test ended before the test did, with exit code {code}:\n{tail(output)}")]
+        if found[-1].when != "teardown":
+            return [*found, failure(item, f"the process of the test ended in its teardown, with exit code {code}:\n{tail(output)}", "teardown")]
         failed = next((report for report in found if report.failed), None)
         problem = None
         if failed and snapshot.exists() and "OutOfMemoryError" in failed.longreprtext:
-            explained = subprocess.run([program, "explain", str(snapshot)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            failed.sections.append(("GPU memory", explained.stdout))
-        elif not failed and done.returncode:
-            # What pytest printed in the child comes first.
-            problem = done.stdout[max(0, done.stdout.find("baseline: "), done.stdout.find("The program ")) :].strip()
+            call([program, "explain", str(snapshot)], output)
+            failed.sections.append(("GPU memory", tail(output)))
+        elif not failed and code:
+            messages = tail(output).rpartition(END)[2]
+            start = re.search(r"^(?:baseline: |The program |`--)", messages, re.MULTILINE)
+            problem = messages[start.start() if start else 0 :].strip() or f"the process of the test ended with exit code {code}"
         elif not failed and record.exists():
-            problem = above(json.loads(record.read_text()), limits)
+            problem = above(json.loads(record.read_bytes()), limits)
         if problem:
             # pytest-xdist expects one report of the call.
             found = [report for report in found if report.when != "call"] + [failure(item, problem)]
         return found
+
+
+def inherited(config, folder):
+    """Yields the arguments with which the child runs the test as this process would."""
+    option = config.option
+    yield f"--rootdir={config.rootpath}"
+    yield f"--import-mode={option.importmode}"
+    if config.inipath:
+        yield from ("-c", str(config.inipath))
+    for name, values in (("-p", option.plugins), ("-o", option.override_ini), ("-W", option.pythonwarnings)):
+        for value in values or ():
+            yield from (name, value)
+    if option.runxfail:
+        yield "--runxfail"
+    # What follows replaces options in the project's `addopts`. The test is already selected.
+    yield from ("-m", "", "-k", "")
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        yield from ("-o", f"cache_dir={folder}/cache")
+    if option.basetemp:
+        yield f"--basetemp={folder}/temporary"
+    if getattr(option, "xmlpath", None):
+        yield "--junit-xml="
+    if config.pluginmanager.hasplugin("xdist"):
+        yield "-n0"
+    if config.pluginmanager.hasplugin("pytest_cov"):
+        yield "--no-cov"
+
+
+def plain_options(config):
+    """Yields the values of the options that the project's conftest files define."""
+    for name, value in vars(config.option).items():
+        if name not in config.stash[OWN_OPTIONS]:
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError):
+                continue
+            yield name, value
+
+
+def call(command, output, variables=None, folder=None):
+    """Runs a command to its end and returns its exit code. If this process is interrupted, the command ends with all that it started."""
+    environment = {**os.environ, **(variables or {}), "PYTEST_ADDOPTS": ""}
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        except (OSError, ValueError) as error:
+            raise Invalid(f"the program `{command[0]}` cannot start: {error}") from None
+        try:
+            return process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+
+
+def tail(output):
+    """Returns the end of a file as text."""
+    with output.open("rb") as file:
+        cut = max(0, output.stat().st_size - MOST_OUTPUT)
+        file.seek(cut)
+        text = file.read().decode(errors="replace")
+    return f"({cut} bytes of output are left out)\n{text}" if cut else text
+
+
+def reports(item, file, has_faults):
+    """Returns the reports of the test that its process has completed."""
+    found = []
+    for line in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            data = json.loads(line)
+            # JSON has no tuples.
+            data.update((name, tuple(data[name])) for name in ("location", "longrepr") if isinstance(data.get(name), list))
+            report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+            report.nodeid = item.nodeid
+        except Exception:
+            # The process ended in the middle of it.
+            break
+        # The reports of runs with injected failures follow.
+        if has_faults and found and report.when == "setup":
+            break
+        found.append(report)
+        if report.when == "teardown":
+            break
+    return found
 
 
 def arguments(mark):
@@ -113,24 +243,33 @@ def arguments(mark):
     options, limits = [], {}
     for name, value in mark.kwargs.items():
         if name in OPTIONS:
-            options += [f"--{name.replace('_', '-')}", str(value)]
+            values = value if name == "fail" and isinstance(value, (list, tuple)) else [value]
+            if not all(isinstance(value, (str, int)) and not isinstance(value, bool) and "\0" not in str(value) for value in values):
+                raise Invalid(f"{name}={value!r} is not a text or a number")
+            unit = "B" if name in SIZES and isinstance(value, int) else ""
+            options += [f"--{name.replace('_', '-')}={value}{unit}" for value in values]
         elif name == "faults":
+            if not isinstance(value, str) or "\0" in value:
+                raise Invalid(f"faults={value!r} is not a text: write 'all', 'sample:8' or 'largest:8'")
             options += [f"--every-fault={value}", "--expect", "recovers"]
         elif name in ("max_allocated", "max_reserved"):
             limits[name.removeprefix("max_")] = size(name, value)
-        elif name != "baseline":
+        elif name == "baseline":
+            if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+                raise Invalid(f"baseline={value!r} is not the path of a file")
+        else:
             known = ", ".join((*OPTIONS, "faults", "baseline", "max_allocated", "max_reserved"))
             raise Invalid(f"the mark gpu_memory has no argument `{name}`: it takes {known}")
-    if limits and "faults" in mark.kwargs:
-        raise Invalid("faults with max_allocated or max_reserved: the peaks belong to a run without failures, so write two tests")
+    if "faults" in mark.kwargs and (limits or "baseline" in mark.kwargs):
+        raise Invalid("faults with max_allocated, max_reserved or baseline: the peaks belong to a run without failures, so write two tests")
     return options, limits
 
 
 def size(name, value):
     """Returns the bytes of a size such as 20GiB, or of a number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B)", str(value))
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
+    match = isinstance(value, str) and re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]iB|B)", value)
     if not match:
         raise Invalid(f"{name}={value!r} is not a size: write a number of bytes, or '20GiB'")
     return int(float(match[1]) * UNITS[match[2]])
@@ -162,8 +301,8 @@ def harness(config):
     return program
 
 
-def failure(item, message):
-    return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", message, "call")
+def failure(item, message, when="call"):
+    return pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", message, when)
 
 
 @pytest.fixture

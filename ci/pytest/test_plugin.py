@@ -230,3 +230,18 @@ def test_a_wrong_argument_of_the_mark_is_named(pytester):
     result.assert_outcomes(failed=len(MARKS))
     for line in MARKS.values():
         result.stdout.fnmatch_lines_random(line.replace("[", "[[]"))
+
+
+def test_a_project_keeps_its_own_package_of_the_name_harness(pytester):
+    pytester.makepyfile(**{"harness/__init__": "own = True", "test_own": """
+        import os, subprocess, sys, pytest
+        @pytest.mark.gpu_memory(memory="2GiB")
+        def test_imports_it():
+            import harness
+            assert harness.own
+        def test_imports_it_in_an_observed_process():
+            command = [sys.executable, "-c", "import harness; print(harness.own)"]
+            assert subprocess.check_output(command, env={**os.environ, "HARNESS_OBSERVE": "1"}) == b"True\\n"
+    """})
+    # Python has the folder of the project in its path.
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)

@@ -204,8 +204,8 @@ def profile(frame, event, argument):
     if event not in ("call", "c_call") or caller is None or caller.f_code.co_filename != observe.__file__:
         return
     call = (caller.f_code.co_name, caller.f_lineno, argument.__name__ if event == "c_call" else frame.f_code.co_name)
-    # Locks are always released. In the main thread, only the program's signal handlers raise these.
-    if call in seen or call[2] in ("__exit__", "release") or threading.get_ident() == main and not issubclass(error, Exception):
+    # Locks do not fail. In the main thread, only the program's signal handlers raise these.
+    if call in seen or call[2] in ("__exit__", "acquire", "release") or threading.get_ident() == main and not issubclass(error, Exception):
         return
     seen.append(call)
     if len(seen) == wanted:

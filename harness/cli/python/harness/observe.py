@@ -38,6 +38,8 @@ UNFINISHED = ".unfinished"
 IS_UNFINISHED = re.compile(r".*-rank[^/]*-gpu\d+-[^/]*\d{8}-\d{6}-\d+-\d+\.pickle\.unfinished")
 # A file name has at most 255 bytes.
 LONGEST_JOB, LONGEST_NUMBER = 120, 20
+# In seconds. A slow file system, or an import that waits for one of the program's, must not stop the program.
+LONGEST_WAIT, LONGEST_WAIT_INTERRUPTED = 300, 5
 
 
 class Observer:
@@ -73,12 +75,10 @@ class Observer:
             messages, ended = ["no snapshot: no further thread can start"], None
         if ended is not None:
             try:
-                with ended:
-                    pass
+                ended.acquire(timeout=LONGEST_WAIT)
             except BaseException:
-                # The file becomes complete first, unless the program is interrupted again.
-                with ended:
-                    pass
+                # Usually, the file becomes complete first.
+                ended.acquire(timeout=LONGEST_WAIT_INTERRUPTED)
                 raise
         try:
             for message in messages:

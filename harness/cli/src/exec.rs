@@ -17,7 +17,7 @@ use harness_exec::trials::{faults, runner::RunnerError};
 use harness_exec::{host_memory, machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline};
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED, Values};
-use harness_gpu_settings::{latency::Latency, limits::Limits, workspaces::HEADER};
+use harness_gpu_settings::{calls::Call, context_overhead::ContextOverhead, latency::Latency, limits::Limits, workspaces::HEADER};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
 
@@ -84,9 +84,10 @@ pub(super) struct Exec {
     /// Number of simulated GPUs, at most 120. All processes of the program see all of them and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
-    /// Memory that each process uses before its first allocation, like the CUDA context and libraries on a real GPU.
-    #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = Bytes::parse)]
-    context_overhead: Bytes,
+    /// Memory that each process uses besides its allocations: a size, used from its start, or `h200`, as measured on an H200: 527 MiB for the context, and
+    /// at their first use 68 MiB for cuBLAS, 90 MiB for its 16-bit products, 8 MiB for cuDNN and 106 MiB for cuSOLVER, whose calls fail without it.
+    #[arg(long, value_name = "SIZE", default_value = "0B")]
+    context_overhead: ContextOverhead,
     /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also after N further submissions of work.
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
@@ -112,9 +113,10 @@ pub(super) struct Exec {
     /// `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
-    /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries once, so COUNT 2
-    /// causes an out-of-memory error. `any` counts all calls that allocate device memory together. May be repeated. The exit code is 1 if the
-    /// program never reaches call FIRST.
+    /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries a request for device
+    /// memory once, so COUNT 2 causes an out-of-memory error. It does not retry cudaHostAlloc and the calls that create handles, plans and modules of
+    /// libraries, such as cublasCreate and cuModuleLoadData. `any` counts all calls that allocate device memory together. May be repeated. The exit code is 1
+    /// if the program never reaches call FIRST.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
     fail: Vec<Fault>,
     /// Delay each call of a function, as in `cudaFree:3ms`. The functions are cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree,
@@ -174,6 +176,10 @@ impl Exec {
         let (mut machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
+                if let Some(fault) = self.fail.iter().find(|fault| fault.call.is_some_and(Call::is_of_library)) {
+                    let message = format!("`--fail {fault}` needs a simulated GPU: on a real one, only requests for memory can fail");
+                    return Err(CliError::input(message, "leave out `--device`, or fail a call such as cudaMalloc").into());
+                }
                 let device = self.real_device(ordinal)?;
                 let (faults, latencies) = (self.fail.clone(), self.latency.clone());
                 (Machine::Real(ordinal, Limits { device: device.total, memory: self.memory, faults, latencies }), Some(device.name))
@@ -306,14 +312,14 @@ impl Exec {
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
         let gpu = device::gpu(&self.gpu)?;
         let memory = self.memory.unwrap_or(gpu.memory);
-        if self.context_overhead >= memory {
-            let message = format!("a context overhead of {} uses all of {memory}", self.context_overhead);
+        let overhead = self.context_overhead.of_context();
+        if overhead >= memory {
+            let message = format!("a context overhead of {overhead} uses all of {memory}");
             return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
         }
         let default = setup.settings(gpu, memory);
-        Ok(Settings {
+        Ok(self.context_overhead.applied_to(Settings {
             devices: self.devices,
-            context_overhead: self.context_overhead,
             events: self.events,
             addresses: self.addresses.first().copied().unwrap_or(AddressOrder::Linux),
             cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(default.cudnn_workspace),
@@ -322,7 +328,7 @@ impl Exec {
             faults: self.fail.clone(),
             latencies: self.latency.clone(),
             ..default
-        })
+        }))
     }
 
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
@@ -337,13 +343,13 @@ impl Exec {
     fn again(&self, machine: &Machine, command: &str) -> String {
         let on = match machine {
             Machine::Simulated(settings) => {
-                let Settings { memory, devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
+                let Settings { memory, devices, events, addresses, cudnn_workspace, values, .. } = settings;
                 format!(
-                    "--gpu {} --memory {}B --devices {devices} --context-overhead {}B --events {events} --addresses {addresses} \
+                    "--gpu {} --memory {}B --devices {devices} --context-overhead {} --events {events} --addresses {addresses} \
                      --cudnn-workspace {cudnn_workspace} --values {values}",
                     shell::quoted(&self.gpu),
                     memory.0,
-                    context_overhead.0
+                    self.context_overhead
                 ) + &self
                     .nccl_memory
                     .iter()

@@ -55,6 +55,9 @@ pub struct Process {
     pub cudnn_workspace_bounds: [u64; 2],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow_calls: Vec<SlowCalls>,
+    /// Failed calls that request host memory, or memory of a library.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed_calls: Vec<FailedCalls>,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
 }
@@ -63,6 +66,14 @@ pub struct Process {
 pub struct SlowCalls {
     pub call: &'static str,
     pub calls: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailedCalls {
+    pub call: &'static str,
+    pub failed: u64,
+    /// Those of them with an injected failure.
+    pub injected: u64,
 }
 
 /// torch's own statistics.
@@ -192,7 +203,8 @@ impl Record {
             !torch.ended_out_of_memory && message.any(|line| ERRORS_OF_VALUES.iter().any(|text| line.contains(text)))
         };
         let is_unexplained = |hang: &Hang| hang.ranks.iter().all(|rank| rank.out_of_memory.is_none());
-        let injected = self.used().flat_map(|process| &process.devices).any(|device| device.injected > 0);
+        let is_injected = |process: &Process| process.devices.iter().any(|device| device.injected > 0) || !process.failed_calls.is_empty();
+        let injected = self.used().any(is_injected);
         if self.used().next().is_none() {
             return false;
         }
@@ -214,13 +226,15 @@ impl Record {
         let process = |pid: u32| Process { pid, ..Process::default() };
         for counters in ProcessCounters::read_folder(&machine.counters(run))? {
             let ProcessCounters { pid, devices, submitted, memory_reads, uncomputed_reads, .. } = counters;
-            let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, not_modelled, .. } = counters;
+            let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, failed_calls, not_modelled, .. } = counters;
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
+            let failed = |(call, [failed, injected]): (Call, [u64; 2])| FailedCalls { call: call.name(), failed, injected };
+            let failed_calls = failed_calls.into_iter().map(failed).collect();
             let reads_free_memory = memory_reads > 0;
             let uncomputed_reads_at = read_lines(&run.join(format!("reads-{pid}.jsonl")));
             let process = Process { devices, submitted, reads_free_memory, uncomputed_reads, uncomputed_reads_at, ..process(pid) };
-            let process = Process { cudnn_workspace_bounds, slow_calls, not_modelled, ..process };
+            let process = Process { cudnn_workspace_bounds, slow_calls, failed_calls, not_modelled, ..process };
             processes.insert(pid, process);
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {

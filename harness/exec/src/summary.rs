@@ -5,7 +5,7 @@ use harness_base::words::count;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, Engine, Process, Record, TorchRecord};
+use crate::record::{DeviceRecord, Engine, FailedCalls, Process, Record, TorchRecord};
 use crate::{machine::Machine, process::cause_of, trials::observed::Frame};
 
 /// Further function names are only counted.
@@ -100,7 +100,8 @@ fn ended_by_another_error(process: &Process) -> bool {
         lines.any(|line| ERRORS_OF_CODE.iter().any(|error| line.starts_with(error)))
     };
     let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory && !is_of_code(torch);
-    process.torch.as_ref().is_some_and(is_other) && process.devices.iter().all(|device| device.injected == 0)
+    let is_untouched = process.failed_calls.is_empty() && process.devices.iter().all(|device| device.injected == 0);
+    process.torch.as_ref().is_some_and(is_other) && is_untouched
 }
 
 fn limited(record: &Record, name: &str, limits: &Limits) -> String {
@@ -125,6 +126,10 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
         for device in process.devices.iter().filter(|device| device.mallocs > 0) {
             let index = if several_devices { format!("device {}: ", device.index) } else { String::new() };
             let _ = writeln!(text, "{who}{index}{}", of_device(device));
+        }
+        for FailedCalls { call, failed, injected } in &process.failed_calls {
+            let injected = if *injected > 0 { format!(", {injected} of them injected by `--fail`") } else { String::new() };
+            let _ = writeln!(text, "{who}{call}: {failed} failed{injected}");
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
         if let Some(engine) = process.torch.as_ref().and_then(|torch| torch.engine.as_ref()) {
@@ -190,6 +195,7 @@ fn machine(settings: &Settings) -> String {
     let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
     let overhead =
         if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} context overhead per process") };
+    let overhead = if settings.library_memory { format!("{overhead}, and more for libraries, as on an H200") } else { overhead };
     let nccl = nccl_memory.as_ref().map_or_else(String::new, |table| format!(", NCCL's memory from {table}"));
     let (major, minor) = gpu.capability;
     format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}{nccl}\n", gpu.device, gpu.name)

@@ -14,16 +14,40 @@ named_enum! {
         Free = DeviceCall::Free.name(),
         FreeAsync = DeviceCall::FreeAsync.name(),
         Unmap = DeviceCall::Unmap.name(),
+        CublasCreate = "cublasCreate",
+        /// A product of 16-bit numbers, for which cuBLAS loads more code. Its failures are counted, not injected.
+        CublasGemm = "cublasGemmEx",
+        CudnnCreate = "cudnnCreate",
+        CusolverCreate = "cusolverDnCreate",
+        CusparseCreate = "cusparseCreate",
+        CufftPlan = "cufftXtMakePlanMany",
+        /// All functions of the driver that load a module or a library.
+        ModuleLoad = "cuModuleLoadData",
     }
 }
 
 impl Call {
-    pub(crate) const fn requests_device_memory(self) -> bool {
+    /// Returns whether it is a driver's or runtime's request for device memory, which PyTorch's allocator makes.
+    pub const fn requests_device_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 
-    /// Returns whether it requests memory, so that failures can be injected.
+    /// Returns whether it creates a handle, a plan or a module, which takes memory besides that of PyTorch's allocator.
+    pub const fn is_of_library(self) -> bool {
+        matches!(
+            self,
+            Self::CublasCreate
+                | Self::CublasGemm
+                | Self::CudnnCreate
+                | Self::CusolverCreate
+                | Self::CusparseCreate
+                | Self::CufftPlan
+                | Self::ModuleLoad
+        )
+    }
+
+    /// Returns whether failures can be injected.
     pub(crate) const fn can_fail(self) -> bool {
-        self.requests_device_memory() || matches!(self, Self::HostAlloc)
+        self.requests_device_memory() || matches!(self, Self::HostAlloc) || (self.is_of_library() && !matches!(self, Self::CublasGemm))
     }
 }

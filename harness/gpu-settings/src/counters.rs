@@ -37,6 +37,8 @@ pub struct Counters {
     workspace_bounds: [AtomicU64; 2],
     /// Calls with an injected latency.
     slow: [AtomicU64; Call::ALL.len()],
+    /// Failed calls that request no device memory for the program, and those of them with an injected failure.
+    failed_calls: [[AtomicU64; 2]; Call::ALL.len()],
     names: AtomicU64,
     texts: [[AtomicU64; NAME_BYTES / 8]; MOST_NAMES],
 }
@@ -138,6 +140,13 @@ impl Counters {
         self.set_used(device, used);
     }
 
+    /// Counts a failed call that requests host memory, or memory of a library.
+    pub fn count_failed_call(&self, call: Call, injected: bool) {
+        let [failed, of_them_injected] = &self.failed_calls[call as usize];
+        failed.fetch_add(1, Ordering::Relaxed);
+        of_them_injected.fetch_add(injected.into(), Ordering::Relaxed);
+    }
+
     /// Sets the bytes of a device in use and raises the peak.
     pub fn set_used(&self, device: usize, used: Bytes) {
         self.figures[device].used.store(used.0, Ordering::Relaxed);
@@ -205,6 +214,8 @@ pub struct ProcessCounters {
     pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
     pub slow: Vec<(Call, u64)>,
+    /// Failed calls that request host memory or memory of a library: all, and those with an injected failure.
+    pub failed_calls: Vec<(Call, [u64; 2])>,
     /// Called functions without a model, in the order of their first calls.
     pub not_modelled: Vec<String>,
 }
@@ -266,6 +277,12 @@ impl ProcessCounters {
             uncomputed_reads: read(&counters.uncomputed_reads),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
             slow: Call::ALL.iter().copied().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
+            failed_calls: Call::ALL
+                .iter()
+                .copied()
+                .zip(counters.failed_calls.iter().map(|figures| figures.each_ref().map(read)))
+                .filter(|(_, [failed, _])| *failed > 0)
+                .collect(),
             not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),
         })
     }

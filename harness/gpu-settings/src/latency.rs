@@ -63,8 +63,10 @@ impl FromStr for Latency {
             ANY => Slow::Any,
             ALL => Slow::All,
             _ => {
-                let accepted = Call::ALL.iter().map(|call| call.name()).chain([ANY, ALL]);
-                Slow::Call(Call::from_name(name).ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
+                let calls = || Call::ALL.iter().copied().filter(|call| !call.is_of_library());
+                let accepted = calls().map(Call::name).chain([ANY, ALL]);
+                let named = calls().find(|call| call.name() == name);
+                Slow::Call(named.ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
             }
         };
         let form = || SettingsError(format!("`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or `any:250us`"));

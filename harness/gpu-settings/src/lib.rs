@@ -4,6 +4,7 @@ pub mod arrays;
 pub mod attempts;
 pub mod calls;
 pub mod collectives;
+pub mod context_overhead;
 pub mod counters;
 pub mod driver;
 pub mod ffi;

@@ -82,6 +82,9 @@ pub struct Settings {
     pub devices: u32,
     /// Memory that a process uses on a device before its first allocation.
     pub context_overhead: Bytes,
+    /// Libraries take memory at their first use ([`crate::context_overhead::Part`]).
+    #[serde(default)]
+    pub library_memory: bool,
     pub events: Events,
     pub addresses: AddressOrder,
     pub cudnn_workspace: CudnnWorkspace,
@@ -179,7 +182,7 @@ pub struct Fault {
 
 impl Fault {
     pub fn counts(&self, call: Call, size: Bytes) -> bool {
-        size >= self.min_size && self.call.map_or(call != Call::HostAlloc, |counted| counted == call)
+        size >= self.min_size && self.call.map_or(call.requests_device_memory(), |counted| counted == call)
     }
 }
 
@@ -191,6 +194,7 @@ impl Settings {
             memory,
             devices: 1,
             context_overhead: Bytes::ZERO,
+            library_memory: false,
             events: Events::Instant,
             addresses: AddressOrder::Linux,
             cudnn_workspace: CudnnWorkspace::Estimate,
@@ -246,6 +250,9 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, cuda, cudnn, faults, .. } = self;
         write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
+        if self.library_memory {
+            f.write_str(";library_memory=h200")?;
+        }
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
         faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
         self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))

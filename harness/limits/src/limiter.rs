@@ -159,6 +159,9 @@ impl Limiter {
             Ok(SUCCESS) => Outcome::Served,
             Ok(_) => Outcome::Refused,
         };
+        if outcome != Outcome::Served {
+            self.counters.count_failed_call(call, injected);
+        }
         let attempts = &mut self.state().attempts;
         let submitted = attempts.noted();
         attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, number: NUMBER, held: Bytes::ZERO });

@@ -5,6 +5,9 @@ use std::ffi::{c_char, c_int, c_void};
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
+use crate::libraries::CUBLAS_ALLOC_FAILED;
+use crate::unmodelled::new_object;
+
 /// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object uses the default stream and modes.
 #[repr(C)]
 struct Handle {
@@ -29,10 +32,26 @@ export! {
     cublasGetPointerMode_v2(handle: Option<&Handle>, mode: Out<'_, c_int>) =
         answer(handle.is_some_and(|handle| write(mode, handle.pointer_mode)));
     cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) = answer(write(version, VERSION));
-    cublasGetStatusString(status: c_int) -> *const c_char =
-        if status == 0 { c"success".as_ptr() } else { c"unknown status of cuBLAS".as_ptr() };
-    cublasGetStatusName(status: c_int) -> *const c_char =
-        if status == 0 { c"CUBLAS_STATUS_SUCCESS".as_ptr() } else { c"CUBLAS_STATUS_UNKNOWN".as_ptr() };
+    cublasGetStatusString(status: c_int) -> *const c_char = match status {
+        0 => c"success",
+        CUBLAS_ALLOC_FAILED => c"the resource allocation failed",
+        _ => c"unknown status of cuBLAS",
+    }
+    .as_ptr();
+    cublasGetStatusName(status: c_int) -> *const c_char = match status {
+        0 => c"CUBLAS_STATUS_SUCCESS",
+        CUBLAS_ALLOC_FAILED => c"CUBLAS_STATUS_ALLOC_FAILED",
+        _ => c"CUBLAS_STATUS_UNKNOWN",
+    }
+    .as_ptr();
+    /// A layout starts with the type of its elements.
+    cublasLtMatrixLayoutCreate(layout: Out<'_, *mut u8>, kind: c_int, _: u64, _: u64, _: i64) = {
+        let object = new_object();
+        // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
+        unsafe { object.cast::<c_int>().write(kind) };
+        answer(write(layout, object))
+    };
+    cublasLtMatrixLayoutInit_internal(layout: Out<'_, c_int>, _: usize, kind: c_int, _: u64, _: u64, _: i64) = answer(write(layout, kind));
     cublasLtGetVersion() -> usize = VERSION as usize;
 }
 

@@ -14,6 +14,7 @@
 //!   `contents` of all memory, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
+//! * `libraries` creates the handles, plans and modules of libraries, which can fail;
 //! * `reads` counts reads of values that nothing has computed;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
 //! * `unmodelled` answers for all functions without code here; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers
@@ -39,6 +40,7 @@ mod execution;
 mod handles;
 mod host;
 mod kernels;
+mod libraries;
 mod mangled;
 mod memory;
 mod nccl;

@@ -30,6 +30,8 @@ pub(crate) struct DeviceMemory {
     /// The first use of memory creates the context of this process.
     has_context: bool,
     shift: u64,
+    /// Bytes that libraries hold.
+    libraries: Bytes,
     /// Requested sizes by address.
     allocations: BTreeMap<u64, Bytes>,
     /// Reserved addresses: start to size.
@@ -97,6 +99,7 @@ impl DeviceMemory {
             index,
             has_context: false,
             shift,
+            libraries: Bytes::ZERO,
             allocations: BTreeMap::new(),
             reservations: BTreeMap::new(),
             pages: BTreeMap::new(),
@@ -151,9 +154,9 @@ impl DeviceMemory {
         self.sim.own_context().unwrap_or_default()
     }
 
-    /// Bytes that this process uses, with its context.
+    /// Bytes that this process uses, with its context and libraries.
     pub(crate) fn held(&mut self) -> Bytes {
-        self.used() + if self.has_context { self.context() } else { Bytes::ZERO }
+        self.used() + self.libraries + if self.has_context { self.context() } else { Bytes::ZERO }
     }
 
     /// Free and total bytes.
@@ -161,10 +164,17 @@ impl DeviceMemory {
         (self.sim.free_memory().unwrap_or_default(), self.sim.info().total)
     }
 
-    /// Bytes that this process uses, without its context.
+    /// Bytes that this process uses, without its context and libraries.
     pub(crate) fn used(&mut self) -> Bytes {
         let of_process = self.sim.memory().ok().and_then(|memory| Some(memory.process? - memory.context_overhead));
-        of_process.unwrap_or_default()
+        of_process.unwrap_or_default().saturating_sub(self.libraries)
+    }
+
+    /// Takes memory for a library until the end of the process. It has no address, so it does not change those of the program's memory.
+    pub(crate) fn take_for_library(&mut self, size: Bytes) -> Result<(), Code> {
+        self.sim.create_page(size)?;
+        self.libraries += size;
+        Ok(())
     }
 
     /// Allocates in whole pages of 2 MiB.

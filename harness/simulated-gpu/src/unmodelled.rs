@@ -11,11 +11,11 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{code::Code, copied, solver, stack::words_on_stack, world};
+use crate::{code::Code, copied, libraries, solver, stack::words_on_stack, world};
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
 /// four bytes of zeros and `q` eight through the pointer; `s` and `t` write the size of a workspace of cuSOLVER in four and eight bytes; `n` writes the
-/// handle of a new object; `d` destroys the object.
+/// handle of a new object; `d` destroys the object. `h` is the type of a product's elements, and `l` points to it.
 const TABLE: &str = include_str!("unmodelled.tsv");
 
 #[repr(C, align(16))]
@@ -39,6 +39,8 @@ enum Effect {
     Workspace8,
     New,
     Delete,
+    Elements,
+    ElementsAt,
 }
 
 /// The size of objects, which callers never access.
@@ -103,6 +105,7 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     let function = unsafe { &*function };
     // SAFETY: the signature has this many integer arguments, six of them in registers.
     let argument = |place: usize| unsafe { if place < 6 { *registers.add(place) } else { *stack.add(place - 6) } };
+    let mut result = function.result;
     for &(place, effect) in &function.effects {
         let address = argument(place);
         if address == 0 || world::is_device_memory(address) {
@@ -121,10 +124,17 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
                 Effect::Workspace8 => pointer.cast::<u64>().write_unaligned(solver::workspace(function.name, argument)),
                 Effect::New => pointer.cast::<*mut u8>().write(new_object()),
                 Effect::Delete => delete_object(pointer),
+                Effect::Elements => result = product(address as i32),
+                Effect::ElementsAt => result = product(pointer.cast::<i32>().read()),
             }
         }
     }
-    function.result
+    result
+}
+
+/// The status of a product, by the type of its elements: 2 and 14 are float16 and bfloat16.
+fn product(elements: i32) -> u64 {
+    if matches!(elements, 2 | 14) { libraries::half_product() as u64 } else { 0 }
 }
 
 /// The arguments on the stack that can point to an output: cublasLtMatmul has ten.
@@ -173,6 +183,8 @@ impl Function {
                 "t" => Effect::Workspace8,
                 "n" => Effect::New,
                 "d" => Effect::Delete,
+                "h" => Effect::Elements,
+                "l" => Effect::ElementsAt,
                 _ => return None,
             };
             Some((place.parse().ok()?, effect))

@@ -5,7 +5,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::{cell::Cell, collections::BTreeMap, env, path::PathBuf, ptr, time::Instant};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    env,
+    path::PathBuf,
+    ptr,
+    time::Instant,
+};
 
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -13,6 +20,7 @@ use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::runtime::ipc::{Handle, Opened};
 use crate::{calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution, host::HostMemory};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
+use harness_gpu_settings::context_overhead::Part;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings, UNMEASURED};
@@ -51,6 +59,8 @@ pub(crate) struct State {
     pub(crate) copied: CopiedBytes,
     /// Addresses of variables in device code, by device and host symbol.
     pub(crate) symbols: BTreeMap<(usize, usize), u64>,
+    /// The parts of libraries that hold memory, by the index of a device.
+    pub(crate) parts: BTreeSet<(usize, Part)>,
     /// Memory of other processes.
     pub(crate) opened: BTreeMap<Handle, Opened>,
     /// The device memory of this process, entered for processes that share the devices.
@@ -118,6 +128,7 @@ impl Machine {
             attempts: Attempts::new(folder.as_deref(), &settings.faults),
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
+            parts: BTreeSet::new(),
             opened: BTreeMap::new(),
             account: Account::new(env::var_os(LEDGER).map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref())))),
         };

@@ -5,7 +5,7 @@ use harness_gpu_settings::gpus::Gpu;
 use serde_json::json;
 
 use super::*;
-use crate::record::{SlowCalls, TorchRecord};
+use crate::record::{FailedCalls, SlowCalls, TorchRecord};
 
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
@@ -30,6 +30,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         uncomputed_reads_at: Vec::new(),
         cudnn_workspace_bounds: [0; 2],
         slow_calls: Vec::new(),
+        failed_calls: Vec::new(),
         not_modelled: Vec::new(),
     }
 }
@@ -103,6 +104,15 @@ fn the_summary_of_a_real_gpu_shows_its_limit() {
     limits.memory = None;
     record.processes.clear();
     insta::assert_snapshot!(format!("{with_limit}\n{}", limited(&record, "NVIDIA H100 80GB HBM3", &limits)));
+}
+
+#[test]
+fn failures_of_host_memory_and_of_libraries_are_shown() {
+    let failed = |call, injected| FailedCalls { call, failed: 2, injected };
+    let failed_calls = vec![failed("cudaHostAlloc", 1), failed("cublasCreate", 0)];
+    let (record, settings) = record(vec![Process { failed_calls, ..process(7, None) }]);
+    let text = simulated(&record, &settings);
+    assert!(text.contains("cudaHostAlloc: 2 failed, 1 of them injected by `--fail`\ncublasCreate: 2 failed\n"), "{text}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{fs, io};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
-use harness_gpu_settings::{calls::Call, latency::Latency};
+use harness_gpu_settings::latency::Latency;
 use serde::{Deserialize, Serialize};
 
 use crate::hang::{Hang, processes};
@@ -180,7 +180,7 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
     let rank = |(device, (pid, all)): (u32, (u32, Vec<Attempt>))| {
         let errors = OutOfMemory::of_process(folder, pid).into_iter().map(|error| {
             let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
-            OutOfMemory { attempts: before.filter(|attempt| attempt.call != Call::HostAlloc).count() as u64, ..error }
+            OutOfMemory { attempts: before.filter(|attempt| attempt.call.requests_device_memory()).count() as u64, ..error }
         });
         RankAttempts { device, errors: errors.collect(), attempts: on_device(&all).copied().collect() }
     };
@@ -188,7 +188,7 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
 }
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
-    attempts.iter().filter(|attempt| attempt.call != Call::HostAlloc)
+    attempts.iter().filter(|attempt| attempt.call.requests_device_memory())
 }
 
 fn port_in_use(path: &Path) -> io::Result<Option<String>> {

@@ -13,6 +13,8 @@ fn counters_are_read_from_the_file_of_their_process() {
     counters.count_allocation(1, Bytes::mib(6), false, true);
     counters.set_used(1, Bytes::mib(4));
     assert_eq!(counters.delay(&["cudaFree:1ns".parse().expect("it is valid")], Call::Free), Nanos(1));
+    counters.count_failed_call(Call::HostAlloc, true);
+    counters.count_failed_call(Call::HostAlloc, false);
     counters.count_memory_read();
     assert_eq!([counters.count_uncomputed_read(), counters.count_uncomputed_read()], [1, 2]);
     counters.note_workspace(512, 70);
@@ -29,6 +31,7 @@ fn counters_are_read_from_the_file_of_their_process() {
         uncomputed_reads: 2,
         workspace_bounds: [512, 1024],
         slow: vec![(Call::Free, 1)],
+        failed_calls: vec![(Call::HostAlloc, [2, 1])],
         not_modelled: vec!["cufileRead".to_owned(), "x".repeat(NAME_BYTES)],
     };
     assert_eq!(read(folder.path()), [expected]);

@@ -8,6 +8,7 @@ fn a_variable_carries_all_settings() {
     settings = Settings {
         devices: 4,
         context_overhead: Bytes::mib(500),
+        library_memory: true,
         events: Events::Lag(64),
         addresses: AddressOrder::Reuse,
         cudnn_workspace: CudnnWorkspace::None,
@@ -45,7 +46,8 @@ fn errors_list_the_accepted_settings() {
     let message = |text: &str| text.parse::<Fault>().map_err(error).expect_err("reject the text");
     assert_eq!(
         message("cudaFree:1"),
-        "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, any"
+        "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, \
+         cublasCreate, cudnnCreate, cusolverDnCreate, cusparseCreate, cufftXtMakePlanMany, cuModuleLoadData, any"
     );
     assert_eq!(message("cudaMalloc:0"), "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`");
 }

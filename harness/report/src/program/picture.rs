@@ -3,7 +3,6 @@
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::calls::Call;
 use plotters::prelude::*;
 
 use crate::svg::{self, ALLOCATED, Area, Drawn, INK, Key, OOM, Plot, RESERVED, RETRY};
@@ -44,7 +43,7 @@ impl Curve<'_> {
     }
 
     fn is_here(&self, attempt: &Attempt) -> bool {
-        attempt.device == self.device && attempt.call != Call::HostAlloc
+        attempt.device == self.device && attempt.call.requests_device_memory()
     }
 
     /// Reserved bytes before and after each attempt, and after each free.

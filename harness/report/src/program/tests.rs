@@ -47,6 +47,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         submitted: 40,
         cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),
+        failed_calls: Vec::new(),
         not_modelled: vec!["cufileRead".to_owned()],
     };
     let record = Record {

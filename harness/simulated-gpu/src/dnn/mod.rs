@@ -10,7 +10,7 @@ use std::slice;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::{unmodelled::delete_object, world::machine};
+use crate::{libraries::CUDNN_ALLOC_FAILED, unmodelled::delete_object, world::machine};
 
 /// Success, or `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` after a null pointer.
 fn answer(written: bool) -> c_int {
@@ -31,7 +31,13 @@ export! {
     };
     cudnnGetCudartVersion() -> usize = usize::try_from(machine().settings.cuda.driver_version()).unwrap_or(0);
     cudnnGetErrorString(status: c_int) -> *const c_char =
-        if status == 0 { c"CUDNN_STATUS_SUCCESS".as_ptr() } else { c"CUDNN_STATUS_NOT_SUPPORTED".as_ptr() };
+        match status {
+            0 => c"CUDNN_STATUS_SUCCESS",
+            2 => c"CUDNN_STATUS_ALLOC_FAILED",
+            CUDNN_ALLOC_FAILED => c"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            _ => c"CUDNN_STATUS_NOT_SUPPORTED",
+        }
+        .as_ptr();
 }
 
 #[unsafe(no_mangle)]

@@ -3,10 +3,11 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use harness_gpu_settings::ffi::{Out, Text};
-use harness_gpu_settings::{export, gpus::BLOCK_THREADS};
+use harness_gpu_settings::{calls::Call, export, gpus::BLOCK_THREADS};
 
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
+use crate::libraries::open;
 use crate::runtime::streams::submit;
 use crate::unmodelled::{delete_object, new_object};
 use crate::{contents::launched, copied, world::machine};
@@ -20,11 +21,11 @@ struct LaunchConfig {
 
 export! {
     cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
-        output_by_kernel_mode(THIS, module, |module| answer(put(module, object())), || load(image));
+        output_by_kernel_mode(THIS, module, |module| answer(create(module)), || load(image));
     cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) =
         cuModuleLoadData(module, image);
     /// If kernels execute, modules are loaded only from memory.
-    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(put(module, object())), || Err(Code::NotSupported));
+    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(create(module)), || Err(Code::NotSupported));
     cuModuleUnload(module: *mut u8) = by_kernel_mode(THIS, || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
     /// The function of a module without kernels is the module.
     cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =
@@ -45,7 +46,7 @@ export! {
     /// Libraries are modules, and their kernels are functions.
     cuLibraryLoadData(
         library: Out<'_, usize>, _: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
-    ) = by_kernel_mode(THIS, || answer(put(library, object())), || Err(Code::NotSupported));
+    ) = by_kernel_mode(THIS, || answer(create(library)), || Err(Code::NotSupported));
     cuLibraryUnload(library: *mut u8) = by_kernel_mode(THIS, || delete(library), || Err(Code::NotSupported));
     cuLibraryGetKernel, cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = answer(put(place, object));
     cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) = cuFuncGetAttribute(value, number, kernel);
@@ -53,12 +54,14 @@ export! {
     cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 
-fn object() -> usize {
-    new_object().expose_provenance()
+/// Creates a module without kernels.
+fn create(module: Out<'_, usize>) -> Result<(), Code> {
+    open(Call::ModuleLoad, None)?;
+    put(module, new_object().expose_provenance())
 }
 
 fn delete(module: *mut u8) -> c_int {
-    // SAFETY: `object` created it, and the program destroys it once.
+    // SAFETY: `create` created it, and the program destroys it once.
     unsafe { delete_object(module) };
     0
 }

@@ -60,7 +60,10 @@ pub(crate) fn count_free(machine: &Machine, memory: &mut DeviceMemory) {
 /// Allocates page-locked memory.
 pub(crate) fn allocate_on_host(machine: &Machine, state: &mut State, size: usize) -> Result<u64, Code> {
     let get = |state: &mut State| state.host.allocate(size, Kind::Pinned);
-    let (allocated, _) = state.attempt(machine, (Call::HostAlloc, Bytes(size as u64)), None, get);
+    let (allocated, injected) = state.attempt(machine, (Call::HostAlloc, Bytes(size as u64)), None, get);
+    if allocated.is_err() {
+        machine.counters.count_failed_call(Call::HostAlloc, injected);
+    }
     allocated.map(|address| address as u64)
 }
 

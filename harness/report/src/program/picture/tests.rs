@@ -1,4 +1,4 @@
-use harness_gpu_settings::attempts::Free;
+use harness_gpu_settings::{attempts::Free, calls::Call};
 
 use super::*;
 

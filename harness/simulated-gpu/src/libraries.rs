@@ -1,0 +1,85 @@
+//! The handles, plans and modules of NVIDIA's libraries: the functions that create them can fail, and take memory if the settings say so.
+
+use std::ffi::{c_char, c_int, c_longlong, c_void};
+
+use harness_gpu_settings::ffi::{Out, write};
+use harness_gpu_settings::{calls::Call, context_overhead::Part, export};
+
+use harness_allocator::units::Bytes;
+
+use crate::code::Code;
+use crate::unmodelled::new_object;
+use crate::world::{State, current_device, machine};
+
+/// `CUBLAS_STATUS_ALLOC_FAILED`.
+pub(crate) const CUBLAS_ALLOC_FAILED: c_int = 3;
+/// `CUSOLVER_STATUS_ALLOC_FAILED`, `CUSPARSE_STATUS_ALLOC_FAILED` and `CUFFT_ALLOC_FAILED`.
+const ALLOC_FAILED: c_int = 2;
+/// `CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED` of cuDNN 9, which version 8 called `CUDNN_STATUS_ALLOC_FAILED`.
+pub(crate) const CUDNN_ALLOC_FAILED: c_int = 4004;
+const CUDNN_8_ALLOC_FAILED: c_int = 2;
+
+/// Makes a call of a library that takes memory of the current device at its first use: that of a part, or none.
+pub(crate) fn open(call: Call, part: Option<Part>) -> Result<(), Code> {
+    let machine = machine();
+    machine.usable()?;
+    let (index, state) = (current_device(), &mut *machine.state());
+    let part = part.filter(|part| machine.settings.library_memory && !state.parts.contains(&(index, *part)));
+    let size = part.map_or(Bytes::ZERO, Part::memory);
+    let take = |state: &mut State| if part.is_some() { state.on_device(index, |memory| memory.take_for_library(size)) } else { Ok(()) };
+    let (taken, injected) = state.attempt(machine, (call, size), Some(index), take);
+    match taken {
+        Ok(()) => state.parts.extend(part.map(|part| (index, part))),
+        Err(_) => machine.counters.count_failed_call(call, injected),
+    }
+    taken
+}
+
+/// Takes memory for the first product of 16-bit numbers. Returns the status of cuBLAS.
+pub(crate) fn half_product() -> c_int {
+    let machine = machine();
+    let is_known = || machine.state().parts.contains(&(current_device(), Part::CublasHalf));
+    if !machine.settings.library_memory || is_known() {
+        return 0;
+    }
+    open(Call::CublasGemm, Some(Part::CublasHalf)).map_or(CUBLAS_ALLOC_FAILED, |()| 0)
+}
+
+/// Creates the object of a handle.
+fn create(call: Call, part: Option<Part>, handle: Out<'_, *mut u8>, failed: c_int) -> c_int {
+    match open(call, part) {
+        Ok(()) => {
+            write(handle, new_object());
+            0
+        }
+        Err(_) => failed,
+    }
+}
+
+export! {
+    cublasCreate_v2, cublasLtCreate(handle: Out<'_, *mut u8>) = create(Call::CublasCreate, Some(Part::Cublas), handle, CUBLAS_ALLOC_FAILED);
+    cudnnCreate(handle: Out<'_, *mut u8>) = {
+        let failed = if machine().settings.cudnn < 90_000 { CUDNN_8_ALLOC_FAILED } else { CUDNN_ALLOC_FAILED };
+        create(Call::CudnnCreate, Some(Part::Cudnn), handle, failed)
+    };
+    cusolverDnCreate(handle: Out<'_, *mut u8>) = create(Call::CusolverCreate, Some(Part::Cusolver), handle, ALLOC_FAILED);
+    cusparseCreate(handle: Out<'_, *mut u8>) = create(Call::CusparseCreate, None, handle, ALLOC_FAILED);
+    /// Plans need no work area.
+    cufftXtMakePlanMany(
+        _: c_int, _: c_int, _: *const c_void, _: *const c_void, _: c_longlong, _: c_longlong, _: c_int, _: *const c_void, _: c_longlong,
+        _: c_longlong, _: c_int, _: c_longlong, bytes: Out<'_, usize>, _: c_int
+    ) = {
+        write(bytes, 0);
+        open(Call::CufftPlan, None).map_or(ALLOC_FAILED, |()| 0)
+    };
+    cusparseGetErrorName(status: c_int) -> *const c_char = match status {
+        0 => c"CUSPARSE_STATUS_SUCCESS",
+        ALLOC_FAILED => c"CUSPARSE_STATUS_ALLOC_FAILED",
+        _ => c"CUSPARSE_STATUS_UNKNOWN",
+    }.as_ptr();
+    cusparseGetErrorString(status: c_int) -> *const c_char = match status {
+        0 => c"success",
+        ALLOC_FAILED => c"insufficient resources",
+        _ => c"unknown error",
+    }.as_ptr();
+}

@@ -168,10 +168,9 @@ fn the_context_size_excludes_other_processes_and_is_skipped_if_unknown() {
     assert!(reason.starts_with("memory of this process's context: libnvidia-ml.so.1 exists but cannot be loaded: "), "{reason}");
 }
 
-/// Runs the CUDA device's code on the simulated GPU. The GPU's times have no meaning, but the overhead of timing is the harness's
-/// own.
+/// Runs the CUDA device's code on the simulated GPU. The GPU's times have no meaning.
 #[test]
-fn on_a_cuda_device_host_calls_are_measured_and_timing_adds_next_to_nothing() {
+fn on_a_cuda_device_host_calls_are_measured_and_short_ones_together() {
     let text = "about: Measured.
 needs: { memory: 256MiB }
 arms: [caching, expandable, async_pool, direct]
@@ -196,9 +195,7 @@ time:
     }
     for entry in suite.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
         let Outcome::Measured(measured) = &entry.outcome else { panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome) };
-        let region = measured.summary.median * measured.batch;
-        // The rest is a single driver call, which takes far longer on a real GPU.
-        let alone = measured.batch == 1;
-        assert!(alone || suite.overhead_ps * 50 < region, "{}, {}: {} ps, region {region} ps", entry.case(), entry.arm, suite.overhead_ps);
+        // A hit of the cache calls no driver function.
+        assert!(measured.batch > 1 || (entry.group.as_str(), entry.arm.as_str()) != ("hit", "caching"), "{}", entry.case());
     }
 }

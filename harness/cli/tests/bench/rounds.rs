@@ -187,17 +187,15 @@ fn of_exact_figures_any_difference_of_one_allocator_is_flagged() {
     assert_eq!(flagged(|arm| slowed(arm, 0)), []);
 }
 
+/// The unit tests of `Visit::batch` have the number of operations.
 #[test]
-fn operations_are_timed_together_until_timing_adds_less_than_a_fiftieth() {
+fn operations_that_are_shorter_than_reading_a_clock_are_timed_together() {
     let mut provider = TestProvider { clock: Clock::Measured, ..TestProvider::new() };
     let time = "latency: { sizes: [512B, 2MiB], cases: [hit] }\n  - record_stream: { streams: [0] }\n  - trace: { file: traces/small_loop.txt.gz }";
     let record = provider.run_with(&suite("caching, bfc", time), &within(Nanos::millis(1000)), |_| {});
     assert!(record.overhead_ps > 0, "reading a clock takes time");
     for entry in record.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime) {
-        let measured = measured(entry);
-        let region = measured.summary.median * measured.batch;
-        assert!(measured.batch > 1, "a hit is far shorter than reading a clock fifty times");
-        assert!(record.overhead_ps * 50 < region, "{}, {}: {} ps, region {region} ps", entry.case(), entry.arm, record.overhead_ps);
+        assert!(measured(entry).batch > 1, "{}, {}: a hit is far shorter than reading a clock fifty times", entry.case(), entry.arm);
     }
 }
 

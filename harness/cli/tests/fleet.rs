@@ -59,6 +59,9 @@ fn broken_and_hostile_files_cost_one_row_each() {
     let change = &summary["changes"][0];
     assert_eq!((&change["change"], &change["prevents"]), (&"PYTORCH_ALLOC_CONF=expandable_segments:True".into(), &2.into()));
     assert_eq!(summary["unreadable_because"].as_array().unwrap().len(), 2);
+    let absolute = folder.join("jobs/b");
+    let same = fleet(&folder, &["./jobs", "jobs", absolute.to_str().unwrap(), "jobs/d.pickle", "--format", "json", "--out", "same"]);
+    assert_eq!(serde_json::from_slice::<Value>(&same.stdout).unwrap()["snapshots"], 5, "each file counts once");
     assert!(!folder.join("ran").exists() && folder.join("fleet/fleet.html").exists());
     assert!(fs::read(folder.join("fleet/fleet.parquet")).unwrap().starts_with(b"PAR1"));
 }

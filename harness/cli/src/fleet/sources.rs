@@ -1,5 +1,6 @@
 //! The snapshots that can be analysed: [`Sources`]. A file or folder that cannot be read is a row with the reason.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt as _;
@@ -75,7 +76,12 @@ impl Sources {
             return Err(Failures(unusable));
         }
         all.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
-        all.dedup_by(|a, b| (&a.name, &a.path) == (&b.name, &b.path));
+        // Several paths, such as `jobs` and `./jobs`, may name one file.
+        let mut seen = HashSet::new();
+        all.retain(|source| match source.cloud {
+            Some(_) => seen.insert(PathBuf::from(&source.name)),
+            None => seen.insert(source.path.canonicalize().unwrap_or_else(|_| source.path.clone())),
+        });
         Ok(Self { all, clouds })
     }
 }

@@ -118,7 +118,7 @@ impl Fleet {
         let paths = self.paths.iter().map(|path| sources::name_of(path)).collect();
         let table = Table { shard: self.shard, paths, memory: self.memory, made_with, found, rows };
         let places = sources.iter().map(|source| (source.name.as_str(), source.path.as_path())).collect();
-        self.output.write(&table, &places)
+        self.output.write(&table, &places, &interrupted)
     }
 
     /// Returns `None` after Ctrl-C.
@@ -139,18 +139,22 @@ impl Merge {
     fn run(self) -> Result<Exit, Failures> {
         let table = rows::merged(&self.folders, &self.output.out)?;
         let places = table.rows.iter().map(|row| (row.file.as_str(), Path::new(&row.file))).collect();
-        self.output.write(&table, &places)
+        self.output.write(&table, &places, &AtomicBool::new(false))
     }
 }
 
 impl Output {
     /// `places`: the path of each row's file.
-    fn write(&self, table: &Table, places: &HashMap<&str, &Path>) -> Result<Exit, Failures> {
+    fn write(&self, table: &Table, places: &HashMap<&str, &Path>, interrupted: &AtomicBool) -> Result<Exit, Failures> {
         let Table { rows, memory, .. } = table;
         let summary = Summary::of(rows);
         let columns = parquet::file(rows).map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
         terminal::save(&rows::path(&self.out), table.document()?)?;
-        let links = if self.pages { self.explain(rows, *memory, places) } else { BTreeMap::new() };
+        let links = if self.pages { self.explain(rows, *memory, places, interrupted) } else { BTreeMap::new() };
+        if interrupted.load(Ordering::Relaxed) {
+            terminal::message("all snapshots are analysed and kept; the same command writes the pages");
+            return Ok(Exit::Interrupted);
+        }
         let page = self.out.join("fleet.html");
         terminal::save(&self.out.join("fleet.parquet"), columns)?;
         terminal::save(&page, html::page(rows, &summary, &links))?;
@@ -163,8 +167,14 @@ impl Output {
         Ok(Exit::Passed)
     }
 
-    /// Writes the page of each job with a readable snapshot. Returns the link of each page by its job.
-    fn explain(&self, rows: &[Row], memory: Option<Bytes>, places: &HashMap<&str, &Path>) -> BTreeMap<String, String> {
+    /// Writes the page of each job with a readable snapshot, until Ctrl-C. Returns the link of each page by its job.
+    fn explain(
+        &self,
+        rows: &[Row],
+        memory: Option<Bytes>,
+        places: &HashMap<&str, &Path>,
+        interrupted: &AtomicBool,
+    ) -> BTreeMap<String, String> {
         let mut jobs: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
         for row in rows.iter().filter(|row| row.analysis.outcome != Outcome::Unreadable) {
             jobs.entry(&row.job).or_default().extend(places.get(row.file.as_str()).map(|path| path.to_path_buf()));
@@ -172,21 +182,22 @@ impl Output {
         let jobs: Vec<(&str, Vec<PathBuf>)> = jobs.into_iter().collect();
         let bar = terminal::progress(true, "{wide_bar} {pos}/{len} pages", Some(jobs.len() as u64));
         let write = |(job, paths): &(&str, Vec<PathBuf>)| {
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(Ok(None));
+            }
             // The hash keeps jobs apart whose names differ in other characters only.
             let link = format!("pages/{}-{:08x}.html", slug(job), fnv1a(job.as_bytes()) & 0xffff_ffff);
             let written = on_one_core(|| Explain::page(paths.clone(), memory, self.out.join(&link)));
             bar.inc(1);
-            Ok::<_, std::convert::Infallible>(written.map(|()| ((*job).to_owned(), link)))
+            Ok::<_, std::convert::Infallible>(written.map(|()| Some(((*job).to_owned(), link))))
         };
         let Ok(written) = in_parallel(&jobs, write);
         bar.finish_and_clear();
-        let (links, failures): (Vec<_>, Vec<_>) = written.into_iter().partition(Result::is_ok);
-        let mut errors = failures.into_iter().filter_map(Result::err).flat_map(|Failures(errors)| errors);
-        if let Some(first) = errors.next() {
-            let without = count(jobs.len() - links.len(), "job");
-            terminal::message(format_args!("{without} of {} without a page: {first}", jobs.len()));
+        let without = written.iter().filter(|written| written.is_err()).count();
+        if let Some(first) = written.iter().filter_map(|written| written.as_ref().err()?.0.first()).next() {
+            terminal::message(format_args!("{} of {} without a page: {first}", count(without, "job"), jobs.len()));
         }
-        links.into_iter().flatten().collect()
+        written.into_iter().flatten().flatten().collect()
     }
 }
 

@@ -200,3 +200,27 @@ fn the_example_of_every_step_runs_and_passes() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(&expected), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn git_ignores_the_places_that_commands_write_to_by_default() {
+    let folder = tempfile::tempdir().expect("there is space");
+    let git = |arguments: &[&str]| Command::new("git").args(arguments).current_dir(folder.path()).status().expect("git starts").success();
+    assert!(git(&["init", "--quiet"]));
+    fs::copy(root().join(".gitignore"), folder.path().join(".gitignore")).expect("the file exists");
+    let is_ignored = |path: &str| git(&["check-ignore", "--quiet", path]);
+    for path in [
+        "fleet/fleet.html",
+        "measured.tsv",
+        "reports/runs/0001-oom_retry-sim/report.md",
+        "reports/runs/bench/README.md",
+        "reports/runs/last-failed.json",
+        "scenarios/devices/nvidia-h200.yaml",
+        "shards/1-of-2/benchmark.json",
+        "target/book/index.html",
+    ] {
+        assert!(is_ignored(path), "{path}");
+    }
+    for path in ["harness/cli/src/fleet/rows.rs", "harness/report/src/fleet/mod.rs", "scenarios/devices/my-gpu.yaml", "reports/README.md"] {
+        assert!(!is_ignored(path), "{path}");
+    }
+}

@@ -8,8 +8,13 @@ thread_local! {
 
 /// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of the first item that fails.
 pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    let cores = if USES_ALL_CORES.get() { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+    let cores = if uses_all_cores() { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
     in_parallel_by(cores, items, act)
+}
+
+/// Returns `false` within [`on_one_core`].
+pub fn uses_all_cores() -> bool {
+    USES_ALL_CORES.get()
 }
 
 /// Runs `act` on this thread alone, for callers that keep all cores busy already.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{convert::Infallible, io};
 
-use harness_base::parallel::in_parallel;
+use harness_base::parallel::{in_parallel, uses_all_cores};
 use harness_trace::snapshot::{Snapshot, SnapshotError};
 
 use super::kind::{self, Kind};
@@ -65,7 +65,7 @@ fn invalid(path: &Path, error: &SnapshotError) -> CliError {
 
 /// Calls `make` for each file on all cores. Returns the results in the order of the files.
 pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path) -> Result<T, CliError> + Sync) -> Vec<Result<T, CliError>> {
-    let bar = terminal::progress(files.len() > 1, "{wide_bar} {pos}/{len}", Some(files.len() as u64));
+    let bar = terminal::progress(files.len() > 1 && uses_all_cores(), "{wide_bar} {pos}/{len}", Some(files.len() as u64));
     let Ok(made) = in_parallel(files, |path| {
         let made = make(path);
         bar.inc(1);

@@ -39,7 +39,7 @@ pub use metric::{
 };
 pub use needs::{Feature, Needs};
 pub use plan::{Plan, PlanPart, Precision, Spilled, SpilledPart};
-pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
+pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind, SCALE_LIMIT, ScaleMode};
 pub use reference::{example, reference};
 pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, Renamed, SCENARIO, Scenario, schema};
 pub use steps::{Action, Step, StepKind};

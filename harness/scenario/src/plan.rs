@@ -12,7 +12,10 @@ use serde::Deserialize;
 pub struct Plan {
     /// Samples per iteration, or requests that run at the same time. At least 1.
     pub batch: u64,
+    /// The number of micro-batches, unless `micro_batch` gives their size.
     pub micro_batches: u64,
+    /// Samples per micro-batch. The last one may have fewer.
+    pub micro_batch: Option<u64>,
     /// Layers per checkpoint. `None`: no activation checkpointing.
     pub checkpoint_every: Option<u64>,
     pub precision: Precision,
@@ -74,12 +77,31 @@ pub enum PlanPart {
 impl Plan {
     /// A plan with this batch and no savings.
     pub const fn of_batch(batch: u64) -> Self {
-        Self { batch, micro_batches: 1, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::new() }
+        Self { batch, micro_batches: 1, micro_batch: None, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::new() }
     }
 
     /// Samples in memory at the same time: those of the largest micro-batch.
     pub const fn samples_at_once(&self) -> u64 {
-        self.batch.div_ceil(self.micro_batches)
+        self.samples_of(0)
+    }
+
+    /// The number of micro-batches.
+    pub const fn parts(&self) -> u64 {
+        match self.micro_batch {
+            Some(size) => self.batch.div_ceil(size),
+            None => self.micro_batches,
+        }
+    }
+
+    /// Samples of a micro-batch. If the batch does not divide evenly, the first ones are larger.
+    pub const fn samples_of(&self, part: u64) -> u64 {
+        match self.micro_batch {
+            Some(size) => {
+                let left = self.batch.saturating_sub(size.saturating_mul(part));
+                if left < size { left } else { size }
+            }
+            None => self.batch / self.micro_batches + (part < self.batch % self.micro_batches) as u64,
+        }
     }
 
     /// Returns whether it needs less memory than another plan, and no part of it needs more.
@@ -101,8 +123,8 @@ impl fmt::Display for Plan {
     /// Describes the plan: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed precision, optimizer state in pinned host memory`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a batch of {}", self.batch)?;
-        if self.micro_batches > 1 {
-            write!(f, " in {} parts", self.micro_batches)?;
+        if self.parts() > 1 {
+            write!(f, " in {} parts", self.parts())?;
         }
         if let Some(layers) = self.checkpoint_every {
             write!(f, ", checkpointed every {}", count(layers, "layer"))?;

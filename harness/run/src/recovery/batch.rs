@@ -11,8 +11,12 @@ pub(super) fn next(rule: BatchRule, plan: &Plan, floor: u64, known: &Known) -> O
         BatchRule::Bisect => known.works + (plan.batch - known.works.min(plan.batch)) / 2,
     };
     let batch = wanted.max(floor).max(1);
-    // Keeps the number of micro-batches unless some would be empty.
-    (batch < plan.batch).then(|| Plan { batch, micro_batches: plan.micro_batches.min(batch), ..plan.clone() })
+    (batch < plan.batch).then(|| with_batch(plan, batch))
+}
+
+/// The plan with another batch. Keeps the number of micro-batches unless some would be empty.
+pub(super) fn with_batch(plan: &Plan, batch: u64) -> Plan {
+    Plan { batch, micro_batches: plan.micro_batches.min(batch), ..plan.clone() }
 }
 
 /// What earlier iterations revealed about the largest batch that fits.

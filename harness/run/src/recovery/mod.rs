@@ -5,6 +5,7 @@
 mod applied;
 mod batch;
 mod plans;
+mod scale;
 
 use std::collections::BTreeMap;
 
@@ -51,6 +52,7 @@ impl AttemptKind {
 pub(crate) struct Recovery<'p> {
     chain: Option<&'p Chain>,
     known: batch::Known,
+    scale: Option<scale::Scale>,
     record: harness_record::Recovery,
     lost: Nanos,
     trained: Option<Trained>,
@@ -100,7 +102,8 @@ impl<'p> Recovery<'p> {
     pub(crate) fn new(chain: Option<&'p Chain>) -> Self {
         let policies = chain.map(Chain::to_string).unwrap_or_default();
         let record = harness_record::Recovery { policies, ..harness_record::Recovery::default() };
-        Self { chain, known: batch::Known::default(), record, lost: Nanos::ZERO, trained: None }
+        let scale = chain.and_then(Chain::scales).map(scale::Scale::new);
+        Self { chain, known: batch::Known::default(), scale, record, lost: Nanos::ZERO, trained: None }
     }
 
     /// Retries until an attempt succeeds or the policies give up. `plan` is the plan of the first attempt. `between`
@@ -222,7 +225,14 @@ impl<'p> Recovery<'p> {
             trained.plan = plan.to_string();
         }
         let bisects = self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch));
-        let next = if bisects { self.known.worked(plan) } else { plan.clone() };
+        let next = match self.scale.as_mut().map(scale::Scale::worked) {
+            Some(Some(batch)) => {
+                self.record.given_back += ctx.rig.empty_cache()?;
+                batch::with_batch(plan, batch)
+            }
+            _ if bisects => self.known.worked(plan),
+            _ => plan.clone(),
+        };
         if retries + agreed > 0 {
             let time = ctx.rig.now().saturating_sub(attempts.start.began);
             self.list(ctx, attempts, None, None, time);
@@ -280,7 +290,7 @@ impl<'p> Recovery<'p> {
 
     /// Applies a policy, which was applied `used` times before.
     fn apply(
-        &self,
+        &mut self,
         ctx: &mut RunContext,
         policy: &Policy,
         plan: &Plan,
@@ -308,6 +318,12 @@ impl<'p> Recovery<'p> {
                 let given_back = if empties { ctx.rig.empty_cache()? } else { Bytes::ZERO };
                 Applied { given_back, ..with_plan(next) }
             }
+            Policy::ScaleBatch { .. } => {
+                let next = self.scale.as_mut().and_then(scale::Scale::failed).filter(|batch| *batch < plan.batch);
+                let given_back = if next.is_some() { ctx.rig.empty_cache()? } else { Bytes::ZERO };
+                Applied { given_back, ..with_plan(next.map(|batch| batch::with_batch(plan, batch))) }
+            }
+            Policy::HalveMicroBatch => with_plan(plans::halve_micro_batch(plan)),
             Policy::SplitAndAccumulate { floor } => with_plan(plans::split_and_accumulate(plan, *floor)),
             Policy::CheckpointMore { most } => with_plan(plans::checkpoint_more(plan, *most)),
             Policy::HalfPrecision => with_plan(plans::half_precision(plan)),

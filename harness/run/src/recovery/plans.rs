@@ -29,9 +29,15 @@ pub(super) fn spill_to_host(plan: &Plan, part: SpilledPart, memory: &HostMemory)
 pub(super) fn split_and_accumulate(plan: &Plan, floor: u64) -> Option<Plan> {
     let floor = floor.max(1);
     let most = plan.batch.div_ceil(floor);
-    let micro_batches = plan.micro_batches.saturating_mul(2).min(most);
-    let next = Plan { micro_batches, ..plan.clone() };
+    let micro_batches = plan.parts().saturating_mul(2).min(most);
+    let next = Plan { micro_batches, micro_batch: None, ..plan.clone() };
     (next.samples_at_once() < plan.samples_at_once() && next.samples_at_once() >= floor).then_some(next)
+}
+
+/// Halves the samples of a micro-batch, rounded down; `None`: it has one sample.
+pub(super) fn halve_micro_batch(plan: &Plan) -> Option<Plan> {
+    let size = plan.samples_at_once() / 2;
+    (size > 0).then(|| Plan { micro_batch: Some(size), ..plan.clone() })
 }
 
 #[cfg(test)]

@@ -124,6 +124,18 @@ fn bisecting_ends_at_the_largest_batch_that_fits_and_stays_there() {
 }
 
 #[test]
+fn scaling_doubles_from_two_until_a_batch_fails_and_goes_on_with_half_of_it() {
+    let run = passes(&training(10, 30, "scale_batch", "fits"));
+    let found = recovery(&run).trained.as_ref().unwrap().final_batch;
+    let failed: Vec<&str> = tries(&run).into_iter().filter(|(_, then)| then.is_some()).map(|(asked, _)| asked).collect();
+    assert_eq!(failed, [format!("a batch of {}", 2 * found)]);
+    assert!(found.is_power_of_two() && found > 10, "{found}");
+    let fits = recovery(&passes(&training(64, 20, "bisect_batch", "fits"))).trained.clone().unwrap().final_batch;
+    let searched = recovery(&passes(&training(10, 60, "{ scale_batch: { mode: binsearch } }", "fits"))).trained.clone().unwrap();
+    assert!((found * 95 / 100..=fits).contains(&searched.final_batch), "{} of {fits}", searched.final_batch);
+}
+
+#[test]
 fn waiting_lets_others_give_memory_back() {
     let run = passes(
         "  - external_memory: 40MiB
@@ -228,7 +240,9 @@ fn every_policy_recovers_the_same_way_again() {
     for policies in [
         "shrink_batch",
         "bisect_batch",
+        "scale_batch",
         "split_and_accumulate",
+        "halve_micro_batch",
         "[ half_precision, checkpoint_more, split_and_accumulate ]",
         "[ { spill_to_host: { what: optimizer_state } }, spill_to_host ]",
     ] {

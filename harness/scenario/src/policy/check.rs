@@ -112,6 +112,11 @@ fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &
         PolicyWire::HalveBatch(fields) => batch(fields, BatchRule::Halve, step, checker),
         PolicyWire::ShrinkBatch(fields) => batch(fields, BatchRule::Shrink, step, checker),
         PolicyWire::BisectBatch(fields) => batch(fields, BatchRule::Bisect, step, checker),
+        PolicyWire::ScaleBatch(fields) => Ok(Policy::ScaleBatch { mode: fields.mode.unwrap_or_default() }),
+        PolicyWire::HalveMicroBatch(_) if step.first.samples_at_once() == 1 => {
+            Err(nothing_to_do(at, "micro-batches have one sample already", "use a larger batch, or remove the policy"))
+        }
+        PolicyWire::HalveMicroBatch(_) => Ok(Policy::HalveMicroBatch),
         PolicyWire::SplitAndAccumulate(fields) => split_and_accumulate(fields, at, step, checker),
         PolicyWire::CheckpointMore(fields) => checkpoint_more(fields, at, step, checker),
         PolicyWire::HalfPrecision(_) => match step.first.precision {

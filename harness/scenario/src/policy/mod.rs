@@ -10,6 +10,8 @@ use std::fmt;
 use derive_more::Display;
 use harness_allocator::{device::HostMemory, named_enum, units::Nanos};
 use harness_base::words::{count, joined};
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 use super::metric::BufferName;
 use super::plan::{PlanPart, SpilledPart};
@@ -19,6 +21,8 @@ pub(crate) use wire::ChainWire;
 
 pub const MAX_RETRIES: u32 = 100;
 pub const MAX_POLICIES: usize = 10;
+/// The batch at which Lightning's finder stops.
+pub const SCALE_LIMIT: u64 = 8192;
 
 named_enum! {
     /// A kind of policy. [`Policy`] describes them.
@@ -30,7 +34,9 @@ named_enum! {
         HalveBatch = "halve_batch",
         ShrinkBatch = "shrink_batch",
         BisectBatch = "bisect_batch",
+        ScaleBatch = "scale_batch",
         SplitAndAccumulate = "split_and_accumulate",
+        HalveMicroBatch = "halve_micro_batch",
         CheckpointMore = "checkpoint_more",
         HalfPrecision = "half_precision",
         SpillToHost = "spill_to_host",
@@ -45,8 +51,8 @@ impl PolicyKind {
         match self {
             Self::GiveUp | Self::EmptyCache | Self::Synchronize | Self::Wait => None,
             Self::Free | Self::Evict => Some(PlanPart::Buffers),
-            Self::HalveBatch | Self::ShrinkBatch | Self::BisectBatch => Some(PlanPart::Batch),
-            Self::SplitAndAccumulate => Some(PlanPart::MicroBatches),
+            Self::HalveBatch | Self::ShrinkBatch | Self::BisectBatch | Self::ScaleBatch => Some(PlanPart::Batch),
+            Self::SplitAndAccumulate | Self::HalveMicroBatch => Some(PlanPart::MicroBatches),
             Self::CheckpointMore => Some(PlanPart::Checkpointing),
             Self::HalfPrecision => Some(PlanPart::Precision),
             Self::SpillToHost => Some(PlanPart::Spilled),
@@ -66,8 +72,12 @@ pub enum Policy {
     Synchronize { retries: u32 },
     /// Drops the failed iteration and retries it with another batch. `empty_cache` releases the cache to the driver before each retry.
     Batch { rule: BatchRule, floor: u64, retries: u32, empty_cache: bool },
+    /// Searches for a batch that fits as Lightning does, from the batch of the step on.
+    ScaleBatch { mode: ScaleMode },
     /// Drops the failed iteration and retries it in twice as many parts, each of at least `floor` samples.
     SplitAndAccumulate { floor: u64 },
+    /// Drops the failed iteration and retries it with half the samples per part, rounded down.
+    HalveMicroBatch,
     /// Drops the failed iteration and keeps fewer activations, with at most `most` layers per checkpoint.
     CheckpointMore { most: u64 },
     /// Drops the failed iteration and uses 16-bit activations.
@@ -90,6 +100,20 @@ pub enum BatchRule {
     Bisect,
 }
 
+/// How Lightning's finder goes on after a batch that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, Display)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum ScaleMode {
+    /// It takes half of it.
+    #[default]
+    #[display("power")]
+    Power,
+    /// It searches between it and the largest batch that worked, and takes 5 % off the result.
+    #[display("binsearch")]
+    Binsearch,
+}
+
 impl Policy {
     pub const fn kind(&self) -> PolicyKind {
         match self {
@@ -100,7 +124,9 @@ impl Policy {
             Self::Batch { rule: BatchRule::Halve, .. } => PolicyKind::HalveBatch,
             Self::Batch { rule: BatchRule::Shrink, .. } => PolicyKind::ShrinkBatch,
             Self::Batch { rule: BatchRule::Bisect, .. } => PolicyKind::BisectBatch,
+            Self::ScaleBatch { .. } => PolicyKind::ScaleBatch,
             Self::SplitAndAccumulate { .. } => PolicyKind::SplitAndAccumulate,
+            Self::HalveMicroBatch => PolicyKind::HalveMicroBatch,
             Self::CheckpointMore { .. } => PolicyKind::CheckpointMore,
             Self::HalfPrecision => PolicyKind::HalfPrecision,
             Self::SpillToHost { .. } => PolicyKind::SpillToHost,
@@ -117,7 +143,11 @@ impl Policy {
             }
             Self::Free { .. } | Self::HalfPrecision | Self::SpillToHost { .. } => 1,
             // These end when nothing is left to split, to recompute or to free.
-            Self::SplitAndAccumulate { .. } | Self::CheckpointMore { .. } | Self::Evict { .. } => MAX_RETRIES,
+            Self::ScaleBatch { .. }
+            | Self::SplitAndAccumulate { .. }
+            | Self::HalveMicroBatch
+            | Self::CheckpointMore { .. }
+            | Self::Evict { .. } => MAX_RETRIES,
         }
     }
 
@@ -134,7 +164,8 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.kind();
         match self {
-            Self::GiveUp | Self::HalfPrecision => kind.fmt(f),
+            Self::GiveUp | Self::HalfPrecision | Self::HalveMicroBatch => kind.fmt(f),
+            Self::ScaleBatch { mode } => write!(f, "{kind} by {mode}"),
             Self::Evict { buffers } if buffers.is_empty() => write!(f, "{kind} requests"),
             Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {}", count(*retries, "retry")),
             Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", joined(buffers, ", ")),
@@ -170,6 +201,11 @@ impl Chain {
     /// The default of `infer`.
     pub(crate) fn evict_requests() -> Self {
         Self(vec![Policy::Evict { buffers: Vec::new() }])
+    }
+
+    /// The mode of its `scale_batch`, if it has one.
+    pub fn scales(&self) -> Option<ScaleMode> {
+        self.0.iter().find_map(|policy| if let Policy::ScaleBatch { mode } = policy { Some(*mode) } else { None })
     }
 
     pub fn evicts_requests(&self) -> bool {

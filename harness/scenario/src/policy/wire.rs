@@ -3,7 +3,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::PolicyKind;
+use super::{PolicyKind, ScaleMode};
 use crate::plan::SpilledPart;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{CountText, DurationText, NameText};
@@ -42,16 +42,25 @@ pub(crate) enum PolicyWire {
     /// Drops the failed iteration and retries with half the batch, rounded down, as in the rule `max(16, batch // 2)`. At its floor it retries with
     /// the same batch.
     HalveBatch(BatchWire),
-    /// Drops the failed iteration and retries with nine tenths of the batch, rounded down, as Accelerate's `find_executable_batch_size` does
-    /// (<https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/memory.py>; it empties the cache before each attempt).
+    /// Drops the failed iteration and retries with nine tenths of the batch, rounded down, as `find_executable_batch_size` of Accelerate 1.15 does, and with
+    /// it `auto_find_batch_size` of Transformers 5.24 (<https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/memory.py>). Both empty
+    /// the cache before each attempt (`empty_cache: true`) and start the training again.
     ShrinkBatch(BatchWire),
     /// Searches for the largest batch that fits. After a failure it goes half way to the largest batch that worked. After a success it goes half way to
-    /// the smallest batch that failed. Lightning's batch size finder does the same in its mode `binsearch`
-    /// (<https://github.com/Lightning-AI/pytorch-lightning/blob/master/src/lightning/pytorch/tuner/batch_size_scaling.py>).
+    /// the smallest batch that failed. The batch of the step is the largest.
     BisectBatch(BatchWire),
-    /// Drops the failed iteration and retries it in twice as many micro-batches, whose gradients are accumulated. The effective batch stays the same, as in
-    /// Composer's automatic microbatching (<https://docs.mosaicml.com/projects/composer/en/stable/notes/auto_microbatching.html>).
+    /// Searches for a batch as the batch-size finder of Lightning 2.6 does. It first runs three iterations with the batch of the step, which it counts as 2.
+    /// After three iterations that work, it doubles. It stops at 8192, and uses that batch without a run. After a failure `power` halves, and stops if a
+    /// batch has worked; `binsearch` searches between 1 or the largest batch that worked and the failed batch, and takes 5 % off its result. The cache is
+    /// released to the driver before each batch. The training continues with the result, and a later failure ends it
+    /// (<https://github.com/Lightning-AI/pytorch-lightning/blob/2.6.6/src/lightning/pytorch/tuner/batch_size_scaling.py>).
+    ScaleBatch(ScaleWire),
+    /// Drops the failed iteration and retries it in twice as many micro-batches, whose gradients are accumulated. The effective batch stays the same.
     SplitAndAccumulate(SplitWire),
+    /// Drops the failed iteration and retries it with half the samples per micro-batch, rounded down, as the automatic microbatching of Composer 0.32 does:
+    /// 10, 5, 2, 1. Gradients are accumulated, so the effective batch stays the same. Composer also halves after two batches with retries of the allocator
+    /// in a row (<https://github.com/mosaicml/composer/blob/v0.32.1/composer/trainer/trainer.py>).
+    HalveMicroBatch(NoFields),
     /// Keeps fewer activations and recomputes the others in the backward pass: first with one checkpoint per 2 layers, then per 4, and so on
     /// (<https://arxiv.org/abs/1604.06174>).
     CheckpointMore(CheckpointWire),
@@ -102,6 +111,13 @@ pub(crate) struct BatchWire {
     /// Releases the cache to the driver before each retry. Default: `false`.
     #[serde(default)]
     pub(super) empty_cache: bool,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_scale")]
+pub(crate) struct ScaleWire {
+    /// `power` or `binsearch`. Default: `power`.
+    pub(super) mode: Option<ScaleMode>,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

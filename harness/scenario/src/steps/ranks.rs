@@ -19,6 +19,7 @@ pub const MAX_RANKS: u64 = 16;
 const fn no_use_for_ranks(kind: PolicyKind) -> Option<&'static str> {
     match kind {
         PolicyKind::Wait => Some("no other process releases memory to a rank"),
+        PolicyKind::ScaleBatch => Some("it searches in one process"),
         PolicyKind::SpillToHost => Some("ranks run on the device only"),
         _ => None,
     }

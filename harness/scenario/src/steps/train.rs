@@ -13,7 +13,7 @@ use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::model::{self, Model, Program, Shape, Uniform};
 use crate::plan::{Plan, Precision};
-use crate::policy::{self, Chain, ChainWire, Recoverable};
+use crate::policy::{self, Chain, ChainWire, Recoverable, SCALE_LIMIT};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
 use harness_language::text::{AmountText, CountText, NameText};
@@ -253,12 +253,18 @@ impl StepFields<Train> for TrainWire {
         };
         let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers, optimizer.copies() > 0);
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
+        if on_oom.as_ref().and_then(Chain::scales).is_some() {
+            if batches.len() > 1 {
+                return Err(Problem::new(step.at, "`scale_batch` chooses the batch, but `batch` lists several").help("write one `batch`"));
+            }
+            self.model(step.at, optimizer, SCALE_LIMIT, checker)?;
+        }
         let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
         if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
             return Err(Problem::new(check.at, "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
         }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
-        checker.count(step.at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
+        checker.count(step.at, layers.saturating_mul(iterations).saturating_mul(plan.parts()).saturating_mul(trainings))?;
         // The last three figures exist for ranks only.
         let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
         let id = checker.declare_id(&self.id, "train", reports)?;

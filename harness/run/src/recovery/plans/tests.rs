@@ -32,6 +32,17 @@ proptest! {
     }
 }
 
+/// Recorded with Composer 0.32.1: `_adjust_device_train_microbatch_size`, called until it raises its error.
+#[test]
+fn micro_batches_are_halved_as_in_composer() {
+    for (batch, sizes) in [(10, &[10, 5, 2, 1][..]), (9, &[9, 4, 2, 1]), (7, &[7, 3, 1]), (64, &[64, 32, 16, 8, 4, 2, 1])] {
+        let plans = std::iter::successors(Some(Plan::of_batch(batch)), halve_micro_batch);
+        assert_eq!(plans.map(|plan| plan.samples_at_once()).collect::<Vec<_>>(), sizes);
+    }
+    let plan = Plan { micro_batch: Some(4), ..Plan::of_batch(9) };
+    assert_eq!((0..plan.parts()).map(|part| plan.samples_of(part)).collect::<Vec<_>>(), [4, 4, 1]);
+}
+
 #[test]
 fn each_part_moves_only_to_more_plentiful_memory() {
     let file = HostMemory::MappedFile { folder: None };

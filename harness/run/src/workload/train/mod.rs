@@ -24,7 +24,7 @@ use crate::between::{Between, pause};
 use crate::recovery::{AttemptKind, Recovery};
 use crate::{context::RunContext, leaks::Watch, rig::Stop, step_result::StepResult};
 use harness_scenario::steps::train::{Train, Trained};
-use harness_scenario::{Plan, ReportKey, Step};
+use harness_scenario::{Chain, Plan, ReportKey, Step};
 
 pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.id {
@@ -63,9 +63,12 @@ fn iterate(
     let mut plan = train.plan.clone();
     // A reduced batch stays: a larger one would only fail again, unless the policy searches for the largest batch.
     let mut most = u64::MAX;
+    let scales = train.on_oom.as_ref().and_then(Chain::scales).is_some();
     let began = ctx.rig.now();
     for iteration in 0..train.iterations {
-        plan.batch = train.batches[iteration as usize % train.batches.len()].min(most);
+        if !scales || iteration == 0 {
+            plan.batch = train.batches[iteration as usize % train.batches.len()].min(most);
+        }
         plan.micro_batches = plan.micro_batches.min(plan.batch);
         let asked = plan.batch;
         let length = train.lengths[iteration as usize % train.lengths.len()];

@@ -142,7 +142,7 @@ impl<'a> Training<'a> {
         let mut begun = self.begin(ctx);
         let spilled = self.spill_state(ctx, plan);
         (begun.state, begun.on_host) = (self.state.len(), (self.memory.host.retained.len(), self.state_on_host.len()));
-        let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(ctx, plan, part, length)));
+        let done = spilled.and_then(|()| (0..plan.parts()).try_for_each(|part| self.pass(ctx, plan, part, length)));
         let done = done.and_then(|()| match plan.spilled.get(&SpilledPart::OptimizerState) {
             Some(memory) => self.update_on_host(ctx, memory),
             None => self.update(ctx),
@@ -188,10 +188,9 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Prepares one micro-batch. If the batch does not divide evenly, the first micro-batches are larger.
+    /// Prepares one micro-batch.
     pub(super) fn new_pass(&mut self, plan: &Plan, part: u64, length: u64) -> Pass {
-        let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
-        let program = self.programs.of(each + u64::from(part < rest), length, plan.precision);
+        let program = self.programs.of(plan.samples_of(part), length, plan.precision);
         Pass::new(program, plan.checkpoint_every, plan.spilled.get(&SpilledPart::Activations).cloned())
     }
 

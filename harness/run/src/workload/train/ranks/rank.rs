@@ -159,13 +159,13 @@ impl<'a> Rank<'a> {
         let prepared = self.reducer.before_forward(ctx, self.training.memory.stream);
         let iteration = self.training.begin(ctx);
         let plan = &self.attempts.plan;
-        let mut pass = self.training.new_pass(plan, plan.micro_batches - 1, length);
+        let mut pass = self.training.new_pass(plan, plan.parts() - 1, length);
         let done = prepared.and_then(|()| self.forward(ctx, &mut pass, length));
         Ok(Attempt { pass, iteration, done })
     }
 
     fn forward(&mut self, ctx: &mut RunContext, last: &mut Pass, length: u64) -> Result<(), Failed> {
-        for part in 0..self.attempts.plan.micro_batches - 1 {
+        for part in 0..self.attempts.plan.parts() - 1 {
             self.training.pass(ctx, &self.attempts.plan, part, length)?;
         }
         self.training.memory.arrived.clear();

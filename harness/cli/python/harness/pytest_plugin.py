@@ -147,6 +147,7 @@ def run(item, mark):
         elif not failed and record.exists():
             problem = above(json.loads(record.read_bytes()), limits)
         if problem:
+            problem += lines_at_peak(program, snapshot) if problem.startswith("peak ") else ""
             # pytest-xdist expects one report of the call.
             found = [report for report in found if report.when != "call"] + [failure(item, problem)]
         return found
@@ -286,6 +287,19 @@ def above(record, limits):
         elif peak > limit:
             lines.append(f"peak {name} is {text(peak)}, and max_{name} is {text(limit)}")
     return "\n".join(lines)
+
+
+def lines_at_peak(program, snapshot):
+    """Returns the three lines of the program that hold most at the peak of allocated memory."""
+    command = [program, "explain", "--at", "peak", "--format", "json", str(snapshot)]
+    try:
+        explained = json.loads(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)
+    except ValueError:
+        # No snapshot, or nothing was recorded.
+        return ""
+    device = max(explained.get("snapshots", [explained]), key=lambda device: device["accounts"]["allocated"])
+    sites = [site for cause in device["causes"] if cause["cause"] == "allocated" for site in cause["sites"]]
+    return "".join(f"\n  {text(site['bytes'])} at the peak: {site['site']}" for site in sites[:3])
 
 
 def text(size):

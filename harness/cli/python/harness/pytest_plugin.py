@@ -99,14 +99,15 @@ def pytest_runtest_protocol(item, nextitem):
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     try:
         reports = run(item, mark)
-    except Invalid as error:
+    except (Invalid, pytest.fail.Exception) as error:
+        # pytest-timeout fails this process too.
         reports = [failure(item, str(error))]
     except Exception:
         reports = [failure(item, traceback.format_exc())]
-    # Fixtures of earlier tests end here if the next test does not use them.
-    call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown")
-    if call.excinfo:
-        reports.append(item.ihook.pytest_runtest_makereport(item=item, call=call))
+    # Fixtures of earlier tests end here if the next test does not use them. Plugins make no report of this, because they have not set up this test.
+    ended = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown")
+    if ended.excinfo:
+        reports.append(failure(item, str(ended.excinfo.getrepr()), "teardown"))
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -128,10 +129,11 @@ def run(item, mark):
         (Path(folder) / "test.json").write_text(json.dumps(given))
         test = [sys.executable, "-m", "pytest", "-p", __name__, *inherited(item.config, folder), str(item.path)]
         code = call([program, "exec", *options, "--", *test], output, {FOLDER: folder}, item.config.invocation_params.dir)
-        found = reports(item, Path(folder) / "reports", "faults" in mark.kwargs)
+        attempts = reports(item, Path(folder) / "reports")
+        found, last = sum(attempts, []), attempts[-1]
         if not found:
             return [failure(item, f"the test did not start on the simulated GPU:\n{tail(output)}")]
-        if found[0].passed and not any(report.when == "call" for report in found):
+        if is_repeated(last) or last[0].passed and not any(report.when == "call" for report in last):
             return [*found, failure(item, f"the process of the test ended before the test did, with exit code {code}:\n{tail(output)}")]
         if found[-1].when != "teardown":
             return [*found, failure(item, f"the process of the test ended in its teardown, with exit code {code}:\n{tail(output)}", "teardown")]
@@ -163,7 +165,7 @@ def inherited(config, folder):
     for name, values in (("-p", option.plugins), ("-o", option.override_ini), ("-W", option.pythonwarnings)):
         for value in values or ():
             yield from (name, value)
-    if option.runxfail:
+    if getattr(option, "runxfail", False):
         yield "--runxfail"
     # What follows replaces options in the project's `addopts`. The test is already selected.
     yield from ("-m", "", "-k", "")
@@ -215,9 +217,9 @@ def tail(output):
     return f"({cut} bytes of output are left out)\n{text}" if cut else text
 
 
-def reports(item, file, has_faults):
-    """Returns the reports of the test that its process has completed."""
-    found = []
+def reports(item, file):
+    """Returns the reports that the process of the test has completed: a list for each attempt, because some plugins repeat failed tests."""
+    attempts = [[]]
     for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
             data = json.loads(line)
@@ -229,12 +231,19 @@ def reports(item, file, has_faults):
             # The process ended in the middle of it.
             break
         # The reports of runs with injected failures follow.
-        if has_faults and found and report.when == "setup":
+        is_last = not is_repeated(attempts[-1])
+        if report.when == "setup" and attempts[-1]:
+            if is_last:
+                break
+            attempts.append([])
+        attempts[-1].append(report)
+        if report.when == "teardown" and is_last:
             break
-        found.append(report)
-        if report.when == "teardown":
-            break
-    return found
+    return attempts
+
+
+def is_repeated(attempt):
+    return any(report.outcome == "rerun" for report in attempt)
 
 
 def arguments(mark):

@@ -230,8 +230,10 @@ fn last(output: &mut File) -> io::Result<String> {
     Ok(note + &String::from_utf8_lossy(&bytes))
 }
 
-/// Standard input and output. Answers lines that are not JSON, which the transport of `rmcp` drops, and passes it the others.
+/// Standard input and output. Answers lines that are not JSON, which the transport of `rmcp` drops, and passes it the others. Drops what comes before the
+/// first request, because `rmcp` ends after it.
 struct Lines {
+    has_started: bool,
     passed: AsyncRwTransport<RoleServer, DuplexStream, Stdout>,
     problems: mpsc::Receiver<String>,
 }
@@ -242,7 +244,7 @@ impl Lines {
         let (problem, problems) = mpsc::channel(16);
         // Ends with standard input, or when nothing reads the lines.
         tokio::spawn(pass_lines(BufReader::new(input), pass, problem));
-        Self { passed: AsyncRwTransport::new_server(passed, output), problems }
+        Self { has_started: false, passed: AsyncRwTransport::new_server(passed, output), problems }
     }
 }
 
@@ -281,7 +283,13 @@ impl Transport<RoleServer> for Lines {
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         loop {
             let problem = tokio::select! {
-                message = self.passed.receive() => return message,
+                message = self.passed.receive() => {
+                    self.has_started |= matches!(message, Some(RxJsonRpcMessage::<RoleServer>::Request(_)));
+                    if self.has_started || message.is_none() {
+                        return message;
+                    }
+                    continue;
+                }
                 Some(problem) = self.problems.recv() => problem,
             };
             self.passed.send(TxJsonRpcMessage::<RoleServer>::error(ErrorData::parse_error(problem, None), None)).await.ok()?;

@@ -143,7 +143,8 @@ fn a_line_that_is_not_json_is_answered_and_the_next_one_served() {
 
 #[test]
 fn a_client_that_goes_away_before_the_start_is_no_error() {
-    for sent in ["", "{\"jsonrpc\": \"2.0\"", "nonsense\n"] {
+    let notification = "{\"jsonrpc\": \"2.0\", \"method\": \"notifications/initialized\"}\n";
+    for sent in ["", "{\"jsonrpc\": \"2.0\"", "nonsense\n", notification] {
         let mut server = Command::new(env!("CARGO_BIN_EXE_harness"));
         let mut server = server.arg("mcp").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         server.stdin.take().unwrap().write_all(sent.as_bytes()).unwrap();

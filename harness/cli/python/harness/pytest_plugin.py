@@ -165,8 +165,9 @@ def inherited(config, folder):
     for name, values in (("-p", option.plugins), ("-o", option.override_ini), ("-W", option.pythonwarnings)):
         for value in values or ():
             yield from (name, value)
-    if getattr(option, "runxfail", False):
-        yield "--runxfail"
+    for name, argument in (("runxfail", "--runxfail"), ("doctestmodules", "--doctest-modules")):
+        if getattr(option, name, False):
+            yield argument
     # What follows replaces options in the project's `addopts`. The test is already selected.
     yield from ("-m", "", "-k", "")
     if config.pluginmanager.hasplugin("cacheprovider"):

@@ -6,9 +6,10 @@ use clap::Args;
 use harness_allocator::{allocator::caching::Config, units::Bytes};
 use harness_base::words::count;
 use harness_explain::advise::{Advice, is_complete};
+use harness_explain::causes;
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, NotTried, UNLIMITED};
-use harness_explain::program_advice::{self, ProgramAdvice};
+use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
 use harness_report::advice;
 use harness_trace::program::{Placement, ProgramError, RecordedProgram};
 use indicatif::ProgressBar;
@@ -78,6 +79,9 @@ struct Document<'a> {
     fidelity: Option<&'a Fidelity>,
     #[serde(skip_serializing_if = "Option::is_none")]
     recommended: Option<String>,
+    /// As in `harness explain`: if a request fails with the recorded settings, its cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    headline: Option<&'a str>,
     /// Recommended program changes; the change that saves most comes first.
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<Vec<String>>,
@@ -107,6 +111,8 @@ struct Results<'a> {
     endings: Vec<Ending>,
     not_tried: Vec<NotTried>,
     in_program: InProgram,
+    /// The headline of the explanation: with the recorded settings, the cause of the failure on this memory.
+    headline: Option<String>,
 }
 
 impl Results<'_> {
@@ -133,7 +139,8 @@ impl Advise {
         let (endings, not_tried) = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(|error| self.of_job(&error))?;
         let in_program = if self.only { InProgram::default() } else { self.in_program(&program, &endings, memory, &bar)? };
         bar.finish_and_clear();
-        let results = Results { program: &program, memory, endings, not_tried, in_program };
+        let headline = if self.only { None } else { self.headline(&program, memory) };
+        let results = Results { program: &program, memory, endings, not_tried, in_program, headline };
         let verified = self.verify(&results)?;
         self.print(&results, verified.as_ref())?;
         self.explain(&results)?;
@@ -168,13 +175,25 @@ impl Advise {
             bar.inc_length(1);
             bar.inc(1);
         };
-        let changes = program_advice::program_advice(job, snapshot, &own.configuration, least, &progress);
+        let reserved = own.fits().then_some(Bytes(own.replayed.stats.reserved_bytes.all.peak));
+        let without = Unchanged { memory: memory.unwrap_or(UNLIMITED), least, reserved };
+        let changes = program_advice::program_advice(job, snapshot, &own.configuration, without, &progress);
         let changes = changes.map_err(|error| self.of_job(&error))?;
         let limit = match memory.filter(|&memory| own.fits() && least < memory) {
             Some(memory) => program_advice::fraction_advice(job, &own.configuration, least, memory).map_err(|error| self.of_job(&error))?,
             None => None,
         };
         Ok(InProgram { changes, limit })
+    }
+
+    /// Explains the recording. If it has another memory, or contains only requests, explains a replay with the recorded settings.
+    fn headline(&self, Recovered { job, snapshot, fidelity, .. }: &Recovered, memory: Option<Bytes>) -> Option<String> {
+        if fidelity.is_some() && (memory == job.memory || memory.is_none()) {
+            return causes::headline(snapshot, job.device).ok();
+        }
+        let job = RecordedProgram { memory, ..job.clone() };
+        let replayed = job.to_snapshot(snapshot, Placement::InOrder(job.address_order())).ok()?;
+        causes::headline(&replayed, job.device).ok()
     }
 
     fn verify(&self, results: &Results<'_>) -> Result<Option<Verified>, CliError> {
@@ -225,7 +244,7 @@ impl Advise {
     }
 
     fn print(&self, results: &Results<'_>, verified: Option<&Verified>) -> Result<(), CliError> {
-        let Results { program: Recovered { about_device, job, fidelity, .. }, memory, endings, not_tried, in_program } = results;
+        let Results { program: Recovered { about_device, job, fidelity, .. }, memory, endings, not_tried, in_program, headline } = results;
         let (fidelity, complete) = (fidelity.as_ref(), is_complete(job));
         let advice = if self.only { None } else { results.advice() };
         match self.format {
@@ -235,6 +254,7 @@ impl Advise {
                 device: job.device,
                 fidelity: fidelity.filter(|_| !self.only),
                 recommended: advice.and_then(|advice| advice.recommended()).map(|ending| ending.configuration.name.clone()),
+                headline: headline.as_deref(),
                 program: (!self.only).then(|| in_program.sentences()),
                 configurations: endings.iter().map(|ending| ending.record(!self.only)).collect(),
                 not_tried,
@@ -244,7 +264,9 @@ impl Advise {
                 print_notes(job);
                 let about_device = about_device.iter().map(|about| format!("{about}\n\n")).collect::<String>();
                 let text = match advice {
-                    Some(advice) => advice::render(&advice, (endings, not_tried), *memory, fidelity, &in_program.sentences()),
+                    Some(advice) => {
+                        advice::render(&advice, headline.as_deref(), (endings, not_tried), *memory, fidelity, &in_program.sentences())
+                    }
                     None => advice::endings((endings, not_tried), fidelity, complete),
                 };
                 let verified = verified.map(|verified| format!("\n{}", verified.sentences())).unwrap_or_default();

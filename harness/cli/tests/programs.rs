@@ -468,6 +468,26 @@ fn traces_and_rmm_logs_are_explained_by_their_replay() {
     }
 }
 
+/// 96 MiB are free in total, in two parts, and 90 MiB are requested.
+#[test]
+fn explain_shrink_and_advise_name_one_cause_of_a_nearly_full_device() {
+    const MIB: u64 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let trace = format!("a 1 {} 0\na 2 {} 0\na 3 {} 0\nf 3\na 4 {} 0\n", 900 * MIB, 4 * MIB, 16 * MIB, 90 * MIB);
+    std::fs::write(folder.path().join("full.trace"), trace).unwrap();
+    let run = |command: &str, more: &[&str]| harness(&[&[command, "full.trace", "--memory", "1000MiB"], more].concat(), folder.path());
+    let told = "Nearly all memory is in use, and the rest is fragmented: ";
+    let explained: Value = serde_json::from_slice(&run("explain", &["--format", "json"]).stdout).unwrap();
+    assert!(explained["headline"].as_str().unwrap().starts_with(told), "{explained:#}");
+    assert_eq!(explained["why"], Value::Array(vec![Value::from("fragmented")]));
+    let advised: Value = serde_json::from_slice(&run("advise", &["--format", "json"]).stdout).unwrap();
+    assert!(advised["headline"].as_str().unwrap().starts_with(told), "{advised:#}");
+    let shrunk = run("shrink", &["--out", "small.yaml"]);
+    let message = text(&shrunk.stderr);
+    assert!(message.contains("enough memory is free in total, but it is fragmented: no free block is large enough"), "{message}");
+    assert!(std::fs::read_to_string(folder.path().join("small.yaml")).unwrap().contains("oom: fragmented"), "{message}");
+}
+
 #[test]
 fn traces_and_rmm_logs_are_advised_on_to_their_end() {
     let folder = folder_with_trace();

@@ -157,7 +157,7 @@ fn new_segment(view: &View<'_>, request: &Refused, missing: &Missing, totals: To
 }
 
 /// The memory returned to the driver directly before the OOM.
-fn given_back(view: &View<'_>) -> Pieces {
+pub(crate) fn given_back(view: &View<'_>) -> Pieces {
     let before = view.oom().map_or(&[][..], |(oom, _)| &view.history.events()[..oom]).iter().rev();
     let is_part = |event: &&Event| !matches!(event.action, Action::Alloc | Action::SegmentAlloc | Action::Snapshot | Action::Oom);
     before.take_while(is_part).filter(|event| event.action.releases()).map(|event| event.size).collect()

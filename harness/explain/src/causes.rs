@@ -12,7 +12,8 @@
 //! 7. Free, in a segment or page that a live block pins: `inactive_split`.
 //! 8. Not reserved by the allocator: `free` on the device, or `others_hold`.
 //!
-//! Causes 4 and 5 apply only if a request failed.
+//! Cause 4 applies only if a request failed. Without a failed request, cause 5 is about streams that no longer allocate, although others reserve
+//! more memory.
 
 mod account;
 mod notes;
@@ -31,7 +32,7 @@ pub use crate::explanation::{ByteCause, CauseBytes, Explanation, SiteBytes};
 use crate::fidelity::{self, Fidelity};
 use crate::state::{At, History, MomentError, MomentKind};
 pub use crate::view::{Refused, TotalKnown, Totals};
-use crate::{attempts, consistency, growth, pins, sites::Sites, view::View, waits};
+use crate::{attempts, consistency, growth, idle, pins, sites::Sites, view::View, waits};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -58,6 +59,19 @@ pub fn config(snapshot: &Snapshot) -> Config {
     snapshot.config().unwrap_or_else(|_| Config { torch: snapshot.torch(), ..Config::default() })
 }
 
+/// The facts about the last refused request of a recording. The first of [`harness_record::causes`] is the main cause, which every command names.
+/// `None` if no request was refused.
+pub fn refused(snapshot: &Snapshot, config: &Config, memory: Bytes) -> Option<FailedRequest> {
+    let device = 0;
+    let history = History::new(snapshot, device, config.clone());
+    let moment = history.moment(At::Oom).ok()?;
+    let (state, sites) = (history.state(moment.event), Sites::new(snapshot, device));
+    let view = View { snapshot, device, config, history: &history, state: &state, sites: &sites, moment: &moment, is_foreign: false };
+    let (request, size) = (view.request()?, view.size_of_device(Some(memory)).ok()?);
+    let (accounts, _) = view.account(Some(&request), &[]);
+    Some(view.shortage(&request, accounts, &size))
+}
+
 /// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
 pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
     explain_by(snapshot, device, options, &[])
@@ -65,6 +79,25 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
 
 /// Like [`explain`], with the user's categories.
 pub fn explain_by(snapshot: &Snapshot, device: u32, options: Options, rules: &[Rule]) -> Result<Explanation, ExplainError> {
+    let replay = |is_foreign: bool| {
+        let is_replayable = !snapshot.events_of(device).is_empty() && !is_foreign;
+        is_replayable.then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity))
+    };
+    explain_with(snapshot, device, options, rules, replay)
+}
+
+/// The headline of an explanation, without a replay.
+pub fn headline(snapshot: &Snapshot, device: u32) -> Result<String, ExplainError> {
+    explain_with(snapshot, device, Options::default(), &[], |_| None).map(|explanation| explanation.headline)
+}
+
+fn explain_with(
+    snapshot: &Snapshot,
+    device: u32,
+    options: Options,
+    rules: &[Rule],
+    replay: impl FnOnce(bool) -> Option<Result<Fidelity, ProgramError>>,
+) -> Result<Explanation, ExplainError> {
     let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
     let unknown = snapshot.config().is_err().then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
     let config = config(snapshot);
@@ -80,7 +113,8 @@ pub fn explain_by(snapshot: &Snapshot, device: u32, options: Options, rules: &[R
     let view = View { snapshot, device, config: &config, history: &history, state: &state, sites: &sites, moment: &moment, is_foreign };
     let request = view.request();
     let size = view.size_of_device(options.memory)?;
-    let (accounts, held) = view.account(request.as_ref());
+    let idle_streams = if request.is_none() && !is_foreign { idle::list(&view) } else { Vec::new() };
+    let (accounts, held) = view.account(request.as_ref(), &idle_streams);
     let pinned = pins::list(&view);
     let of_pytorch = request.as_ref().filter(|_| !is_foreign);
     let shortage = of_pytorch.map(|request| view.shortage(request, accounts, &size));
@@ -93,8 +127,7 @@ pub fn explain_by(snapshot: &Snapshot, device: u32, options: Options, rules: &[R
     if !categories::recorded(snapshot).is_empty() {
         notes.push("parameters, gradients and optimizer state are those that the program had".to_owned());
     }
-    let recovered = (!history.events().is_empty() && !is_foreign)
-        .then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity));
+    let recovered = replay(is_foreign);
     notes.extend(recovered.as_ref().map(|fidelity| replayed(fidelity, config.torch)));
     let oom_events = history.events().iter().filter(|event| event.action == Action::Oom).count();
     let mut explanation = Explanation {
@@ -109,6 +142,7 @@ pub fn explain_by(snapshot: &Snapshot, device: u32, options: Options, rules: &[R
         ways,
         pinned,
         stalled_frees: waits::list(&view),
+        idle_streams,
         growing: growth::list(&view),
         categories: if is_foreign { Vec::new() } else { categories::list(&view, rules) },
         survived_ooms: oom_events.saturating_sub(usize::from(moment.at == MomentKind::Oom)),

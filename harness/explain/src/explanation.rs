@@ -10,7 +10,9 @@ use serde::Serialize;
 use crate::categories::CategoryBytes;
 use crate::sites::{Site, SiteId};
 use crate::view::{Refused, TotalKnown, Totals};
-use crate::{attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, pins::PinnedSegment, state::Moment, waits::Wait};
+use crate::{
+    attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, idle::IdleStream, pins::PinnedSegment, state::Moment, waits::Wait,
+};
 
 /// The use of a device's memory at one moment, and why a request failed.
 #[derive(Clone, Debug, Serialize)]
@@ -34,6 +36,9 @@ pub struct Explanation {
     pub pinned: Vec<PinnedSegment>,
     /// Frees that waited long for other streams. Those that still wait come first.
     pub stalled_frees: Vec<Wait>,
+    /// Streams that no longer allocate, with cached memory, although others reserved more. Empty if a request failed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub idle_streams: Vec<IdleStream>,
     /// Sites whose live bytes grow with each iteration, fastest first.
     pub growing: Vec<Growth>,
     /// Allocated memory by purpose. Empty if the recording has no Python frames.
@@ -80,6 +85,7 @@ impl Explanation {
         let of_causes = self.causes.iter().flat_map(|cause| cause.sites.iter().map(|site| site.id));
         let of_categories = self.categories.iter().flat_map(|category| category.sites.iter().map(|site| site.id));
         let others = self.pinned.iter().map(|segment| segment.by.id).chain(self.stalled_frees.iter().map(|wait| wait.id));
+        let others = others.chain(self.idle_streams.iter().map(|idle| idle.id));
         of_causes
             .chain(of_categories)
             .chain(others)

@@ -1,4 +1,5 @@
 use harness_allocator::units::Bytes;
+use harness_record::Cause;
 
 use crate::explanation::{ByteCause, Explanation};
 use crate::pins::{self, PinnedBySite, PinnedSegment};
@@ -16,12 +17,20 @@ pub(crate) fn of(explanation: &Explanation) -> String {
     }
 }
 
-/// The main reason why a request failed.
+/// The main reason why a request failed: the first of its causes, with the figures of a sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
+    Fraction {
+        limit: Bytes,
+        held: Bytes,
+    },
     /// The missing bytes.
     TooLarge(Bytes),
-    /// The cached bytes, which are few.
+    Rounding {
+        available: Bytes,
+        asked: Bytes,
+    },
+    /// Fragmentation, with few cached bytes.
     NearlyFull(Bytes),
     Unusable(ByteCause),
 }
@@ -29,17 +38,27 @@ pub(crate) enum Reason {
 impl Reason {
     pub(crate) fn of(explanation: &Explanation, request: &Refused) -> Self {
         let accounts = &explanation.accounts;
-        let cached = accounts.reserved.saturating_sub(accounts.active) + explanation.bytes(ByteCause::PendingFree);
-        let everything = accounts.device_free.unwrap_or_default() + cached;
-        if request.requested > everything {
-            return Self::TooLarge(request.requested - everything);
+        let cached = accounts.reserved.saturating_sub(accounts.active);
+        let lacking = request.requested.saturating_sub(accounts.device_free.unwrap_or_default() + cached);
+        let causes = explanation.shortage.as_ref().map(harness_record::causes).unwrap_or_default();
+        match causes.first() {
+            Some(&Cause::Fraction { limit, held, .. }) => Self::Fraction { limit, held },
+            Some(Cause::PendingFree(_)) => Self::Unusable(ByteCause::PendingFree),
+            Some(Cause::OtherStream { .. }) => Self::Unusable(ByteCause::OtherStream),
+            Some(Cause::OtherPool { .. }) => Self::Unusable(ByteCause::OtherPool),
+            Some(Cause::PrivatePool(_)) => Self::Unusable(ByteCause::PrivatePool),
+            Some(&Cause::Rounding { room: available, asked } | &Cause::RoundedUp { largest: available, asked }) => {
+                Self::Rounding { available, asked }
+            }
+            // In explanations, memory in use by others is what the device has beyond the reserved and the free memory.
+            _ if lacking > Bytes::ZERO => Self::TooLarge(lacking),
+            _ if cached.get() < explanation.device_total.get() / NEARLY_FULL => Self::NearlyFull(cached),
+            _ => {
+                let unusable = ByteCause::ALL.into_iter().map(|(cause, ..)| cause);
+                let unusable = unusable.filter(|cause| (ByteCause::PendingFree..=ByteCause::WholeSegments).contains(cause));
+                Self::Unusable(unusable.max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments))
+            }
         }
-        if cached.get() < explanation.device_total.get() / NEARLY_FULL {
-            return Self::NearlyFull(cached);
-        }
-        let unusable = ByteCause::ALL.into_iter().map(|(cause, ..)| cause);
-        let unusable = unusable.filter(|cause| (ByteCause::PendingFree..=ByteCause::WholeSegments).contains(cause));
-        Self::Unusable(unusable.max_by_key(|&cause| explanation.bytes(cause)).unwrap_or(ByteCause::WholeSegments))
     }
 }
 
@@ -50,14 +69,20 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
     let allocated = format!("{} are allocated{}", accounts.allocated, most_by(explanation, ByteCause::Allocated));
     let failed = format!("so the {wanted} did not fit, with {free} free on the device");
     let cause = match Reason::of(explanation, request) {
+        Reason::Fraction { limit, held } => {
+            return format!("The memory fraction allows {limit}, of which {held} are in use: {allocated}, {failed}.");
+        }
         Reason::TooLarge(lacking) => {
             let everything = request.requested - lacking;
             return format!(
                 "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in total."
             );
         }
+        Reason::Rounding { available, asked } => {
+            return format!("{available} are available, but the request is rounded up to {asked}, {failed}.");
+        }
         Reason::NearlyFull(rest) => {
-            return format!("Nearly all memory is in use: {allocated}, and {rest} are cached but of no use to the request, {failed}.");
+            return format!("Nearly all memory is in use, and the rest is fragmented: {allocated}, and {rest} are cached, {failed}.");
         }
         Reason::Unusable(cause) => cause,
     };
@@ -69,7 +94,10 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
             format!("{bytes} are cached for other streams than {own}{by}, {failed}.")
         }
         ByteCause::OtherPool => format!("{bytes} are cached for blocks of the other size{}, {failed}.", pinned_by(explanation, cause)),
-        ByteCause::PrivatePool => format!("{bytes} are cached in private pools that serve other requests, {failed}."),
+        ByteCause::PrivatePool => {
+            let probably = if request.is_pool_inferred { "probably " } else { "" };
+            format!("{bytes} are cached in private pools that {probably}serve other requests, {failed}.")
+        }
         ByteCause::InactiveSplit => format!("{bytes} are reserved but pinned{}, {failed}.", pinned(explanation)),
         _ => format!("{bytes} are free in whole segments, {failed}."),
     }
@@ -85,12 +113,18 @@ fn of_state(explanation: &Explanation) -> String {
     let unused = explanation.bytes(ByteCause::InactiveSplit);
     let is_much = unused > Bytes::ZERO && unused.get() >= accounts.reserved.get() / NEARLY_FULL;
     let pinned = if is_much { format!("; {unused} are reserved but pinned{}", pinned(explanation)) } else { String::new() };
+    let idle = explanation.idle_streams.first().filter(|idle| idle.cached.get() >= accounts.reserved.get() / NEARLY_FULL);
+    let idle = idle.map_or_else(String::new, |idle| {
+        let last = explanation.sites[&idle.id].with_verb("last allocated");
+        let (stream, since) = (attempts::stream(idle.stream), idle.reserved_since);
+        format!("; {} are cached for {stream}, which {last}, and other streams, which cannot use them, reserved {since} since", idle.cached)
+    });
     let of = match explanation.device_total_is {
         TotalKnown::ReservedOnly => String::new(),
         _ => format!(" on a device of {}", explanation.device_total),
     };
     format!(
-        "{when} {} are reserved{of}, and {} are allocated{}{pinned}.",
+        "{when} {} are reserved{of}, and {} are allocated{}{idle}{pinned}.",
         accounts.reserved,
         accounts.allocated,
         most_by(explanation, ByteCause::Allocated)

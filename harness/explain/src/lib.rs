@@ -10,6 +10,7 @@ pub mod fidelity;
 pub mod fleet;
 pub mod grid;
 pub mod growth;
+pub mod idle;
 pub mod least;
 pub mod pins;
 pub mod plain;

@@ -11,11 +11,13 @@ use harness_trace::snapshot::{PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
 
 use crate::grid::{Configuration, Grid};
-use crate::least::Least;
 use crate::sites::{SiteId, SiteKind, Sites};
+use crate::{attempts, idle, least::Least};
 
 /// Maximum number of sites to try changes for. The sites with the most live bytes are chosen.
 const SITES: usize = 8;
+/// Maximum number of streams to try changes for.
+const STREAMS: usize = 4;
 const WORTH_PERCENT: u64 = 2;
 /// Changes that are tested in parallel.
 const GROUP: usize = 4;
@@ -31,27 +33,45 @@ pub struct ProgramAdvice {
     pub program: RecordedProgram,
 }
 
+/// The program's figures with its recorded settings, without a change.
+#[derive(Clone, Copy, Debug)]
+pub struct Unchanged {
+    /// The device's memory.
+    pub memory: Bytes,
+    pub least: Bytes,
+    /// The most reserved memory on that device. `None` if a request fails.
+    pub reserved: Option<Bytes>,
+}
+
+/// The figures with a change.
+struct With {
+    least: Least,
+    reserved: Option<Bytes>,
+}
+
 /// Tests changes with the recorded settings on all cores. The largest saving comes first; equal savings are sorted by fewer
-/// `empty_cache` calls. `own` is the least sufficient memory without a change. Calls `progress` after each change.
+/// `empty_cache` calls. Calls `progress` after each change.
 ///
 /// Each change has a copy of the program, so only a group of them exists at a time.
 pub fn program_advice(
     program: &RecordedProgram,
     snapshot: &Snapshot,
     own: &Configuration,
-    own_least: Bytes,
+    without: Unchanged,
     progress: &(dyn Fn() + Sync),
 ) -> Result<Vec<ProgramAdvice>, ProgramError> {
     let (mut group, mut advice): (Vec<Change>, Vec<_>) = (Vec::new(), Vec::new());
     let mut tested: Result<(), ProgramError> = Ok(());
     let mut test = |group: &mut Vec<Change>| {
-        let least = in_parallel(group, |change| {
+        let results = in_parallel(group, |change| {
             let prepared = change.program.prepare()?;
-            let least = Grid::new(&prepared, own_least).least(own);
+            let grid = Grid::new(&prepared, without.memory);
+            let (least, _) = grid.least(own)?;
+            let reserved = change.of_stream.then(|| grid.replay(own, without.memory)).transpose()?;
             progress();
-            least.map(|(least, _)| least)
+            Ok::<_, ProgramError>(With { least, reserved: reserved.map(|replayed| Bytes(replayed.stats.reserved_bytes.all.peak)) })
         })?;
-        advice.extend(group.drain(..).zip(least).filter_map(|(change, least)| change.advice(least, own_least)));
+        advice.extend(group.drain(..).zip(results).filter_map(|(change, with)| change.advice(with, without)));
         Ok(())
     };
     each_change(program, snapshot, |change| {
@@ -62,7 +82,7 @@ pub fn program_advice(
     });
     tested.and_then(|()| test(&mut group))?;
     // The sort is stable, so equal changes keep their order.
-    advice.sort_by_key(|(advice, times_emptied): &(ProgramAdvice, usize)| (advice.least.enough, *times_emptied));
+    advice.sort_by_key(|(advice, times_emptied): &(ProgramAdvice, usize)| (Reverse(advice.saves), *times_emptied));
     Ok(advice.into_iter().map(|(advice, _)| advice).collect())
 }
 
@@ -72,20 +92,29 @@ pub(crate) struct Change {
     /// The change without figures of this recording.
     pub(crate) kind: String,
     times_emptied: usize,
+    /// True if the change is about the cache of a stream. A stream's cache is released before a request fails, so such a change can save reserved
+    /// memory although the program needs no less.
+    of_stream: bool,
     pub(crate) program: RecordedProgram,
 }
 
 impl Change {
     /// Returns the change as advice if it saves enough, with the number of `empty_cache` calls.
-    fn advice(self, least: Least, own_least: Bytes) -> Option<(ProgramAdvice, usize)> {
-        let saves = own_least.saturating_sub(least.enough);
-        let is_worth_it = saves.0 >= own_least.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO;
+    fn advice(self, with: With, without: Unchanged) -> Option<(ProgramAdvice, usize)> {
+        let required = (without.least, with.least.enough, "required");
+        let reserved = without.reserved.zip(with.reserved).map(|(before, after)| (before, after, "reserved"));
+        let is_worth_it = |&(before, after, _): &(Bytes, Bytes, _)| {
+            let saves = before.saturating_sub(after);
+            saves.0 >= before.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO
+        };
+        let (before, after, which) = [Some(required), reserved].into_iter().flatten().find(is_worth_it)?;
         let price = match self.times_emptied {
-            0 => String::new(),
+            0 | 1 => String::new(),
             times => format!(", with {times} calls of empty_cache"),
         };
-        let sentence = format!("{} reduces the required memory from {own_least} to {}{price}", self.what, least.enough);
-        is_worth_it.then_some((ProgramAdvice { sentence, least, saves, program: self.program }, self.times_emptied))
+        let sentence = format!("{} reduces the {which} memory from {before} to {after}{price}", self.what);
+        let (least, saves) = (with.least, before.saturating_sub(after));
+        Some((ProgramAdvice { sentence, least, saves, program: self.program }, self.times_emptied))
     }
 }
 
@@ -116,46 +145,79 @@ pub fn fraction_advice(
 pub(crate) fn each_change(program: &RecordedProgram, snapshot: &Snapshot, mut act: impl FnMut(Change)) {
     let sites = Sites::new(snapshot, program.device);
     let by_site = BySite::new(program, &sites);
+    let name = |id: u64| &sites.get(sites.of_event(program.origin[by_site.made[&id]] as usize)).name;
+    let mut change = |what: String, kind: String, of_stream, (program, times_emptied)| {
+        act(Change { what, kind, times_emptied, of_stream, program });
+    };
+    for (number, &PoolId(first, second)) in program.pools.iter().enumerate() {
+        let pool = PrivatePoolId(number as u32);
+        if let (Some(released), Some(largest)) = (released(program, pool), by_site.largest_in(program, pool)) {
+            let what =
+                |pool: String| format!("releasing {pool} of {} after its last allocation, unless a CUDA graph needs it,", name(largest));
+            change(what(format!("private pool ({first}, {second})")), what("the private pool".to_owned()), false, (released, 0));
+        }
+    }
+    let events = snapshot.events_of(program.device);
+    for idle in idle::streams(events).into_iter().take(STREAMS) {
+        let id_at = |event: usize| {
+            let of_event = program.operations.iter().zip(&program.origin).filter(|(_, origin)| **origin as usize == event);
+            let id = |(operation, _): (&TraceEvent, _)| if let TraceEvent::Allocate { id, .. } = *operation { Some(id) } else { None };
+            of_event.filter_map(id).find(|id| !by_site.in_pools.contains_key(id))
+        };
+        let (Some(last), Some(next)) = (id_at(idle.last), id_at(idle.next)) else { continue };
+        let [own, other] = [idle.stream, events[idle.next].stream];
+        let (to, of) = (attempts::stream(other), attempts::stream(own));
+        let what = format!("allocating on {to} what {of} allocates, last at {},", name(last));
+        let kind = format!("allocating on the stream of {} what another stream allocates, last at {},", name(next), name(last));
+        change(what, kind, true, (on_stream(program, own, other), 0));
+        let what = format!("torch.cuda.empty_cache() once, before {} first reserves memory,", name(next));
+        change(what.clone(), what, true, (emptied_once(program, next), 1));
+    }
     for &site in &by_site.largest() {
         let name = &sites.get(site).name;
         let ids = &by_site.ids[&site];
         let blocks = count(ids.len(), "block");
-        let mut change = |what: String, kind: String, (program, times_emptied)| act(Change { what, kind, times_emptied, program });
         let what = format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}");
-        change(what, format!("a separate pool (torch.cuda.MemPool) for {name}"), (own_pool(program, ids), 0));
+        change(what, format!("a separate pool (torch.cuda.MemPool) for {name}"), false, (own_pool(program, ids), 0));
         let kept = by_site.kept(program, ids);
         if !kept.is_empty() {
             let what = format!("allocating the {} that {name} keeps first, in order of falling size,", count(kept.len(), "block"));
-            change(what, format!("allocating what {name} keeps first"), (before_all(program, &kept), 0));
+            change(what, format!("allocating what {name} keeps first"), false, (before_all(program, &kept), 0));
         }
         if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
             let what = format!("freeing each block of {name} before it allocates the next one");
-            change(what.clone(), what, (earlier, 0));
+            change(what.clone(), what, false, (earlier, 0));
         }
-        if let Some(emptied) = emptied_before(program, ids) {
+        let outside: Vec<u64> = ids.iter().copied().filter(|id| !by_site.in_pools.contains_key(id)).collect();
+        if let Some(emptied) = emptied_before(program, &outside) {
             let what = format!("torch.cuda.empty_cache() before {name}");
-            change(what.clone(), what, emptied);
+            change(what.clone(), what, false, emptied);
         }
     }
 }
 
+#[derive(Default)]
 struct BySite {
     ids: BTreeMap<SiteId, Vec<u64>>,
     peaks: BTreeMap<SiteId, Bytes>,
     /// For each id, the operations that allocate and free it.
     made: BTreeMap<u64, usize>,
     freed: BTreeMap<u64, usize>,
+    /// The ids that a private pool serves.
+    in_pools: BTreeMap<u64, PrivatePoolId>,
 }
 
 impl BySite {
     fn new(program: &RecordedProgram, sites: &Sites) -> Self {
-        let mut all = Self { ids: BTreeMap::new(), peaks: BTreeMap::new(), made: BTreeMap::new(), freed: BTreeMap::new() };
+        let mut all = Self::default();
+        let mut open = Vec::new();
         let (mut live, mut site_of): (BTreeMap<SiteId, Bytes>, BTreeMap<u64, (SiteId, Bytes)>) = (BTreeMap::new(), BTreeMap::new());
         for (operation, &event) in program.operations.iter().enumerate() {
             match event {
                 TraceEvent::Allocate { id, size, .. } => {
                     let site = sites.of_event(program.origin[operation] as usize);
                     all.made.insert(id, operation);
+                    open.last().map(|&pool| all.in_pools.insert(id, pool));
                     // A change needs a known line.
                     if sites.get(site).kind == SiteKind::Frame && size > Bytes::ZERO {
                         all.ids.entry(site).or_default().push(id);
@@ -172,6 +234,8 @@ impl BySite {
                         *live.entry(*site).or_default() -= *size;
                     }
                 }
+                TraceEvent::BeginPool(pool) => open.push(pool),
+                TraceEvent::EndPool(pool) => open.retain(|&known| known != pool),
                 _ => {}
             }
         }
@@ -185,11 +249,19 @@ impl BySite {
         sites
     }
 
-    /// Blocks that are never freed or live for more than half of the recording. Excludes failed requests.
+    /// Blocks of the default pool that are never freed, or if the recording reaches the end of the program, live for more than half of it. Excludes
+    /// failed requests.
     fn kept(&self, program: &RecordedProgram, ids: &[u64]) -> BTreeSet<u64> {
-        let all = program.operations.len();
-        let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| freed - self.made[*id] > all / 2);
-        ids.iter().filter(lives_long).filter(|&&id| !program.allocations[id as usize].refused).copied().collect()
+        let (all, is_complete) = (program.operations.len(), program.ended == Ended::Well);
+        let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| is_complete && freed - self.made[*id] > all / 2);
+        let is_movable = |id: &&u64| !program.allocations[**id as usize].refused && !self.in_pools.contains_key(*id);
+        ids.iter().filter(lives_long).filter(is_movable).copied().collect()
+    }
+
+    /// The largest block that a private pool serves.
+    fn largest_in(&self, program: &RecordedProgram, pool: PrivatePoolId) -> Option<u64> {
+        let of_pool = self.in_pools.iter().filter(|&(_, &of)| of == pool).map(|(&id, _)| id);
+        of_pool.max_by_key(|&id| (program.allocations[id as usize].requested, Reverse(id)))
     }
 
     /// Frees each block before the next one of its site is allocated. `None` if more than two are live at a time, because the
@@ -250,6 +322,42 @@ impl<'a> Edit<'a> {
         }
         self.add(self.program.operations[kept], kept);
     }
+}
+
+/// Releases a private pool after its last allocation. `None` if the program does so, or does not use the pool.
+fn released(program: &RecordedProgram, pool: PrivatePoolId) -> Option<RecordedProgram> {
+    let place = |sought: TraceEvent| program.operations.iter().rposition(|&event| event == sought);
+    let last = place(TraceEvent::EndPool(pool)).filter(|_| place(TraceEvent::ReleasePool(pool)).is_none())?;
+    Some(changed(program, |edit, operation, _| {
+        edit.keep(operation);
+        if operation == last {
+            edit.add(TraceEvent::ReleasePool(pool), operation);
+        }
+    }))
+}
+
+/// Allocates on one stream what another one allocates.
+fn on_stream(program: &RecordedProgram, from: u64, to: u64) -> RecordedProgram {
+    let [from, to] = [from, to].map(|handle| program.stream_number(handle));
+    let mut changed = program.clone();
+    for operation in &mut changed.operations {
+        if let TraceEvent::Allocate { stream, .. } = operation
+            && *stream == from
+        {
+            *stream = to;
+        }
+    }
+    changed
+}
+
+/// Empties the cache before this allocation.
+fn emptied_once(program: &RecordedProgram, before: u64) -> RecordedProgram {
+    changed(program, |edit, operation, event| {
+        if matches!(event, TraceEvent::Allocate { id, .. } if id == before) {
+            edit.add(TraceEvent::EmptyCache, operation);
+        }
+        edit.keep(operation);
+    })
 }
 
 /// Moves these blocks to a private pool.

@@ -42,6 +42,9 @@ pub struct Refused {
     pub pool: PoolKind,
     #[serde(skip_serializing_if = "PoolId::is_default")]
     pub private_pool: PoolId,
+    /// True if the recording does not contain the pool, so it is only probable. PyTorch before 2.12 does not record it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_pool_inferred: bool,
     pub site: String,
     pub id: SiteId,
 }

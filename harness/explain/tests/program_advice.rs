@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
-use harness_explain::program_advice::{self, ProgramAdvice};
+use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
 use harness_explain::requests::Requests;
 use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace};
 
@@ -44,7 +44,8 @@ fn least(program: &RecordedProgram) -> Bytes {
 fn advice(text: &str, begins: &str) -> ProgramAdvice {
     let (program, snapshot) = program(text);
     let own_least = least(&program);
-    let all = program_advice::program_advice(&program, &snapshot, &own(), own_least, &|| {}).expect("it can run");
+    let without = Unchanged { memory: UNLIMITED, least: own_least, reserved: None };
+    let all = program_advice::program_advice(&program, &snapshot, &own(), without, &|| {}).expect("it can run");
     let sentences: Vec<&str> = all.iter().map(|advice| advice.sentence.as_str()).collect();
     let found = sentences.iter().position(|sentence| sentence.starts_with(begins));
     let advice = all[found.unwrap_or_else(|| panic!("{begins} of {own_least}: {sentences:#?}"))].clone();

@@ -323,6 +323,9 @@ pub struct FailedRequest {
     /// Free memory in private pools that do not serve the request.
     #[serde(default, skip_serializing_if = "Pieces::is_empty")]
     pub other_private_pools: Pieces,
+    /// True if the recording does not contain the request's pool, so it is inferred.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub is_pool_inferred: bool,
     /// Names of the scenario's streams, by number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<u32, String>,

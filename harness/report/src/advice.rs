@@ -8,15 +8,17 @@ use harness_explain::grid::{Ending, NotTried};
 
 use super::{text, words::Grid};
 
-/// Renders the result on one screen: the advice, one line per outcome, and notes on the figures.
+/// Renders the result on one screen: the advice, the headline of the explanation, one line per outcome, and notes on the figures.
 pub fn render(
     advice: &Advice<'_>,
+    headline: Option<&str>,
     (endings, not_tried): (&[Ending], &[NotTried]),
     memory: Option<Bytes>,
     fidelity: Option<&Fidelity>,
     in_program: &[String],
 ) -> String {
     let mut text = format!("{}\n", first_sentence(advice, memory));
+    text.extend(headline.map(|headline| format!("{headline}\n")));
     text += &backing(fidelity, advice.is_complete);
     if !in_program.is_empty() {
         text += "\nChanges in the program, each tested by a replay with the recorded settings:\n";
@@ -52,20 +54,20 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
             best.configuration.name,
             price(advice.own, best)
         ),
-        Verdict::Fine if memory.is_none() => format!("It needs {} without a change, and no setting saves much.", least(advice.own)),
-        Verdict::Fine => format!("It fits in {device} without a change, and no setting saves much: it needs {}.", least(advice.own)),
+        Verdict::Fine => {
+            let (needs, reserves) = (least(advice.own), Bytes(advice.own.replayed.stats.reserved_bytes.all.peak));
+            let reserves = if reserves > needs { format!(", and reserves up to {reserves} if it can") } else { String::new() };
+            match memory {
+                None => format!("It needs {needs} without a change{reserves}, and no setting saves much."),
+                Some(_) => format!("It fits in {device} without a change, and no setting saves much: it needs {needs}{reserves}."),
+            }
+        }
         Verdict::Nothing { needed, closest } => {
-            let lacking = memory.map_or(Bytes::ZERO, |memory| needed.saturating_sub(memory));
-            let too_large = if lacking > Bytes::ZERO {
-                format!("the program is too large by {lacking}: its peak is {needed} allocated")
-            } else {
-                format!("its peak is {needed} allocated, and fragmentation takes the rest")
-            };
             let closest = closest.map_or_else(String::new, |closest| {
                 let more = memory.map_or(Bytes::ZERO, |memory| least(closest).saturating_sub(memory));
                 format!(" {} comes closest: it needs {more} more memory.", named(closest))
             });
-            format!("No setting makes it run{past} in {device}: {too_large}.{closest}")
+            format!("No setting makes it run{past} in {device}: its peak is {needed} allocated.{closest}")
         }
     }
 }

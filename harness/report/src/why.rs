@@ -139,8 +139,9 @@ fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
         }
         Cause::Fragmented { own, room, elsewhere } => fragmented(shortage, own, room, elsewhere),
         Cause::PrivatePool(pieces) => format!(
-            "{} are free in private pools, which serve other requests, for example those of a CUDA graph. Releasing the pool frees them.",
-            size(pieces.bytes)
+            "{} are free in private pools, which {}serve other requests, for example those of a CUDA graph. Releasing the pool frees them.",
+            size(pieces.bytes),
+            if shortage.is_pool_inferred { "probably " } else { "" }
         ),
         Cause::OthersHold { held, asked } => {
             format!("Other processes use {}. Without them, the driver could have allocated the requested {}.", size(held), size(asked))

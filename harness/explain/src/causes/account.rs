@@ -8,11 +8,11 @@ use harness_record::{Accounts, FailedRequest, Pieces, StreamPool, UnlistedSegmen
 use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
-use crate::attempts;
 use crate::explanation::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
 use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, pool_mismatch};
+use crate::{attempts, idle::IdleStream};
 
 impl View<'_> {
     pub(super) fn request(&self) -> Option<Refused> {
@@ -22,7 +22,8 @@ impl View<'_> {
         };
         let rounded = by_rule(Config::round, event.size);
         let pool = if self.is_foreign { PoolKind::Large } else { PoolKind::of_block(rounded) };
-        let private = self.snapshot.pool_of(event).unwrap_or_else(|| self.likely_pool(event.stream));
+        let recorded = self.snapshot.pool_of(event);
+        let has_private_pools = self.state.segments.iter().any(|segment| !segment.private_pool.is_default());
         let id = self.sites.of_event(index);
         Some(Refused {
             requested: event.size,
@@ -30,21 +31,26 @@ impl View<'_> {
             asked: by_rule(Config::segment_size, rounded),
             stream: event.stream,
             pool,
-            private_pool: private,
+            private_pool: recorded.unwrap_or_else(|| self.likely_pool(event.stream)),
+            is_pool_inferred: recorded.is_none() && has_private_pools,
             site: self.sites.get(id).name.clone(),
             id,
         })
     }
 
-    /// PyTorch up to 2.11 does not record a request's pool. If all segments of a stream are in one private pool, as during the
-    /// capture of a CUDA graph, requests on that stream use the same pool.
+    /// PyTorch up to 2.11 does not record a request's pool. If all segments of a stream are in one private pool, as during the capture of a CUDA
+    /// graph, requests on that stream probably use the same pool. A capture cannot use the default stream. A request for the default pool releases
+    /// that pool's cached memory before it fails; a request for a private pool releases nothing.
     fn likely_pool(&self, stream: u64) -> PoolId {
         let mut pools = self.state.segments.iter().filter(|segment| segment.stream == stream).map(|segment| segment.private_pool);
-        let Some(first) = pools.next() else { return PoolId::DEFAULT };
-        if pools.all(|pool| pool == first) { first } else { PoolId::DEFAULT }
+        let Some(first) = pools.next().filter(|&first| pools.all(|pool| pool == first)) else { return PoolId::DEFAULT };
+        let is_whole = |segment: &&Segment| pins::pieces(segment, self.config).any(|piece| piece.whole > Bytes::ZERO);
+        let kept_cached = self.state.segments.iter().filter(|segment| segment.private_pool.is_default()).any(|segment| is_whole(&segment));
+        let is_private = kept_cached || (stream != 0 && attempts::given_back(self).is_empty());
+        if is_private { first } else { PoolId::DEFAULT }
     }
 
-    pub(super) fn account(&self, request: Option<&Refused>) -> (Totals, Held) {
+    pub(super) fn account(&self, request: Option<&Refused>, idle: &[IdleStream]) -> (Totals, Held) {
         let mut totals = Totals { device_free: self.oom().map(|(_, event)| Bytes(event.address)), ..Totals::default() };
         let mut held = Held::default();
         for segment in &self.state.segments {
@@ -71,8 +77,11 @@ impl View<'_> {
             }
             let request_of_pytorch = request.filter(|_| !self.is_foreign);
             let closed_to_request = request_of_pytorch.and_then(|request| pool_mismatch(segment, request));
-            let private = (request.is_none() && segment.private_pool != PoolId::DEFAULT).then_some(ByteCause::PrivatePool);
-            let elsewhere = closed_to_request.or(private);
+            let without_request = || match segment.private_pool {
+                PoolId::DEFAULT => idle.iter().any(|idle| idle.stream == segment.stream).then_some(ByteCause::OtherStream),
+                _ => Some(ByteCause::PrivatePool),
+            };
+            let elsewhere = if request.is_none() { without_request() } else { closed_to_request };
             let pinner = Pinner::new(self, segment);
             for piece in pins::pieces(segment, self.config) {
                 if piece.whole > Bytes::ZERO {
@@ -167,6 +176,7 @@ impl View<'_> {
             inactive_split,
             lanes: Some(lanes(self.state.segments.iter().filter(is_own), &streams)),
             other_private_pools: free_in_others.collect(),
+            is_pool_inferred: request.is_pool_inferred,
             streams: (0_u32..).zip(&streams).map(|(number, &handle)| (number, stream_name(handle))).collect(),
             pinned: Vec::new(),
             pinned_unlisted: UnlistedSegments::default(),

@@ -39,6 +39,7 @@ fn shortage(requested: Bytes) -> FailedRequest {
         inactive_split: mib(16),
         lanes: Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
         other_private_pools: Pieces::default(),
+        is_pool_inferred: false,
         streams: BTreeMap::new(),
         pinned: Vec::new(),
         pinned_unlisted: UnlistedSegments::default(),

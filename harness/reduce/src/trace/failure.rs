@@ -1,32 +1,28 @@
 //! Replays a trace and classifies its failed requests: [`Failure`].
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
+use harness_allocator::allocator::{Allocator, PrivatePoolId, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
-use harness_record::Invariant;
+use harness_explain::causes;
+use harness_record::{Cause, CauseKind, Invariant};
 use harness_trace::execute::{ByHandle, Executor, Kind, Outcome, Stopped, Target};
-use harness_trace::trace::TraceEvent;
+use harness_trace::{snapshot::Snapshot, trace::TraceEvent};
 
 use super::Case;
 
-/// Why a request failed, in the order in which the reasons are tested.
+/// Why a trace fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// At least half of the free memory was in partly used segments.
-    #[error("enough memory is free, but it is fragmented")]
-    Fragmented,
-    #[error("enough memory is free in total, but neither the device nor the allocator has a large enough part")]
-    DeviceShort,
-    #[error("the device has enough free memory, but not for the rounded size of the request")]
-    Rounding,
-    #[error("enough memory was freed, but it waits for events of other streams")]
-    PendingFree,
-    #[error("the memory fraction refuses it")]
-    Fraction,
-    #[error("less memory is free than requested")]
-    TooLarge,
-    #[error("the request exceeds the device memory")]
-    NeverFits,
+    /// The main cause of a refused request, as `harness explain` names it. `None` if the figures prove none.
+    #[error("{}", .cause.map_or("the figures do not show why", CauseKind::about))]
+    Refused {
+        cause: Option<CauseKind>,
+        /// True if the cause is fragmentation, and at least half of the free memory was in the allocator.
+        is_mostly_cached: bool,
+        /// True if the request is larger than the device.
+        exceeds_device: bool,
+    },
     /// An always-checked invariant is violated when a scenario replays the trace.
     #[error("the invariant {} does not hold: {}", .0, .0.promise())]
     Violates(Invariant),
@@ -51,12 +47,15 @@ pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) ->
     let mut device = SimDevice::new(SimConfig::replay(memory));
     let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
     let config = Config { quirks: Quirks::AsTorch, ..config.clone() };
-    let (mut fraction, mut refused) = (config.memory_fraction, Vec::new());
+    let (mut now, mut open, mut refused) = (config.clone(), Vec::new(), Vec::new());
     let mut watch = |operation: usize, _: Kind, outcome: Outcome, target: &mut ByHandle<'_, CachingAllocator>| {
         match events[operation] {
-            TraceEvent::SetFraction(set) => fraction = set,
-            TraceEvent::Allocate { id, size, .. } if outcome == Outcome::OutOfMemory => {
-                refused.push(Refused { operation, failure: failure(target, size, memory, fraction.limit(memory)) });
+            TraceEvent::SetFraction(set) => now.memory_fraction = set,
+            TraceEvent::BeginPool(pool) if outcome == Outcome::Done => open.push(pool),
+            TraceEvent::EndPool(pool) => open.retain(|&known| known != pool),
+            TraceEvent::Allocate { id, size, stream } if outcome == Outcome::OutOfMemory => {
+                let pool = open.last().map(|pool: &PrivatePoolId| pool.0);
+                refused.push(Refused { operation, failure: failure(target, Request { size, stream }, pool, &now, memory) });
                 return if may_fail(operation, id) { Ok(()) } else { Err(RefusedToo) };
             }
             _ => {}
@@ -74,22 +73,13 @@ pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) ->
 /// A request that must succeed failed.
 struct RefusedToo;
 
-fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Option<Bytes>) -> Failure {
-    let stats = target.stats();
+fn failure(target: &mut impl Target, request: Request, private_pool: Option<u32>, config: &Config, memory: Bytes) -> Failure {
     // The simulated device never fails this query.
     let free = target.with_device(|device| device.free_memory().unwrap_or_default());
-    let [reserved, active, allocated] =
-        [stats.reserved_bytes, stats.active_bytes, stats.allocated_bytes].map(|pooled| Bytes(pooled.all.current));
-    let room = limit.map_or(free, |limit| limit.saturating_sub(reserved).min(free));
-    let cached = reserved.saturating_sub(active);
-    let waiting = active.saturating_sub(allocated);
-    match requested {
-        _ if requested <= room => Failure::Rounding,
-        _ if requested <= room + cached && cached >= room => Failure::Fragmented,
-        _ if requested <= room + cached => Failure::DeviceShort,
-        _ if requested <= room + cached + waiting => Failure::PendingFree,
-        _ if requested <= free + cached => Failure::Fraction,
-        _ if requested <= memory => Failure::TooLarge,
-        _ => Failure::NeverFits,
-    }
+    let snapshot = Snapshot::of_refusal(&target.with(|allocator, _| allocator.snapshot()), request, private_pool, free);
+    let refused = causes::refused(&snapshot, config, memory);
+    let cause = refused.as_ref().and_then(|refused| harness_record::causes(refused).first().map(Cause::kind));
+    let cached = refused.map(|refused| refused.cached()).unwrap_or_default();
+    let is_mostly_cached = cause == Some(CauseKind::Fragmented) && cached >= free;
+    Failure::Refused { cause, is_mostly_cached, exceeds_device: request.size > memory }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::device::{StreamId, sim::GRANULARITY};
 use harness_allocator::{allocator::caching::Config, units::Bytes};
+use harness_record::CauseKind;
 use harness_trace::trace::TraceEvent;
 
 use super::failure::{Early, Failure, Refused, run};
@@ -212,7 +213,7 @@ impl<'a, 'w> Search<'a, 'w> {
     fn accept(&mut self, mut candidate: Shrunk) -> Flow<bool> {
         let (needed, live) = needed_and_live(&candidate.case.events);
         // A program that is too large for its device can have any device.
-        let is_too_large = matches!(self.best.failure, Failure::TooLarge | Failure::NeverFits);
+        let is_too_large = matches!(self.best.failure, Failure::Refused { cause: Some(CauseKind::TooLarge), .. });
         let needed = if is_too_large { GRANULARITY } else { needed };
         let most = self.best.case.memory;
         let gone = needed_and_live(&self.best.case.events).1.saturating_sub(live);

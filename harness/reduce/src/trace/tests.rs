@@ -4,7 +4,7 @@ use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Reques
 use harness_allocator::device::{Device, DeviceError};
 use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_devices::DeviceSource;
-use harness_record::{Invariant, RunRecord};
+use harness_record::{CauseKind, Invariant, RunRecord};
 use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;
 
@@ -12,6 +12,13 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::Progress;
+
+const FRAGMENTED: Failure = Failure::Refused { cause: Some(CauseKind::Fragmented), is_mostly_cached: true, exceeds_device: false };
+const TOO_LARGE: Failure = too_large(false);
+
+const fn too_large(exceeds_device: bool) -> Failure {
+    Failure::Refused { cause: Some(CauseKind::TooLarge), is_mostly_cached: false, exceeds_device }
+}
 
 fn case(text: &str, memory: Bytes) -> Case {
     Case { events: harness_trace::trace::parse(text).expect("a trace"), config: Config::default(), memory }
@@ -42,11 +49,11 @@ fn fragmented() -> Case {
 fn a_fragmented_trace_reduces_to_one_pinned_segment() {
     let given = fragmented();
     let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
-    assert_eq!((shrunk.failure, shrunk.is_stopped), (Failure::Fragmented, false));
+    assert_eq!((shrunk.failure, shrunk.is_stopped), (FRAGMENTED, false));
     assert!(shrunk.case.events.len() <= 4, "{:?}", text(&shrunk));
     assert!(shrunk.case.memory < given.memory);
     let again = shrink(shrunk.case.clone(), &Goal::Oom, &mut go_on).expect("it still does");
-    assert_eq!(again.failure, Failure::Fragmented);
+    assert_eq!(again.failure, FRAGMENTED);
     assert_eq!(shrunk, shrink(given, &Goal::Oom, &mut go_on).expect("the same"), "the same trace comes down to the same one");
 }
 
@@ -64,10 +71,10 @@ fn events_keep_their_original_index() {
 fn a_too_large_program_stays_too_large() {
     let given = case("a 1 60000000 0\na 2 60000000 0\na 3 60000000 7\n", Bytes::mib(128));
     let shrunk = shrink(given, &Goal::Oom, &mut go_on).expect("too large");
-    assert_eq!(shrunk.failure, Failure::TooLarge);
+    assert_eq!(shrunk.failure, TOO_LARGE);
     assert_eq!(text(&shrunk).len(), 2, "one block in the way of a request: {:?}", text(&shrunk));
     let shrunk = shrink(case("a 1 60000000 0\na 2 600000000 0\n", Bytes::mib(128)), &Goal::Oom, &mut go_on).expect("much too large");
-    assert_eq!((shrunk.failure, shrunk.case.events.len()), (Failure::NeverFits, 1));
+    assert_eq!((shrunk.failure, shrunk.case.events.len()), (too_large(true), 1));
 }
 
 #[test]
@@ -129,8 +136,7 @@ fn pools_streams_and_pressure_have_their_steps() {
     let case = case(text, Bytes::mib(512));
     let origins = (0..case.events.len()).collect();
     let (other, may_fail) = (Some(Config { expandable_segments: true, ..Config::default() }), BTreeSet::from([1]));
-    let shrunk =
-        Shrunk { case, other, failure: Failure::TooLarge, fails_under_its_own: true, may_fail, origins, replays: 0, is_stopped: false };
+    let shrunk = Shrunk { case, other, failure: TOO_LARGE, fails_under_its_own: true, may_fail, origins, replays: 0, is_stopped: false };
     insta::assert_snapshot!(scenario(&shrunk, "All steps.", "{ fails: oom, serves: fits }", |_| None).expect("one pool"));
     let crossing = Shrunk { case: self::case("g+ 1\ng+ 2\ng- 1\ng- 2\na 1 5 0\n", Bytes::mib(2)), origins: (0..5).collect(), ..shrunk };
     assert_eq!(scenario(&crossing, "", "oom", |_| None), Err(NotAScenario::PoolsOverlap));

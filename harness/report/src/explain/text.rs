@@ -9,6 +9,7 @@ use harness_explain::compare::{self, Comparison, Whole};
 use harness_explain::pins;
 use harness_explain::ranks::{Overview, RankRow};
 use harness_explain::state::{Moment, MomentKind};
+use harness_trace::snapshot::PoolId;
 
 use crate::text::{Style, Text};
 use crate::why;
@@ -147,8 +148,13 @@ fn most_of(cause: &CauseBytes) -> String {
 pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
     let asked = explanation.sites[&request.id].with_verb(&format!("{}{exact} were asked for", request.asked));
+    let probably = match request.private_pool {
+        _ if !request.is_pool_inferred => String::new(),
+        PoolId::DEFAULT => ", probably in the default pool (PyTorch before 2.12 does not record it)".to_owned(),
+        PoolId(first, second) => format!(", probably in private pool ({first}, {second}) (PyTorch before 2.12 does not record it)"),
+    };
     let ways = if explanation.ways.is_empty() { "" } else { " Each attempt to serve the request failed:" };
-    format!("{asked}.{ways}")
+    format!("{asked}{probably}.{ways}")
 }
 
 /// Causes of the failure that the attempts do not show.

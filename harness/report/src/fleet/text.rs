@@ -54,6 +54,8 @@ pub(super) fn about(cause: &str) -> &str {
     match cause {
         "too_large" => "the program is too large; missing bytes",
         "nearly_full" => "nearly all memory is in use; cached bytes",
+        "memory_fraction" => "refused by the memory fraction; its limit",
+        "rounding" => "rounded up; the rounded request",
         "pending_free" => "freed, but other streams still use it",
         "other_stream" => "cached for another stream",
         "other_pool" => "cached for blocks of the other size",

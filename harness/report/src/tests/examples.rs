@@ -217,6 +217,7 @@ pub(crate) fn shortage() -> FailedRequest {
         inactive_split: free.bytes,
         lanes: Some(vec![lane]),
         other_private_pools: Pieces::default(),
+        is_pool_inferred: false,
         streams: BTreeMap::from([(0, "default".to_owned())]),
         pinned: Vec::new(),
         pinned_unlisted: UnlistedSegments::default(),

@@ -54,6 +54,7 @@ impl Rig {
             inactive_split,
             lanes,
             other_private_pools,
+            is_pool_inferred: false,
             streams,
             pinned,
             pinned_unlisted,

@@ -305,6 +305,22 @@ impl Log {
     }
 }
 
+impl Snapshot {
+    /// A snapshot of an allocator that has just refused a request, with the device's free memory. `private_pool` serves the request.
+    pub fn of_refusal(segments: &[SegmentInfo], request: Request, private_pool: Option<u32>, free: Bytes) -> Self {
+        let mut snapshot = Self::default();
+        let extra = snapshot.extras.intern(vec![pool_key(private_pool)]);
+        let (address, size, stream) = (free.0, request.size, request.stream.0.into());
+        let segment = |segment: &SegmentInfo| {
+            let stream = segment.stream.unwrap_or_default().0.into();
+            Segment::of(segment, stream, pool_id(segment.private_pool), |_| StackId::EMPTY)
+        };
+        snapshot.segments = segments.iter().map(segment).collect();
+        snapshot.traces = vec![vec![Event { action: Action::Oom, address, size, stream, time_us: None, stack: StackId::EMPTY, extra }]];
+        snapshot
+    }
+}
+
 /// Converts private pool N to `(0, N + 1)`.
 fn pool_id(private_pool: Option<u32>) -> PoolId {
     private_pool.map_or(PoolId::DEFAULT, |pool| PoolId(0, u64::from(pool) + 1))

@@ -18,6 +18,7 @@ import sys
 import threading
 
 import harness_random_numbers as random_numbers
+import harness_torch_kernel as torch_kernel
 import torch
 from torch import library as torch_library
 
@@ -53,10 +54,6 @@ _DIVISIONS = "div", "div_", "floor_divide", "floor_divide_", "remainder", "remai
 _REFUSE_VALUES = "linalg", "_linalg", "cholesky", "_cholesky", "lu_", "_lu_", "_assert"
 # For tensors of equal types, these substitutes do what the CPU's operations do.
 _SOFTMAX = "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"
-# What `Torch` in torch_kernel.rs needs, in its order: functions of libtorch_cpu.so, an object of libc10.so, and functions of libtorch_cpu.so.
-_DISPATCHER = "_ZN3c1010Dispatcher13realSingletonEv", "_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_"
-_UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"
-_TENSOR_FUNCTIONS = "get_data_ptr get_dim get_sizes get_strides get_dtype create_tensor_from_blob delete_tensor_object".split()
 _registrations = []  # They last as long as these objects.
 _SEED_MASK = (1 << 63) - 1
 
@@ -492,35 +489,6 @@ class _Description(ctypes.Structure):
 
 def _named(operation):
     return _Name(operation._schema.name.encode(), operation._schema.overload_name.encode())
-
-
-def _bits(key_set):
-    """The set as a number, for PyTorch 2.4, in which only C++ can read it. pybind11 stores the address of the object of C++ after Python's header."""
-    return ctypes.c_uint64.from_address(ctypes.c_size_t.from_address(id(key_set) + object.__basicsize__).value).value
-
-
-def _prepare(library):
-    """Prepares the library to run operations without Python."""
-    if not (2, 4) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 15):
-        return
-    torch_cpu, c10 = ctypes.CDLL("libtorch_cpu.so"), ctypes.CDLL("libc10.so")
-    addressed = lambda functions: [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    found = addressed(getattr(torch_cpu, name) for name in _DISPATCHER)
-    found.append(ctypes.addressof(ctypes.c_char.in_dll(c10, _UNDEFINED)))
-    found += addressed(getattr(torch_cpu, f"aoti_torch_{name}") for name in _TENSOR_FUNCTIONS)
-    bits = getattr(_C.DispatchKeySet, "raw_repr", _bits)
-    key_set = lambda *names: functools.reduce(operator.or_, (bits(_C.DispatchKeySet(_C._dispatch_key_parse(name))) for name in names))
-    found += key_set("CUDA"), key_set("CPU"), key_set(*_KEYS, "BackendSelect", "ADInplaceOrView")
-    tensor = torch.empty(2, 3)  # Python keeps this operation.
-    keys = bits(_C._dispatch_keys(tensor))
-    found += keys, keys | key_set("CUDA", "AutogradCUDA", "AutocastCUDA")
-    probe = torch_library.Library("harness", "DEF")
-    probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f) -> Tensor")
-    for key in ("CPU", "CUDA", _KEYS[0]):
-        probe.impl("probe", lambda *arguments: arguments[0], key)
-    _registrations.append(probe)
-    if library.harness_values_probe((ctypes.c_uint64 * len(found))(*found), b"harness::probe"):
-        torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"))
 
 
 def _tensors(values):
@@ -1238,7 +1206,7 @@ def begin(path):
     torch.ops.load_library = load_and_register
     _include(True, True)
     try:
-        _prepare(library)
+        _registrations.append(torch_kernel.prepare(library, _KEYS))
     except AttributeError:
         pass  # This build of PyTorch lacks a function, so Python runs all operations.
     # Operations of higher order call their functions with the key.

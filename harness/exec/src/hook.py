@@ -36,7 +36,7 @@ _STACK_SIGNAL = 13
 # Marks the processes that a rank starts.
 _IS_OF_RANK = "HARNESS_GPU_OF_RANK"
 # Whether the simulated GPU knows the values of small copies.
-_IS_COPIES = '"values":"copies"' in os.environ.get("HARNESS_GPU", "")
+_IS_COPIES = _ATTEMPTS == _RUN and '"values":"copies"' in os.environ.get("HARNESS_GPU", "")
 # Later stacks of reads of values are not looked at.
 _MOST_STACKS_OF_READS = 256
 # Seconds between two samples of the allocated bytes.
@@ -345,13 +345,20 @@ def _with_cuda(module):
         _sample_allocated(module)
     if _IS_COPIES:
         _note_reads(module)
+        module._lazy_call(_compute_small_values)
     if _copies:
         _copies.offer_before_cuda(sys.modules["torch"], _core, _take_over)
 
 
 def _compute_values(torch):
     _own_module("random_numbers")
+    _own_module("torch_kernel")
     torch._harness_not_computed = _own_module("cpu_values").begin(_core())
+
+
+def _compute_small_values():
+    _own_module("torch_kernel")
+    _own_module("small_values").begin(_core())
 
 
 def _without_values_in_triton(module):

@@ -28,9 +28,13 @@ pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
 /// Makes the hook write memory snapshots. With the value `events`, they lack call stacks.
 pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const SITE: &str = include_str!("hook.py");
-/// Imported by the hook for `--values cpu`.
-const CPU_VALUES: [(&str, &str); 2] =
-    [("cpu_values.py", include_str!("cpu_values.py")), ("random_numbers.py", include_str!("random_numbers.py"))];
+/// Imported by the hook if values are computed.
+const VALUES: [(&str, &str); 4] = [
+    ("cpu_values.py", include_str!("cpu_values.py")),
+    ("random_numbers.py", include_str!("random_numbers.py")),
+    ("small_values.py", include_str!("small_values.py")),
+    ("torch_kernel.py", include_str!("torch_kernel.py")),
+];
 /// The first GNU C library with a usable auditing interface. In earlier versions audited calls are slow and some programs crash.
 const AUDITING_LIBC: (u32, u32) = (2, 35);
 /// The longest path that the dynamic linker accepts in LD_AUDIT: `SECURE_NAME_LIMIT` of the GNU C library, without the final NUL. It silently ignores
@@ -264,8 +268,8 @@ impl Launch<'_> {
         if self.ledger.is_none() {
             Ledger::create(&own_ledger(run))?;
         }
-        if settings.values == Values::Cpu {
-            for (name, module) in CPU_VALUES {
+        if settings.values != Values::Zeros {
+            for (name, module) in VALUES {
                 fs::write(hook.join(name), module)?;
             }
         }

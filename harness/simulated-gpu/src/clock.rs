@@ -74,6 +74,10 @@ impl Streams {
         Self { streams, events, next_handle: HANDLES, captures, captured: 0, idle: Idle::default() }
     }
 
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.streams.values().any(|stream| stream.capture.is_some())
+    }
+
     /// Returns whether the program has created no streams and events, and captured nothing.
     pub(crate) const fn is_unused(&self) -> bool {
         self.next_handle == HANDLES && self.captured == 0

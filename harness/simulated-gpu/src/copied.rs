@@ -3,6 +3,7 @@
 //! Kernels are no-ops, so their output reads as zeros. A program can read back its own copies, for example a table of indices or a count that processes
 //! exchange. A kernel launch forgets each copy that one of its arguments points into.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,13 +13,34 @@ const LARGEST: u64 = 1 << 20;
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
+thread_local! {
+    static IS_KEPT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While this exists, this thread's launches forget nothing: the caller knows what the kernels write.
+pub(crate) struct Kept {
+    earlier: bool,
+}
+
+impl Kept {
+    pub(crate) fn new() -> Self {
+        Self { earlier: IS_KEPT.replace(true) }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        IS_KEPT.set(self.earlier);
+    }
+}
+
 /// Stored bytes by their first address. Copies do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct CopiedBytes(BTreeMap<u64, Vec<u8>>);
 
-/// Returns whether any copy is stored.
+/// Returns whether a launch of this thread has to forget stored copies.
 pub(crate) fn any() -> bool {
-    STORED.load(Ordering::Relaxed) > 0
+    STORED.load(Ordering::Relaxed) > 0 && !IS_KEPT.get()
 }
 
 impl CopiedBytes {

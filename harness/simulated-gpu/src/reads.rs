@@ -1,7 +1,7 @@
 //! Reads of values that nothing has computed, because kernels are no-ops: counted for the summary, and shown to the hook in Python, which notes their lines.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{mem, ptr};
+use std::{cell::Cell, mem, ptr};
 
 use crate::world::Machine;
 
@@ -15,6 +15,22 @@ static HOOK: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(no_mangle)]
 extern "C" fn harness_reads_hook(hook: Option<extern "C" fn()>) {
     HOOK.store(hook.map_or(ptr::null(), |hook| hook as *const ()).expose_provenance(), Ordering::Release);
+}
+
+thread_local! {
+    /// The number that the next copy of a number to the host reads.
+    static ANNOUNCED: Cell<Option<i64>> = const { Cell::new(None) };
+}
+
+/// Sets the number that this thread's next copy of a number to the host reads.
+pub(crate) fn announce(number: Option<i64>) {
+    ANNOUNCED.set(number);
+}
+
+/// Writes the announced number into the result of a copy. Returns whether there is one.
+pub(crate) fn announced(into: &mut [u8]) -> bool {
+    let number = if matches!(into.len(), 1 | 4 | 8) { ANNOUNCED.take() } else { None };
+    number.map(|number| into.copy_from_slice(&number.to_le_bytes()[..into.len()])).is_some()
 }
 
 /// Counts a read. Callers do not hold the state.

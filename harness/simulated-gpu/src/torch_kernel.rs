@@ -21,6 +21,8 @@ use harness_gpu_settings::export;
 
 use crate::contents;
 
+mod small;
+
 /// Python handles operations on larger tensors, for which its time does not matter.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_ALIASES: usize = 1 << 14;
@@ -51,6 +53,8 @@ struct Kernel {
     object: *mut c_void,
     /// A [`Function`], or 0.
     function: AtomicUsize,
+    /// Functions that take unboxed arguments, or 0. The second one takes symbols for integers.
+    unboxed: [AtomicUsize; 2],
 }
 
 /// A `std::vector` of values.

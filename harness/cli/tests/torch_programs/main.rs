@@ -740,7 +740,7 @@ fn hook_stays(python: &Path) -> Result<(), Failed> {
 }
 
 fn error_of_values(python: &Path) -> Result<(), Failed> {
-    let program = "import torch; print(torch.distributions.Categorical(torch.ones(3, device='cuda')).sample().item() < 3)";
+    let program = "import torch; print(torch.distributions.Categorical(torch.ones(100, device='cuda')).sample().item() < 100)";
     let exec = |options: &[&str]| {
         let mut command = harness();
         command.arg("exec").args(options).arg("--").arg(python).args(["-c", program]).output()

@@ -175,7 +175,8 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
                 if stores {
                     state.copied.read(from, slice::from_raw_parts_mut(host_to, size));
                 }
-                if !state.copied.knows_all(from, size as u64) {
+                let into = slice::from_raw_parts_mut(host_to, size);
+                if stores && !reads::announced(into) && !state.copied.knows_all(from, size as u64) {
                     return Read::Uncomputed;
                 }
             }

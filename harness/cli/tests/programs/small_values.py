@@ -1,0 +1,47 @@
+# values of small tensors, which are computed although kernels are no-ops
+import json, torch
+
+cuda = dict(device="cuda")
+a, b = torch.tensor([1.0, 2, 3], **cuda), torch.arange(3, **cuda)  # The first operation begins with the GPU.
+found = {"made": [torch.ones((), **cuda).item(), torch.full((2,), 3.0, **cuda).tolist(), b.tolist(), torch.eye(2, **cuda).tolist(), torch.linspace(0, 1, 3, **cuda).tolist()]}
+found["computed"] = [(a + b).tolist(), (a * 2).sum().item(), (a > 1).tolist(), a.mean().item(), a.max(0).indices.item(), a.sort(descending=True).values.tolist()]
+found["cast"] = [a.to(torch.int64).tolist(), a.half().tolist(), torch.zeros(3, dtype=torch.bfloat16, **cuda).add(1).tolist()]
+found["indexed"] = [a[1:].tolist(), a[b > 0].tolist(), a[[2, 0]].tolist(), torch.nonzero(a > 1).tolist(), torch.where(a > 1, a, -a).tolist(), torch.cat([a, a.flip(0)]).tolist()]
+found["views"] = [a[None].expand(2, 3).sum(1).tolist(), torch.tensor([[1, 2], [3, 4]], **cuda).T.reshape(-1).tolist(), [value.ceil().item() for value in a / 2], a.tolist()]
+found["branches"] = [torch.equal(a, a.clone()), torch.allclose(a, a), bool((a == a).all()), bool(torch.isfinite(a).all()), str(a)]
+changed = a.clone()
+changed.add_(1).masked_fill_(changed > 3, 0.0)
+changed[0] = 7
+changed[changed == 0] = 5
+found["changed"] = [changed.tolist(), (a @ a).item()]
+
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        found["gradient"] = torch.equal(gradient, torch.tensor(1.0, **cuda))
+        return gradient.expand(4)
+
+
+Sum.apply(torch.zeros(4, requires_grad=True, **cuda)).backward()
+for foreach in (False, True):
+    parameter = torch.ones(4, requires_grad=True, **cuda)
+    optimizer = torch.optim.Adam([parameter], lr=0.5, capturable=True, foreach=foreach)
+    (parameter * 3).sum().backward()
+    optimizer.step()
+    found["foreach" if foreach else "optimizer"] = [round(parameter[0].item(), 3), optimizer.state[parameter]["step"].item()]
+# The results of random and of large tensors are not known, and a result in memory of an earlier tensor is not that tensor.
+for name, make in {"large": lambda: torch.ones(100, **cuda).sum(), "random": lambda: torch.rand((), **cuda)}.items():
+    earlier = torch.full((), 7.0, **cuda)
+    del earlier
+    found[name] = make().item() == 7
+allocated = torch.cuda.memory_allocated()
+for _ in range(100):
+    torch._foreach_mul_([a, changed], torch._foreach_sqrt([a])[0].sum().item())
+    torch.equal(a, changed), a[b > 0], changed.add_(a), torch.ones(100, **cuda) * a[0]
+found["leaked"] = torch.cuda.memory_allocated() - allocated
+print(json.dumps(found))

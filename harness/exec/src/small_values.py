@@ -1,0 +1,115 @@
+# Describes the operations of PyTorch whose results on small tensors the library computes, although kernels are no-ops: see torch_kernel/small.rs.
+import ctypes
+import threading
+
+import harness_torch_kernel as torch_kernel
+import torch
+from torch import library as torch_library
+
+_C = torch._C
+# Torch does not use this dispatch key.
+_KEY = "Fake"
+# All overloads, also those that change an argument.
+_COMPUTED = """
+fill zero copy arange linspace logspace eye tril triu tril_indices triu_indices
+abs neg sign sgn signbit ceil floor round trunc frac reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh
+asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid logit relu leaky_relu elu gelu silu mish hardtanh hardswish hardsigmoid softplus threshold
+log_sigmoid_forward clamp clamp_min clamp_max nan_to_num isnan isinf isposinf isneginf logical_not bitwise_not
+add sub rsub mul div floor_divide remainder fmod pow maximum minimum fmax fmin atan2 hypot copysign lerp addcmul addcdiv xlogy nextafter gcd lcm
+eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __lshift__ __rshift__
+__ilshift__ __irshift__ where masked_fill heaviside
+threshold_backward sigmoid_backward tanh_backward gelu_backward silu_backward leaky_relu_backward elu_backward softplus_backward hardtanh_backward
+hardswish_backward
+sum nansum mean prod max min amax amin aminmax all any argmax argmin norm linalg_vector_norm std var std_mean var_mean logsumexp cumsum cumprod cummax
+cummin logcumsumexp count_nonzero median nanmedian _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
+index index_select index_put _index_put_impl index_fill index_add index_copy gather scatter scatter_add scatter_reduce take put masked_select masked_scatter
+nonzero equal embedding searchsorted bucketize cat flip roll sort topk kthvalue histc isin trace dot vdot mm mv addmm addmv bmm baddbmm addr cross _cdist_forward
+mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
+nll_loss_forward nll_loss_backward
+_foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_pow _foreach_sqrt _foreach_neg _foreach_abs _foreach_exp _foreach_log _foreach_reciprocal
+_foreach_sign _foreach_zero _foreach_copy _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_maximum _foreach_minimum _foreach_clamp_min
+_foreach_clamp_max _foreach_round _foreach_floor _foreach_ceil _foreach_rsqrt
+_amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_sgd _fused_adagrad
+""".split()
+# Not computed. They change tensors through addresses that launches do not find.
+_UNKNOWN = """
+uniform normal random bernoulli exponential cauchy log_normal geometric randperm multinomial _foreach_norm _foreach_max _fused_adam _fused_adamw
+""".split()
+# They ignore the earlier values of the tensor that they change.
+_OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
+_COMPUTED_KIND, _UNKNOWN_KIND, _READ_KIND = range(3)
+_kept = []  # Registrations last as long as these objects.
+
+
+class _Description(ctypes.Structure):
+    """`Description` in small.rs"""
+
+    _fields_ = [
+        ("names", ctypes.c_char_p * 2),
+        *((name, ctypes.c_size_t) for name in ("arguments", "returns")),
+        *((name, ctypes.c_uint64) for name in ("changed", "overwritten")),
+        ("kind", ctypes.c_size_t),
+    ]
+
+
+def _schemas(name):
+    """The overloads of an operation with kernels of the GPU."""
+    for schema in _C._jit_get_schemas_for_operator(f"aten::{name}"):
+        full_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        try:
+            # Others consist of operations.
+            has_kernel = _C._dispatch_has_kernel_for_dispatch_key(full_name, "CUDA") or full_name == "aten::copy_"
+        except RuntimeError:
+            continue  # An operation of TorchScript alone.
+        if has_kernel and "names" not in schema.overload_name and "dimname" not in schema.overload_name:
+            yield schema
+
+
+def _description(schema, kind):
+    name = schema.name.partition("::")[2]
+    changed = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
+    overwritten = [
+        is_changed and (argument.is_out or (index == 0 and name in _OVERWRITING)) for index, (is_changed, argument) in enumerate(zip(changed, schema.arguments))
+    ]
+    if name in ("nonzero", "equal") and not any(changed):
+        kind = _READ_KIND
+    bits = lambda flags: sum(1 << index for index, flag in enumerate(flags) if flag)
+    names = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
+    return _Description(names, len(schema.arguments), len(schema.returns), bits(changed), bits(overwritten), kind)
+
+
+def _prepare(library):
+    """Prepares the library. Returns the functions of the C++ runtime that it needs, or None if this build of PyTorch lacks a function."""
+    try:
+        cxx = ctypes.CDLL("libstdc++.so.6")
+        others = torch_library.Library("_", "IMPL", _KEY)
+        others.m.fallback_fallthrough()
+        _kept.append(others)
+        key = _C._dispatch_key_parse(_KEY)
+        _C._dispatch_tls_set_dispatch_key_included(key, True)
+        try:
+            _kept.append(torch_kernel.prepare(library, (_KEY,)))
+        finally:
+            _C._dispatch_tls_set_dispatch_key_included(key, False)
+        return [ctypes.cast(getattr(cxx, name), ctypes.c_void_p).value for name in ("__cxa_begin_catch", "__cxa_end_catch")]
+    except (AttributeError, OSError):
+        return None
+
+
+def begin(path):
+    """Makes the library at `path` compute operations on small tensors. Without effect if this build of PyTorch lacks a function."""
+    library = ctypes.PyDLL(path)
+    library.harness_small_compute.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    library.harness_small_compute.restype = ctypes.c_bool
+
+    def compute():
+        catch = _prepare(library)
+        for names, kind in ((_COMPUTED, _COMPUTED_KIND), (_UNKNOWN, _UNKNOWN_KIND)) if catch else ():
+            for name in names:
+                for schema in [*_schemas(name), *_schemas(name + "_")]:
+                    library.harness_small_compute(ctypes.byref(_description(schema, kind)), *catch)
+
+    # PyTorch may begin with the GPU inside of an operation, whose settings a new thread does not have.
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()

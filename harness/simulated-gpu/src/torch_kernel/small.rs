@@ -1,0 +1,754 @@
+//! Computes operations on small tensors if the other values are not computed ([`Values::Copies`]): what a program branches on is often one number.
+//!
+//! The Python module `small_values` describes operations. Their kernels for the GPU are replaced by [`run`], which reads the arguments' known bytes, calls
+//! the GPU's kernel, calls the CPU's on tensors with these bytes, and stores the results. If an argument is large or not known, the results are not known
+//! either. For operations on large tensors alone, it only calls the GPU's kernel.
+//!
+//! [`Values::Copies`]: harness_gpu_settings::settings::Values::Copies
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::{arch::global_asm, cell::RefCell, mem, ops::Range, ptr, slice};
+
+use super::{CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value, Values};
+use super::{counts, element_size, get, is_in_library, list_of, release, retain};
+use crate::world::{State, is_device_memory, machine};
+use crate::{contents, copied, copied::Kept, reads};
+
+const MOST_ELEMENTS: u64 = 64;
+const MOST_DIMENSIONS: usize = 8;
+/// Slots of the table of operations: a power of two.
+const SLOTS: usize = 1 << 12;
+/// Signatures of an operation that the CPU has refused.
+const MOST_REFUSED: usize = 8;
+/// Tensors of the CPU that a thread keeps for later operations, of one type and shape.
+const MOST_SPARE: usize = 8;
+const MOST_SHAPES: usize = 256;
+
+/// An operation, as `small_values` describes it.
+#[repr(C)]
+struct Description {
+    names: [*const c_char; 2],
+    arguments: usize,
+    returns: usize,
+    /// The arguments that it changes, as bits, and those of them whose earlier values do not matter.
+    changed: u64,
+    overwritten: u64,
+    /// An index of [`Kind::ALL`].
+    kind: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Computed,
+    /// Its results are not computed, for example random numbers.
+    Unknown,
+    /// The GPU reads the number of rows of the result, or the result itself, which the CPU computes before.
+    Read,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Computed, Self::Unknown, Self::Read];
+}
+
+struct Operation {
+    definition: usize,
+    on_gpu: Function,
+    is_on_cpu: bool,
+    arguments: usize,
+    returns: usize,
+    changed: u64,
+    overwritten: u64,
+    kind: Kind,
+    refused: [AtomicU64; MOST_REFUSED],
+}
+
+/// By a hash of the definition's address, with the next slots for collisions.
+static OPERATIONS: [AtomicPtr<Operation>; SLOTS] = [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS];
+/// `__cxa_begin_catch` and `__cxa_end_catch` of the C++ runtime.
+static CATCH: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+fn slots(definition: usize) -> impl Iterator<Item = &'static AtomicPtr<Operation>> {
+    let first = (definition >> 5) ^ (definition >> 13);
+    (0..SLOTS).map(move |index| &OPERATIONS[(first + index) % SLOTS])
+}
+
+fn operation(definition: usize) -> Option<&'static Operation> {
+    for slot in slots(definition) {
+        // SAFETY: null, or an operation that is never freed.
+        let operation = unsafe { slot.load(Ordering::Acquire).as_ref() }?;
+        if operation.definition == definition {
+            return Some(operation);
+        }
+    }
+    None
+}
+
+/// Where the elements of a tensor are.
+#[derive(Clone, Copy)]
+struct Layout {
+    address: u64,
+    scalar_type: i32,
+    element: u64,
+    dimensions: usize,
+    sizes: [i64; MOST_DIMENSIONS],
+    strides: [i64; MOST_DIMENSIONS],
+}
+
+impl Layout {
+    /// `None` for tensors with too many dimensions, and for elements that are no whole bytes.
+    fn of(known: &Known, tensor: &Value) -> Option<Self> {
+        let torch = &known.torch;
+        let [from_sizes, from_strides] = torch.shape(tensor)?;
+        let (mut sizes, mut strides) = ([1; MOST_DIMENSIONS], [0; MOST_DIMENSIONS]);
+        sizes.get_mut(..from_sizes.len())?.copy_from_slice(from_sizes);
+        strides.get_mut(..from_strides.len())?.copy_from_slice(from_strides);
+        let scalar_type = get(torch.scalar_type, tensor)?;
+        let element = element_size(scalar_type)?;
+        let address = get::<usize>(torch.address, tensor)? as u64;
+        Some(Self { address, scalar_type, element, dimensions: from_sizes.len(), sizes, strides })
+    }
+
+    fn sizes(&self) -> &[i64] {
+        &self.sizes[..self.dimensions]
+    }
+
+    fn elements(&self) -> u64 {
+        self.sizes().iter().fold(1, |product: u64, size| product.saturating_mul(size.cast_unsigned()))
+    }
+
+    fn is_small(&self) -> bool {
+        self.elements() <= MOST_ELEMENTS
+    }
+
+    /// The addresses from the first element to the end of the last one.
+    fn range(&self) -> Range<u64> {
+        if self.elements() == 0 {
+            return self.address..self.address;
+        }
+        let last = self.sizes().iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum::<i64>();
+        self.address..self.address + (last.cast_unsigned() + 1) * self.element
+    }
+
+    fn is_dense(&self) -> bool {
+        let mut next = 1;
+        self.sizes().iter().zip(&self.strides).rev().all(|(size, stride)| {
+            let fits = *size == 1 || *stride == next;
+            next *= size;
+            fits
+        })
+    }
+
+    /// Calls a function with the offset of each element in bytes, in the order of the indices.
+    fn each(&self, mut act: impl FnMut(u64)) {
+        let mut index = [0; MOST_DIMENSIONS];
+        for _ in 0..self.elements() {
+            let at: i64 = index.iter().zip(&self.strides).map(|(index, stride)| index * stride).sum();
+            act(at.cast_unsigned() * self.element);
+            for dimension in (0..self.dimensions).rev() {
+                index[dimension] += 1;
+                if index[dimension] < self.sizes[dimension] {
+                    break;
+                }
+                index[dimension] = 0;
+            }
+        }
+    }
+
+    /// Reads the elements of a small tensor of the GPU in their order. Returns whether all are known.
+    fn read(&self, state: &State, into: &mut [u8]) -> bool {
+        if !self.is_known(state) {
+            return false;
+        }
+        if self.is_dense() {
+            state.copied.read(self.address, &mut into[..(self.elements() * self.element) as usize]);
+            return true;
+        }
+        let mut elements = into.chunks_exact_mut(self.element as usize);
+        self.each(|offset| {
+            if let Some(into) = elements.next() {
+                state.copied.read(self.address + offset, into);
+            }
+        });
+        true
+    }
+
+    /// Returns whether all elements of a small tensor of the GPU are known.
+    fn is_known(&self, state: &State) -> bool {
+        if self.is_dense() {
+            return state.copied.knows_all(self.address, self.elements() * self.element);
+        }
+        let mut is_known = true;
+        self.each(|offset| is_known &= state.copied.knows_all(self.address + offset, self.element));
+        is_known
+    }
+
+    /// Stores the elements of a small tensor of the GPU.
+    fn write(&self, state: &mut State, from: &[u8]) {
+        if self.is_dense() {
+            return state.copied.write(self.address, &from[..(self.elements() * self.element) as usize]);
+        }
+        let mut next = 0;
+        self.each(|offset| {
+            state.copied.write(self.address + offset, &from[next..next + self.element as usize]);
+            next += self.element as usize;
+        });
+    }
+
+    fn forget(&self, state: &mut State) {
+        if is_device_memory(self.address) {
+            let Range { start, end } = self.range();
+            state.copied.forget(start, end - start);
+        }
+    }
+}
+
+type Shape = (i32, usize, [i64; MOST_DIMENSIONS]);
+
+/// A tensor of the CPU with memory for the elements of a small tensor, in the order of the indices.
+struct Spare {
+    shape: Shape,
+    /// The address of an `at::Tensor`.
+    tensor: usize,
+    bytes: Box<[u128; MOST_ELEMENTS as usize]>,
+}
+
+thread_local! {
+    static SPARE: RefCell<HashMap<Shape, Vec<Spare>>> = RefCell::default();
+}
+
+impl Spare {
+    fn new(known: &Known, layout: &Layout) -> Option<Self> {
+        let shape = (layout.scalar_type, layout.dimensions, layout.sizes);
+        if let Some(spare) = SPARE.with_borrow_mut(|spares| spares.get_mut(&shape)?.pop()) {
+            return Some(spare);
+        }
+        let mut bytes = Box::new([0; MOST_ELEMENTS as usize]);
+        let mut strides = [1; MOST_DIMENSIONS];
+        for dimension in (0..layout.dimensions.saturating_sub(1)).rev() {
+            strides[dimension] = strides[dimension + 1] * layout.sizes[dimension + 1].max(1);
+        }
+        let mut tensor = ptr::null_mut();
+        let data = bytes.as_mut_ptr().expose_provenance();
+        let (dimensions, sizes) = (layout.dimensions as i64, layout.sizes.as_ptr());
+        // SAFETY: the bytes are as long as the elements and live as long as the tensor.
+        let code =
+            unsafe { (known.torch.from_blob)(data, dimensions, sizes, strides.as_ptr(), 0, layout.scalar_type, 0, 0, &raw mut tensor) };
+        (code == 0).then(|| Self { shape, tensor: tensor.expose_provenance(), bytes })
+    }
+
+    fn value(&self) -> Value {
+        // SAFETY: an `at::Tensor` is the address of its object.
+        Value { payload: unsafe { *ptr::with_exposed_provenance::<usize>(self.tensor) }, tag: TENSOR }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: any bytes are valid in both types.
+        unsafe { slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), size_of_val(&*self.bytes)) }
+    }
+
+    /// Keeps the tensor for later, unless an operation has kept a reference.
+    fn keep(self) {
+        if counts(self.value().payload).load(Ordering::Acquire) as u32 != 1 {
+            return mem::forget(self);
+        }
+        let rest = SPARE.with_borrow_mut(|spares| {
+            if spares.len() >= MOST_SHAPES && !spares.contains_key(&self.shape) {
+                return Some(self);
+            }
+            let same = spares.entry(self.shape).or_default();
+            if same.len() < MOST_SPARE {
+                same.push(self);
+                return None;
+            }
+            Some(self)
+        });
+        if let (Some(rest), Some(known)) = (rest, KNOWN.get()) {
+            // SAFETY: `from_blob` returned it.
+            unsafe { (known.torch.delete)(ptr::with_exposed_provenance_mut(rest.tensor)) };
+        }
+    }
+}
+
+/// A tensor of the GPU among the arguments.
+struct Input {
+    tensor: Value,
+    layout: Option<Layout>,
+    is_changed: bool,
+    /// Its counterpart on the CPU. `None` for a large tensor.
+    spare: Option<Spare>,
+    is_known: bool,
+}
+
+/// What an operation on small tensors needs after the GPU's kernel.
+struct Run<'a> {
+    known: &'a Known,
+    operation: &'a Operation,
+    inputs: Vec<Input>,
+    /// The arguments of the CPU, if it can compute the results.
+    values: Option<Values>,
+    /// Arguments on the stack of the CPU that are overwritten: their place, and the input.
+    overwritten: Vec<(usize, usize)>,
+    signature: Signature,
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if let Some(mut values) = self.values.take() {
+            clear(self.known, &mut values);
+        }
+        for input in self.inputs.drain(..) {
+            drop_reference(self.known, input.tensor);
+            if let Some(spare) = input.spare {
+                spare.keep();
+            }
+        }
+    }
+}
+
+/// Removes a reference to a tensor. PyTorch does this if it may be the last one of C++.
+fn drop_reference(known: &Known, value: Value) {
+    if !known.torch.is_defined(value) {
+        return;
+    }
+    let counts = counts(value.payload).load(Ordering::Acquire);
+    let is_known_to_python = counts >> 63 == 1;
+    if counts as u32 != 1 && !is_known_to_python {
+        return release(value.payload);
+    }
+    // SAFETY: C++ frees the memory with the same allocator, and the reference is ours.
+    unsafe {
+        let holder = libc::malloc(size_of::<usize>()).cast::<usize>();
+        holder.write(value.payload);
+        (known.torch.delete)(holder);
+    }
+}
+
+/// Removes the references of a stack, of which some are the last ones.
+fn clear(known: &Known, values: &mut Values) {
+    for value in values.stack.all() {
+        match value.tag {
+            TENSOR => drop_reference(known, *value),
+            tag if tag == known.list_tag => drop_list(known, *value),
+            _ => {}
+        }
+    }
+    values.stack.end = values.stack.start;
+}
+
+/// Removes a reference to a list. Only PyTorch can free a list that it made: its kernel for this operation takes over the last reference.
+fn drop_list(known: &Known, list: Value) {
+    let is_last = counts(list.payload).load(Ordering::Acquire) as u32 == 1;
+    let has_tensors = known.list(&list).is_some_and(|list| list.elements.all().iter().all(|element| known.torch.is_defined(*element)));
+    if !is_last || !has_tensors {
+        return release(list.payload);
+    }
+    let handle = known.torch.find(c"aten::_foreach_zero_", c"");
+    let mut stack = Stack::new(&[list], 1);
+    let _ = attempt(known, &handle, &mut stack);
+    // SAFETY: it was allocated with this allocator.
+    unsafe { libc::free(stack.start.cast()) };
+}
+
+/// Calls the CPU's kernel of an operation, whose arguments are the stack. Returns whether it throws no exception.
+fn attempt(known: &Known, handle: &Handle, stack: &mut Stack) -> bool {
+    let kernel = handle.kernel(known.on_cpu);
+    let Some(function) = kernel.function() else { return false };
+    // SAFETY: the operation takes these arguments.
+    let thrown = unsafe { harness_small_try(function as usize, kernel.object, handle, known.torch.cpu_keys, stack) };
+    if !thrown.is_null() {
+        // SAFETY: the C++ runtime threw the exception.
+        unsafe {
+            let [begin, end] = [&CATCH[0], &CATCH[1]].map(|function| function.load(Ordering::Relaxed));
+            mem::transmute::<usize, extern "C" fn(*mut c_void) -> *mut c_void>(begin)(thrown);
+            mem::transmute::<usize, extern "C" fn()>(end)();
+        }
+    }
+    thrown.is_null()
+}
+
+impl Known {
+    fn is_on_gpu_and_defined(&self, value: &Value) -> bool {
+        self.torch.is_defined(*value) && self.is_on_gpu(value) == Some(true)
+    }
+
+    /// Returns whether a value is a plain tensor on the GPU with few elements.
+    fn is_small_on_gpu(&self, value: &Value) -> bool {
+        if !self.is_on_gpu_and_defined(value) {
+            return false;
+        }
+        let Some([sizes, _]) = self.torch.shape(value) else { return false };
+        sizes
+            .iter()
+            .try_fold(1, |product: u64, size| {
+                Some(product.saturating_mul(size.cast_unsigned())).filter(|p| *p <= MOST_ELEMENTS || sizes.contains(&0))
+            })
+            .is_some()
+    }
+
+    /// The values, with the elements of lists in their place.
+    fn tensors(&self, values: &[Value]) -> Vec<Value> {
+        values.iter().flat_map(|value| self.list(value).map_or(slice::from_ref(value), |list| list.elements.all())).copied().collect()
+    }
+
+    fn list(&self, value: &Value) -> Option<&'static List> {
+        // SAFETY: a value with this tag has the address of a list, which lives as long as the value.
+        (value.tag == self.list_tag).then(|| unsafe { &*ptr::with_exposed_provenance::<List>(value.payload) })
+    }
+}
+
+impl Operation {
+    /// Returns whether the operation may read or change known values.
+    fn concerns(&self, known: &Known, arguments: &[Value]) -> bool {
+        arguments.iter().enumerate().any(|(index, argument)| match known.list(argument) {
+            // A kernel takes the addresses of a list in a class, so its launch does not forget what it changes.
+            Some(list) if self.changed & 1 << index != 0 => copied::any() && !list.elements.all().is_empty(),
+            Some(list) => list.elements.all().iter().any(|element| known.is_small_on_gpu(element)),
+            None => known.is_small_on_gpu(argument),
+        })
+    }
+
+    /// Forgets the results on the stack, which are all that the operation has changed.
+    fn forget(&self, known: &Known, stack: &mut Stack) {
+        let layouts = known.tensors(stack.last(self.returns)).into_iter().filter(|result| known.is_on_gpu_and_defined(result));
+        let mut state = machine().state();
+        layouts.filter_map(|result| Layout::of(known, &result)).for_each(|layout| layout.forget(&mut state));
+    }
+
+    fn prepare<'a>(&'a self, known: &'a Known, handle: &Handle, arguments: &[Value]) -> Run<'a> {
+        let mut run = Run {
+            known,
+            operation: self,
+            inputs: Vec::new(),
+            values: None,
+            overwritten: Vec::new(),
+            signature: Signature(handle.0[0] as u64),
+        };
+        let mut values = Values { stack: Stack::new(&[], arguments.len() + 1), lists: Vec::new() };
+        let mut is_computed = self.is_on_cpu && self.kind != Kind::Unknown;
+        let state = machine().state();
+        for (index, argument) in arguments.iter().enumerate() {
+            is_computed &= run.add(&state, &mut values, index, argument);
+        }
+        is_computed &= !self.refused.iter().any(|refused| refused.load(Ordering::Relaxed) == run.signature.0);
+        let is_captured = contents::harness_values_captures.load(Ordering::Relaxed) > 0 && state.streams.is_capturing();
+        drop(state);
+        if is_computed && !is_captured {
+            run.values = Some(values);
+        } else {
+            clear(known, &mut values);
+        }
+        run
+    }
+}
+
+impl Run<'_> {
+    /// Adds an argument. Returns whether the CPU can compute with it.
+    fn add(&mut self, state: &State, values: &mut Values, index: usize, argument: &Value) -> bool {
+        let known = self.known;
+        self.signature.add(u64::from(argument.tag));
+        let is_changed = self.operation.changed & 1 << index != 0;
+        let is_overwritten = self.operation.overwritten & 1 << index != 0;
+        if let Some(list) = known.list(argument) {
+            let elements = list.elements.all();
+            if !elements.iter().any(|element| element.tag == TENSOR) {
+                return values.push(*argument, known);
+            }
+            // All are visited before the first unknown one ends this, because all that change are forgotten.
+            let tensors: Vec<Option<Value>> = elements.iter().map(|element| self.tensor(state, element, is_changed)).collect();
+            let tensors: Option<Vec<Value>> = tensors.into_iter().collect();
+            let Some(tensors) = tensors else { return false };
+            if is_overwritten || !tensors.iter().all(|tensor| !known.is_object(*tensor) || retain(tensor.payload)) {
+                return false;
+            }
+            let list = list_of(&tensors, list);
+            values.lists.push(list);
+            return values.push(Value { payload: list.expose_provenance(), tag: known.list_tag }, known);
+        }
+        match argument.tag {
+            TENSOR if is_overwritten => {
+                self.overwritten.push((index, self.inputs.len()));
+                self.input(argument, true) && values.push(Value { payload: 0, tag: NONE }, known)
+            }
+            TENSOR => match self.tensor(state, argument, is_changed) {
+                Some(tensor) => values.push(tensor, known),
+                None => false,
+            },
+            tag if tag == known.device_tag => values.push(Value { payload: CPU, tag }, known),
+            NONE | DOUBLE | INT => values.push(*argument, known),
+            tag if tag == known.bool_tag => values.push(*argument, known),
+            _ => false,
+        }
+    }
+
+    /// Adds a tensor of the GPU. Returns whether it is plain.
+    fn input(&mut self, tensor: &Value, is_changed: bool) -> bool {
+        let known = self.known;
+        if !known.is_on_gpu_and_defined(tensor) || !retain(tensor.payload) {
+            return false;
+        }
+        let layout = Layout::of(known, tensor);
+        let element = layout.as_ref().map_or(0, |layout| layout.scalar_type);
+        self.signature.add(element as u64 | 1 << 8);
+        self.inputs.push(Input { tensor: *tensor, layout, is_changed, spare: None, is_known: false });
+        layout.is_some()
+    }
+
+    /// The counterpart of a tensor on the CPU, if its values are known.
+    fn tensor(&mut self, state: &State, tensor: &Value, is_changed: bool) -> Option<Value> {
+        let known = self.known;
+        if !known.torch.is_defined(*tensor) {
+            return Some(*tensor);
+        }
+        if known.is_on_gpu(tensor) == Some(false) {
+            self.signature.add(get::<i32>(known.torch.scalar_type, tensor)? as u64);
+            return (!is_changed).then_some(*tensor);
+        }
+        if !self.input(tensor, is_changed) {
+            return None;
+        }
+        let input = self.inputs.last_mut()?;
+        let layout = input.layout.filter(|layout| layout.is_small())?;
+        let mut spare = Spare::new(known, &layout)?;
+        input.is_known = layout.read(state, spare.bytes());
+        let value = spare.value();
+        input.spare = Some(spare);
+        input.is_known.then_some(value)
+    }
+
+    /// Computes the arguments of the CPU: its results replace them. Returns whether the CPU accepts them.
+    fn compute(&mut self, handle: &Handle) -> bool {
+        let Some(values) = &mut self.values else { return false };
+        if attempt(self.known, handle, &mut values.stack) {
+            return true;
+        }
+        let unused = |refused: &&AtomicU64| refused.compare_exchange(0, self.signature.0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let _ = self.operation.refused.iter().find(unused);
+        false
+    }
+
+    /// Computes and stores the results that the GPU's kernel has left on the stack.
+    fn finish(mut self, handle: &Handle, stack: &mut Stack, is_computed: bool) {
+        let (known, operation) = (self.known, self.operation);
+        let results: Vec<Value> = stack.last(operation.returns).to_vec();
+        let is_new = |value: &Value| {
+            let is_argument = self.inputs.iter().any(|input| input.tensor.payload == value.payload);
+            known.is_on_gpu_and_defined(value) && !is_argument
+        };
+        let layout = |value: &Value| if is_new(value) { Layout::of(known, value) } else { None };
+        let new: Vec<Option<Layout>> = known.tensors(&results).iter().map(layout).collect();
+        {
+            let mut state = machine().state();
+            for input in self.inputs.iter_mut().filter(|input| input.is_known && !input.is_changed && operation.kind == Kind::Read) {
+                if let (Some(layout), Some(spare)) = (&input.layout, &mut input.spare) {
+                    layout.write(&mut state, spare.bytes());
+                }
+            }
+            for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
+                input.layout = Layout::of(known, &input.tensor);
+            }
+            let changed = self.inputs.iter().filter(|input| input.is_changed).filter_map(|input| input.layout.as_ref());
+            changed.chain(new.iter().flatten()).for_each(|layout| layout.forget(&mut state));
+        }
+        let are_small = new.iter().flatten().chain(self.inputs.iter().filter_map(|input| input.layout.as_ref()));
+        if self.values.is_none() || !are_small.into_iter().all(|layout| layout.is_small()) {
+            return;
+        }
+        if is_computed || (self.overwrite() && self.compute(handle)) {
+            self.store(&new);
+        }
+    }
+
+    /// Makes the tensors of the CPU for the arguments that are overwritten, whose sizes the GPU's kernel may have changed.
+    fn overwrite(&mut self) -> bool {
+        for (place, index) in mem::take(&mut self.overwritten) {
+            let Some(layout) = self.inputs[index].layout else { return false };
+            let Some(spare) = Spare::new(self.known, &layout) else { return false };
+            let value = spare.value();
+            self.inputs[index].spare = Some(spare);
+            let Some(values) = &mut self.values else { return false };
+            if !retain(value.payload) {
+                return false;
+            }
+            values.stack.last(self.operation.arguments)[place] = value;
+        }
+        true
+    }
+
+    fn store(&mut self, new: &[Option<Layout>]) {
+        let known = self.known;
+        let Some(values) = &self.values else { return };
+        let computed = known.tensors(values.stack.all());
+        let mut state = machine().state();
+        for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
+            if let (Some(layout), Some(spare)) = (&input.layout, &mut input.spare) {
+                layout.write(&mut state, spare.bytes());
+            }
+        }
+        if computed.len() != new.len() {
+            return;
+        }
+        for (layout, computed) in new.iter().zip(&computed).filter_map(|(layout, computed)| Some((layout.as_ref()?, computed))) {
+            if !known.torch.is_defined(*computed) {
+                continue;
+            }
+            let Some(from) = Layout::of(known, computed) else { continue };
+            if from.scalar_type == layout.scalar_type && from.sizes() == layout.sizes() {
+                let (mut bytes, mut next) = ([0_u8; 16 * MOST_ELEMENTS as usize], 0);
+                let element = from.element as usize;
+                from.each(|offset| {
+                    let start = ptr::with_exposed_provenance::<u8>((from.address + offset) as usize);
+                    // SAFETY: the element belongs to a tensor of the CPU.
+                    unsafe { ptr::copy_nonoverlapping(start, bytes[next..next + element].as_mut_ptr(), element) };
+                    next += element;
+                });
+                layout.write(&mut state, &bytes);
+            }
+        }
+    }
+
+    /// Computes the result before the GPU's kernel runs, and announces the number that the kernel reads. Returns whether the result is known.
+    fn read(&mut self, handle: &Handle) -> bool {
+        if !self.compute(handle) {
+            return false;
+        }
+        let number = self.values.as_ref().and_then(|values| match values.stack.all() {
+            [result] if result.tag == TENSOR => self.known.torch.shape(result)?[0].first().copied(),
+            [result] if result.tag == self.known.bool_tag => Some((result.payload as u8).into()),
+            _ => None,
+        });
+        reads::announce(number);
+        number.is_some()
+    }
+}
+
+/// The function of kernels that [`harness_small_compute`] has replaced.
+unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys: u64, stack: *mut Stack) {
+    // SAFETY: PyTorch passes a handle and a stack, and nothing else uses the stack during the call.
+    let (handle, stack) = unsafe { (&*handle, &mut *stack) };
+    let (operation, known) = operation(handle.0[0]).zip(KNOWN.get()).expect("the operation is known before its kernel is replaced");
+    let arguments = stack.last(operation.arguments);
+    if !operation.concerns(known, arguments) {
+        let kept = (operation.kind != Kind::Read && copied::any()).then(Kept::new);
+        // SAFETY: as PyTorch has called this function.
+        unsafe { (operation.on_gpu)(object, handle, keys, stack) };
+        if let Some(kept) = kept {
+            drop(kept);
+            operation.forget(known, stack);
+        }
+        return;
+    }
+    let mut run = operation.prepare(known, handle, arguments);
+    let is_read = operation.kind == Kind::Read;
+    let is_computed = is_read && run.read(handle);
+    if is_read
+        && !is_computed
+        && let Some(mut values) = run.values.take()
+    {
+        clear(known, &mut values);
+    }
+    let kept = (!is_read).then(Kept::new); // What a kernel reads back may be in memory of an earlier tensor.
+    // SAFETY: as above.
+    unsafe { (operation.on_gpu)(object, handle, keys, stack) };
+    drop(kept);
+    if is_read {
+        reads::announce(None);
+    }
+    run.finish(handle, stack, is_computed);
+}
+
+/// Computes an operation on small tensors from now on. Returns `false` if the probe has failed or the operation lacks a kernel.
+///
+/// # Safety
+/// The description is true, and the other two are functions of the C++ runtime.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn harness_small_compute(description: &Description, begin_catch: usize, end_catch: usize) -> bool {
+    let Some(known) = KNOWN.get() else { return false };
+    CATCH[0].store(begin_catch, Ordering::Relaxed);
+    CATCH[1].store(end_catch, Ordering::Relaxed);
+    let &Description { names, arguments, returns, changed, overwritten, kind } = description;
+    // SAFETY: as the caller promises.
+    let handle = unsafe { known.torch.find(CStr::from_ptr(names[0]), CStr::from_ptr(names[1])) };
+    let kernel = handle.kernel(known.on_gpu);
+    let Some(on_gpu) = kernel.function().filter(|_| operation(handle.0[0]).is_none()) else { return false };
+    let unboxed = kernel.unboxed.each_ref().map(|function| function.load(Ordering::Acquire));
+    if !unboxed.iter().all(|function| *function == 0 || is_in_library(*function)) {
+        return false; // Another layout.
+    }
+    let is_on_cpu = handle.kernel(known.on_cpu).function().is_some();
+    let kind = Kind::ALL[kind];
+    let new = Operation {
+        definition: handle.0[0],
+        on_gpu,
+        is_on_cpu,
+        arguments,
+        returns,
+        changed,
+        overwritten,
+        kind,
+        refused: Default::default(),
+    };
+    let Some(slot) = slots(handle.0[0]).find(|slot| slot.load(Ordering::Acquire).is_null()) else { return false };
+    slot.store(Box::leak(Box::new(new)), Ordering::Release);
+    kernel.function.store(run as *const () as usize, Ordering::Release);
+    // Without functions for unboxed arguments, PyTorch boxes them.
+    kernel.unboxed.iter().for_each(|function| function.store(0, Ordering::Release));
+    true
+}
+
+unsafe extern "C-unwind" {
+    /// Calls a function of a kernel. Returns an exception that it throws, or null.
+    fn harness_small_try(function: usize, object: *mut c_void, handle: *const Handle, keys: u64, stack: *mut Stack) -> *mut c_void;
+    fn harness_small_caught();
+    fn _Unwind_SetGR(context: *mut c_void, register: c_int, value: usize);
+    fn _Unwind_SetIP(context: *mut c_void, address: usize);
+}
+
+global_asm!(
+    ".p2align 4",
+    ".globl harness_small_try",
+    ".hidden harness_small_try",
+    ".globl harness_small_caught",
+    ".hidden harness_small_caught",
+    "harness_small_try:",
+    ".cfi_startproc",
+    ".cfi_personality 0x1b, {personality}",
+    "sub rsp, 8",
+    ".cfi_adjust_cfa_offset 8",
+    "mov rax, rdi",
+    "mov rdi, rsi",
+    "mov rsi, rdx",
+    "mov rdx, rcx",
+    "mov rcx, r8",
+    "call rax",
+    "xor eax, eax",
+    "harness_small_caught:",
+    "add rsp, 8",
+    ".cfi_adjust_cfa_offset -8",
+    "ret",
+    ".cfi_endproc",
+    personality = sym personality,
+);
+
+const SEARCHES: c_int = 1;
+const IS_HANDLER: c_int = 4;
+const FOUND: c_int = 6;
+const INSTALL: c_int = 7;
+const CONTINUE: c_int = 8;
+
+/// Makes [`harness_small_try`] return each exception. The end of a thread continues.
+unsafe extern "C" fn personality(_: c_int, actions: c_int, _: u64, exception: *mut c_void, context: *mut c_void) -> c_int {
+    if actions & SEARCHES != 0 {
+        return FOUND;
+    }
+    if actions & IS_HANDLER == 0 {
+        return CONTINUE;
+    }
+    // SAFETY: the unwinder passes its context. Register 0 is rax.
+    unsafe {
+        _Unwind_SetGR(context, 0, exception.expose_provenance());
+        _Unwind_SetIP(context, harness_small_caught as *const () as usize);
+    }
+    INSTALL
+}

@@ -57,7 +57,7 @@ fn broken_and_hostile_files_cost_one_row_each() {
         (&"inactive_split".into(), &1.into(), &2.into())
     );
     let change = &summary["changes"][0];
-    assert_eq!((&change["change"], &change["prevents"]), (&"PYTORCH_ALLOC_CONF=expandable_segments:True".into(), &2.into()));
+    assert_eq!((&change["change"], &change["prevents"]), (&"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".into(), &2.into()));
     assert_eq!(summary["unreadable_because"].as_array().unwrap().len(), 2);
     let absolute = folder.join("jobs/b");
     let same = fleet(&folder, &["./jobs", "jobs", absolute.to_str().unwrap(), "jobs/d.pickle", "--format", "json", "--out", "same"]);

@@ -6,6 +6,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use harness_allocator::allocator::caching::TorchVersion;
 use serde::Deserialize;
 
 use crate::imports;
@@ -144,6 +145,26 @@ impl Found {
         let cudnn = requires.iter().find_map(|line| cudnn_version(line));
         Ok(Torch { python, folder, version, cuda, cudnn, libc, packages })
     }
+}
+
+/// Returns the variable from which this PyTorch takes its allocator's settings, and the settings. `variable` returns the value of a variable.
+pub fn settings_of_allocator(torch: &str, variable: impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
+    let version: TorchVersion = torch.parse().unwrap_or_default();
+    version.settings_variables().iter().find_map(|name| Some((*name, variable(name)?)))
+}
+
+/// Returns a warning for each variable with allocator settings that is set without effect.
+pub fn settings_without_effect(torch: &str, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let effective = settings_of_allocator(torch, &variable);
+    let is_ignored = |conf: &String| effective.as_ref().is_none_or(|(_, effective)| effective != conf);
+    let version: TorchVersion = torch.parse().unwrap_or_default();
+    let read = match &effective {
+        Some((name, conf)) => format!("{name} first, which is `{conf}`"),
+        None => format!("only {}", version.settings_variables().join(", ")),
+    };
+    let all = TorchVersion::default().settings_variables().iter();
+    let ignored = all.filter_map(|name| Some((name, variable(name).filter(is_ignored)?)));
+    ignored.map(|(name, conf)| format!("warning: {name}=`{conf}` has no effect: PyTorch {version} reads {read}")).collect()
 }
 
 fn two_numbers(text: &str) -> Option<(u32, u32)> {

@@ -63,7 +63,7 @@ pub struct Analysis {
     pub category_bytes: u64,
     /// Whether a replay with the recorded settings equals the recording. `None` without events.
     pub faithful: Option<bool>,
-    /// Settings (`PYTORCH_ALLOC_CONF=…`) and changes of the program with which the failed request succeeds in a replay.
+    /// Settings (`PYTORCH_CUDA_ALLOC_CONF=…`) and changes of the program with which the failed request succeeds in a replay.
     pub cures: Vec<String>,
 }
 
@@ -145,6 +145,9 @@ fn divergence(fidelity: &Fidelity) -> Option<String> {
     Some(format!("the replay differs{}: {what}", if first.event.is_some() { "" } else { " at the end" }))
 }
 
+/// The start of a cure by settings: the variable that every version of PyTorch reads first, even if it is empty.
+pub const SETTINGS: &str = "PYTORCH_CUDA_ALLOC_CONF=";
+
 fn cures(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Vec<String>, ProgramError> {
     let program = RecordedProgram::recover_with(snapshot, device, memory)?;
     let (Some(memory), Ended::Oom { .. }) = (memory.or(program.memory), program.ended) else { return Ok(Vec::new()) };
@@ -158,7 +161,7 @@ fn cures(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Vec<
     // Some settings cannot be replayed from the recorded start.
     let settings = pytorchs.filter(|configuration| fits(&program, configuration).unwrap_or(false));
     let name = |Configuration { name, .. }: &Configuration| if name.is_empty() { "''" } else { name.as_str() }.to_owned();
-    let mut cures: Vec<String> = settings.map(|configuration| format!("PYTORCH_ALLOC_CONF={}", name(configuration))).collect();
+    let mut cures: Vec<String> = settings.map(|configuration| format!("{SETTINGS}{}", name(configuration))).collect();
     each_change(&program, snapshot, |change| {
         if fits(&change.program, own).unwrap_or(false) {
             cures.push(change.kind);

@@ -182,3 +182,31 @@ fn the_error_quotes_a_failing_interpreter() {
     let silent = environment.program("bin/python3", "#!/bin/sh\n");
     assert!(find(&[&silent]).unwrap_err().to_string().contains("unexpected output"));
 }
+
+#[test]
+fn each_version_takes_its_settings_from_the_first_variable_that_it_reads() {
+    let (cuda, hip, all) = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF");
+    type Pair<'a> = (&'a str, &'a str);
+    let rows: [(&str, &[Pair<'_>], Option<Pair<'_>>, usize); 9] = [
+        ("2.8.0", &[(cuda, "a"), (all, "b")], Some((cuda, "a")), 1),
+        ("2.9.1+cu128", &[(hip, "a"), (all, "b")], None, 2),
+        ("2.10.0", &[(hip, "a"), (all, "b")], Some((hip, "a")), 1),
+        ("2.11.0+cu130", &[(cuda, ""), (all, "b")], Some((cuda, "")), 1),
+        ("2.11.0", &[(all, "b")], Some((all, "b")), 0),
+        ("2.15.0", &[(cuda, "a"), (hip, "b"), (all, "c")], Some((cuda, "a")), 2),
+        ("2.15.0", &[(cuda, "a"), (all, "a")], Some((cuda, "a")), 0),
+        ("2.15.0", &[], None, 0),
+        ("unknown", &[(all, "a")], Some((all, "a")), 0),
+    ];
+    for (version, set, expected, ignored) in rows {
+        let variable = |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
+        let found = settings_of_allocator(version, variable);
+        assert_eq!(found.as_ref().map(|(name, value)| (*name, value.as_str())), expected, "{version} {set:?}");
+        assert_eq!(settings_without_effect(version, variable).len(), ignored, "{version} {set:?}");
+    }
+    let warning = settings_without_effect("2.11.0", |name| (name != hip).then(|| name.len().to_string()));
+    assert_eq!(
+        warning,
+        ["warning: PYTORCH_ALLOC_CONF=`18` has no effect: PyTorch 2.11 reads PYTORCH_CUDA_ALLOC_CONF first, which is `23`"]
+    );
+}

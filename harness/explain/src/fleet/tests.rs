@@ -23,7 +23,7 @@ fn a_row_has_the_cause_the_line_and_the_changes_that_a_replay_confirms() {
     assert_eq!((analysis.outcome, analysis.cause.as_deref()), (Outcome::OutOfMemory, Some("inactive_split")));
     assert_eq!(analysis.top_site.as_deref(), Some("extract_features.py:13 forward"));
     assert_eq!((analysis.faithful, analysis.requested), (Some(true), 576 << 20));
-    assert!(analysis.cures.iter().any(|cure| cure == "PYTORCH_ALLOC_CONF=expandable_segments:True"), "{:?}", analysis.cures);
+    assert!(analysis.cures.iter().any(|cure| cure == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), "{:?}", analysis.cures);
     assert!(analysis.cures.iter().any(|cure| cure == "allocating what extract_features.py:28 main keeps first"), "{:?}", analysis.cures);
     assert!(!analysis.cures.iter().any(|cure| cure.contains("roundup_power2_divisions:4")), "{:?}", analysis.cures);
 }

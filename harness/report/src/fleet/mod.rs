@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
-use harness_explain::fleet::{Outcome, Row};
+use harness_explain::fleet::{Outcome, Row, SETTINGS};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -135,7 +135,7 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
         .collect();
     changes.sort_by(|a, b| b.prevents.cmp(&a.prevents).then_with(|| a.change.cmp(&b.change)));
     let (mut settings, mut others): (Vec<Change>, Vec<Change>) =
-        changes.into_iter().partition(|change| change.change.starts_with("PYTORCH_ALLOC_CONF="));
+        changes.into_iter().partition(|change| change.change.starts_with(SETTINGS));
     settings.truncate(LISTED);
     others.truncate(LISTED);
     settings.into_iter().chain(others).collect()

@@ -20,8 +20,8 @@ fn row(file: &str, job: &str, cures: &[&str]) -> Row {
 }
 
 fn rows() -> Vec<Row> {
-    let expandable = "PYTORCH_ALLOC_CONF=expandable_segments:True";
-    let both = "PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128";
+    let expandable = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
+    let both = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128";
     let mut rows = vec![
         row("a-rank0.pickle", "a", &[both, expandable, "torch.cuda.empty_cache() before model.py:41 forward"]),
         row("a-rank1.pickle", "a", &[both, expandable]),
@@ -94,7 +94,7 @@ fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
     assert_eq!(read.len(), 6);
     assert!(read[0].contains("file: \"a-rank0.pickle\", job: \"a\", rank: null"), "{}", read[0]);
     assert!(read[0].contains("cause_bytes: 1073741824") && read[0].contains("faithful: true"), "{}", read[0]);
-    assert!(read[1].contains("cures: [\"PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\", \"PYTORCH_ALLOC_CONF=expandable_segments:True\"]"), "{}", read[1]);
+    assert!(read[1].contains("cures: [\"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\", \"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\"]"), "{}", read[1]);
     assert!(read[2].contains("cures: []") && read[5].contains("problem: \"the file ends at byte 2311\""), "{} {}", read[2], read[5]);
 }
 

@@ -51,6 +51,15 @@ impl TorchVersion {
         }
     }
 
+    /// The variables with the allocator's settings. The first one that is set counts, even if it is empty; the others then have no effect.
+    pub fn settings_variables(self) -> &'static [&'static str] {
+        if self < Self::V2_10 {
+            &["PYTORCH_CUDA_ALLOC_CONF"]
+        } else {
+            &["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
+        }
+    }
+
     /// Returns true if an open context of a private pool counts as a graph capture (until pytorch#181830): no event is queried, cached
     /// memory stays, and no pool can be released.
     pub fn contexts_are_captures(self) -> bool {

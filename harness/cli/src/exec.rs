@@ -14,7 +14,7 @@ use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
-use harness_exec::{host_memory, machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline};
+use harness_exec::{host_memory, machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline, torch};
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED, Values};
 use harness_gpu_settings::{calls::Call, context_overhead::ContextOverhead, latency::Latency, limits::Limits, workspaces::HEADER};
@@ -173,6 +173,9 @@ impl Exec {
         };
         let setup = if self.device.is_some() { Setup::for_real_gpu(&self.command, python) } else { Setup::of(&self.command, python) };
         let setup = setup?;
+        if self.alloc_conf.is_empty() {
+            torch::settings_without_effect(&setup.torch.version, |name| std::env::var(name).ok()).iter().for_each(terminal::message);
+        }
         let (mut machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
@@ -370,16 +373,24 @@ impl Exec {
 
     fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes) -> Result<(), CliError> {
         let snapshots = record.snapshots(ended.folder()).map_err(RunnerError::Lost)?;
+        for process in record.without_snapshot(&snapshots) {
+            terminal::message(format_args!("no snapshot of process {process}: it used the GPU and ended before it could write one"));
+        }
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
             let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
             terminal::save(&file, std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?)?;
-            terminal::message(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
+            let moment =
+                if snapshot.is_of_error { " at an out-of-memory error, the last one that it wrote before it was killed" } else { "" };
+            terminal::message(format_args!("snapshot of process {}{moment}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
-            Some(first) if first.ended_out_of_memory => explain(path, memory)?,
+            Some(first) if first.ended_out_of_memory || first.is_of_error => explain(path, memory)?,
             Some(_) => {}
-            None => terminal::message("no snapshot: no process with torch was using the GPU at its end"),
+            None if record.without_snapshot(&snapshots).next().is_none() => {
+                terminal::message("no snapshot: no process with torch was using the GPU at its end");
+            }
+            None => {}
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
     let mut trials = trials! { has_python,
         the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone
         a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters
+        what_a_killed_process_could_not_report_is_refused
         descendants_of_a_shell_script_are_simulated
         processes_of_a_program_share_the_memory_of_a_gpu_until_they_end
         a_forked_child_gets_the_drivers_error_for_its_parents_context
@@ -265,8 +266,21 @@ fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters(world: World) 
     let record = world.record();
     assert_eq!((ran.code, &record["exit_code"], &record["signal"]), (Some(137), &137.into(), &9.into()));
     let process = &record["processes"][0];
-    assert_eq!((&process["torch"], &process["devices"][0]["mallocs"]), (&Value::Null, &1.into()), "{record}");
-    assert!(ran.err.contains("no statistics from torch: the process was killed"), "{}", ran.err);
+    assert_eq!((&process["torch"]["statistics"], &process["devices"][0]["mallocs"]), (&"at_least".into(), &1.into()), "{record}");
+    assert!(ran.err.contains("peak allocated unknown: the process ended before torch could report"), "{}", ran.err);
+}
+
+/// The fake torch has no allocator whose memory keeps its statistics.
+fn what_a_killed_process_could_not_report_is_refused(world: World) {
+    let child = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
+    let program = format!("import subprocess, sys; subprocess.run([sys.executable, '-c', {child:?}])");
+    let unknown = "ended before torch could report, so its allocated peak and its errors are unknown";
+    let least = world.run(&["--memory", "1GiB", "--least-memory"], &["python3", "-c", &program]);
+    assert!(least.code == Some(1) && least.err.contains("The least memory is unknown: process"), "{}", least.err);
+    assert!(least.err.contains(unknown), "{}", least.err);
+    let file = world.path("peaks.json").display().to_string();
+    let baseline = world.run(&["--memory", "1GiB", "--baseline", &file, "--update"], &["python3", "-c", &program]);
+    assert!(baseline.code == Some(1) && baseline.err.contains(unknown) && !world.path("peaks.json").exists(), "{}", baseline.err);
 }
 
 fn descendants_of_a_shell_script_are_simulated(world: World) {

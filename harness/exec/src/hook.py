@@ -1,9 +1,10 @@
 # The `sitecustomize` of each Python process of a program on a simulated GPU.
 # - It ends the process if the library of HARNESS_GPU_EXPECTED is not loaded: without it, the program would use a real GPU.
-# - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
-# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot (`events`: without call stacks), HARNESS_GPU_OOMS the call stack of each out of memory error, and
-#   HARNESS_GPU_SAMPLES samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU computes operations on the CPU. HARNESS_GPU_COPIES
-#   offers copies.
+# - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run. A process that may be killed has written
+#   what is known until then.
+# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, then and at out of memory errors (`events`: only at the end, without call stacks), HARNESS_GPU_OOMS
+#   the call stack of each out of memory error, and HARNESS_GPU_SAMPLES samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU
+#   computes operations on the CPU. HARNESS_GPU_COPIES offers copies.
 # - Stacks of all threads are written for the simulated GPU when a collective waits long, and for `harness exec` when all ranks are idle. Each rank
 #   writes its number.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
@@ -29,6 +30,8 @@ _ATTEMPT_BYTES = 32
 _MALLOC_ASYNC = 2
 # Offset of the number of submitted work items in the counters of a process, after three words of eight bytes.
 _SUBMITTED_AT = 24
+# The quantities whose peaks are kept if the program resets them.
+_WITH_PEAKS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 # Lines kept of a traceback.
 _MOST_LINES = 12
 # The signal after the first real-time signal that makes a process write its stacks.
@@ -64,9 +67,9 @@ def _write(name, write):
     os.replace(path + ".unfinished", path)
 
 
-def _write_snapshot(torch):
-    name = "snapshot-%d.pickle" % os.getpid()
-    if torch.cuda.is_initialized() and not os.path.exists(os.path.join(_RUN, name)):
+def _write_snapshot(torch, kind="snapshot"):
+    name = "%s-%d.pickle" % (kind, os.getpid())
+    if torch.cuda.is_initialized() and not (kind == "snapshot" and os.path.exists(os.path.join(_RUN, name))):
         _write(name, lambda path: _dump_snapshot(torch, path) if hasattr(torch, "_harness_not_computed") else torch.cuda.memory._dump_snapshot(path))
 
 
@@ -120,10 +123,60 @@ def _traceback():
     return text.rstrip().splitlines()[-_MOST_LINES:]
 
 
-def _write_statistics(torch):
+def _host_statistics(torch):
+    """The numbers of torch's allocator of pinned memory, if this version counts them and the program used it."""
+    found = getattr(torch.cuda, "host_memory_stats", dict)() if torch.cuda.is_initialized() else {}
+    return found if found.get("num_host_alloc") else None
+
+
+# Figures from before a reset, by device, and the devices of all resets.
+_earlier = {}
+_resets = []
+
+
+def _keep_peaks(torch, device, with_counters):
+    """Keeps the peaks of a device that the program is about to reset, and the counters if it resets them too."""
+    device = torch.cuda.current_device() if device is None else int(device)
+    statistics, kept = torch._C._cuda_memoryStats(device), _earlier.setdefault(str(device), {})
+    before = dict(kept)
+    for quantity in _WITH_PEAKS:
+        name = quantity + ".all.peak"
+        kept[name] = max(kept.get(name, 0), statistics[quantity]["all"]["peak"])
+    for name in ("num_alloc_retries", "num_ooms") if with_counters else ():
+        kept[name] = kept.get(name, 0) + statistics[name]
+    _resets.append(device)
+    if kept != before:
+        # The process may be killed.
+        _write_statistics(torch, is_end=False)
+
+
+def _note_resets(torch):
+    """Keeps the peaks of the whole process if the program resets them."""
+
+    def wrap(name):
+        reset = getattr(torch._C, name)
+
+        def keep_and_reset(device=None):
+            try:
+                _keep_peaks(torch, device, "Accumulated" in name)
+            except Exception:
+                pass  # Only the native allocator has statistics.
+            return reset(device)
+
+        setattr(torch._C, name, keep_and_reset)
+
+    names = ("_cuda_resetPeakMemoryStats", "_cuda_resetAccumulatedMemoryStats", "_accelerator_resetPeakStats", "_accelerator_resetAccumulatedStats")
+    for name in names:
+        if hasattr(torch._C, name):
+            wrap(name)
+
+
+def _write_statistics(torch, is_end=True):
     import json
 
     found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None, "traceback": []}
+    found["statistics"] = "reported" if is_end else "at_least"
+    found["earlier"], found["resets"], found["host_memory_stats"] = _earlier, len(_resets), None
     # The 22nd field, after the name, which can contain spaces.
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
@@ -132,9 +185,11 @@ def _write_statistics(torch):
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
         # The interpreter keeps the exception that ended the program.
-        found["traceback"] = _traceback()
-        found["ended_out_of_memory"] = isinstance(getattr(sys, "last_value", None), torch.OutOfMemoryError)
+        if is_end:
+            found["traceback"] = _traceback()
+            found["ended_out_of_memory"] = isinstance(getattr(sys, "last_value", None), torch.OutOfMemoryError)
         found["memory_stats"] = _statistics(torch)
+        found["host_memory_stats"] = _host_statistics(torch) if is_end else None
     except Exception as error:
         found["problem"] = str(error)
 
@@ -164,18 +219,27 @@ def _at_exit():
         gc.freeze()
 
 
-def _in_forked_processes(util):
-    """Makes processes that `multiprocessing` forks write statistics. They end without `atexit`."""
+def _write_at_abrupt_ends():
+    """Makes processes that end by `os._exit`, as those that `multiprocessing` forks, or execute another program write statistics. Both skip `atexit`."""
+    import functools
 
-    def at_exit():
-        torch = sys.modules.get("torch")
-        if hasattr(torch, "cuda") and torch.cuda.is_initialized():
-            _at_exit()
+    def wrap(name):
+        end = getattr(os, name)
 
-    forks = []
-    os.register_at_fork(after_in_child=lambda: forks.append(os.getpid()))
-    # The function also runs in processes that are not forked. It is kept as long as `_at_exit`.
-    util.register_after_fork(_at_exit, lambda _: forks and util.Finalize(None, at_exit, exitpriority=0))
+        @functools.wraps(end)
+        def write_and_end(*args, **kwargs):
+            try:
+                torch = sys.modules.get("torch")
+                if hasattr(torch, "cuda") and torch.cuda.is_initialized():
+                    _at_exit()
+            except Exception:
+                pass  # A torch whose import has not finished.
+            return end(*args, **kwargs)
+
+        setattr(os, name, write_and_end)
+
+    for name in ("_exit", "execv", "execve"):
+        wrap(name)
 
 
 def _frames(frame, most=_MOST_FRAMES):
@@ -192,8 +256,28 @@ def _frames(frame, most=_MOST_FRAMES):
     return found
 
 
-def _write_error_place(device, size, total, free):
-    """Called by torch before it raises an OutOfMemoryError. Threads of the backward pass have no Python frames; there the main thread's stack is used."""
+_errors = []
+
+
+def _note_error(device, size, total, free):
+    """Called by torch before it raises an OutOfMemoryError. The process may be killed before it exits."""
+    _errors.append(device)
+    if os.environ.get("HARNESS_GPU_OOMS"):
+        _write_error_place()
+    torch, number = sys.modules["torch"], len(_errors)
+    try:
+        if _ATTEMPTS != _RUN:
+            # On a real GPU the allocator's own statistics end with the process.
+            _write_statistics(torch, is_end=False)
+        # A program that searches for its limit has many errors. Of them, the first, second, fourth and so on are written.
+        if os.environ.get("HARNESS_GPU_SNAPSHOT") and not _EVENTS_ONLY and number & number - 1 == 0:
+            _write_snapshot(torch, "error")
+    except Exception as error:
+        sys.stderr.write("harness: cannot write the memory snapshot of an out of memory error: %s\n" % error)
+
+
+def _write_error_place():
+    """Threads of the backward pass have no Python frames; there the main thread's stack is used."""
     import json
     import threading
 
@@ -206,10 +290,10 @@ def _write_error_place(device, size, total, free):
         sys.stderr.write("harness: cannot record the call stack of an out of memory error: %s\n" % error)
 
 
-def _record_error_places(module):
+def _note_errors(module):
     def attach():
         try:
-            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(_write_error_place)
+            sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(_note_error)
         except Exception:
             pass  # Only the native allocator has observers; with others the call stacks stay unknown.
 
@@ -336,11 +420,44 @@ def _take_over():
     _is_copy = True
 
 
+def _keep_peaks_before_exec():
+    """Keeps the figures of the program that executed this one in the same process."""
+    import json
+
+    path = os.path.join(_RUN, "torch-%d.json" % os.getpid())
+    if os.path.exists(path):
+        with open(path) as file:
+            before = json.load(file)
+        _resets.extend(range(before["resets"]))
+        for found, kept in [(of, _earlier.setdefault(device, {})) for key in ("earlier", "memory_stats") for device, of in before[key].items()]:
+            for name in [quantity + ".all.peak" for quantity in _WITH_PEAKS]:
+                kept[name] = max(kept.get(name, 0), found.get(name, 0))
+            for name in ("num_alloc_retries", "num_ooms"):
+                kept[name] = kept.get(name, 0) + found.get(name, 0)
+
+
+def _begin(module):
+    """Writes that the process uses torch, before it may be killed."""
+    torch = sys.modules["torch"]
+
+    def begin():
+        try:
+            _note_resets(torch)
+            _keep_peaks_before_exec()
+            _write_statistics(torch, is_end=False)
+        except Exception:
+            pass  # Another version of torch.
+
+    module._lazy_call(begin)
+
+
 def _with_cuda(module):
+    if not hasattr(module, "_lazy_call"):
+        return
+    _begin(module)
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         _record_history(module)
-    if os.environ.get("HARNESS_GPU_OOMS"):
-        _record_error_places(module)
+    _note_errors(module)
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         _sample_allocated(module)
     if _IS_COPIES:
@@ -626,15 +743,14 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
     atexit.register(_at_exit)
-    sys.meta_path.insert(0, _ModuleFinder("multiprocessing.util", _in_forked_processes))
+    _write_at_abrupt_ends()
     if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
         _note_rank_of_launcher()
         sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
-    if _IS_COPIES or any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES", "COPIES")):
-        sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
+    sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
         for name, change in _ENGINE_MODULES.items():
             sys.meta_path.insert(0, _ModuleFinder(name, change))

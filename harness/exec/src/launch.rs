@@ -47,7 +47,7 @@ const STATIC_TLS: &str = "glibc.rtld.optional_static_tls=16384";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The file that exists if a process uses CUDA without that library.
 const NOT_LOADED: &str = "not-loaded";
-/// Variables with the allocator's settings: from PyTorch 2.9 on, and before.
+/// Variables with the allocator's settings: the one that the program may read, and the one that PyTorch reads first.
 const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 /// Caches of compiled kernels. Code compiled on a simulated GPU must never be loaded on a real one.
 const KERNEL_CACHES: [&str; 6] = [

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
 
+use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
-use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger};
+use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_statistics};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
@@ -38,7 +39,7 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Process {
     pub pid: u32,
-    /// torch's statistics at exit. `None` if the process did not import torch or was killed first.
+    /// torch's statistics. `None` if the process did not import torch, or was killed before it used the GPU.
     pub torch: Option<TorchRecord>,
     pub devices: Vec<DeviceRecord>,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
@@ -86,8 +87,19 @@ pub struct TorchRecord {
     pub started: u64,
     /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
-    /// `torch.cuda.memory_stats()` of each used device, by index.
+    /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole process, also if the program reset them.
     pub memory_stats: BTreeMap<String, Map<String, Value>>,
+    #[serde(default)]
+    pub statistics: Statistics,
+    /// How often the program reset its peaks.
+    #[serde(default)]
+    pub resets: u64,
+    /// Peaks and counters before the resets, by device.
+    #[serde(default, skip_serializing)]
+    pub earlier: BTreeMap<String, Map<String, Value>>,
+    /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this version of torch counts it.
+    #[serde(default)]
+    pub host_memory_stats: Option<Map<String, Value>>,
     /// Why there are no statistics.
     pub problem: Option<String>,
     /// The last lines of the traceback, if an exception ended the process.
@@ -102,6 +114,19 @@ pub struct TorchRecord {
     /// How an inference engine divides the memory, in one of its workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
+}
+
+/// How complete the statistics of torch are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Statistics {
+    /// torch reported them when the process exited.
+    #[default]
+    Reported,
+    /// The process was killed or skipped Python's exit handlers. The memory of torch's allocator has its statistics at that moment.
+    Kept,
+    /// The process was killed or skipped Python's exit handlers. The statistics are those of an earlier moment.
+    AtLeast,
 }
 
 /// Bytes of memory by what an inference engine uses it for, as it found them at its start.
@@ -178,9 +203,19 @@ pub struct SnapshotFile {
     pub path: PathBuf,
     /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
+    /// `true` if the process wrote it at an out of memory error and was killed before it could write another one.
+    pub is_of_error: bool,
 }
 
 impl Process {
+    /// Returns what is known if the process used the GPU with torch, and was killed before torch could report its statistics.
+    pub fn unreported(&self) -> Option<String> {
+        let torch = self.torch.as_ref().filter(|torch| torch.statistics == Statistics::AtLeast && self.used_gpu())?;
+        let known = Bytes(torch.sum(PEAK_ALLOCATED));
+        let known = if known == Bytes::ZERO { String::new() } else { format!("; it is at least {known}") };
+        Some(format!("process {} ended before torch could report, so its allocated peak and its errors are unknown{known}", self.pid))
+    }
+
     /// Returns whether workspaces of cuDNN were estimated.
     pub fn has_estimates(&self) -> bool {
         self.cudnn_workspace_bounds != [0; 2]
@@ -189,7 +224,7 @@ impl Process {
     /// The bounds of the allocated peak, if workspaces of cuDNN were estimated: a convolution at the peak may need less or more.
     pub fn bounds_of_peak(&self) -> Option<[Bytes; 2]> {
         let [below, above] = self.cudnn_workspace_bounds;
-        let peak = self.torch.as_ref()?.sum("allocated_bytes.all.peak");
+        let peak = self.torch.as_ref()?.sum(PEAK_ALLOCATED);
         (peak > 0 && below + above > 0).then(|| [Bytes(peak.saturating_sub(below)), Bytes(peak + above)])
     }
 }
@@ -242,12 +277,24 @@ impl Record {
             let torch = serde_json::from_slice(&fs::read(path)?).ok();
             processes.entry(pid).or_insert_with(|| process(pid)).torch = torch;
         }
+        let mut kept = torch_statistics::read_folder(run)?;
+        for process in processes.values_mut() {
+            let kept = kept.remove(&process.pid).flatten();
+            // Without the hook, as with Python's option -I, only the allocator's memory is there.
+            process.torch = process.torch.take().or_else(|| kept.is_some().then(TorchRecord::unnamed)).map(|torch| torch.complete(kept));
+        }
         let peak_held = match Ledger::open(&launch::own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
-        let processes = processes.into_values().collect();
+        let mut processes: Vec<Process> = processes.into_values().collect();
+        // An interactive session shows an error and goes on: only the exit code of the first process shows that no exception ended it.
+        let torches = processes.iter_mut().filter_map(|process| process.torch.as_mut());
+        if let Some(torch) = torches.min_by_key(|torch| torch.started).filter(|_| end.exit_code() == 0) {
+            torch.ended_out_of_memory = false;
+            torch.traceback.clear();
+        }
         let different_sizes = numbered(run, SIZES, "")?.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
         let hang = Hang::read(run)?;
         Ok(Self { exit_code: end.exit_code(), signal: end.signal(), gpu, settings, peak_held, hang, different_sizes, processes })
@@ -267,17 +314,30 @@ impl Record {
         self.processes.iter().filter(|process| process.used_gpu())
     }
 
-    /// Returns the snapshots in the folder of a run: first those of processes that ended out of memory, then by process ID.
+    /// Returns the processes that used the GPU with torch, ended before torch could report, and wrote no snapshot.
+    pub fn without_snapshot(&self, snapshots: &[SnapshotFile]) -> impl Iterator<Item = u32> {
+        let is_killed = |process: &&Process| process.torch.as_ref().is_some_and(|torch| torch.statistics != Statistics::Reported);
+        let killed = self.used().filter(is_killed).map(|process| process.pid);
+        killed.filter(|pid| snapshots.iter().all(|snapshot| snapshot.pid != *pid))
+    }
+
+    /// Returns the snapshots in the folder of a run: first those of processes that ended out of memory, or after an error, then by process ID.
     pub fn snapshots(&self, run: &Path) -> io::Result<Vec<SnapshotFile>> {
         let told = |pid: u32| self.processes.iter().find(|process| process.pid == pid).and_then(|process| process.torch.as_ref());
-        let found = numbered(run, "snapshot-", ".pickle")?.into_iter().map(|(pid, path)| SnapshotFile {
-            pid,
-            rank: told(pid).and_then(|torch| torch.rank.clone()),
-            path,
-            ended_out_of_memory: told(pid).is_some_and(|torch| torch.ended_out_of_memory),
-        });
-        let mut found: Vec<_> = found.collect();
-        found.sort_by_key(|snapshot| (!snapshot.ended_out_of_memory, snapshot.pid));
+        let file = |is_of_error: bool| {
+            move |(pid, path): (u32, PathBuf)| SnapshotFile {
+                pid,
+                rank: told(pid).and_then(|torch| torch.rank.clone()),
+                path,
+                ended_out_of_memory: told(pid).is_some_and(|torch| torch.ended_out_of_memory),
+                is_of_error,
+            }
+        };
+        let mut found: Vec<_> = numbered(run, "snapshot-", ".pickle")?.into_iter().map(file(false)).collect();
+        let mut of_errors = numbered(run, "error-", ".pickle")?;
+        of_errors.retain(|(pid, _)| found.iter().all(|snapshot| snapshot.pid != *pid));
+        found.extend(of_errors.into_iter().map(file(true)));
+        found.sort_by_key(|snapshot| (!snapshot.ended_out_of_memory, !snapshot.is_of_error, snapshot.pid));
         Ok(found)
     }
 }
@@ -324,7 +384,59 @@ const ERRORS_OF_VALUES: &[&str] = &[
     "pickle data was truncated",
 ];
 
+/// The key of torch's statistics with the allocated peak.
+pub const PEAK_ALLOCATED: &str = "allocated_bytes.all.peak";
+
 impl TorchRecord {
+    /// The record of a process whose Python has no hook.
+    fn unnamed() -> Self {
+        Self {
+            version: String::new(),
+            rank: None,
+            started: 0,
+            ended_out_of_memory: false,
+            memory_stats: BTreeMap::new(),
+            statistics: Statistics::AtLeast,
+            resets: 0,
+            earlier: BTreeMap::new(),
+            host_memory_stats: None,
+            problem: None,
+            traceback: Vec::new(),
+            late_import: None,
+            not_computed: None,
+            engine: None,
+        }
+    }
+
+    /// Adds the statistics in the memory of the allocator, if torch could not report any, and those before the program's resets.
+    fn complete(mut self, kept: Option<Vec<MemoryStats>>) -> Self {
+        if let Some(kept) = kept.filter(|_| self.statistics == Statistics::AtLeast) {
+            let is_used = |(_, stats): &(usize, MemoryStats)| *stats != MemoryStats::default();
+            let of_device = |(device, stats): (usize, MemoryStats)| {
+                (device.to_string(), StatKey::all().map(|key| (key.to_string(), stats.get(key).into())).collect())
+            };
+            self.memory_stats = kept.into_iter().enumerate().filter(is_used).map(of_device).collect();
+            self.statistics = Statistics::Kept;
+        }
+        for (device, earlier) in std::mem::take(&mut self.earlier) {
+            let stats = self.memory_stats.entry(device).or_default();
+            for (name, before) in earlier {
+                let [before, after] = [Some(&before), stats.get(&name)].map(|value| value.and_then(Value::as_u64).unwrap_or(0));
+                stats.insert(name.clone(), if name.ends_with(".peak") { before.max(after) } else { before + after }.into());
+            }
+        }
+        self
+    }
+
+    /// The peaks of allocated and reserved page-locked memory, if known. PyTorch 2.11 renamed the statistics.
+    pub fn pinned_peaks(&self) -> Option<[Bytes; 2]> {
+        let peak = |name: &str| Some(Bytes(self.host_memory_stats.as_ref()?.get(name)?.as_u64()?));
+        match peak("reserved_bytes.peak") {
+            Some(reserved) => Some([peak("allocated_bytes.peak")?, reserved]),
+            None => Some([peak("active_bytes.peak")?, peak("allocated_bytes.peak")?]),
+        }
+    }
+
     pub fn sum(&self, name: &str) -> u64 {
         self.memory_stats.values().filter_map(|stats| stats.get(name)?.as_u64()).sum()
     }

@@ -5,7 +5,7 @@ use harness_base::words::count;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, Engine, FailedCalls, Process, Record, TorchRecord};
+use crate::record::{DeviceRecord, Engine, FailedCalls, PEAK_ALLOCATED, Process, Record, Statistics, TorchRecord};
 use crate::{machine::Machine, process::cause_of, trials::observed::Frame};
 
 /// Further function names are only counted.
@@ -132,6 +132,9 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
             let _ = writeln!(text, "{who}{call}: {failed} failed{injected}");
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
+        if let Some(host) = of_host(process) {
+            let _ = writeln!(text, "{who}{host}");
+        }
         if let Some(engine) = process.torch.as_ref().and_then(|torch| torch.engine.as_ref()) {
             let _ = writeln!(text, "{who}{}", of_engine(engine));
         }
@@ -222,23 +225,38 @@ fn of_torch(process: &Process) -> String {
     let Some(torch) = &process.torch else {
         return "no statistics from torch: the process was killed, or Python was started with -I, -E or -S".to_owned();
     };
+    let name = format!("torch {}", torch.version);
+    let name = name.trim_end();
     if let Some(problem) = &torch.problem {
-        return format!("torch {} has no statistics: {problem}", torch.version);
+        return format!("{name} has no statistics: {problem}");
     }
-    let allocated = Bytes(torch.sum("allocated_bytes.all.peak"));
-    let gpus =
-        torch.memory_stats.values().filter_map(|stats| stats.get("allocated_bytes.all.peak")?.as_u64()).filter(|peak| *peak > 0).count();
+    let allocated = Bytes(torch.sum(PEAK_ALLOCATED));
+    if torch.statistics == Statistics::AtLeast {
+        let known = if allocated == Bytes::ZERO { String::new() } else { format!(" (at least {allocated})") };
+        return format!("{name}: peak allocated unknown{known}: the process ended before torch could report");
+    }
+    let gpus = torch.memory_stats.values().filter_map(|stats| stats.get(PEAK_ALLOCATED)?.as_u64()).filter(|peak| *peak > 0).count();
     let gpus = if gpus > 1 { format!(" on {}", count(gpus as u64, "GPU")) } else { String::new() };
     let (retries, ooms) = (torch.sum("num_alloc_retries"), torch.sum("num_ooms"));
     let end = if torch.ended_out_of_memory { "; one ended the program" } else { "" };
+    let killed = if torch.statistics == Statistics::Kept { "; the process ended without Python's exit handlers" } else { "" };
+    let resets = match torch.resets {
+        0 => String::new(),
+        resets => format!("; the program reset its peaks {}, these are of the whole process", count(resets, "time")),
+    };
     let bounds = process.bounds_of_peak().map(|[least, most]| format!(" (between {least} and {most}: cuDNN's workspaces are estimates)"));
     let bounds = bounds.unwrap_or_default();
     format!(
-        "torch {}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}",
-        torch.version,
+        "{name}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}{killed}{resets}",
         count(retries, "retry"),
         count(ooms, "out of memory error")
     )
+}
+
+/// Page-locked memory of the host, if the process used any and torch reported it.
+fn of_host(process: &Process) -> Option<String> {
+    let [allocated, reserved] = process.torch.as_ref()?.pinned_peaks()?;
+    Some(format!("pinned host memory: peak allocated {allocated}, peak reserved {reserved}"))
 }
 
 fn of_engine(engine: &Engine) -> String {

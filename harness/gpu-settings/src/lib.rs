@@ -17,4 +17,5 @@ pub mod nccl_memory;
 pub mod process;
 pub mod settings;
 pub mod text;
+pub mod torch_statistics;
 pub mod workspaces;

@@ -16,6 +16,7 @@
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
 //! * `reads` counts reads of values that nothing has computed;
+//! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
 //! * `unmodelled` answers for all functions without code here; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers
 //!   of cuRAND's generator, and `stack` the bounds of a thread's stack.
@@ -52,6 +53,7 @@ mod runtime;
 mod solver;
 mod sparse;
 mod stack;
+mod torch_allocator;
 mod torch_kernel;
 mod unmodelled;
 mod world;

@@ -18,7 +18,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::runtime::ipc::{Handle, Opened};
-use crate::{calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution, host::HostMemory};
+use crate::{calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution, host::HostMemory, torch_allocator};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::context_overhead::Part;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
@@ -200,12 +200,15 @@ impl Machine {
 
 impl ForkedState for State {
     fn lock() -> MutexGuard<'static, Self> {
-        machine().state()
+        let state = machine().state();
+        torch_allocator::before_fork();
+        state
     }
 
     /// A child cannot use the contexts of its parent, whose memory stays the parent's. Without contexts, the child uses the devices itself.
     fn start_child(&mut self) {
         let machine = machine();
+        torch_allocator::start_child();
         machine.counters.start_child();
         self.attempts.start_child();
         if self.devices.iter().any(DeviceMemory::has_context) {

@@ -288,8 +288,11 @@ def size(name, value):
 
 def above(record, limits):
     """Returns a line for each limit that the highest peak of all devices exceeds."""
-    statistics = [device for process in record["processes"] for device in ((process["torch"] or {}).get("memory_stats") or {}).values()]
-    lines = []
+    torches = [(process, process["torch"] or {}) for process in record["processes"]]
+    statistics = [device for _, torch in torches for device in (torch.get("memory_stats") or {}).values()]
+    used = lambda process: any(device["mallocs"] for device in process["devices"])
+    killed = [process["pid"] for process, torch in torches if torch.get("statistics") == "at_least" and used(process)]
+    lines = [f"the peak of process {pid} is unknown, because it ended before torch could report" for pid in killed]
     for name, limit in limits.items():
         peak = max((device[f"{name}_bytes.all.peak"] for device in statistics), default=None)
         if peak is None:

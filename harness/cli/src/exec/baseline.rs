@@ -7,8 +7,8 @@ use std::{env, io};
 
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
-use harness_exec::record::{Process, Record};
-use harness_exec::{launch::Ended, trials::runner::RunnerError};
+use harness_exec::record::{PEAK_ALLOCATED, Process, Record, TorchRecord};
+use harness_exec::{launch::Ended, torch, trials::runner::RunnerError};
 use harness_explain::sites::{Site, SiteKind, Sites};
 use harness_explain::{causes, state::At, state::History};
 use harness_trace::snapshot::{Action, Snapshot};
@@ -19,6 +19,8 @@ use crate::{snapshots, terminal};
 
 /// Differences listed per process.
 const MOST: usize = 12;
+/// The call site of all bytes at the peak of a process that was killed before it could write a snapshot.
+const UNKNOWN: &str = "unknown: the process was killed";
 /// The prefix of a call site without Python frames. The site of the previous allocation follows it.
 const AFTER: &str = "after ";
 
@@ -40,6 +42,11 @@ struct Figures {
     driver_allocations: u64,
     driver_frees: u64,
     failed_allocations: u64,
+    /// Peaks of page-locked memory of the host. Earlier versions did not record them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pinned_allocated: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pinned_reserved: Option<u64>,
     /// Allocated bytes at the allocated peak, by call site.
     at_peak: BTreeMap<Place, u64>,
 }
@@ -125,10 +132,13 @@ impl Figures {
         ]
     }
 
-    /// Reads the figures and the events of a process, over all devices. A process that was killed wrote no snapshot.
+    /// Reads the figures and the events of a process, over all devices. A process that was killed wrote no snapshot of its end.
     fn read(process: &Process, snapshot: Option<&Path>) -> Result<(Self, Events), CliError> {
         let sum = |name: &str| process.torch.as_ref().map_or(0, |torch| torch.sum(name));
         let mut figures = Self { retries: sum("num_alloc_retries"), out_of_memory_errors: sum("num_ooms"), ..Self::default() };
+        if let Some([allocated, reserved]) = process.torch.as_ref().and_then(TorchRecord::pinned_peaks) {
+            (figures.pinned_allocated, figures.pinned_reserved) = (Some(allocated.0), Some(reserved.0));
+        }
         for device in &process.devices {
             figures.peak_reserved += device.peak_reserved;
             figures.driver_allocations += device.mallocs;
@@ -136,13 +146,17 @@ impl Figures {
             figures.failed_allocations += device.failed;
         }
         let mut events = Vec::new();
-        let Some(path) = snapshot else { return Ok((figures, events)) };
+        let Some(path) = snapshot else {
+            figures.peak_allocated = sum(PEAK_ALLOCATED);
+            figures.at_peak.extend((figures.peak_allocated > 0).then(|| (Place::from(UNKNOWN.to_owned()), figures.peak_allocated)));
+            return Ok((figures, events));
+        };
         let snapshot = snapshots::read(path)?;
         for device in snapshot.devices() {
             let peak = figures.add_peak(&snapshot, device, &mut events);
             // The program can reset the peak of torch, and a long history lacks its beginning.
             let stats = process.torch.as_ref().and_then(|torch| torch.memory_stats.get(&device.to_string()));
-            let of_torch = stats.and_then(|stats| stats.get("allocated_bytes.all.peak")?.as_u64()).unwrap_or_default();
+            let of_torch = stats.and_then(|stats| stats.get(PEAK_ALLOCATED)?.as_u64()).unwrap_or_default();
             figures.peak_allocated += peak.0.max(of_torch);
         }
         Ok((figures, events))
@@ -173,7 +187,15 @@ impl Figures {
     }
 
     fn differences(&self, new: &Self) -> Vec<String> {
-        let figures = self.all().into_iter().zip(new.all()).filter(|(old, new)| old != new);
+        let pinned = [
+            ("peak allocated of pinned host memory", self.pinned_allocated, new.pinned_allocated),
+            ("peak reserved of pinned host memory", self.pinned_reserved, new.pinned_reserved),
+        ];
+        let pinned = pinned.into_iter().filter(|(_, old, new)| old.is_some() || new.is_some()).map(|(name, old, new)| {
+            let of = |figure: Option<u64>| (name, figure.unwrap_or_default(), true);
+            (of(old), of(new))
+        });
+        let figures = self.all().into_iter().zip(new.all()).chain(pinned).filter(|(old, new)| old != new);
         let figure = |((name, old, is_bytes), (_, new, _))| {
             if is_bytes { format!("{name} is {}", change("", old, new)) } else { format!("{name}: {new} instead of {old}") }
         };
@@ -233,10 +255,10 @@ fn changed_sites(old: &BTreeMap<Place, u64>, new: &BTreeMap<Place, u64>) -> Vec<
 }
 
 /// Returns the settings that figures depend on. `machine` are those of the simulated GPUs.
-pub(super) fn settings(torch: &str, machine: &str, alloc_conf: Option<&str>) -> Vec<String> {
-    let inherited = || ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| env::var(name).ok());
+pub(super) fn settings(version: &str, machine: &str, alloc_conf: Option<&str>) -> Vec<String> {
+    let inherited = || torch::settings_of_allocator(version, |name| env::var(name).ok()).map(|(_, conf)| conf);
     let conf = alloc_conf.map(str::to_owned).or_else(inherited).unwrap_or_default();
-    let of_torch = [format!("torch={torch}"), format!("alloc_conf={conf}")];
+    let of_torch = [format!("torch={version}"), format!("alloc_conf={conf}")];
     // Machines have cuDNN and tables in different folders.
     let without_folder = |setting: &str| match setting.strip_prefix("cudnn_workspace=").map(|file| Path::new(file).file_name()) {
         Some(Some(name)) => format!("cudnn_workspace={}", name.display()),
@@ -319,6 +341,13 @@ impl<'a> Comparison<'a> {
         repeat: impl FnOnce() -> Result<(Ended, Record), Failures>,
     ) -> Result<Vec<String>, Failures> {
         let file = self.path.display();
+        if let Some(unreported) = record.processes.iter().find_map(Process::unreported) {
+            terminal::message(format_args!(
+                "baseline: {file} is not {}: {unreported}",
+                if self.old.is_some() { "compared" } else { "written" }
+            ));
+            return Ok(vec![unreported]);
+        }
         let new = Observed::read(record, run, &self.settings)?;
         let differences = self.old.as_ref().map(|old| old.differences(&new.baseline));
         if differences.as_ref().is_some_and(Vec::is_empty) {
@@ -359,7 +388,7 @@ impl Observed {
         used.sort_by_cached_key(|process| (torch(process).1, process.pid));
         let (mut processes, mut events) = (BTreeMap::new(), BTreeMap::new());
         for (number, process) in (1..).zip(used) {
-            let snapshot = snapshots.iter().find(|snapshot| snapshot.pid == process.pid);
+            let snapshot = snapshots.iter().find(|snapshot| snapshot.pid == process.pid && !snapshot.is_of_error);
             let (figures, made) = Figures::read(process, snapshot.map(|snapshot| snapshot.path.as_path()))?;
             let of_rank = torch(process).0.map(|rank| format!("rank {rank}"));
             let name = of_rank.filter(|name| !processes.contains_key(name)).unwrap_or_else(|| format!("process {number}"));

@@ -239,6 +239,9 @@ impl Options {
             }
             Some(ending) => Some(format!("The program {ending} with all of its memory. Give more `--memory`, or correct the program.")),
             None if first.attempts.is_empty() => Some("The program allocated no device memory, so there is nothing to test.".to_owned()),
+            None if self.least_memory && !self.allow_ooms && first.unreported.is_some() => {
+                first.unreported.as_ref().map(|unreported| format!("The least memory is unknown: {unreported}."))
+            }
             None if self.least_memory && !self.allow_ooms && first.ooms > 0 => Some(format!(
                 "The program had {} with all of its memory. Give more `--memory`, or `--allow-ooms`.",
                 count(first.ooms, "out-of-memory error")

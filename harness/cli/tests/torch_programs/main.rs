@@ -113,6 +113,7 @@ fn main() -> ExitCode {
     trials.push(of_python("a command that changes PYTHONPATH keeps its statistics and values", &python, hook_stays));
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("two environments are compared by line", &python, two_environments_are_compared_by_line));
+    trials.push(of_python("killed.py: a process keeps its statistics however it ends", &python, killed_processes));
     trials.push(of_python("categories.py: categories from stacks and lifetimes equal those of the program's tensors", &python, categories));
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
@@ -453,6 +454,30 @@ fn a_correct_recovery_survives_on_a_squeezed_gpu(python: &Path) -> Result<(), Fa
         if !passed || !output.contains(rows) || !output.contains(summary) {
             return Err(format!("{rest:?}: expected {rows:?} and {summary:?}, found {output}").into());
         }
+    }
+    Ok(())
+}
+
+/// Each process has its own peak, and the last one a snapshot of its error.
+fn killed_processes(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let [record, snapshot] = ["run.json", "oom.pickle"].map(|name| folder.path().join(name));
+    let mut command = harness();
+    command.args(["exec", "--memory", "4GiB", "--record"]).arg(&record).arg("--snapshot").arg(&snapshot).arg("--");
+    let output = command.arg(python).arg(self::folder().join("killed.py")).output()?;
+    let [numbers, shown] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
+    let peak = |pid: &str| {
+        let process =
+            record["processes"].as_array()?.iter().find(|process| process["pid"].as_u64().is_some_and(|found| found.to_string() == pid))?;
+        let stats = &process["torch"]["memory_stats"]["0"];
+        Some((stats["allocated_bytes.all.peak"].as_u64()? >> 24, stats["num_ooms"].as_u64()?, process["torch"]["resets"].as_u64()?))
+    };
+    let found: Vec<_> = numbers.lines().filter_map(|line| peak(line.split(' ').nth(1)?)).collect();
+    let expected: Vec<_> = (1..=8).map(|number| (number, u64::from(number == 8), u64::from(number % 2 == 0))).collect();
+    let of_error = "at an out-of-memory error, the last one that it wrote before it was killed";
+    if found != expected || !shown.contains(of_error) || !shown.contains("asked for at killed.py:23 runs_out_of_memory") {
+        return Err(format!("{found:?} instead of {expected:?}: {shown}").into());
     }
     Ok(())
 }

@@ -33,6 +33,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         allocated_at_end: Some(Bytes::mib(10)),
         retries: 0,
         ooms: 0,
+        unreported: None,
         driver_calls: sizes.len() as u64,
         submitted: 100,
         reads_free_memory: false,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hang::{Hang, processes};
 use crate::process::End;
-use crate::record::{Record, SlowCalls, numbered, read_lines, struck};
+use crate::record::{PEAK_ALLOCATED, Process, Record, SlowCalls, numbered, read_lines, struck};
 
 const LAST_LINES: usize = 10;
 
@@ -37,6 +37,8 @@ pub struct Observed {
     pub allocated_at_end: Option<Bytes>,
     pub retries: u64,
     pub ooms: u64,
+    /// The process whose errors are unknown, if there is one, and why.
+    pub unreported: Option<String>,
     /// Driver calls that allocate or free device memory.
     pub driver_calls: u64,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
@@ -126,10 +128,11 @@ impl Observed {
             ending,
             processes: record.processes.iter().filter(|process| process.used_gpu()).count(),
             peak_reserved: Bytes(devices().map(|device| device.peak_reserved).max().unwrap_or_default()),
-            peak_allocated: Bytes(sum("allocated_bytes.all.peak")),
+            peak_allocated: Bytes(sum(PEAK_ALLOCATED)),
             allocated_at_end: torches().next().map(|_| Bytes(sum("allocated_bytes.all.current"))),
             retries: sum("num_alloc_retries"),
             ooms: sum("num_ooms"),
+            unreported: record.processes.iter().find_map(Process::unreported),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
             submitted: record.processes.iter().map(|process| process.submitted).sum(),
             reads_free_memory: record.processes.iter().any(|process| process.reads_free_memory),

@@ -1,7 +1,7 @@
 //! One run as a user meets it in a report.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::record::{DeviceRecord, TorchRecord};
+use harness_exec::record::{DeviceRecord, Statistics, TorchRecord};
 use harness_exec::timeline::Sample;
 use harness_exec::trials::observed::{Frame, OutOfMemory};
 use harness_gpu_settings::{attempts::Free, calls::Call, gpus::Gpu};
@@ -24,6 +24,10 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
             serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1, "num_alloc_retries": 1}}),
         )
         .unwrap(),
+        statistics: Statistics::Reported,
+        resets: 0,
+        earlier: [].into(),
+        host_memory_stats: None,
         problem: None,
         late_import: None,
         not_computed: None,

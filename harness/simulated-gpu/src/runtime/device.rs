@@ -9,6 +9,7 @@ use harness_gpu_settings::ffi::{Out, Text, write};
 use crate::code::{Code, put, remember};
 use crate::device_properties::{attribute, pci_address, pci_bus, properties};
 use crate::entry_points;
+use crate::torch_allocator::keep_statistics;
 use crate::world::{current_device, machine, set_current_device};
 
 /// The real number of the device with an index.
@@ -52,6 +53,7 @@ export! {
 fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {
     let usable = machine().usable();
     let devices = if usable.is_ok() { machine().visible.len() } else { 0 };
+    keep_statistics(devices);
     let written = put(count, c_int::try_from(devices).unwrap_or(0));
     usable.and(written).and(if devices == 0 { Err(Code::NoDevice) } else { Ok(()) })
 }

@@ -271,3 +271,26 @@ def test_a_project_keeps_its_own_package_of_the_name_harness(pytester):
     """})
     # Python has the folder of the project in its path.
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_files_of_other_kinds_and_names_are_run(pytester):
+    pytester.makeconftest("""
+        import pytest
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.gpu_memory(memory="2GiB"))
+        def pytest_collect_file(file_path, parent):
+            return File.from_parent(parent, path=file_path) if file_path.suffix == ".gpu" else None
+        class File(pytest.File):
+            def collect(self):
+                yield Item.from_parent(self, name="a::b [c")
+        class Item(pytest.Item):
+            def runtest(self):
+                assert self.path.read_text() == "right"
+    """)
+    for name, text in (("right", "right"), ("wrong", "wrong"), ("in [a] folder/right", "right")):
+        file = pytester.path / f"{name}.gpu"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    pytester.makepyfile("def documented():\n    '''\n    >>> 1 + 1\n    2\n    '''")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--doctest-modules").assert_outcomes(passed=3, failed=1)

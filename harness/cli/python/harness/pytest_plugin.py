@@ -68,6 +68,10 @@ class Child:
     def stop(self):
         self.file = None
 
+    def pytest_ignore_collect(self, collection_path):
+        file = Path(self.test[0])
+        return None if collection_path == file or collection_path in file.parents or "[" not in str(file) else True
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         items[:] = [item for item in items if key(item) == self.test]
@@ -127,7 +131,9 @@ def run(item, mark):
             options += [f"--record={record}", f"--snapshot={snapshot}"]
         given = {"test": key(item), "options": dict(plain_options(item.config))}
         (Path(folder) / "test.json").write_text(json.dumps(given))
-        test = [sys.executable, "-m", "pytest", "-p", __name__, *inherited(item.config, folder), str(item.path)]
+        # pytest takes a bracket in an argument for parameters.
+        collected = next(path for path in (item.path, *item.path.parents) if "[" not in str(path))
+        test = [sys.executable, "-m", "pytest", "-p", __name__, *inherited(item.config, folder), str(collected)]
         code = call([program, "exec", *options, "--", *test], output, {FOLDER: folder}, item.config.invocation_params.dir)
         attempts = reports(item, Path(folder) / "reports")
         found, last = sum(attempts, []), attempts[-1]
@@ -168,7 +174,7 @@ def inherited(config, folder):
     for name, argument in (("runxfail", "--runxfail"), ("doctestmodules", "--doctest-modules")):
         if getattr(option, name, False):
             yield argument
-    # What follows replaces options in the project's `addopts`. The test is already selected.
+    # The following arguments replace options in the project's `addopts`. The test is already selected.
     yield from ("-m", "", "-k", "")
     if config.pluginmanager.hasplugin("cacheprovider"):
         yield from ("-o", f"cache_dir={folder}/cache")

@@ -1,23 +1,28 @@
 //! Sorts allocated memory by purpose: [`CategoryBytes`].
 //!
-//! A block's category follows from the stack that allocated it and from the events that end its life. Allocations form passes: the autograd
-//! engine allocates in C++ threads, so its allocations have no Python frames or begin in PyTorch; those of an optimizer have a frame of
-//! `torch/optim`. Consecutive allocations of one kind are one pass. If neither stack nor lifetime decides, the category is `other`.
+//! Evidence counts in this order: the tensors that `harness.observe` recorded, the stack that allocated the block, the events that end its life,
+//! and its size. Allocations form passes: the autograd engine allocates in C++ threads, so its allocations have frames of the engine, no Python
+//! frames, or begin in PyTorch; those of an optimizer have a frame of `torch/optim`. Consecutive allocations of one kind are one pass.
+//! A gradient has the size of its parameter, so sizes show the parameters and the state of the optimizer from before the recording.
+//! If nothing decides, the category is `other`.
+
+mod origin;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_trace::snapshot::{Action, Block, Event, Frame, Snapshot, StackId, Value};
+use origin::{Origin, PassKind};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::explanation::SiteBytes;
-use crate::sites::{self, SiteId};
+use crate::sites::SiteId;
 use crate::state::{At, State};
 use crate::view::View;
 
 /// The built-in categories in display order, with their descriptions.
-const CATEGORIES: [(&str, &str); 9] = [
+const CATEGORIES: [(&str, &str); 12] = [
     (PARAMETERS, "parameters and buffers"),
     (GRADIENTS, "gradients"),
     (OPTIMIZER_STATE, "optimizer state"),
@@ -28,6 +33,10 @@ const CATEGORIES: [(&str, &str); 9] = [
     (TEMPORARIES, "temporaries"),
     (COMMUNICATION, "communication buffers"),
     (KV_CACHE, "KV cache"),
+    // Kept for longer than a pass by code outside of modules.
+    (PROGRAM, "tensors of the program"),
+    (KEPT, "older, probably model state"),
+    (BEFORE, "older than the recording"),
     (OTHER, "other"),
 ];
 const PARAMETERS: &str = "parameters";
@@ -38,6 +47,10 @@ const WORKSPACES: &str = "workspaces";
 const TEMPORARIES: &str = "temporaries";
 const COMMUNICATION: &str = "communication";
 const KV_CACHE: &str = "kv_cache";
+const PROGRAM: &str = "program";
+/// Never freed in the recording.
+const KEPT: &str = "kept_from_before";
+const BEFORE: &str = "from_before";
 const OTHER: &str = "other";
 
 /// The key under which `harness.observe` adds the addresses of a program's tensors to a snapshot.
@@ -46,16 +59,23 @@ const RECORDED: &str = "harness_tensors";
 /// PyTorch's workspaces of cuBLAS, in bytes: before and since Hopper, and of cublasLt.
 const CUBLAS: [u64; 3] = [8_519_680, 33_554_432, 1_048_576];
 
+/// The states that optimizers keep per parameter. More blocks of its size can also be averages or other models.
+const MOST_STATES: usize = 2;
+
 /// The bytes of allocated blocks with one purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CategoryBytes {
     pub category: String,
+    /// Says "probably" where no stack and no end shows the purpose, only a size or a file's name.
     pub about: String,
     /// At the moment of the explanation.
     pub bytes: Bytes,
     pub blocks: u64,
     /// At the peak of allocated memory.
     pub peak_bytes: Bytes,
+    /// The part of [`Self::bytes`] and of [`Self::peak_bytes`] that is inferred.
+    pub inferred_bytes: Bytes,
+    pub inferred_peak_bytes: Bytes,
     /// The sites of the blocks at the moment, largest first.
     pub sites: Vec<SiteBytes>,
 }
@@ -100,37 +120,47 @@ impl Rule {
     }
 }
 
-/// What the stack of an allocation shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin<'a> {
-    /// The stack alone decides.
-    Known(&'a str),
-    Optimizer,
-    /// `recomputes`: a checkpointed forward pass runs again.
-    Backward {
-        recomputes: bool,
-    },
-    Forward,
-    Program,
-    /// Reduces gradients of FSDP: a buffer, or the gradients themselves.
-    Reduction,
+/// A category, and whether only a size or the name of a file suggests it.
+#[derive(Clone, Copy)]
+struct Purpose<'a> {
+    category: &'a str,
+    is_inferred: bool,
 }
 
-impl Origin<'_> {
-    fn pass(self) -> u8 {
-        match self {
-            Self::Backward { .. } => 1,
-            Self::Optimizer => 2,
-            Self::Known(OPTIMIZER_STATE) => 2,
-            _ => 0,
-        }
+const fn surely(category: &str) -> Purpose<'_> {
+    Purpose { category, is_inferred: false }
+}
+
+const fn probably(category: &str) -> Purpose<'_> {
+    Purpose { category, is_inferred: true }
+}
+
+/// The event that allocates a block, or its address if that was before the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Birth {
+    Before(u64),
+    Event(usize),
+}
+
+struct Life<'a> {
+    birth: Birth,
+    stack: StackId,
+    origin: Origin<'a>,
+    stream: u64,
+    size: Bytes,
+    /// The event that frees the block.
+    end: Option<usize>,
+}
+
+impl Life<'_> {
+    const fn is_from_before(&self) -> bool {
+        matches!(self.birth, Birth::Before(_))
     }
 }
 
 /// Consecutive allocations of one kind.
 struct Pass {
-    is_backward: bool,
-    is_of_optimizer: bool,
+    kind: PassKind,
     /// The number of backward passes up to this one.
     backward: usize,
     last_allocation: usize,
@@ -142,19 +172,38 @@ pub(crate) struct Categories<'a> {
     passes: Vec<Pass>,
     /// The pass of the last allocation up to each event.
     pass_of: Vec<u32>,
-    /// The event that frees the block, by the event that allocates it.
-    ends: HashMap<usize, usize>,
-    parameter_sizes: HashSet<Bytes>,
+    /// Ordered by birth.
+    lives: Vec<Life<'a>>,
+    /// False if the recording has stacks of blocks, but not of events: then lives show nothing.
+    has_stacks: bool,
+    ends: HashMap<Birth, usize>,
+    /// Blocks from before the recording have sizes rounded to 512, as in old versions of PyTorch.
+    are_rounded: bool,
+    /// The sizes of blocks that are parameters, or that the program keeps as such.
+    parameter_sizes: HashSet<u64>,
+    /// Also of other tensors that the program keeps from before its first backward pass.
+    kept_sizes: HashSet<u64>,
+    /// The blocks whose size shows their purpose.
+    by_size: HashMap<Birth, &'static str>,
+    /// The most events between the allocation and the end of a block in the same pass, by pass and stack.
+    longest: HashMap<(u32, StackId), usize>,
     /// By the event that allocates: how many earlier allocations of the same pass have its stack.
     repetitions: HashMap<usize, u32>,
-    /// The category of the last finished block, by stack and repetition.
-    finished: HashMap<(StackId, u32), &'a str>,
+    /// The purpose of the last finished block, by stack and repetition.
+    finished: HashMap<(StackId, u32), Purpose<'a>>,
     recorded: HashMap<u64, &'static str>,
 }
 
-/// The categories of a moment, and of the peak. Empty if the stacks have no Python frames.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    bytes: Bytes,
+    blocks: u64,
+    inferred: Bytes,
+}
+
+/// The categories of a moment, and of the peak. Empty if the stacks have no frames of Python or C++.
 pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
-    if !view.snapshot.stacks.all_frames().any(is_python) {
+    if !view.snapshot.stacks.all_frames().any(|frame| origin::is_python(frame) || origin::is_cpp(frame)) {
         return Vec::new();
     }
     let categories = Categories::new(view, rules);
@@ -164,15 +213,22 @@ pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
     let mut seen = HashSet::new();
     let all = given.chain(CATEGORIES).filter(|(name, _)| seen.insert(*name));
     let category = |(name, about): (&str, &str)| {
-        let sum =
-            |of: &BTreeMap<SiteId, (Bytes, u64)>| (of.values().map(|(bytes, _)| *bytes).sum(), of.values().map(|(_, blocks)| blocks).sum());
-        let ((bytes, blocks), (peak_bytes, _)) =
-            (now.get(name).map_or_else(Default::default, sum), at_peak.get(name).map_or_else(Default::default, sum));
+        let sum = |of: &HashMap<&str, BTreeMap<SiteId, Sum>>| {
+            let add = |a: Sum, b: &Sum| Sum { bytes: a.bytes + b.bytes, blocks: a.blocks + b.blocks, inferred: a.inferred + b.inferred };
+            of.get(name).into_iter().flat_map(BTreeMap::values).fold(Sum::default(), add)
+        };
+        let (Sum { bytes, blocks, inferred }, peak) = (sum(&now), sum(&at_peak));
+        let about = match inferred + peak.inferred {
+            Bytes::ZERO => about.to_owned(),
+            all if all == bytes + peak.bytes => format!("{about}, probably"),
+            _ => format!("{about}, in part probably"),
+        };
         let site =
-            |(&id, &(bytes, blocks)): (&SiteId, &(Bytes, u64))| SiteBytes { site: view.sites.get(id).name.clone(), id, bytes, blocks };
+            |(&id, &Sum { bytes, blocks, .. }): (&SiteId, &Sum)| SiteBytes { site: view.sites.get(id).name.clone(), id, bytes, blocks };
         let mut sites: Vec<SiteBytes> = now.get(name).into_iter().flatten().map(site).collect();
         sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
-        CategoryBytes { category: name.to_owned(), about: about.to_owned(), bytes, blocks, peak_bytes, sites }
+        let (peak_bytes, inferred_peak_bytes) = (peak.bytes, peak.inferred);
+        CategoryBytes { category: name.to_owned(), about, bytes, blocks, peak_bytes, inferred_bytes: inferred, inferred_peak_bytes, sites }
     };
     all.map(category).filter(|category| category.bytes.max(category.peak_bytes) > Bytes::ZERO).collect()
 }
@@ -180,200 +236,402 @@ pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
 impl<'a> Categories<'a> {
     fn new(view: &'a View<'a>, rules: &'a [Rule]) -> Self {
         let stacks = &view.snapshot.stacks;
-        let of_stack: Vec<Origin<'a>> = stacks.all().map(|stack| origin(&stacks.frames(stack).collect::<Vec<_>>(), rules)).collect();
+        let program = origin::Program::new(view.snapshot);
+        let of_stack: Vec<Origin<'a>> =
+            stacks.all().map(|stack| origin::origin(&stacks.frames(stack).collect::<Vec<_>>(), &program, rules)).collect();
         let (mut passes, mut pass_of): (Vec<Pass>, Vec<u32>) = (Vec::new(), Vec::new());
-        let (mut ends, mut live, mut last) = (HashMap::new(), HashMap::new(), u8::MAX);
-        let (mut parameter_sizes, mut repetitions, mut in_pass) = (HashSet::new(), HashMap::new(), HashMap::new());
-        for (index, event) in view.history.events().iter().enumerate() {
-            match event.action {
+        let (mut lives, mut live): (Vec<Life<'a>>, HashMap<u64, usize>) = (Vec::new(), HashMap::new());
+        let (mut repetitions, mut in_pass, mut longest) = (HashMap::new(), HashMap::new(), HashMap::new());
+        for (index, &Event { action, address, size, stream, stack, .. }) in view.history.events().iter().enumerate() {
+            match action {
                 Action::Alloc => {
-                    let origin = of_stack[event.stack.0 as usize];
-                    if passes.is_empty() || origin.pass() != last {
-                        let is_backward = matches!(origin, Origin::Backward { .. });
-                        let backward = passes.last().map_or(0, |pass| pass.backward) + usize::from(is_backward);
-                        passes.push(Pass { is_backward, is_of_optimizer: origin.pass() == 2, backward, last_allocation: index });
+                    let origin = of_stack[stack.0 as usize];
+                    let kind = origin.pass().or(passes.last().map(|pass| pass.kind)).unwrap_or(PassKind::Forward);
+                    if passes.last().is_none_or(|last| last.kind != kind) {
+                        let backward = passes.last().map_or(0, |pass| pass.backward) + usize::from(kind == PassKind::Backward);
+                        passes.push(Pass { kind, backward, last_allocation: index });
                         in_pass.clear();
                     }
-                    last = origin.pass();
                     passes.iter_mut().next_back().into_iter().for_each(|pass| pass.last_allocation = index);
-                    if origin == Origin::Known(PARAMETERS) {
-                        parameter_sizes.insert(event.size);
-                    }
-                    let repetition = in_pass.entry(event.stack).or_insert(0);
+                    let repetition = in_pass.entry(stack).or_insert(0);
                     repetitions.insert(index, *repetition);
                     *repetition += 1;
-                    live.insert(event.address, index);
+                    live.insert(address, lives.len());
+                    lives.push(Life { birth: Birth::Event(index), stack, origin, stream, size, end: None });
                 }
-                Action::FreeRequested => {
-                    live.remove(&event.address).map(|start| ends.insert(start, index));
-                }
+                Action::FreeRequested => match live.remove(&address) {
+                    Some(life) => {
+                        let Life { birth, stack, end, .. } = &mut lives[life];
+                        *end = Some(index);
+                        if let Birth::Event(start) = *birth {
+                            let (pass, last) = (pass_of[start], (passes.len() as u32).saturating_sub(1));
+                            if pass == last {
+                                let longest = longest.entry((pass, *stack)).or_insert(0);
+                                *longest = (index - start).max(*longest);
+                            }
+                        }
+                    }
+                    None => {
+                        let stack = StackId::EMPTY;
+                        let origin = of_stack[stack.0 as usize];
+                        lives.push(Life { birth: Birth::Before(address), stack, origin, stream, size, end: Some(index) });
+                    }
+                },
                 _ => {}
             }
             pass_of.push((passes.len() as u32).saturating_sub(1));
         }
-        let blocks = view.snapshot.segments_of(view.device).flat_map(|segment| &segment.blocks);
-        let of_parameters = blocks.filter(|block| of_stack[block.stack.0 as usize] == Origin::Known(PARAMETERS));
-        parameter_sizes.extend(of_parameters.map(|block| block.requested));
-        let finished = HashMap::new();
+        for segment in view.snapshot.segments_of(view.device) {
+            let blocks = segment.blocks.iter().filter(|block| block.state == BlockState::Allocated && !live.contains_key(&block.address));
+            lives.extend(blocks.map(|&Block { address, requested: size, stack, .. }| {
+                let origin = of_stack[stack.0 as usize];
+                Life { birth: Birth::Before(address), stack, origin, stream: segment.stream, size, end: None }
+            }));
+        }
+        lives.sort_by_key(|life| life.birth);
+        let ends = lives.iter().filter_map(|life| Some((life.birth, life.end?))).collect();
+        let has_stacks = lives.iter().any(|life| !life.is_from_before() && life.stack != StackId::EMPTY);
+        let are_rounded = lives.iter().filter(|life| life.is_from_before()).all(|life| life.size.0.is_multiple_of(512));
         let recorded = recorded(view.snapshot);
-        let mut all = Self { view, of_stack, passes, pass_of, ends, parameter_sizes, repetitions, finished, recorded };
-        let mut started: Vec<usize> = all.ends.keys().copied().collect();
-        started.sort_unstable();
-        for start in started {
-            let event = &view.history.events()[start];
-            let category = all.of_block(event.stack, event.address, event.size, Some(start));
-            all.finished.insert((event.stack, all.repetitions[&start]), category);
+        let mut all = Self {
+            view,
+            of_stack,
+            passes,
+            pass_of,
+            lives,
+            has_stacks,
+            ends,
+            are_rounded,
+            parameter_sizes: HashSet::new(),
+            kept_sizes: HashSet::new(),
+            by_size: HashMap::new(),
+            longest,
+            repetitions,
+            finished: HashMap::new(),
+            recorded,
+        };
+        if all.has_stacks {
+            all.find_sizes();
+            all.by_size = all.workspaces();
+            let by_size = all.parameters_and_states();
+            all.by_size.extend(by_size);
+            all.finish();
         }
         all
     }
 
+    /// Collects the sizes that gradients can have.
+    fn find_sizes(&mut self) {
+        for life in &self.lives {
+            let is_kept = life.end.is_none_or(|end| self.survives(life, end));
+            let is_parameter = match life.origin {
+                Origin::Known(PARAMETERS | GRADIENTS) => true,
+                Origin::Constructor { .. } => is_kept,
+                Origin::Backward { .. } => life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none(),
+                _ => false,
+            };
+            if is_parameter {
+                self.parameter_sizes.insert(self.comparable(life.size));
+            }
+            if is_parameter || (life.origin == Origin::Program && is_kept) {
+                self.kept_sizes.insert(self.comparable(life.size));
+            }
+        }
+    }
+
+    const fn comparable(&self, Bytes(size): Bytes) -> u64 {
+        if self.are_rounded { size.next_multiple_of(512) } else { size }
+    }
+
+    /// Returns whether the block was allocated before the first backward pass and is freed after it.
+    fn survives(&self, life: &Life<'_>, end: usize) -> bool {
+        let born = match life.birth {
+            Birth::Before(_) => 0,
+            Birth::Event(start) => self.passes[self.pass_of[start] as usize].backward,
+        };
+        let until = &self.passes[self.pass_of[end] as usize];
+        born == 0 && until.backward > 0 && until.kind != PassKind::Backward
+    }
+
+    /// Finds unfreed workspaces of cuBLAS in recordings without C++ frames. PyTorch allocates one per thread and stream, directly after the result
+    /// of the first matrix product, and one for cublasLt.
+    fn workspaces(&self) -> HashMap<Birth, &'static str> {
+        let has_size = |life: &&Life<'_>| CUBLAS.contains(&life.size.0) && life.end.is_none();
+        let stacks = &self.view.snapshot.stacks;
+        let is_product = |stack: StackId| origin::is_product(stacks.frames(stack));
+        let has_cpp = |stack: StackId| stacks.frames(stack).any(origin::is_cpp);
+        let (before, recorded) = self.lives.split_at(self.lives.partition_point(|life| life.is_from_before()));
+        let mut found = HashMap::new();
+        let from_before: Vec<&Life<'_>> = before.iter().filter(has_size).collect();
+        for life in &from_before {
+            let is_only = from_before.iter().filter(|other| other.stack == life.stack).count() == 1;
+            if life.origin == Origin::Forward && is_only && is_product(life.stack) == Some(true) {
+                found.insert(life.birth, WORKSPACES);
+            }
+        }
+        // The products began before the recording.
+        if !from_before.is_empty() {
+            return found;
+        }
+        let of_size = |stack: StackId, size: Bytes| recorded.iter().filter(|life| life.stack == stack && life.size == size).count();
+        let (mut seen, mut owners) = (HashSet::new(), HashSet::new());
+        for run in recorded.chunk_by(|a, b| a.stack == b.stack) {
+            let stack = run[0].stack;
+            let is_backward = matches!(run[0].origin, Origin::Backward { .. });
+            let candidates = run.iter().skip(1).filter(has_size).filter(|life| match life.origin {
+                Origin::Backward { .. } => self.is_no_gradient(life),
+                Origin::Forward | Origin::Program => true,
+                _ => false,
+            });
+            // Ordinary tensors of a line have one size, or several.
+            let is_unlike = |life: &Life<'_>| {
+                let mut results = run.iter().filter(|other| other.birth != life.birth);
+                of_size(stack, life.size) == 1 && results.all(|result| result.size == run[0].size)
+            };
+            let is_product = match is_product(stack) {
+                _ if is_backward => Some(true),
+                _ if !seen.insert(stack) || has_cpp(stack) => Some(false),
+                is_product => is_product,
+            };
+            let is_lasting = |life: &&Life<'_>| match life.size.0 == CUBLAS[2] {
+                true => self.survives_backward(self.pass(life)),
+                false => !is_backward || self.pass(life).is_some_and(|pass| pass + 1 < self.passes.len()),
+            };
+            for life in candidates.filter(|life| is_product.unwrap_or_else(|| is_unlike(life))).filter(is_lasting) {
+                if owners.insert((is_backward, life.stream, life.size.0 == CUBLAS[2])) {
+                    found.insert(life.birth, WORKSPACES);
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns whether a block of a backward pass has another size than all parameters, or more blocks than parameters have its size.
+    fn is_no_gradient(&self, life: &Life<'_>) -> bool {
+        let size = self.comparable(life.size);
+        let is_like =
+            |other: &&Life<'_>| self.comparable(other.size) == size && other.origin == life.origin && self.pass(other) == self.pass(life);
+        let parameters =
+            self.lives.iter().filter(|other| other.origin == Origin::Known(PARAMETERS) && self.comparable(other.size) == size).count();
+        let alike = || self.lives.iter().filter(is_like).filter(|other| self.outlives_pass(other.birth, other.end)).count();
+        !self.parameter_sizes.contains(&size) || (parameters > 0 && alike() > parameters)
+    }
+
+    /// Finds parameters and states of the optimizer whose size shows it, if no stack does. As many blocks of a size are parameters as gradients of
+    /// this size are alive together; further ones from before the recording are states.
+    fn parameters_and_states(&self) -> HashMap<Birth, &'static str> {
+        let is_gradient = |life: &Life<'_>| match life.origin {
+            Origin::Known(GRADIENTS) => true,
+            Origin::Backward { recomputes: false } => !life.is_from_before() && self.is_gradient(life.birth, life.size, life.end),
+            _ => false,
+        };
+        // The last temporaries of a pass can also end after its last allocation.
+        let mut gradients = self.most_alive(|life| is_gradient(life) && self.parameter_sizes.contains(&self.comparable(life.size)));
+        gradients.extend(self.most_alive(|life| is_gradient(life) && self.reaches_next_pass(life)));
+        let known = self.most_alive(|life| life.origin == Origin::Known(PARAMETERS));
+        let known = |size: u64| known.get(&size).copied().unwrap_or_default();
+        let mut missing: HashMap<u64, usize> =
+            gradients.iter().map(|(&size, &count)| (size, count.saturating_sub(known(size)))).filter(|(_, count)| *count > 0).collect();
+        let mut found = HashMap::new();
+        let is_constructed = |life: &&Life<'_>| matches!(life.origin, Origin::Constructor { .. });
+        let is_unknown = |life: &&Life<'_>| life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none();
+        let is_of_program = |life: &&Life<'_>| life.origin == Origin::Program && !life.is_from_before();
+        let is_kept = |life: &&Life<'_>| life.end.is_none_or(|end| self.survives(life, end));
+        let all = || self.lives.iter();
+        let candidates = all().filter(is_constructed).chain(all().filter(is_unknown)).chain(all().filter(is_of_program)).filter(is_kept);
+        for life in candidates.filter(|life| !self.by_size.contains_key(&life.birth)) {
+            if let Some(count) = missing.get_mut(&self.comparable(life.size)).filter(|count| **count > 0) {
+                *count -= 1;
+                found.insert(life.birth, PARAMETERS);
+            }
+        }
+        // Constructors of modules also make buffers and parameters without gradients.
+        let is_of_module = |life: &&Life<'_>| life.origin == Origin::Constructor { is_of_module: true };
+        for life in all().filter(is_of_module).filter(|life| self.reaches_forward(life)) {
+            found.insert(life.birth, PARAMETERS);
+        }
+        let mut others: BTreeMap<u64, Vec<Birth>> = BTreeMap::new();
+        for life in all().filter(is_unknown).filter(|life| !found.contains_key(&life.birth)) {
+            others.entry(self.comparable(life.size)).or_default().push(life.birth);
+        }
+        for (size, others) in others {
+            let Some(&count) = gradients.get(&size) else { continue };
+            let states = (others.len() / count).min(MOST_STATES) * count;
+            found.extend(others.into_iter().take(states).map(|birth| (birth, OPTIMIZER_STATE)));
+        }
+        found
+    }
+
+    fn reaches_next_pass(&self, life: &Life<'_>) -> bool {
+        let until = life.end.map_or(self.passes.len(), |end| self.pass_of[end] as usize);
+        self.pass(life).is_none_or(|pass| until > pass)
+    }
+
+    /// Returns whether a module runs while the block is alive.
+    fn reaches_forward(&self, life: &Life<'_>) -> bool {
+        let after = self.lives.partition_point(|other| other.birth <= life.birth);
+        let next = self.lives[after..].iter().find(|other| other.origin == Origin::Forward);
+        next.is_some_and(|next| life.end.is_none_or(|end| next.birth < Birth::Event(end)))
+    }
+
+    /// The most blocks of each size that are alive together.
+    fn most_alive(&self, is_meant: impl Fn(&Life<'_>) -> bool) -> BTreeMap<u64, usize> {
+        let mut changes: BTreeMap<u64, Vec<(usize, i64)>> = BTreeMap::new();
+        for life in self.lives.iter().filter(|life| is_meant(life)) {
+            let changes = changes.entry(self.comparable(life.size)).or_default();
+            let born = if let Birth::Event(start) = life.birth { start + 1 } else { 0 };
+            changes.push((born, 1));
+            changes.extend(life.end.map(|end| (end + 1, -1)));
+        }
+        let most = |mut changes: Vec<(usize, i64)>| {
+            changes.sort_unstable();
+            let alive = changes.iter().scan(0, |alive, (_, change)| {
+                *alive += change;
+                Some(*alive)
+            });
+            usize::try_from(alive.max().unwrap_or_default()).unwrap_or_default()
+        };
+        changes.into_iter().map(|(size, changes)| (size, most(changes))).collect()
+    }
+
+    fn finish(&mut self) {
+        let mut finished = HashMap::new();
+        for &Life { birth, stack, size, end, .. } in &self.lives {
+            if let (Birth::Event(start), Some(_)) = (birth, end) {
+                finished.insert((stack, self.repetitions[&start]), self.of_block(birth, stack, size));
+            }
+        }
+        self.finished = finished;
+    }
+
     /// The bytes and blocks of a state by category and site.
-    fn of(&self, state: &State) -> HashMap<&'a str, BTreeMap<SiteId, (Bytes, u64)>> {
-        let mut sums: HashMap<&str, BTreeMap<SiteId, (Bytes, u64)>> = HashMap::new();
+    fn of(&self, state: &State) -> HashMap<&'a str, BTreeMap<SiteId, Sum>> {
+        let mut sums: HashMap<&str, BTreeMap<SiteId, Sum>> = HashMap::new();
         let blocks = state.segments.iter().flat_map(|segment| &segment.blocks);
         for &Block { address, size, requested, stack, .. } in blocks.filter(|block| block.state == BlockState::Allocated) {
             let start = state.origin(address).allocated;
-            let stack = start.map_or(stack, |start| self.events()[start as usize].stack);
-            let category = self.of_block(stack, address, requested, start.map(|start| start as usize));
-            let (bytes, blocks) = sums.entry(category).or_default().entry(self.view.sites.of_block(start, stack)).or_default();
-            *bytes += size;
-            *blocks += 1;
+            let stack = start.map(|start| self.view.history.events()[start as usize].stack).filter(|_| self.has_stacks).unwrap_or(stack);
+            let birth = start.map_or(Birth::Before(address), |start| Birth::Event(start as usize));
+            let Purpose { category, is_inferred } = self.of_block(birth, stack, requested);
+            let sum = sums.entry(category).or_default().entry(self.view.sites.of_block(start, stack)).or_default();
+            sum.bytes += size;
+            sum.blocks += 1;
+            sum.inferred += if is_inferred { size } else { Bytes::ZERO };
         }
         sums
     }
 
-    fn events(&self) -> &'a [Event] {
-        self.view.history.events()
-    }
-
-    /// `start`: the event that allocates the block, if it was recorded.
-    fn of_block(&self, stack: StackId, address: u64, size: Bytes, start: Option<usize>) -> &'a str {
+    fn of_block(&self, birth: Birth, stack: StackId, size: Bytes) -> Purpose<'a> {
         let origin = self.of_stack[stack.0 as usize];
-        let end = start.and_then(|start| self.ends.get(&start).copied());
-        if let Some(recorded) = self.recorded.get(&address).filter(|_| end.is_none()) {
-            return recorded;
-        }
-        let Some(start) = start else {
-            return match origin {
-                Origin::Known(known) => known,
-                _ => OTHER,
-            };
+        let end = self.ends.get(&birth).copied();
+        let address = match birth {
+            Birth::Before(address) => address,
+            Birth::Event(start) => self.view.history.events()[start].address,
         };
-        let pass = self.pass_of[start] as usize;
-        let is_last = pass + 1 == self.passes.len();
-        let ends_in_pass = end.is_some_and(|end| self.pass_of[end] as usize == pass);
+        if let Some(recorded) = self.recorded.get(&address).filter(|_| end.is_none()) {
+            return surely(recorded);
+        }
+        // A recording of the program's tensors is complete.
+        let is_known = |by_size: &&&str| end.is_none() && !self.recorded.is_empty() && **by_size != WORKSPACES;
+        if let Some(by_size) = self.by_size.get(&birth).filter(|by_size| !is_known(by_size)) {
+            return probably(by_size);
+        }
+        let pass = self.pass_of_birth(birth);
+        let is_last = pass.is_some_and(|pass| pass + 1 == self.passes.len());
+        let ends_in_pass = pass.is_some() && end.map(|end| self.pass_of[end] as usize) == pass;
         // Programs repeat their steps, so an unfinished block is like the block of the same stack and repetition in an earlier step.
-        let like_before = || self.finished.get(&(stack, self.repetitions[&start])).copied();
+        let like_before = || match birth {
+            Birth::Event(start) => self.finished.get(&(stack, *self.repetitions.get(&start)?)).copied(),
+            Birth::Before(_) => None,
+        };
+        let until = end.and_then(|end| self.passes.get(self.pass_of[end] as usize));
         match origin {
-            Origin::Known(known) => known,
-            _ if end.is_none() && self.is_workspace(start, size) => WORKSPACES,
+            Origin::Known(known) => surely(known),
+            _ if stack == StackId::EMPTY && (pass.is_none() || !self.has_stacks) => self.without_stack(birth, size, until),
             // The optimizer's step comes between the reduction of gradients and their end.
-            Origin::Reduction => match end {
-                Some(end) if !self.passes[pass..=self.pass_of[end] as usize].iter().any(|pass| pass.is_of_optimizer) => COMMUNICATION,
-                Some(_) => GRADIENTS,
-                None => like_before().unwrap_or(GRADIENTS),
-            },
-            Origin::Optimizer if ends_in_pass => TEMPORARIES,
-            Origin::Optimizer if end.is_none() && is_last => like_before().unwrap_or(OTHER),
-            Origin::Optimizer => OPTIMIZER_STATE,
-            Origin::Backward { recomputes: true } => ACTIVATIONS,
-            Origin::Backward { .. } => {
-                let outlives = end.is_none_or(|end| end > self.passes[pass].last_allocation);
-                match () {
-                    () if outlives && self.parameter_sizes.contains(&size) => GRADIENTS,
-                    () if ends_in_pass => TEMPORARIES,
-                    () if is_last && self.view.oom().is_some() && !self.parameter_sizes.is_empty() => TEMPORARIES,
-                    () => OTHER,
+            Origin::Reduction => match (pass, end) {
+                (Some(pass), Some(end)) => {
+                    let mut passes = self.passes[pass..=self.pass_of[end] as usize].iter();
+                    surely(if passes.any(|pass| pass.kind == PassKind::Optimizer) { GRADIENTS } else { COMMUNICATION })
                 }
-            }
-            Origin::Forward | Origin::Program => match end {
-                Some(_) if ends_in_pass => TEMPORARIES,
-                Some(end) => {
-                    let until = self.pass_of[end] as usize;
-                    let outlives_forward = self.passes[until].backward > self.passes[pass].backward;
-                    let is_saved = if origin == Origin::Forward { outlives_forward } else { self.passes[until].is_backward };
-                    if is_saved { ACTIVATIONS } else { OTHER }
+                _ => like_before().unwrap_or(surely(GRADIENTS)),
+            },
+            Origin::Optimizer { .. } if ends_in_pass => surely(TEMPORARIES),
+            Origin::Optimizer { is_temporary } if end.is_none() && is_last => like_before().unwrap_or_else(|| match () {
+                () if is_temporary || self.is_young(birth, stack) => probably(TEMPORARIES),
+                () if self.parameter_sizes.contains(&self.comparable(size)) => probably(OPTIMIZER_STATE),
+                () => surely(OTHER),
+            }),
+            Origin::Optimizer { .. } => surely(OPTIMIZER_STATE),
+            Origin::Backward { recomputes: true } => surely(ACTIVATIONS),
+            Origin::Backward { .. } => match () {
+                () if self.is_gradient(birth, size, end) => probably(GRADIENTS),
+                () if ends_in_pass => surely(TEMPORARIES),
+                () if is_last && self.view.oom().is_some() && !self.parameter_sizes.is_empty() => probably(TEMPORARIES),
+                () => surely(OTHER),
+            },
+            Origin::Forward | Origin::Program | Origin::Constructor { .. } => match until {
+                _ if ends_in_pass => surely(TEMPORARIES),
+                Some(until) => {
+                    let born = pass.map_or(0, |pass| self.passes[pass].backward);
+                    let is_saved = if origin == Origin::Forward { until.backward > born } else { until.kind == PassKind::Backward };
+                    surely(if is_saved { ACTIVATIONS } else { PROGRAM })
                 }
                 // An activation is freed at the latest in the backward pass.
-                None if self.survives_backward(pass) => OTHER,
-                None => like_before().unwrap_or(if origin == Origin::Forward { ACTIVATIONS } else { OTHER }),
+                None if self.survives_backward(pass) => surely(PROGRAM),
+                None => like_before().unwrap_or(surely(if origin == Origin::Forward { ACTIVATIONS } else { PROGRAM })),
             },
+        }
+    }
+
+    /// Returns whether an earlier block of the same line lived for longer in this pass and was a temporary.
+    fn is_young(&self, birth: Birth, stack: StackId) -> bool {
+        let Birth::Event(start) = birth else { return false };
+        let longest = self.longest.get(&(self.pass_of[start], stack));
+        longest.is_some_and(|&longest| self.pass_of.len() - start <= longest)
+    }
+
+    /// The purpose of a block without a stack from before the recording. `until`: the pass that frees it.
+    fn without_stack(&self, birth: Birth, size: Bytes, until: Option<&Pass>) -> Purpose<'static> {
+        let has_gradient = self.kept_sizes.contains(&self.comparable(size));
+        match until.map(|until| until.kind) {
+            _ if !self.has_stacks && matches!(birth, Birth::Event(_)) => surely(OTHER),
+            Some(PassKind::Backward) => probably(ACTIVATIONS),
+            Some(PassKind::Optimizer) if has_gradient => probably(OPTIMIZER_STATE),
+            Some(_) => surely(BEFORE),
+            None if self.passes.is_empty() => surely(BEFORE),
+            None => surely(KEPT),
+        }
+    }
+
+    fn is_gradient(&self, birth: Birth, size: Bytes, end: Option<usize>) -> bool {
+        let is_complete = self.pass_of_birth(birth).is_some_and(|pass| pass + 1 < self.passes.len());
+        let sizes = if is_complete { &self.kept_sizes } else { &self.parameter_sizes };
+        self.outlives_pass(birth, end) && sizes.contains(&self.comparable(size))
+    }
+
+    fn outlives_pass(&self, birth: Birth, end: Option<usize>) -> bool {
+        let Some(pass) = self.pass_of_birth(birth) else { return true };
+        end.is_none_or(|end| end > self.passes[pass].last_allocation)
+    }
+
+    fn pass(&self, life: &Life<'_>) -> Option<usize> {
+        self.pass_of_birth(life.birth)
+    }
+
+    /// `None` before the recording.
+    fn pass_of_birth(&self, birth: Birth) -> Option<usize> {
+        match birth {
+            Birth::Before(_) => None,
+            Birth::Event(start) => Some(self.pass_of[start] as usize),
         }
     }
 
     /// Returns whether a complete backward pass follows this pass.
-    fn survives_backward(&self, pass: usize) -> bool {
-        self.passes.iter().nth_back(1).is_some_and(|complete| complete.backward > self.passes[pass].backward)
+    fn survives_backward(&self, pass: Option<usize>) -> bool {
+        let born = pass.map_or(0, |pass| self.passes[pass].backward);
+        self.passes.iter().nth_back(1).is_some_and(|complete| complete.backward > born)
     }
-
-    /// Returns whether an unfreed block is a workspace of cuBLAS: it has its size, comes directly after the result of the same operation, and if
-    /// the size is common, survives a backward pass.
-    fn is_workspace(&self, start: usize, size: Bytes) -> bool {
-        let event = &self.events()[start];
-        if size.0 == CUBLAS[2] && !self.survives_backward(self.pass_of[start] as usize) {
-            return false;
-        }
-        let before = self.events()[..start].iter().rev().find(|before| before.action == Action::Alloc);
-        let is_after_result = before.is_some_and(|before| before.stack == event.stack);
-        CUBLAS.contains(&size.0) && is_after_result && !(self.parameter_sizes.contains(&size) && event.stack == StackId::EMPTY)
-    }
-}
-
-fn is_python(frame: &Frame) -> bool {
-    frame.file.ends_with(".py") || sites::is_of_program(frame)
-}
-
-/// The part of a path within a package: `torch/nn/modules/linear.py`.
-fn in_package(file: &str) -> &str {
-    ["/site-packages/", "/dist-packages/"].iter().find_map(|folder| Some(file.rsplit_once(folder)?.1)).unwrap_or(file)
-}
-
-/// `frames`: innermost first.
-fn origin<'a>(frames: &[&Frame], rules: &'a [Rule]) -> Origin<'a> {
-    if let Some(rule) = rules.iter().find(|rule| frames.iter().any(|frame| rule.matches(frame))) {
-        return Origin::Known(&rule.category);
-    }
-    let is_of_workspace = |frame: &Frame| frame.name.contains("CUDABlasWorkspace") || frame.name.contains("CUDABlasLtWorkspace");
-    if frames.iter().any(|frame| is_of_workspace(frame)) {
-        return Origin::Known(WORKSPACES);
-    }
-    let python: Vec<&Frame> = frames.iter().copied().filter(|frame| is_python(frame)).collect();
-    let Some(outermost) = python.last() else { return Origin::Backward { recomputes: false } };
-    let is_backward = in_package(&outermost.file).starts_with("torch/");
-    let decided = python.iter().find_map(|frame| of_frame(frame));
-    match decided.unwrap_or(Origin::Program) {
-        Origin::Forward | Origin::Program if is_backward => Origin::Backward { recomputes: decided == Some(Origin::Forward) },
-        other => other,
-    }
-}
-
-/// The origin of an allocation whose innermost known frame is this one.
-fn of_frame(frame: &Frame) -> Option<Origin<'static>> {
-    let (file, function) = (in_package(&frame.file), frame.name.as_str());
-    let is_in = |folders: &[&str]| folders.iter().any(|folder| file.starts_with(folder));
-    Some(match function {
-        "_apply" if file == "torch/nn/modules/module.py" => Origin::Known(PARAMETERS),
-        "_call_impl" if file == "torch/nn/modules/module.py" => Origin::Forward,
-        "__init__" | "reset_parameters" | "flatten_parameters" if is_in(&["torch/nn/modules/"]) => Origin::Known(PARAMETERS),
-        _ if is_in(&["torch/nn/parameter.py"]) => Origin::Known(PARAMETERS),
-        "_init_group" if is_in(&["torch/optim/"]) => Origin::Known(OPTIMIZER_STATE),
-        _ if is_in(&["torch/optim/lr_scheduler.py", "torch/optim/swa_utils.py"]) => return None,
-        _ if is_in(&["torch/optim/"]) => Origin::Optimizer,
-        _ if is_in(&["torch/autograd/__init__.py", "torch/autograd/graph.py"]) => Origin::Backward { recomputes: false },
-        "_init_sharded_param" if is_in(&["torch/distributed/fsdp/"]) => Origin::Known(PARAMETERS),
-        "foreach_reduce" if is_in(&["torch/distributed/fsdp/"]) => Origin::Reduction,
-        // Its caller decides.
-        "allocate" if is_in(&["torch/distributed/fsdp/"]) => return None,
-        _ if is_in(&["torch/distributed/", "torch/nn/parallel/distributed.py", "torch/nn/parallel/comm.py", "torch/cuda/nccl.py"]) => {
-            Origin::Known(COMMUNICATION)
-        }
-        // These packages are often used from a folder outside of `site-packages`.
-        _ if frame.file.ends_with("/transformers/cache_utils.py") => Origin::Known(KV_CACHE),
-        _ if ["/vllm/", "/sglang/"].iter().any(|package| frame.file.contains(package)) && function.contains("kv_cache") => {
-            Origin::Known(KV_CACHE)
-        }
-        _ => return None,
-    })
 }
 
 /// The tensors of the program by address. Empty unless `harness.observe` wrote the snapshot.

@@ -11,7 +11,8 @@ use harness_trace::snapshot::Snapshot;
 use serde_json::Value;
 
 fn main() -> ExitCode {
-    let with_data: [(&str, fn()); 3] = [
+    let with_data: [(&str, fn()); 4] = [
+        ("most_memory_of_real_programs_has_a_purpose", most_memory_of_real_programs_has_a_purpose),
         ("explanations_of_snapshots_add_up_to_the_byte", explanations_of_snapshots_add_up_to_the_byte),
         ("figures_match_pytorchs_own_message", figures_match_pytorchs_own_message),
         ("complete_recordings_start_empty_and_have_the_measured_peak", complete_recordings_start_empty_and_have_the_measured_peak),
@@ -71,6 +72,26 @@ fn explanations_of_snapshots_add_up_to_the_byte() {
             }
         }
     }
+}
+
+/// Prints the categories at the peak of each recording.
+fn most_memory_of_real_programs_has_a_purpose() {
+    let mut others = Vec::new();
+    for file in shared::snapshots("real-snapshots") {
+        let of = file.display().to_string();
+        let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
+        let explanations = explained(&snapshot, Options::default(), &of);
+        let explanation = explanations.iter().max_by_key(|explanation| explanation.accounts.reserved).expect("it has a device");
+        let total: Bytes = explanation.categories.iter().map(|category| category.peak_bytes).sum();
+        let share = |bytes: Bytes| bytes.get() as f64 / total.get() as f64 * 100.0;
+        let named = |name: &str| explanation.categories.iter().filter(|of| of.category == name).map(|of| of.peak_bytes).sum::<Bytes>();
+        let all: Vec<String> = explanation.categories.iter().map(|of| format!("{} {:.1} %", of.about, share(of.peak_bytes))).collect();
+        println!("{of}: {total}: {}", all.join(", "));
+        others.push(share(named("other")));
+    }
+    others.sort_by(f64::total_cmp);
+    let (median, nine_of_ten) = (others[others.len() / 2], others[(others.len() * 9).div_ceil(10) - 1]);
+    assert!(median <= 10.0 && nine_of_ten <= 25.0, "{others:?}");
 }
 
 fn figures_match_pytorchs_own_message() {

@@ -821,7 +821,23 @@ fn baseline(python: &Path) -> Result<(), Failed> {
 fn categories(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let program = self::folder().join("categories.py");
-    let models = ["transformer", "transformer_bf16", "checkpointed", "convolutions", "lstm", "kept_gradients"];
+    let models = [
+        "transformer",
+        "transformer_bf16",
+        "checkpointed",
+        "convolutions",
+        "lstm",
+        "kept_gradients",
+        "own",
+        "own_cpp",
+        "accumulated",
+        "adapters",
+        "averaged",
+        "hooks",
+        "parallel",
+        "late",
+        "late_cpp",
+    ];
     let mut command = harness();
     let ended = command.args(["exec", "--memory", "8GiB", "--"]).arg(python).arg(&program).arg(folder.path()).args(models).output()?;
     if !ended.status.success() {

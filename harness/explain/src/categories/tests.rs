@@ -1,14 +1,18 @@
 use std::path::Path;
 
-use harness_trace::snapshot::{ExtraId, Snapshot};
+use harness_trace::snapshot::ExtraId;
 
 use super::*;
 use crate::causes::{Options, explain_by};
 
+fn snapshot(name: &str) -> Snapshot {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.pickle.gz"));
+    Snapshot::read(&path).expect("the file is a snapshot")
+}
+
 /// The third step of a training of a convolutional network with SGD and momentum, after the optimizer's step. Contains the addresses of its tensors.
 fn trained() -> Snapshot {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/trained.pickle.gz");
-    Snapshot::read(&path).expect("the file is a snapshot")
+    snapshot("snapshots/trained")
 }
 
 fn categories(snapshot: &Snapshot, at: At, rules: &[Rule]) -> Vec<(String, u64, u64)> {
@@ -36,7 +40,7 @@ fn categories_from_stacks_and_lifetimes_are_those_of_the_programs_tensors() {
         // The result of the last forward pass.
         ("activations", 8 << 20, 1),
         ("temporaries", 0, 0),
-        ("other", 393_728, 2),
+        ("program", 393_728, 2),
     ];
     assert_eq!(derived, expected.map(|(category, bytes, blocks)| (category.to_owned(), bytes, blocks)));
 }
@@ -57,6 +61,34 @@ fn the_programs_own_tensors_come_before_the_rules() {
     let tensors = Value::Dict(vec![(Value::Text(OPTIMIZER_STATE.to_owned()), Value::List(addresses))]);
     snapshot.extra = snapshot.extras.intern(vec![(RECORDED.to_owned(), tensors)]);
     assert!(!categories(&snapshot, At::End, &[]).iter().any(|(category, ..)| category == GRADIENTS));
+}
+
+#[test]
+fn sizes_show_parameters_and_states_from_before_the_recording() {
+    // The second and third step of a perceptron with AdamW, before the optimizer's step. Contains frames of C++ and the addresses of its tensors.
+    let mut snapshot = snapshot("categories/recorded-late");
+    let known = categories(&snapshot, At::End, &[]);
+    assert_eq!(recorded(&snapshot).len(), 16, "parameters, gradients and two states each");
+    snapshot.extra = ExtraId::NONE;
+    assert_eq!(categories(&snapshot, At::End, &[]), known);
+    let about = explain_by(&snapshot, 0, Options::default(), &[]).expect("it has an end").categories.into_iter().map(|of| of.about);
+    let expected = [
+        "parameters and buffers, probably",
+        "gradients, probably",
+        "optimizer state, probably",
+        "tensors of the program",
+        "older, probably model state",
+    ];
+    let about: Vec<String> = about.filter(|about| !about.starts_with("temporaries")).collect();
+    assert_eq!(about, expected);
+}
+
+#[test]
+fn a_stream_has_one_workspace_and_other_tensors_of_its_size_are_none() {
+    // Eight tensors of 32 MiB: four of one line, an input, and three results of a layer. The layer's first product adds workspaces of 32 and 1 MiB.
+    let found = categories(&snapshot("categories/workspace-sizes"), At::End, &[]);
+    let of = |name: &str| found.iter().find(|(category, ..)| category == name).map(|&(_, bytes, blocks)| (bytes >> 20, blocks));
+    assert_eq!((of("workspaces"), of("activations"), of("program")), (Some((32, 1)), Some((97, 4)), Some((160, 5))));
 }
 
 #[test]
@@ -89,7 +121,7 @@ fn shards_of_fsdp_are_parameters_and_caches_are_found_in_any_folder() {
     let origin_of = |frames: &[(&str, &str)]| {
         let frame = |&(file, name): &(&str, &str)| Frame { file: file.to_owned(), line: 1, name: name.to_owned(), extra: ExtraId::NONE };
         let frames: Vec<Frame> = frames.iter().map(frame).collect();
-        format!("{:?}", origin(&frames.iter().collect::<Vec<_>>(), &[]))
+        format!("{:?}", origin::origin(&frames.iter().collect::<Vec<_>>(), &origin::Program::default(), &[]))
     };
     let fsdp = |function| ("/venv/site-packages/torch/distributed/fsdp/_fully_shard/_fsdp.py", function);
     let train = ("/home/me/train.py", "main");
@@ -98,4 +130,16 @@ fn shards_of_fsdp_are_parameters_and_caches_are_found_in_any_folder() {
     assert_eq!(origin_of(&[fsdp("allocate"), fsdp("foreach_all_gather"), train]), format!("{:?}", Origin::Known(COMMUNICATION)));
     let cache = ("/home/me/transformers/src/transformers/cache_utils.py", "update");
     assert_eq!(origin_of(&[cache, train]), format!("{:?}", Origin::Known(KV_CACHE)));
+    // Windows, and frames of C++.
+    let apply = (r"C:\venv\lib\site-packages\torch\nn\modules\module.py", "_apply");
+    assert_eq!(origin_of(&[apply, (r"C:\me\train.py", "main")]), format!("{:?}", Origin::Known(PARAMETERS)));
+    let engine = ("??", "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)");
+    let accumulates = ("??", "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)");
+    assert_eq!(origin_of(&[accumulates, engine]), format!("{:?}", Origin::Known(GRADIENTS)));
+    assert_eq!(origin_of(&[("??", "at::_ops::mm::call()"), engine]), format!("{:?}", Origin::Backward { recomputes: false }));
+    assert_eq!(origin_of(&[("??", "at::_ops::mm::call()")]), format!("{:?}", Origin::Program));
+    let workspace = ("??", "at::cuda::getCurrentCUDABlasHandle()");
+    assert_eq!(origin_of(&[workspace, engine]), format!("{:?}", Origin::Known(WORKSPACES)));
+    let step = ("/home/me/optimizer.py", "step");
+    assert_eq!(origin_of(&[step, train]), format!("{:?}", Origin::Optimizer { is_temporary: false }));
 }

@@ -52,6 +52,8 @@ pub struct Process {
     /// The lines of the first of these reads, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uncomputed_reads_at: Vec<Frame>,
+    /// How often freed memory waited for the work of another stream. Then peaks depend on the timing of the GPU. Not counted on a real GPU.
+    pub waits_of_frees: u64,
     /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -260,7 +262,7 @@ impl Record {
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process = |pid: u32| Process { pid, ..Process::default() };
         for counters in ProcessCounters::read_folder(&machine.counters(run))? {
-            let ProcessCounters { pid, devices, submitted, memory_reads, uncomputed_reads, .. } = counters;
+            let ProcessCounters { pid, devices, submitted, memory_reads, uncomputed_reads, waits_of_frees, .. } = counters;
             let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, failed_calls, not_modelled, .. } = counters;
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
@@ -268,7 +270,8 @@ impl Record {
             let failed_calls = failed_calls.into_iter().map(failed).collect();
             let reads_free_memory = memory_reads > 0;
             let uncomputed_reads_at = read_lines(&run.join(format!("reads-{pid}.jsonl")));
-            let process = Process { devices, submitted, reads_free_memory, uncomputed_reads, uncomputed_reads_at, ..process(pid) };
+            let process =
+                Process { devices, submitted, reads_free_memory, uncomputed_reads, uncomputed_reads_at, waits_of_frees, ..process(pid) };
             let process = Process { cudnn_workspace_bounds, slow_calls, failed_calls, not_modelled, ..process };
             processes.insert(pid, process);
         }

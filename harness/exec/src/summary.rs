@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
-use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
+use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, Engine, FailedCalls, PEAK_ALLOCATED, Process, Record, Statistics, TorchRecord};
@@ -32,6 +32,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &ended_by_signal(record);
     text += &slow_calls(record, &settings.latencies);
     text += &models(record, settings);
+    text += &timing(record, settings.events);
     text += &not_modelled(record);
     record.used().for_each(|process| text += &not_computed(process, settings));
     text += &uncomputed_reads(record);
@@ -166,6 +167,26 @@ fn ended_by_signal(record: &Record) -> String {
         (None, Some(cause)) => format!("exit code {} means that a signal ended a process: {cause}\n", record.exit_code),
         (None, None) => String::new(),
     }
+}
+
+/// Whether the peaks depend on the timing of the GPU.
+fn timing(record: &Record, events: Events) -> String {
+    let waits: u64 = record.used().map(|process| process.waits_of_frees).sum();
+    if waits == 0 {
+        return String::new();
+    }
+    // A block that waits for long hides those behind it.
+    let (times, others) = match events {
+        Events::Instant => {
+            let others = "these assume that the GPU keeps up with the host; `--events synchronize` assumes that the host runs ahead";
+            (format!(" {}", count(waits, "time")), others)
+        }
+        Events::Synchronize => {
+            (String::new(), "these assume that the host runs ahead; `--events instant` assumes that the GPU keeps up with it")
+        }
+        Events::Lag(_) => (String::new(), "`--events instant` and `--events synchronize` show the extremes"),
+    };
+    format!("freed memory waited{times} for another stream, so peaks depend on timing: {others}\n")
 }
 
 fn slow_calls(record: &Record, latencies: &[Latency]) -> String {

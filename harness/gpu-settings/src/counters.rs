@@ -15,7 +15,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5505;
+const MARK: u64 = 0x4841_524e_4750_5506;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -32,6 +32,7 @@ pub struct Counters {
     submitted: AtomicU64,
     memory_reads: AtomicU64,
     uncomputed_reads: AtomicU64,
+    waits_of_frees: AtomicU64,
     figures: [Figures; MOST_DEVICES as usize],
     /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below the upper bound.
     workspace_bounds: [AtomicU64; 2],
@@ -165,6 +166,11 @@ impl Counters {
         &self.submitted
     }
 
+    /// Counts a freed block of PyTorch's allocator that waited for the work of another stream.
+    pub fn count_wait_of_free(&self) {
+        self.waits_of_frees.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a read of the amount of free memory.
     pub fn count_memory_read(&self) {
         self.memory_reads.fetch_add(1, Ordering::Relaxed);
@@ -210,6 +216,8 @@ pub struct ProcessCounters {
     pub memory_reads: u64,
     /// How often the process copied bytes from a device that only real kernels would have computed. 0 with computed values.
     pub uncomputed_reads: u64,
+    /// How often freed blocks of PyTorch's allocator waited for the work of another stream.
+    pub waits_of_frees: u64,
     /// How far estimated cuDNN workspaces may be below and above their estimates.
     pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
@@ -275,6 +283,7 @@ impl ProcessCounters {
             submitted: read(&counters.submitted),
             memory_reads: read(&counters.memory_reads),
             uncomputed_reads: read(&counters.uncomputed_reads),
+            waits_of_frees: read(&counters.waits_of_frees),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
             slow: Call::ALL.iter().copied().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
             failed_calls: Call::ALL

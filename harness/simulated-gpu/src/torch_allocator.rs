@@ -15,9 +15,13 @@ use harness_gpu_settings::settings::RUN;
 use harness_gpu_settings::torch_statistics::{ENDING, MOST_OBJECTS, SLOT, SMALLEST};
 use nix::fcntl::posix_fallocate;
 
+use crate::runtime::streams::cudaEventQuery;
+use crate::world::machine;
+
 const LIBRARY: &[u8] = b"/libc10_cuda.so";
 const NEW: &CStr = c"_Znwm";
 const DELETE: &CStr = c"_ZdlPvm";
+const QUERY: &CStr = c"cudaEventQuery";
 /// The end of the mangled name of `NativeCachingAllocator::init(int)`, which creates the allocators and nothing else of their size.
 const CREATOR: &[u8] = b"NativeCachingAllocator4initEi";
 /// The type of the section with all symbols of a library.
@@ -31,6 +35,7 @@ const SYMBOLS: i64 = 6;
 const RELOCATIONS: [(i64, i64); 2] = [(7, 8), (23, 2)];
 
 type New = unsafe extern "C-unwind" fn(usize) -> *mut c_void;
+type Query = extern "C" fn(usize) -> c_int;
 type Delete = unsafe extern "C-unwind" fn(*mut c_void, usize);
 
 #[repr(C)]
@@ -131,6 +136,7 @@ unsafe extern "C" fn replace(library: *mut libc::dl_phdr_info, _size: usize, _da
             };
             let replacement = match name {
                 name if name == NEW => new_of_caller as New as *mut c_void,
+                name if name == QUERY => query as Query as *mut c_void,
                 name if name == DELETE => delete as Delete as *mut c_void,
                 _ => continue,
             };
@@ -197,6 +203,17 @@ unsafe extern "C-unwind" fn delete(object: *mut c_void, size: usize) {
         // SAFETY: this is the C++ library's function.
         unsafe { mem::transmute::<*mut c_void, Delete>(REAL_DELETE.load(Ordering::Acquire))(object, size) }
     }
+}
+
+/// `cudaEventQuery` for PyTorch's library, which asks whether the blocks that it frees are still in use by another stream.
+extern "C" fn query(event: usize) -> c_int {
+    static IS_PENDING: AtomicBool = AtomicBool::new(false);
+    let code = cudaEventQuery(event);
+    // A block that is still in use is counted once.
+    if !IS_PENDING.swap(code != 0, Ordering::Relaxed) {
+        machine().counters.count_wait_of_free();
+    }
+    code
 }
 
 /// A slot for an object; `None` if there is none left.

@@ -47,6 +47,9 @@ struct Figures {
     pinned_allocated: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pinned_reserved: Option<u64>,
+    /// How often freed memory waited for another stream, if it did: then the peaks depend on the timing of the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    waits_of_frees: Option<u64>,
     /// Allocated bytes at the allocated peak, by call site.
     at_peak: BTreeMap<Place, u64>,
 }
@@ -139,6 +142,7 @@ impl Figures {
         if let Some([allocated, reserved]) = process.torch.as_ref().and_then(TorchRecord::pinned_peaks) {
             (figures.pinned_allocated, figures.pinned_reserved) = (Some(allocated.0), Some(reserved.0));
         }
+        figures.waits_of_frees = Some(process.waits_of_frees).filter(|waits| *waits > 0);
         for device in &process.devices {
             figures.peak_reserved += device.peak_reserved;
             figures.driver_allocations += device.mallocs;
@@ -187,15 +191,16 @@ impl Figures {
     }
 
     fn differences(&self, new: &Self) -> Vec<String> {
-        let pinned = [
-            ("peak allocated of pinned host memory", self.pinned_allocated, new.pinned_allocated),
-            ("peak reserved of pinned host memory", self.pinned_reserved, new.pinned_reserved),
+        let optional = [
+            ("peak allocated of pinned host memory", self.pinned_allocated, new.pinned_allocated, true),
+            ("peak reserved of pinned host memory", self.pinned_reserved, new.pinned_reserved, true),
+            ("waits of freed memory for another stream", self.waits_of_frees, new.waits_of_frees, false),
         ];
-        let pinned = pinned.into_iter().filter(|(_, old, new)| old.is_some() || new.is_some()).map(|(name, old, new)| {
-            let of = |figure: Option<u64>| (name, figure.unwrap_or_default(), true);
+        let optional = optional.into_iter().map(|(name, old, new, is_bytes)| {
+            let of = |figure: Option<u64>| (name, figure.unwrap_or_default(), is_bytes);
             (of(old), of(new))
         });
-        let figures = self.all().into_iter().zip(new.all()).chain(pinned).filter(|(old, new)| old != new);
+        let figures = self.all().into_iter().zip(new.all()).chain(optional).filter(|(old, new)| old != new);
         let figure = |((name, old, is_bytes), (_, new, _))| {
             if is_bytes { format!("{name} is {}", change("", old, new)) } else { format!("{name}: {new} instead of {old}") }
         };

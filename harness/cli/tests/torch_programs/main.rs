@@ -114,6 +114,7 @@ fn main() -> ExitCode {
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("two environments are compared by line", &python, two_environments_are_compared_by_line));
     trials.push(of_python("killed.py: a process keeps its statistics however it ends", &python, killed_processes));
+    trials.push(of_python("record_stream.py: peaks that depend on the timing of the GPU are marked", &python, peaks_that_depend_on_timing));
     trials.push(of_python("categories.py: categories from stacks and lifetimes equal those of the program's tensors", &python, categories));
     trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
     trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
@@ -453,6 +454,20 @@ fn a_correct_recovery_survives_on_a_squeezed_gpu(python: &Path) -> Result<(), Fa
         let (passed, output) = train(rest)?;
         if !passed || !output.contains(rows) || !output.contains(summary) {
             return Err(format!("{rest:?}: expected {rows:?} and {summary:?}, found {output}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Twelve blocks of 256 MiB wait for another stream. After the last one no request asks for the event.
+fn peaks_that_depend_on_timing(python: &Path) -> Result<(), Failed> {
+    for (events, peak, waits) in [("instant", "256 MiB", "waited 11 times"), ("synchronize", "3 GiB", "waited")] {
+        let mut command = harness();
+        command.args(["exec", "--memory", "8GiB", "--events", events, "--"]).arg(python).arg(folder().join("record_stream.py"));
+        let shown = String::from_utf8_lossy(&command.output()?.stderr).into_owned();
+        let waits = format!("freed memory {waits} for another stream, so peaks depend on timing: these assume");
+        if !shown.contains(&format!("peak reserved {peak} ")) || !shown.contains(&waits) {
+            return Err(format!("{events}: {shown}").into());
         }
     }
     Ok(())

@@ -32,6 +32,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         reads_free_memory: false,
         uncomputed_reads: 0,
         uncomputed_reads_at: Vec::new(),
+        waits_of_frees: 0,
         cudnn_workspace_bounds: [0; 2],
         slow_calls: Vec::new(),
         failed_calls: Vec::new(),

@@ -48,6 +48,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         reads_free_memory: false,
         uncomputed_reads: 0,
         uncomputed_reads_at: Vec::new(),
+        waits_of_frees: 0,
         submitted: 40,
         cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),

@@ -108,8 +108,8 @@ pub(super) struct Exec {
     /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
-    /// The values that the program reads from GPU memory: `copies` (the default), values from small copies until a kernel may have overwritten them,
-    /// otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of the host's free memory, so losses, masks and
+    /// The values that the program reads from GPU memory: `copies` (the default), values from small copies and of operations on tensors of at most
+    /// 64 elements, as far as their inputs are known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of the host's free memory, so losses, masks and
     /// `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,

@@ -28,12 +28,12 @@ mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss hub
 nll_loss_forward nll_loss_backward
 _foreach_add _foreach_sub _foreach_mul _foreach_div _foreach_pow _foreach_sqrt _foreach_neg _foreach_abs _foreach_exp _foreach_log _foreach_reciprocal
 _foreach_sign _foreach_zero _foreach_copy _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_maximum _foreach_minimum _foreach_clamp_min
-_foreach_clamp_max _foreach_round _foreach_floor _foreach_ceil _foreach_rsqrt
+_foreach_norm _foreach_max _foreach_clamp_max _foreach_round _foreach_floor _foreach_ceil _foreach_rsqrt
 _amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_sgd _fused_adagrad
 """.split()
 # Not computed. They change tensors through addresses that launches do not find.
 _UNKNOWN = """
-uniform normal random bernoulli exponential cauchy log_normal geometric randperm multinomial _foreach_norm _foreach_max _fused_adam _fused_adamw
+uniform normal random bernoulli exponential cauchy log_normal geometric randperm multinomial _fused_adam _fused_adamw
 """.split()
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"

@@ -77,7 +77,7 @@ fn uncomputed_reads(record: &Record) -> String {
     let more = if lines.len() > NAMES { format!(" and {} more", lines.len() - NAMES) } else { String::new() };
     let at = if lines.is_empty() { String::new() } else { format!(", at {}{more}", lines[..lines.len().min(NAMES)].join(", ")) };
     format!(
-        "the program read values that nothing computed ({}{at}): a branch on them may go the other way; `--values cpu` computes them\n",
+        "the program read values that nothing computed ({}{at}): branches on them may have gone the other way; `--values cpu` decides them\n",
         count(reads, "read")
     )
 }
@@ -267,8 +267,9 @@ fn of_torch(process: &Process) -> String {
     };
     let bounds = process.bounds_of_peak().map(|[least, most]| format!(" (between {least} and {most}: cuDNN's workspaces are estimates)"));
     let bounds = bounds.unwrap_or_default();
+    let unless = if process.uncomputed_reads > 0 { ", unless a branch depends on a value below" } else { "" };
     format!(
-        "{name}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}{killed}{resets}",
+        "{name}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}{unless}{killed}{resets}",
         count(retries, "retry"),
         count(ooms, "out of memory error")
     )
@@ -288,7 +289,7 @@ fn of_engine(engine: &Engine) -> String {
 fn models(record: &Record, settings: &Settings) -> String {
     let values = match settings.values {
         Values::Zeros => "the program reads back zeros".to_owned(),
-        Values::Copies => "the program reads back values written by small copies, otherwise zeros".to_owned(),
+        Values::Copies => "the program reads back values of small copies and small tensors, otherwise zeros".to_owned(),
         Values::Cpu => format!("the CPU computes the values, in at most {} of host memory", settings.host_memory),
     };
     let workspace = match settings.cudnn_workspace {

@@ -229,7 +229,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
     let Settings { values, cudnn_workspace, nccl_memory, context_overhead, gpu, events, addresses, .. } = settings;
     let values = match values {
         Values::Zeros => "Kernels are no-ops: the program reads zeros.",
-        Values::Copies => "Kernels are no-ops: the program reads the values of small copies, else zeros.",
+        Values::Copies => "Kernels are no-ops: the program reads the values of small copies and small tensors, else zeros.",
         Values::Cpu => "Kernels are no-ops: the CPU computes what the program reads.",
     };
     let workspace = match cudnn_workspace {

@@ -50,6 +50,9 @@ struct Figures {
     /// How often freed memory waited for another stream, if it did: then the peaks depend on the timing of the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     waits_of_frees: Option<u64>,
+    /// Reads of values that nothing computed. With any, branches may have gone another way than on a GPU.
+    #[serde(default)]
+    uncomputed_reads: u64,
     /// Allocated bytes at the allocated peak, by call site.
     at_peak: BTreeMap<Place, u64>,
 }
@@ -123,7 +126,7 @@ impl Place {
 
 impl Figures {
     /// The figures with their names, and whether they are bytes.
-    const fn all(&self) -> [(&'static str, u64, bool); 7] {
+    const fn all(&self) -> [(&'static str, u64, bool); 8] {
         [
             ("peak allocated", self.peak_allocated, true),
             ("peak reserved", self.peak_reserved, true),
@@ -132,6 +135,7 @@ impl Figures {
             ("driver allocations", self.driver_allocations, false),
             ("driver frees", self.driver_frees, false),
             ("failed driver allocations", self.failed_allocations, false),
+            ("reads of values that nothing computed", self.uncomputed_reads, false),
         ]
     }
 
@@ -143,6 +147,7 @@ impl Figures {
             (figures.pinned_allocated, figures.pinned_reserved) = (Some(allocated.0), Some(reserved.0));
         }
         figures.waits_of_frees = Some(process.waits_of_frees).filter(|waits| *waits > 0);
+        figures.uncomputed_reads = process.uncomputed_reads;
         for device in &process.devices {
             figures.peak_reserved += device.peak_reserved;
             figures.driver_allocations += device.mallocs;

@@ -101,6 +101,27 @@ fn an_error_unrelated_to_memory_recommends_values_of_the_cpu() {
 }
 
 #[test]
+fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
+    let at = |line| Frame { file: "/home/user/loss.py".to_owned(), line, name: "branch".to_owned() };
+    let read = |pid, uncomputed_reads, lines: &[u64]| Process {
+        uncomputed_reads,
+        uncomputed_reads_at: lines.iter().copied().map(at).collect(),
+        ..process(pid, None)
+    };
+    let line = |processes| {
+        let (record, settings) = record(processes);
+        simulated(&record, &settings).lines().find(|line| line.starts_with("the program read values")).map(str::to_owned)
+    };
+    assert_eq!(line(vec![read(7, 0, &[])]), None);
+    let of_two = line(vec![read(7, 2, &[41]), read(8, 1, &[41, 12])]).unwrap();
+    assert!(of_two.contains("(3 reads, at loss.py:41, loss.py:12)"), "{of_two}");
+    let of_many = line(vec![read(7, 20, &(1..11).collect::<Vec<_>>())]).unwrap();
+    assert!(of_many.contains("loss.py:8 and 2 more"), "{of_many}");
+    let marks = |reads| of_torch(&read(7, reads, &[])).ends_with("unless a branch depends on a value below");
+    assert_eq!([marks(0), marks(1)], [false, true]);
+}
+
+#[test]
 fn the_summary_of_a_real_gpu_shows_its_limit() {
     let (mut record, _) = record(vec![process(7, None)]);
     record.gpu = "cuda:0".to_owned();

@@ -44,6 +44,14 @@ fn statistics_are_found_wherever_an_allocator_has_them_also_those_of_idle_device
 }
 
 #[test]
+fn statistics_are_found_with_expandable_segments() {
+    let mut expandable = words(1 << 20);
+    expandable[12..24].fill(0);
+    let [stats] = <[MemoryStats; 1]>::try_from(statistics(&file(&[(2904, 40, expandable)])).unwrap()).unwrap();
+    assert_eq!((stats.segment.all.peak, stats.reserved_bytes.all.peak, stats.num_ooms), (0, 2 << 20, 2));
+}
+
+#[test]
 fn statistics_are_found_in_the_layout_of_later_versions() {
     let mut later = words(1 << 20);
     later.splice(72..72, [0x55a9_0000_1000, 0, 0x3eff_ffff_ffff_ffff, 0]);

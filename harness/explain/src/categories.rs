@@ -314,6 +314,9 @@ impl<'a> Categories<'a> {
             all.find_sizes();
             all.by_size = all.workspaces();
             let by_size = all.parameters_and_states();
+            let parameters = all.lives.iter().filter(|life| by_size.get(&life.birth) == Some(&PARAMETERS));
+            let sizes: Vec<u64> = parameters.map(|life| all.comparable(life.size)).collect();
+            all.parameter_sizes.extend(sizes);
             all.by_size.extend(by_size);
             all.finish();
         }
@@ -435,18 +438,30 @@ impl<'a> Categories<'a> {
         let mut found = HashMap::new();
         let is_constructed = |life: &&Life<'_>| matches!(life.origin, Origin::Constructor { .. });
         let is_unknown = |life: &&Life<'_>| life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none();
-        let is_of_program = |life: &&Life<'_>| life.origin == Origin::Program && !life.is_from_before();
+        // Inputs can have gradients too, but each step has its own.
+        let is_of_program = |life: &&Life<'_>| {
+            let is_early = self.pass(life).is_some_and(|pass| self.passes[pass].backward == 0);
+            life.origin == Origin::Program && is_early && life.end.is_none()
+        };
         let is_kept = |life: &&Life<'_>| life.end.is_none_or(|end| self.survives(life, end));
         let all = || self.lives.iter();
         let candidates = all().filter(is_constructed).chain(all().filter(is_unknown)).chain(all().filter(is_of_program)).filter(is_kept);
+        let mut constructors = HashSet::new();
         for life in candidates.filter(|life| !self.by_size.contains_key(&life.birth)) {
             if let Some(count) = missing.get_mut(&self.comparable(life.size)).filter(|count| **count > 0) {
                 *count -= 1;
                 found.insert(life.birth, PARAMETERS);
+                constructors.extend(origin::constructor_call(&self.view.snapshot.stacks, life.stack));
             }
         }
-        // Constructors of modules also make buffers and parameters without gradients.
-        let is_of_module = |life: &&Life<'_>| life.origin == Origin::Constructor { is_of_module: true };
+        // Constructors of modules also make buffers and parameters without gradients. Without gradients, no size shows which ones.
+        let is_of_module = |life: &&Life<'_>| match life.origin {
+            Origin::Constructor { .. } if !gradients.is_empty() => {
+                origin::constructor_call(&self.view.snapshot.stacks, life.stack).is_some_and(|call| constructors.contains(&call))
+            }
+            Origin::Constructor { is_of_module } => is_of_module,
+            _ => false,
+        };
         for life in all().filter(is_of_module).filter(|life| self.reaches_forward(life)) {
             found.insert(life.birth, PARAMETERS);
         }

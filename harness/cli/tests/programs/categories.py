@@ -57,12 +57,24 @@ class Own(nn.Module):
 class OwnLayers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(Own() for _ in range(6))
+        self.layers = nn.ModuleList([Own() for _ in range(6)])
 
     def forward(self, inputs):
         for layer in self.layers:
             inputs = layer(inputs)
         return inputs
+
+
+class Memory:
+    """Belongs to no module, although its file has modules."""
+
+    def __init__(self):
+        self.states = torch.zeros(1024, WIDTH, device="cuda")
+
+
+class Agent:
+    def __init__(self):
+        self.memory = Memory()
 
 
 class Adapters(nn.Module):
@@ -141,6 +153,7 @@ def train(name):
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(enabled=None) if name.startswith("late") else record()
     model = model().cuda()
+    agent = Agent() if name == "own" else None
     if name == "parallel":
         torch.distributed.init_process_group("nccl", init_method=f"file://{folder}/{name}", rank=0, world_size=1)
         model = nn.parallel.DistributedDataParallel(model, device_ids=[0])

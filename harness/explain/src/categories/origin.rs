@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use harness_trace::snapshot::{Frame, Snapshot};
+use harness_trace::snapshot::{Frame, FrameId, Snapshot, StackId, Stacks};
 
 use super::{COMMUNICATION, GRADIENTS, KV_CACHE, OPTIMIZER_STATE, PARAMETERS, Rule, TEMPORARIES, WORKSPACES};
 use crate::sites;
@@ -146,6 +146,13 @@ fn constructor<'a>(python: &[&Frame], program: &Program<'_>) -> Option<Origin<'a
     let innermost = functions.next().filter(|frame| frame.name == "__init__")?;
     let is_part = functions.any(|frame| frame.name == "__init__");
     Some(Origin::Constructor { is_of_module: is_part && program.modules.contains(innermost.file.as_str()) })
+}
+
+/// The frames that call the innermost constructor of the program: equal for all allocations of one constructor.
+pub(super) fn constructor_call(stacks: &Stacks, stack: StackId) -> Option<&[FrameId]> {
+    let ids = stacks.ids(stack);
+    let innermost = ids.iter().position(|&id| stacks.frame(id).name == "__init__" && sites::is_of_program(stacks.frame(id)))?;
+    Some(&ids[innermost + 1..])
 }
 
 /// The origin of an allocation whose innermost known frame is this one.

@@ -61,6 +61,8 @@ fn main() -> ExitCode {
         a_file_size_limit_of_harness_is_an_error_with_a_reason
         a_small_stack_is_an_error_with_the_command_that_enlarges_it
         every_allocation_fails_once_and_the_expectation_decides_the_exit_code
+        an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program
+        the_end_of_a_worker_decides_whether_the_end_is_clean
         runs_begin_as_copies_that_behave_like_new_starts
         what_copies_would_share_is_named_and_each_run_starts_anew
         shards_run_the_cases_of_the_whole_and_are_merged
@@ -78,7 +80,10 @@ fn main() -> ExitCode {
         a_failed_program_on_a_gpu_is_shown_with_its_command
         an_optional_program_that_cannot_run_is_skipped_with_its_expectations
     };
-    trials.extend(trials! { python_with_torch().is_some(), a_real_torch_runs_on_the_simulated_gpu });
+    trials.extend(trials! { python_with_torch().is_some(),
+        a_real_torch_runs_on_the_simulated_gpu
+        the_end_is_that_of_the_exception_which_hydra_typer_or_pytest_prints
+    });
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
@@ -92,7 +97,7 @@ const TORCH: [(&str, &str); 4] = [
     (
         "__init__.py",
         "import types\nclass OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\n\
-         _C = types.SimpleNamespace(_cuda_init=lambda: None)\nfrom . import cuda\n",
+         _observers = []\n_C = types.SimpleNamespace(_cuda_init=lambda: None, _cuda_attach_out_of_memory_observer=_observers.append)\nfrom . import cuda\n",
     ),
     ("version.py", "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n"),
     (
@@ -124,6 +129,8 @@ def malloc(size):
     pointer = ctypes.c_void_p()
     if _runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) != 0:
         _ooms += 1
+        for observe in torch._observers:
+            observe(0, size, 0, 0)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
 def memory_stats(device):
@@ -940,7 +947,7 @@ fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: 
     let ran = world.run(&options, &["python3", "train.py"]);
     assert_eq!(ran.code, Some(1), "{}", ran.err);
     assert!(
-        ran.out.starts_with("done\nThe program recovers from 3 of 4 injected failures; once it ends with OutOfMemoryError."),
+        ran.out.starts_with("done\nThe program recovers from 3 of 4 injected failures; once it ends with OutOfMemoryError at train.py:2."),
         "{}",
         ran.out
     );
@@ -951,6 +958,112 @@ fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: 
     let document: Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((&document["cases"][0]["attempt"], &document["cases"][0]["size"]), (&4.into(), &(8 << 20).into()), "{document:#}");
     assert!(json.err.contains("done"), "{}", json.err);
+}
+
+/// How a program can react to an OutOfMemoryError, the outcome, and whether that is a clean end.
+const REACTIONS: [(&str, &str, bool); 17] = [
+    ("raise error", "out_of_memory", true),
+    ("sys.excepthook = lambda *_: print('rich', file=sys.stderr); raise error", "out_of_memory", true),
+    ("traceback.print_exc(); print('Set HYDRA_FULL_ERROR=1', file=sys.stderr); sys.exit(1)", "out_of_memory", true),
+    ("sys.exit('no memory')", "out_of_memory", true),
+    ("raise RuntimeError('the step failed') from error", "out_of_memory", true),
+    ("raise ExceptionGroup('tasks', [error, ExceptionGroup('more', [error])])", "out_of_memory", true),
+    ("asyncio.run(fails(error))", "out_of_memory", true),
+    ("raise SystemExit(3)", "exit_code", true),
+    ("os._exit(1)", "out_of_memory", true),
+    ("threading.Thread(target=fail, args=[error]).start(); exits.append(1)", "exit_code", true),
+    ("sys.exit(0)", "recovered", true),
+    ("{}['loss']", "KeyError: 'loss'", false),
+    ("raise ExceptionGroup('tasks', [error, KeyError('loss')])", "ExceptionGroup: tasks (2 sub-exceptions)", false),
+    ("fail_again()", "KeyError: 'loss'", false),
+    ("threading.Thread(target=fail, args=[KeyError('loss')]).start(); exits.append(1)", "KeyError: 'loss'", false),
+    ("raise KeyboardInterrupt", "signal", false),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "signal", false),
+];
+
+/// What follows the traceback in the output, as with Triton, is no matter.
+fn an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program(world: World) {
+    let mut program = "import asyncio, atexit, ctypes, faulthandler, logging, os, signal, sys, threading, traceback, torch\n\
+         libc, exits = ctypes.CDLL(None), []\n\
+         leaks = ctypes.CFUNCTYPE(None)(lambda: libc.write(2, b'nanobind: leaked 4 instances!\\n', 30))\n\
+         for print_last in (leaks, lambda: print('bye', file=sys.stderr), faulthandler.dump_traceback, lambda: logging.error('bye')):\n    atexit.register(print_last)\n\
+         def fail(error):\n    raise error\n\
+         async def fails(error):\n    raise error\n\
+         def fail_again():\n    try:\n        {}['loss']\n    except KeyError:\n        traceback.print_exc()\n        sys.exit(1)\n\
+         def end():\n    while threading.active_count() > 1: pass\n    sys.exit(1)\n"
+        .to_owned();
+    for (reaction, ..) in REACTIONS {
+        program += &format!("try: torch.cuda.malloc(2 << 20)\nexcept torch.OutOfMemoryError as error: {reaction}\nif exits: end()\n");
+    }
+    world.write("train.py", &program);
+    for options in [&["--every-fault", "--expect", "ends-cleanly"][..], &["--every-fault", "--fresh"]] {
+        let (document, .., message) = many(&world, options, &["python3", "train.py"]);
+        let ends = document["cases"].as_array().unwrap().iter().map(|case| {
+            let outcome = if case["outcome"] == "other_error" { &case["error"] } else { &case["outcome"] };
+            (outcome.as_str().unwrap(), case["is_clean_end"] == true || case["outcome"] == "recovered")
+        });
+        assert_eq!(ends.collect::<Vec<_>>(), REACTIONS.map(|(_, outcome, is_clean)| (outcome, is_clean)), "{options:?}: {message}");
+    }
+}
+
+/// A worker runs out of memory, and another process reports its end.
+fn the_end_of_a_worker_decides_whether_the_end_is_clean(world: World) {
+    let worker = |reaction: &str| {
+        format!(
+            "import os, sys, torch\ndef work():\n    try: torch.cuda.malloc(2 << 20)\n    except torch.OutOfMemoryError as error: {reaction}\n"
+        )
+    };
+    let started = |method: &str| {
+        format!(
+            "import multiprocessing, work\nif __name__ == '__main__':\n    process = multiprocessing.get_context('{method}').Process(target=work.work)\n    process.start()\n    process.join()\n    if process.exitcode: raise RuntimeError('a worker failed')\n"
+        )
+    };
+    let launched =
+        "import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', 'import work; work.work()'], check=True)\n".to_owned();
+    let failed = "{}['loss']";
+    for (launcher, reaction, outcome) in [
+        (&launched, "raise", "out_of_memory"),
+        (&launched, failed, "KeyError: 'loss'"),
+        (&started("fork"), "raise", "out_of_memory"),
+        (&started("fork"), failed, "KeyError: 'loss'"),
+        (&started("spawn"), "sys.exit(1)", "out_of_memory"),
+        (&started("spawn"), failed, "KeyError: 'loss'"),
+        (&launched, "os.abort()", "exit_code"),
+    ] {
+        world.write("work.py", &worker(reaction));
+        world.write("train.py", launcher);
+        let ran = world.run(&["--every-fault", "--expect", "ends-cleanly", "--format", "json"], &["python3", "train.py"]);
+        let document: Value = serde_json::from_str(&ran.out).unwrap();
+        let case = &document["cases"][0];
+        let found = if case["outcome"] == "other_error" { &case["error"] } else { &case["outcome"] };
+        let code = i32::from(outcome != "out_of_memory");
+        assert_eq!((found.as_str(), ran.code), (Some(outcome), Some(code)), "{launcher} {reaction}: {document:#} {}", ran.err);
+    }
+}
+
+/// Each prints more after the traceback, or in its place.
+fn the_end_is_that_of_the_exception_which_hydra_typer_or_pytest_prints(world: World) {
+    let python = python_with_torch().unwrap();
+    let work = |error: &str| {
+        format!("import torch\ndef work():\n    try: torch.cuda.malloc(2 << 20)\n    except torch.OutOfMemoryError: {error}\n")
+    };
+    world.write("config/main.yaml", "rows: 2\n");
+    world.write("hydra_app.py", "import hydra, work\n@hydra.main(version_base=None, config_path='config', config_name='main')\ndef main(config): work.work()\nmain()\n");
+    world.write("typer_app.py", "import typer, work\napp = typer.Typer()\n@app.command()\ndef main(): work.work()\napp()\n");
+    world.write("rich_app.py", "import rich.traceback, work\nrich.traceback.install()\nwork.work()\n");
+    world.write("test_app.py", "import work\ndef test_first(): work.work()\ndef test_second(): pass\n");
+    world.write("case_app.py", "import unittest, work\nclass Test(unittest.TestCase):\n    def test(self): work.work()\nunittest.main()\n");
+    for (error, outcome) in [("raise", "out_of_memory"), ("{}['loss']", "KeyError: 'loss'")] {
+        world.write("work.py", &work(error));
+        for app in [&["hydra_app.py"][..], &["typer_app.py"], &["rich_app.py"], &["-m", "pytest", "-q", "test_app.py"], &["case_app.py"]] {
+            let ran = world.run(&["--every-fault", "--expect", "ends-cleanly", "--format", "json"], &[&[python.as_str()], app].concat());
+            let document: Value = serde_json::from_str(&ran.out).unwrap_or_default();
+            let case = &document["cases"][0];
+            let found = if case["outcome"] == "other_error" { &case["error"] } else { &case["outcome"] };
+            let code = i32::from(outcome != "out_of_memory");
+            assert_eq!((found.as_str(), ran.code), (Some(outcome), Some(code)), "{app:?} {error}: {document:#} {}", ran.err);
+        }
+    }
 }
 
 /// Prints where and when it runs, reads a file, and ends with another code after an out-of-memory error.

@@ -32,6 +32,8 @@ _MALLOC_ASYNC = 2
 _SUBMITTED_AT = 24
 # The quantities whose peaks are kept if the program resets them.
 _WITH_PEAKS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+# Exceptions looked at from one to its cause.
+_MOST_CAUSES = 16
 # Lines kept of a traceback.
 _MOST_LINES = 12
 # The signal after the first real-time signal that makes a process write its stacks.
@@ -112,15 +114,121 @@ def _count_failures(by_device):
             by_device[str(device)]["num_ooms"] += 1
 
 
-def _traceback():
-    """The last lines of the traceback, if an exception ended the program."""
-    error = getattr(sys, "last_value", None)
+# What is known of exceptions that the interpreter does not keep: of failed tests (`test`), handled while the program exits (`exit`), and of threads
+# (`thread`). Exceptions would keep memory of the GPU.
+_ends = {}
+
+
+def _behind(error):
+    """The exception whose handling ends with this one, if this one only requests an exit or reports that of another process."""
+    for _ in range(_MOST_CAUSES):
+        is_report = any(isinstance(getattr(error, name, None), int) for name in ("exit_code", "returncode")) or type(error).__name__ == "ChildFailedError"
+        if not isinstance(error, SystemExit) and not is_report:
+            break
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _is_out_of_memory(error):
+    """Returns whether an exception, or the cause that it names, is an OutOfMemoryError. A group has only such exceptions."""
+    for _ in range(_MOST_CAUSES):
+        group = getattr(error, "exceptions", None)
+        if isinstance(group, tuple) and group:
+            return all(map(_is_out_of_memory, group))
+        if error is None or isinstance(error, sys.modules["torch"].OutOfMemoryError):
+            return error is not None
+        error = error.__cause__
+    return False
+
+
+def _end(error):
+    """Describes the exception that ended the process; an empty dictionary if there is none."""
     if error is None:
-        return []
+        return {}
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return text.rstrip().splitlines()[-_MOST_LINES:]
+    found = {"traceback": text.rstrip().splitlines()[-_MOST_LINES:], "ended_out_of_memory": False, "error": None}
+    behind = _behind(error)
+    if behind is not None:
+        found["ended_out_of_memory"] = _is_out_of_memory(behind)
+        if not found["ended_out_of_memory"]:
+            lines = "".join(traceback.format_exception_only(type(behind), behind)).splitlines()
+            found["error"] = next(line for line in lines if not line.startswith(" "))
+    return found
+
+
+def _note_end(kind, error):
+    """Notes an exception that may end the process. Of several failed tests or threads, the first that did not run out of memory stays. A thread that runs
+    out of memory does not end the program."""
+    try:
+        if error is None or not hasattr(sys.modules.get("torch"), "OutOfMemoryError") or (kind != "exit" and _ends.get(kind, {}).get("error")):
+            return
+        end = _end(_behind(error) if kind == "exit" else error)
+        if end and (kind != "thread" or end["error"]):
+            _ends[kind] = end
+    except Exception:
+        pass  # An exception that cannot be printed.
+
+
+def _how_it_ended():
+    return _ends.get("test") or _end(getattr(sys, "last_value", None)) or _ends.get("exit") or _ends.get("thread") or {}
+
+
+def _note_exits():
+    """Notes the exception that the program handles when it calls `sys.exit`, as Hydra does after it has printed the exception."""
+    end = sys.exit
+
+    def exit(status=None, /):
+        threading = sys.modules.get("threading")
+        is_main = threading is None or threading.current_thread() is threading.main_thread()
+        if is_main and not (status is None or isinstance(status, int) and status == 0):
+            _note_end("exit", sys.exc_info()[1])
+        end(status)
+
+    exit.__module__, exit.__qualname__, exit.__doc__ = end.__module__, end.__qualname__, end.__doc__
+    sys.exit = exit
+
+
+def _note_errors_of_threads(module):
+    """Notes errors of threads, which can make the program exit."""
+    earlier = module.excepthook
+
+    def excepthook(failed):
+        _note_end("thread", failed.exc_value)
+        earlier(failed)
+
+    module.excepthook = excepthook
+
+
+def _note_failed_tests(module):
+    """Notes the exceptions of tests that pytest reports as failed."""
+    earlier = module.check_interactive_exception
+
+    def check_interactive_exception(call, report):
+        has_failed = earlier(call, report)
+        if has_failed:
+            _note_end("test", call.excinfo.value)
+        return has_failed
+
+    module.check_interactive_exception = check_interactive_exception
+
+
+def _note_failed_cases(module):
+    """Notes the exceptions of tests that unittest reports as failed."""
+    import functools
+
+    def noting(add):
+        @functools.wraps(add)
+        def add_and_note(result, *given):
+            if given[-1] is not None:
+                _note_end("test", given[-1][1])
+            return add(result, *given)
+
+        return add_and_note
+
+    for name in ("addError", "addFailure", "addSubTest"):
+        setattr(module.TestResult, name, noting(getattr(module.TestResult, name)))
 
 
 def _host_statistics(torch):
@@ -174,7 +282,7 @@ def _note_resets(torch):
 def _write_statistics(torch, is_end=True):
     import json
 
-    found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None, "traceback": []}
+    found = {"version": torch.__version__, "rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None}
     found["statistics"] = "reported" if is_end else "at_least"
     found["earlier"], found["resets"], found["host_memory_stats"] = _earlier, len(_resets), None
     # The 22nd field, after the name, which can contain spaces.
@@ -184,10 +292,8 @@ def _write_statistics(torch, is_end=True):
     found["late_import"] = _LATE if _LATE in sys.modules and torch.__version__ >= (2, 11) else None
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
-        # The interpreter keeps the exception that ended the program.
         if is_end:
-            found["traceback"] = _traceback()
-            found["ended_out_of_memory"] = isinstance(getattr(sys, "last_value", None), torch.OutOfMemoryError)
+            found.update(_how_it_ended())
         found["memory_stats"] = _statistics(torch)
         found["host_memory_stats"] = _host_statistics(torch) if is_end else None
     except Exception as error:
@@ -228,6 +334,8 @@ def _write_at_abrupt_ends():
 
         @functools.wraps(end)
         def write_and_end(*args, **kwargs):
+            if name == "_exit" and args and args[0] != 0:
+                _note_end("exit", sys.exc_info()[1])
             try:
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "cuda") and torch.cuda.is_initialized():
@@ -240,6 +348,18 @@ def _write_at_abrupt_ends():
 
     for name in ("_exit", "execv", "execve"):
         wrap(name)
+
+
+def _note_ends_of_processes(util):
+    """Notes the exceptions that end processes of `multiprocessing`, which prints them."""
+
+    def note():
+        _note_end("exit", sys.exc_info()[1])
+
+    os.register_at_fork(after_in_child=_ends.clear)
+    util.register_after_fork(_note_end, lambda _: util.Finalize(None, note, exitpriority=0))
+    # Spawned processes do not call that function.
+    util.Finalize(None, note, exitpriority=0)
 
 
 def _frames(frame, most=_MOST_FRAMES):
@@ -643,6 +763,12 @@ def _if_known(change):
     return then
 
 
+_ENDS = {
+    "multiprocessing.util": _note_ends_of_processes,
+    "threading": _note_errors_of_threads,
+    "_pytest.runner": _if_known(_note_failed_tests),
+    "unittest.result": _note_failed_cases,
+}
 _ENGINE_MODULES = {
     "vllm.v1.worker.gpu.model_runner": _if_known(_count_sampled),
     "vllm.v1.worker.gpu_worker": _if_known(_note_engine),
@@ -744,6 +870,12 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     _require_library()
     atexit.register(_at_exit)
     _write_at_abrupt_ends()
+    _note_exits()
+    for name, change in _ENDS.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _ModuleFinder(name, change))
     if '"devices":1,' not in os.environ.get("HARNESS_GPU", '"devices":1,'):
         _write_stacks_on_signal()
         os.register_at_fork(after_in_child=_write_stacks_on_signal)

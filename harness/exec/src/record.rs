@@ -87,8 +87,11 @@ pub struct TorchRecord {
     /// When the process started, in clock ticks since the host's start.
     #[serde(default, skip_serializing)]
     pub started: u64,
-    /// `true` if an uncaught OutOfMemoryError ended the process.
+    /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited while it handled it.
     pub ended_out_of_memory: bool,
+    /// The last line of another exception that ended the process, a thread or a test.
+    #[serde(default)]
+    pub error: Option<String>,
     /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole process, also if the program reset them.
     pub memory_stats: BTreeMap<String, Map<String, Value>>,
     #[serde(default)]
@@ -216,6 +219,15 @@ impl Process {
         let known = Bytes(torch.sum(PEAK_ALLOCATED));
         let known = if known == Bytes::ZERO { String::new() } else { format!("; it is at least {known}") };
         Some(format!("process {} ended before torch could report, so its allocated peak and its errors are unknown{known}", self.pid))
+    }
+
+    /// Returns whether the process ran its exit handlers, so it is known how it ended.
+    pub(crate) fn has_reported(&self) -> bool {
+        self.torch.as_ref().is_some_and(|torch| torch.statistics == Statistics::Reported)
+    }
+
+    pub(crate) fn has_injected_failures(&self) -> bool {
+        self.devices.iter().any(|device| device.injected > 0)
     }
 
     /// Returns whether workspaces of cuDNN were estimated.

@@ -31,21 +31,19 @@ pub enum Trials<'a> {
 type Parts = (String, bool, Grid, Vec<String>);
 
 pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
-    let (sentence, is_bad, grid, notes) = parts(trials);
+    let (sentence, is_bad, grid, notes) = parts(trials, Columns::Few);
     let mut text = Text::new(style, width);
     text.important(&sentence, is_bad);
     if !grid.rows.is_empty() {
-        // Reports and JSON have all columns.
-        let is_shown = |head: &str| !matches!(trials, Trials::Faults(..)) || ["rank", "attempt", "location", "outcome"].contains(&head);
         text.line("");
-        text.table(&grid.with_columns(is_shown), 2, None);
+        text.table(&grid, 2, None);
     }
     notes.iter().for_each(|note| text.wrapped(note, 2));
     text.text.trim_start().to_owned()
 }
 
 pub fn markdown(trials: Trials<'_>) -> String {
-    let (sentence, _, grid, notes) = parts(trials);
+    let (sentence, _, grid, notes) = parts(trials, Columns::All);
     let mut page = Page::default();
     page.block(format!("**{}**", prose(&sentence)));
     if !grid.rows.is_empty() {
@@ -55,11 +53,18 @@ pub fn markdown(trials: Trials<'_>) -> String {
     page.ended().text
 }
 
-fn parts(trials: Trials<'_>) -> Parts {
+/// The columns of the table of failures. JSON has all figures.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Columns {
+    All,
+    Few,
+}
+
+fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
     match trials {
         Trials::Faults(report, expectation) => {
             let is_bad = report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers)));
-            (sentence_of_faults(report), is_bad, grid_of_faults(report), notes_on_faults(report, expectation))
+            (sentence_of_faults(report), is_bad, grid_of_faults(report, columns), notes_on_faults(report, expectation, columns))
         }
         Trials::Calls(runs) => (calls::sentence(runs), !runs.passed(), calls::grid(runs), calls::notes(runs)),
         Trials::Least(report) => of_least(report),
@@ -75,7 +80,7 @@ fn times(count: usize) -> String {
 
 fn sentence_of_faults(report: &FaultReport) -> String {
     let all = report.cases.len();
-    let well = |case: &&Case| matches!(case.outcome, Outcome::Recovered | Outcome::ServedByRetry);
+    let well = |case: &&Case| is_well(&case.outcome);
     let recovered = report.cases.iter().filter(well).filter(|case| !case.holds_memory).count();
     let mut parts = vec![match recovered {
         0 => format!("The program survives none of {}", words::count(all, "injected failure")),
@@ -105,6 +110,10 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     }
     parts.extend(ends.iter().map(|((outcome, place), count)| format!("{} it {}", times(*count), ending(outcome, place))));
     parts.join("; ") + "."
+}
+
+const fn is_well(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Recovered | Outcome::ServedByRetry)
 }
 
 fn ending(outcome: &Outcome, place: &str) -> String {
@@ -140,18 +149,20 @@ fn more(bytes: i64) -> String {
     if bytes == 0 { "the same".to_owned() } else { words::signed(bytes) }
 }
 
-fn grid_of_faults(report: &FaultReport) -> Grid {
+fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
     let first = report.first.submitted;
     let cells = |case: &Case| {
         let place = case.stack.first().map(|frame| format!("{} {}", frame.short(), frame.name));
-        let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", but not as the last message" } else { "" };
+        let clean = if case.is_clean_end && case.outcome != Outcome::OutOfMemory { " after OutOfMemoryError" } else { "" };
+        let kept = case.more_at_end.filter(|_| case.holds_memory && is_well(&case.outcome));
+        let kept = kept.map_or_else(String::new, |more| format!(", keeps {}", Bytes(more.unsigned_abs())));
         let work = (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
         vec![
             words::or_nothing(case.rank),
             case.attempt.to_string(),
             Bytes(case.size).to_string(),
             words::or_nothing(place),
-            outcome_cell(&case.outcome) + clean,
+            outcome_cell(&case.outcome) + clean + &kept,
             words::or_nothing(case.alone.as_ref().map(outcome_cell)),
             words::or_nothing(case.more_at_end.map(more)),
             more(case.more_at_peak),
@@ -162,14 +173,15 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
     let heads = ["rank", "attempt", "size", "location", "outcome", "single failure"];
     let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"];
     let grid = Grid::new("rrrlllr", heads.into_iter().chain(figures), report.cases.iter().map(cells));
-    grid.with_columns(|head| report.has_ranks() || head != "rank")
+    let is_shown = |head: &str| columns == Columns::All || ["rank", "attempt", "location", "outcome"].contains(&head);
+    grid.with_columns(|head| is_shown(head) && (report.has_ranks() || head != "rank"))
 }
 
 fn numbered(case: &Case) -> String {
     case.rank.map_or_else(|| case.attempt.to_string(), |rank| format!("{} of rank {rank}", case.attempt))
 }
 
-fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Vec<String> {
+fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>, columns: Columns) -> Vec<String> {
     let first = &report.first;
     let interrupted = (report.left_out > 0).then(|| format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
     let expectation = expectation.map(|expectation| {
@@ -184,8 +196,12 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
         }
     });
     let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", left {} allocated at its end", Bytes(bytes)));
+    let differences = match columns {
+        Columns::All => " `allocated at the end` and `peak reserved` are differences to that run.",
+        Columns::Few => "",
+    };
     let figures = format!(
-        "Without failures the program made {} to allocate device memory{held} and reserved at most {}. The columns are differences to that run. Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
+        "Without failures the program made {} to allocate device memory{held} and reserved at most {}.{differences} Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
         report.chosen,

@@ -38,7 +38,8 @@ pub(super) struct Options {
     #[arg(long, requires = "every_fault", help_heading = MANY)]
     alone: bool,
     /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends like the first run, with at most 1 % or 2 MiB
-    /// more memory in use. `ends-cleanly`: the run recovers, or ends with a nonzero exit code and an OutOfMemoryError as its last message.
+    /// more memory in use. `ends-cleanly`: the run recovers, or ends with a nonzero exit code after an OutOfMemoryError, and no other exception or
+    /// signal ends it.
     #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY, value_parser = expectations())]
     expect: Option<Expectation>,
     /// Search for the least memory in which the program ends as with `--memory`, without out-of-memory errors. The result is exact to 1 %.

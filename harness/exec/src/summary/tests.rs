@@ -23,6 +23,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             host_memory_stats: None,
             problem: None,
             traceback: Vec::new(),
+            error: None,
             late_import: None,
             not_computed: None,
             engine: None,

@@ -45,6 +45,8 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         port_in_use: None,
         hang: None,
         ended_out_of_memory: false,
+        error: None,
+        is_end_unknown: false,
         late_import: None,
         last_lines: Vec::new(),
     }

@@ -32,7 +32,7 @@ pub struct Plan {
 pub enum Expectation {
     /// It ends like a run without failures and holds no more memory at the end.
     Recovers,
-    /// It recovers, or it ends with a nonzero exit code and an OutOfMemoryError as the last line of its error output.
+    /// It recovers, or it ends with a nonzero exit code after an OutOfMemoryError, and no other exception or signal ends it.
     EndsCleanly,
 }
 
@@ -84,7 +84,7 @@ pub struct Case {
     /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty if there was no error or its
     /// stack is unknown.
     pub stack: Vec<Frame>,
-    /// `true` if the error output ends with an OutOfMemoryError and the exit code is not 0.
+    /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the program, or it exited after it caught one.
     pub is_clean_end: bool,
     /// Bytes allocated at the end, minus those of the first run.
     pub more_at_end: Option<i64>,
@@ -110,9 +110,9 @@ pub enum Outcome {
     ServedByRetry,
     /// With an uncaught OutOfMemoryError.
     OutOfMemory,
-    /// With another error, whose last line it is.
+    /// With another exception, whose last line it is.
     OtherError { error: String },
-    /// With another exit code and without a Python error.
+    /// With another exit code and without an exception.
     ExitCode { exit_code: u8 },
     /// With a signal.
     Signal { signal: u8 },
@@ -217,14 +217,20 @@ fn case(place: &Place, first: &Observed, run: &Observed) -> Case {
     let error = run.errors.iter().find(|error| error.attempts >= fault.first);
     let more_at_end = run.allocated_at_end.zip(first.allocated_at_end).map(|(run, first)| difference(run, first));
     let bearable = first.allocated_at_end.map_or(MORE, |bytes| Bytes(bytes.0 / 100).max(MORE));
-    let is_code = |ending: Ending| matches!(ending, Ending::By(End::Code(code)) if code != 0);
+    let outcome = outcome(fault, first, run);
+    let is_clean_end = match outcome {
+        Outcome::OutOfMemory => true,
+        // Shells pass on a signal as 128 + n.
+        Outcome::ExitCode { exit_code } => exit_code > 0 && exit_code < 128 && !run.is_end_unknown && has_raised(fault, first, run),
+        _ => false,
+    };
     Case {
         rank: place.rank,
         attempt: fault.first,
         size: size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default(),
-        outcome: outcome(fault, first, run),
+        outcome,
         stack: error.map(|error| error.frames.clone()).unwrap_or_default(),
-        is_clean_end: is_code(run.ending) && is_out_of_memory(run.last_line()),
+        is_clean_end,
         more_at_end,
         holds_memory: more_at_end.is_some_and(|more| u64::try_from(more).is_ok_and(|more| Bytes(more) > bearable)),
         more_at_peak: difference(run.peak_reserved, first.peak_reserved),
@@ -250,31 +256,21 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     if let Some(hang) = &run.hang {
         return Outcome::Hang { ranks: hang.lines() };
     }
-    let raised = run.ooms > first.ooms || run.errors.iter().any(|error| error.attempts >= fault.first);
     match end {
         End::Signal(signal) => Outcome::Signal { signal },
-        End::Code(_) if run.ending == first.ending && raised => Outcome::Recovered,
+        End::Code(_) if run.ending == first.ending && has_raised(fault, first, run) => Outcome::Recovered,
         End::Code(_) if run.ending == first.ending => Outcome::ServedByRetry,
-        End::Code(_) if run.ended_out_of_memory || is_out_of_memory(run.last_line()) => Outcome::OutOfMemory,
-        End::Code(exit_code) => match run.last_lines.iter().rev().find(|line| exception(line).is_some()) {
+        End::Code(exit_code) => match &run.error {
             Some(error) => Outcome::OtherError { error: error.clone() },
+            None if run.ended_out_of_memory => Outcome::OutOfMemory,
             None => Outcome::ExitCode { exit_code },
         },
     }
 }
 
-/// Returns the exception type in the last line of a traceback: `torch.OutOfMemoryError: …`, `KeyError: 'x'`, `AssertionError`.
-fn exception(line: &str) -> Option<&str> {
-    let name = line.split(": ").next().unwrap_or_default();
-    let last = name.rsplit('.').next().unwrap_or_default();
-    let is_name =
-        name.split('.').all(|part| !part.is_empty() && part.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_'));
-    let is_exception = ["Error", "Exception", "Interrupt", "Exit"].iter().any(|ending| last.ends_with(ending));
-    (is_name && is_exception).then_some(name)
-}
-
-fn is_out_of_memory(line: &str) -> bool {
-    exception(line).is_some_and(|name| name.ends_with("OutOfMemoryError"))
+/// Returns whether the failure caused an OutOfMemoryError.
+fn has_raised(fault: &Fault, first: &Observed, run: &Observed) -> bool {
+    run.ooms > first.ooms || run.errors.iter().any(|error| error.attempts >= fault.first)
 }
 
 pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {

@@ -59,8 +59,12 @@ pub struct Observed {
     pub port: Option<u16>,
     /// The line of standard error by which a process could not use a port, if kept.
     pub port_in_use: Option<String>,
-    /// `true` if an uncaught OutOfMemoryError ended a process.
+    /// `true` if an OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
+    /// Another exception that ended a process.
+    pub error: Option<String>,
+    /// `true` if a process in which an attempt failed on request ended in an unknown way. The exit code of the program is that of its only process.
+    pub is_end_unknown: bool,
     /// A slow module of torch that it imported late.
     pub late_import: Option<String>,
     /// The last lines of its standard error, if kept.
@@ -142,6 +146,9 @@ impl Observed {
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
+            error: error(record),
+            is_end_unknown: record.processes.len() > 1
+                && record.processes.iter().any(|process| !process.has_reported() && process.has_injected_failures()),
             port: processes::port(folder)?,
             port_in_use: error_output.map_or(Ok(None), port_in_use)?,
             late_import: torches().find_map(|torch| torch.late_import.clone()),
@@ -160,11 +167,6 @@ impl Observed {
         let found = self.ranks.iter().find(|of| of.device == rank);
         let (attempts, errors) = found.map(|rank| (rank.of_device(), rank.errors.clone())).unwrap_or_default();
         Cow::Owned(Self { attempts, errors, ..self.clone() })
-    }
-
-    /// Returns the last nonempty line of the error output.
-    pub fn last_line(&self) -> &str {
-        self.last_lines.last().map_or("", String::as_str)
     }
 }
 
@@ -192,6 +194,17 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
     attempts.iter().filter(|attempt| attempt.call.requests_device_memory())
+}
+
+/// Returns the exception, other than an OutOfMemoryError, that ended a process. Processes with injected failures come first. If one of them ran out of
+/// memory, exceptions of others follow from that.
+fn error(record: &Record) -> Option<String> {
+    let torches = |is_injected: bool| {
+        let processes = record.processes.iter().filter(move |process| process.has_injected_failures() == is_injected);
+        processes.filter_map(|process| process.torch.as_ref())
+    };
+    let of = |is_injected: bool| torches(is_injected).find_map(|torch| torch.error.clone());
+    of(true).or_else(|| if torches(true).any(|torch| torch.ended_out_of_memory) { None } else { of(false) })
 }
 
 fn port_in_use(path: &Path) -> io::Result<Option<String>> {

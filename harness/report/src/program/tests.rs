@@ -32,6 +32,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         late_import: None,
         not_computed: None,
         engine: None,
+        error: None,
         traceback: [
             "Traceback (most recent call last):",
             "  File \"train.py\", line 7, in <module>",

@@ -43,7 +43,7 @@ fn mixed() -> FaultReport {
         case(9, Outcome::ExitCode { exit_code: 3 }, 51),
         case(10, Outcome::NotReached, 51),
     ];
-    cases[1].is_clean_end = false;
+    cases[8].is_clean_end = true;
     cases[4].more_at_end = Some(24 * MIB as i64);
     cases[4].holds_memory = true;
     report(cases)

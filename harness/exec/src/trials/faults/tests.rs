@@ -6,11 +6,14 @@ use crate::hang::{Hang, HangingRank, RankState};
 use crate::tests::fake::{ended_well, error, trial};
 use crate::trials::observed::RankAttempts;
 
-const OOM: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.";
+/// A run that ends with this exit code after an OutOfMemoryError.
+fn code(code: u8) -> Observed {
+    Observed { ending: Ending::By(End::Code(code)), errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20]) }
+}
 
-fn code(code: u8, last_line: &str) -> Observed {
-    let lines = vec!["Traceback (most recent call last):".to_owned(), last_line.to_owned()];
-    Observed { ending: Ending::By(End::Code(code)), last_lines: lines, errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20]) }
+/// An OutOfMemoryError that ended the run.
+fn uncaught() -> Observed {
+    Observed { ended_out_of_memory: true, ..code(1) }
 }
 
 fn of(run: &Observed) -> Outcome {
@@ -38,13 +41,12 @@ fn each_outcome_is_classified() {
         Outcome::ServedByRetry,
         "an error before the fault"
     );
-    assert_eq!(of(&code(1, OOM)), Outcome::OutOfMemory);
-    assert_eq!(of(&Observed { ended_out_of_memory: true, ..code(1, "torchrun failed") }), Outcome::OutOfMemory);
-    let unbound = "UnboundLocalError: cannot access local variable 'loss'";
-    assert_eq!(of(&code(1, unbound)), Outcome::OtherError { error: unbound.to_owned() });
-    assert_eq!(of(&code(3, "giving up: no memory")), Outcome::ExitCode { exit_code: 3 });
-    assert_eq!(of(&Observed { ending: Ending::By(End::Signal(11)), ..code(0, "") }), Outcome::Signal { signal: 11 });
-    assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0, "") }), Outcome::Hang { ranks: Vec::new() });
+    assert_eq!(of(&uncaught()), Outcome::OutOfMemory);
+    let unbound = "UnboundLocalError: cannot access local variable 'loss'".to_owned();
+    assert_eq!(of(&Observed { error: Some(unbound.clone()), ..uncaught() }), Outcome::OtherError { error: unbound });
+    assert_eq!(of(&code(3)), Outcome::ExitCode { exit_code: 3 });
+    assert_eq!(of(&Observed { ending: Ending::By(End::Signal(11)), ..code(0) }), Outcome::Signal { signal: 11 });
+    assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0) }), Outcome::Hang { ranks: Vec::new() });
     assert_eq!(of(&ended_well(&[2])), Outcome::NotReached);
     let error = "The server socket has failed to listen on any local network address. name: EADDRINUSE".to_owned();
     assert_eq!(of(&Observed { port_in_use: Some(error.clone()), ..ended_well(&[2]) }), Outcome::OtherError { error });
@@ -112,17 +114,6 @@ fn runs_of(first: &Observed) -> usize {
 }
 
 #[test]
-fn exception_lines_are_recognized() {
-    let names =
-        ["KeyError: 'x'", "torch.OutOfMemoryError: CUDA", "AssertionError", "a.b.MyException: x", "loss: 3", "no Error", "rank 0: Error"]
-            .map(exception);
-    assert_eq!(
-        names,
-        [Some("KeyError"), Some("torch.OutOfMemoryError"), Some("AssertionError"), Some("a.b.MyException"), None, None, None]
-    );
-}
-
-#[test]
 fn pairs_of_attempts_fail_and_some_fail_alone() {
     let report = reports(Which::All, false, |trial| {
         let [fault] = trial.faults[..] else { panic!("one fault per run") };
@@ -131,7 +122,7 @@ fn pairs_of_attempts_fail_and_some_fail_alone() {
             return Some(ended_well(&[2, 20, 20, 4]));
         }
         Some(if fault.first == 2 {
-            code(1, OOM)
+            uncaught()
         } else {
             Observed { errors: vec![error(fault.first + 1, 50)], ..ended_well(&[2, 20, 4, 4, 1]) }
         })
@@ -158,10 +149,15 @@ fn a_program_that_continues_with_more_memory_has_not_recovered() {
 }
 
 #[test]
-fn a_clean_end_requires_an_oom_error_as_the_last_line() {
+fn a_clean_end_is_a_nonzero_exit_code_after_an_out_of_memory_error_without_another_exception() {
     let ends = |run: Observed| reports(Which::Sample(1), false, move |_| Some(run.clone())).cases.remove(0).meets(Expectation::EndsCleanly);
-    assert!(ends(code(1, OOM)));
-    assert!(!ends(Observed { ended_out_of_memory: true, ..code(1, "torchrun failed") }));
+    assert!(ends(uncaught()) && ends(code(3)));
+    assert!(ends(Observed { is_end_unknown: true, ..uncaught() }), "a process that was terminated, whose error another one raised again");
+    assert!(!ends(Observed { is_end_unknown: true, ..code(1) }), "perhaps a signal ended the worker");
+    assert!(!ends(Observed { error: Some("KeyError: 'loss'".to_owned()), ..uncaught() }));
+    assert!(!ends(Observed { errors: Vec::new(), ..code(3) }), "without an OutOfMemoryError");
+    assert!(!ends(code(139)), "a shell passes on a signal");
+    assert!(!ends(Observed { ending: Ending::By(End::Signal(11)), ..uncaught() }));
 }
 
 #[test]

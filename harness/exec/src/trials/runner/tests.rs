@@ -28,7 +28,7 @@ fn output_is_kept_and_its_last_lines_are_read() {
     let script = "echo out; echo \"KeyError: $HARNESS_GPU\" >&2; exit 3";
     let seen = with_runner(script, Duration::from_secs(60), Some(logs.path()), |runner| runner.run(&fault).unwrap().unwrap());
     assert_eq!(seen.ending, Ending::By(End::Code(3)));
-    assert!(seen.last_line().contains(r#""first":12,"count":2"#), "{}", seen.last_line());
+    assert!(seen.last_lines.concat().contains(r#""first":12,"count":2"#), "{:?}", seen.last_lines);
     assert_eq!(fs::read_to_string(logs.path().join("fault-12.stdout")).unwrap(), "out\n");
     assert!(logs.path().join("fault-12.stderr").is_file());
 }

@@ -42,7 +42,7 @@ pub struct Analysis {
     pub problem: Option<String>,
     pub device: u32,
     pub events: u64,
-    /// Why the request failed: `too_large`, `nearly_full`, `memory_fraction`, `rounding`, or a cause as in `harness explain --format json`.
+    /// Why the request failed: `too_large`, `nearly_full`, `memory_fraction`, `rounding`, `unproven`, or a cause as in `harness explain --format json`.
     pub cause: Option<String>,
     /// The missing bytes if the program is too large, the limit of the fraction, the rounded request, or else the bytes that the request could not use.
     pub cause_bytes: u64,
@@ -107,6 +107,7 @@ impl Analysis {
         let (cause, bytes, of) = match Reason::of(explanation, request) {
             Reason::Fraction { limit, .. } => ("memory_fraction", limit, ByteCause::Allocated),
             Reason::Rounding { asked, .. } => ("rounding", asked, ByteCause::Allocated),
+            Reason::Unproven => ("unproven", request.asked, ByteCause::Allocated),
             Reason::TooLarge(lacking) => ("too_large", lacking, ByteCause::Allocated),
             Reason::NearlyFull(cached) => ("nearly_full", cached, ByteCause::Allocated),
             Reason::Unusable(cause) => (cause.name(), explanation.bytes(cause), cause),

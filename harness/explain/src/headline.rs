@@ -32,6 +32,8 @@ pub(crate) enum Reason {
     },
     /// Fragmentation, with few cached bytes.
     NearlyFull(Bytes),
+    /// The driver had enough memory.
+    Unproven,
     Unusable(ByteCause),
 }
 
@@ -52,6 +54,7 @@ impl Reason {
             }
             // In explanations, memory in use by others is what the device has beyond the reserved and the free memory.
             _ if lacking > Bytes::ZERO => Self::TooLarge(lacking),
+            None if explanation.shortage.is_some() && request.asked <= accounts.device_free.unwrap_or_default() => Self::Unproven,
             _ if cached.get() < explanation.device_total.get() / NEARLY_FULL => Self::NearlyFull(cached),
             _ => {
                 let unusable = ByteCause::ALL.into_iter().map(|(cause, ..)| cause);
@@ -83,6 +86,11 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
         }
         Reason::NearlyFull(rest) => {
             return format!("Nearly all memory is in use, and the rest is fragmented: {allocated}, and {rest} are cached, {failed}.");
+        }
+        Reason::Unproven => {
+            let why =
+                "so either the program's own memory fraction refused the request, or the memory became free after the driver was asked";
+            return format!("The {wanted} did not fit, although {free} were free on the device, {why}: {allocated}.");
         }
         Reason::Unusable(cause) => cause,
     };

@@ -129,6 +129,18 @@ fn a_refusing_memory_fraction_is_named() {
 }
 
 #[test]
+fn a_refusal_with_enough_free_memory_is_not_called_a_full_device() {
+    let mut example = Example::new("");
+    example.segment(&[('a', 300 * MIB, 41)]);
+    example.oom(300 * MIB, 724 * MIB);
+    let explanation = explained(&example, None);
+    assert!(explanation.why.is_empty(), "{:?}", explanation.why);
+    let told = "The 300 MiB asked for at model.py:99 forward did not fit, although 724 MiB were free on the device, so either the program's own memory \
+                fraction refused the request, ";
+    assert!(explanation.headline.starts_with(told), "{}", explanation.headline);
+}
+
+#[test]
 fn without_an_oom_the_total_is_the_known_memory() {
     let mut example = Example::new("");
     example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);

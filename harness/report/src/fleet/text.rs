@@ -55,6 +55,7 @@ pub(super) fn about(cause: &str) -> &str {
         "too_large" => "the program is too large; missing bytes",
         "nearly_full" => "nearly all memory is in use; cached bytes",
         "memory_fraction" => "refused by the memory fraction; its limit",
+        "unproven" => "the device had enough; probably a memory fraction of the program",
         "rounding" => "rounded up; the rounded request",
         "pending_free" => "freed, but other streams still use it",
         "other_stream" => "cached for another stream",

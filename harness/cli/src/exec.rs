@@ -109,8 +109,8 @@ pub(super) struct Exec {
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `copies` (the default), values from small copies and of operations on tensors of at most
-    /// 64 elements, as far as their inputs are known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of the host's free memory, so losses, masks and
-    /// `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
+    /// 64 elements, as far as their inputs are known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of
+    /// the host's free memory, so losses, masks and `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
     /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries a request for device
@@ -147,6 +147,9 @@ pub(super) struct Exec {
     /// Write the baseline instead, if two runs have the same figures.
     #[arg(long, requires = "baseline")]
     update: bool,
+    /// Print no summary if the program ends with exit code 0.
+    #[arg(long, short)]
+    quiet: bool,
     #[command(flatten)]
     many: trials::Options,
     /// The program and its arguments.
@@ -271,7 +274,9 @@ impl Exec {
         differences: impl FnOnce() -> Result<Vec<String>, Failures>,
     ) -> Result<ExitCode, Failures> {
         // Standard output belongs to the program.
-        terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
+        if !self.quiet || record.exit_code != 0 {
+            terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
+        }
         if let Some(path) = &self.record {
             terminal::save(path, &terminal::json(record)?)?;
         }

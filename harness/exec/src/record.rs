@@ -417,6 +417,7 @@ impl TorchRecord {
             host_memory_stats: None,
             problem: None,
             traceback: Vec::new(),
+            error: None,
             late_import: None,
             not_computed: None,
             engine: None,

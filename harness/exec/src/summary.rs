@@ -286,19 +286,27 @@ fn of_engine(engine: &Engine) -> String {
     format!("{}: {}", engine.name, parts.join("; "))
 }
 
+/// Names what differs from a real GPU.
 fn models(record: &Record, settings: &Settings) -> String {
     let values = match settings.values {
-        Values::Zeros => "the program reads back zeros".to_owned(),
-        Values::Copies => "the program reads back values of small copies and small tensors, otherwise zeros".to_owned(),
-        Values::Cpu => format!("the CPU computes the values, in at most {} of host memory", settings.host_memory),
+        Values::Zeros => ", computed values (zeros)",
+        Values::Copies => ", computed values of large tensors (zeros)",
+        Values::Cpu => "",
     };
-    let workspace = match settings.cudnn_workspace {
-        CudnnWorkspace::Library(_) if !record.used().any(Process::has_estimates) => "; cuDNN's own library chooses the workspace sizes",
-        CudnnWorkspace::Operands | CudnnWorkspace::Estimate | CudnnWorkspace::Library(_) => "; cuDNN workspace sizes are estimates",
-        CudnnWorkspace::Measured { .. } => "; cuDNN workspace sizes are measured or estimates",
-        CudnnWorkspace::None => "; cuDNN uses no workspaces",
+    let has_estimates = record.used().any(Process::has_estimates);
+    let workspaces = match settings.cudnn_workspace {
+        CudnnWorkspace::None => ", cuDNN's workspaces (none)",
+        CudnnWorkspace::Operands => ", cuDNN's workspaces (a model)",
+        CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_) if has_estimates => {
+            ", cuDNN's workspaces (estimates)"
+        }
+        CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_) => "",
     };
-    format!("real: torch's host code and its allocator; kernels are no-ops and take no time; {values}{workspace}\n")
+    let limit = match settings.values {
+        Values::Cpu => format!("; the CPU computes the values, in at most {} of host memory", settings.host_memory),
+        Values::Zeros | Values::Copies => String::new(),
+    };
+    format!("not real: times{values}{workspaces}{limit}\n")
 }
 
 #[cfg(test)]

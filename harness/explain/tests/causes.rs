@@ -5,9 +5,10 @@ use std::path::Path;
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ByteCause, Explanation, Options};
+use harness_explain::fidelity;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
-use harness_trace::{program::RecordedProgram, snapshot::Snapshot};
+use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace::TraceEvent};
 
 fn read(name: &str) -> Snapshot {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded_causes");
@@ -53,6 +54,23 @@ fn a_private_pool_is_the_cause_and_its_release_is_the_change() {
             "releasing private pool (0, 1) of mempool-advice.py:13 <listcomp> after its last allocation, unless a CUDA graph needs it, reduces the \
              required memory from 5.00 GiB to 3.02 GiB"
         );
+    }
+}
+
+/// PyTorch 2.11 does not record the pools, and allocates a few bytes in each.
+#[test]
+fn recordings_of_dropped_cuda_graphs_are_replayed_to_the_byte() {
+    for (name, allocations, segments) in [("discarded-captures-2.11", 124, 39), ("discarded-captures-2.15", 118, 36)] {
+        let snapshot = read(name);
+        let (program, fidelity) = fidelity::recover(&snapshot, 0, None).expect("it can be replayed");
+        assert!(fidelity.faithful, "{name}: {fidelity:?}");
+        assert_eq!((fidelity.at_recorded_address, fidelity.segments_as_recorded), (allocations, segments), "{name}");
+        let released = program.operations.iter().filter(|operation| matches!(operation, TraceEvent::ReleasePool(_))).count();
+        assert_eq!(released, 3, "{name}");
+        let settings = Configuration::of_settings(program.config.torch, "max_split_size_mb:32").expect("valid settings");
+        let prepared = program.prepare().expect("it can run");
+        let (least, _) = Grid::new(&prepared, UNLIMITED).least(&settings).expect("it can run");
+        assert_eq!(least.enough.to_string(), "1.73 GiB", "{name}");
     }
 }
 

@@ -5,6 +5,7 @@
 //! A snapshot does not record when deferred frees completed, when the program emptied the cache, or which requests used a private
 //! pool. These are inferred from PyTorch's rules; ARCHITECTURE.md explains how.
 
+mod captures;
 mod from_trace;
 mod pending;
 mod record;

@@ -6,7 +6,7 @@
 //!   recorded driver calls decide.
 //! * A free that completes late waited for another stream (see [`super::pending`]). It completes when the next request checks its
 //!   events, or when the allocator synchronizes.
-//! * A request uses the private pool whose segment contains its block.
+//! * A request uses the private pool whose segment contains its block. Pools of dropped CUDA graphs are in no segment: see [`super::captures`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ use harness_allocator::{stats::BlockState, units::Bytes};
 
 use super::shadow::{Recorded, ShadowAllocator};
 use super::{
-    Allocation, DriverRange, Ended, Note, ProgramError, RecordedProgram, pending::PendingFrees, reservations, start::Start,
+    Allocation, DriverRange, Ended, Note, ProgramError, RecordedProgram, captures, pending::PendingFrees, reservations, start::Start,
     watch::DriverCall,
 };
 use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
@@ -39,11 +39,17 @@ impl RecordedProgram {
             let conf = snapshot.settings.as_ref().map_or(String::new(), |settings| settings.conf.clone());
             ProgramError::Settings { conf, source }
         })?;
-        let follow = |memory| {
+        let follow_by = |memory, captures: &[(usize, PoolId)]| {
             let start = Start::find(snapshot, device, events, &config)?;
-            let mut recovery = Recovery::new(snapshot, device, events, config.clone(), start, memory)?;
+            let mut recovery = Recovery::new(snapshot, device, events, config.clone(), start, memory, captures)?;
             recovery.follow()?;
             Ok::<_, ProgramError>(recovery)
+        };
+        let captures = captures::pools(snapshot, device, events);
+        let follow = |memory| {
+            // Captures are inferred, so they count only if they explain the recording.
+            let with_captures = if captures.is_empty() { None } else { Some(follow_by(memory, &captures)?) };
+            with_captures.filter(|recovery| recovery.shadow.is_some()).map_or_else(|| follow_by(memory, &[]), Ok)
         };
         let recovery = follow(memory)?;
         // Requests that failed at first bound the program's memory.
@@ -121,8 +127,9 @@ impl<'a> Recovery<'a> {
         config: Config,
         mut start: Start,
         memory: Option<Bytes>,
+        captures: &[(usize, PoolId)],
     ) -> Result<Self, ProgramError> {
-        let (streams, pools, private) = number_all(snapshot, device, events, &start.segments);
+        let (streams, pools, private) = number_all(snapshot, device, events, &start.segments, captures);
         if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
             // The free waited for nothing; its first half was not recorded. It happens at the first event.
             start.pending.remove(&first.address);
@@ -243,12 +250,7 @@ impl<'a> Recovery<'a> {
 
     fn explain_without_request(&mut self, group: Group) -> Result<(), ProgramError> {
         let frees = self.release_pools(&group.frees)?;
-        if let Some(&first) = frees.first() {
-            self.leave_pool(first);
-            self.add(TraceEvent::EmptyCache, first);
-            let recorded = self.driver_calls(&frees);
-            self.compare(|shadow| shadow.empty_cache(&recorded))?;
-        }
+        self.empty_cache(&frees)?;
         for (&stream, &event) in &group.completed {
             self.add_synchronize(stream, event);
             self.compare(|shadow| shadow.synchronize(stream).map(|()| true))?;
@@ -260,8 +262,22 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    fn explain_request(&mut self, index: usize, group: Group) -> Result<(), ProgramError> {
+    fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
+        let Some(&first) = frees.first() else { return Ok(()) };
+        self.leave_pool(first);
+        self.add(TraceEvent::EmptyCache, first);
+        let recorded = self.driver_calls(frees);
+        self.compare(|shadow| shadow.empty_cache(&recorded))
+    }
+
+    fn explain_request(&mut self, index: usize, mut group: Group) -> Result<(), ProgramError> {
         let event = self.events[index];
+        // `empty_cache` releases memory of the default pool before that of dropped graphs.
+        let is_of_pool = |&free: &usize| self.private.at(self.events[free].address, free).is_some();
+        if let Some(first) = group.frees.iter().position(is_of_pool).filter(|&first| first > 0) {
+            let of_default: Vec<usize> = group.frees.drain(..first).collect();
+            self.empty_cache(&of_default)?;
+        }
         let frees = self.release_pools(&group.frees)?;
         let served = event.action == Action::Alloc;
         if served && let Some(id) = self.ids.remove(&event.address) {
@@ -463,12 +479,19 @@ impl<'a> Recovery<'a> {
 }
 
 /// Returns the streams and private pools of a recording, both in order, and the pool of each event.
-fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segment]) -> (Vec<u64>, Vec<PoolId>, PrivatePools) {
+fn number_all(
+    snapshot: &Snapshot,
+    device: u32,
+    events: &[Event],
+    held: &[Segment],
+    captures: &[(usize, PoolId)],
+) -> (Vec<u64>, Vec<PoolId>, PrivatePools) {
     let segments = || snapshot.segments_of(device).chain(held);
     let of_events = events.iter().filter(|event| !matches!(event.action, Action::Snapshot)).map(|event| event.stream);
     let streams: BTreeSet<u64> = of_events.chain(segments().map(|segment| segment.stream)).chain([0]).collect();
     let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event)?));
-    let told: Vec<(usize, PoolId)> = events.iter().enumerate().filter_map(told).collect();
+    let told = events.iter().enumerate().filter_map(told);
+    let told: Vec<(usize, PoolId)> = told.chain(captures.iter().copied()).collect();
     let of_segments = segments().map(|segment| segment.private_pool).filter(|&pool| pool != PoolId::DEFAULT);
     let of_events = told.iter().map(|&(_, pool)| pool).filter(|&pool| pool != PoolId::DEFAULT);
     let pools: BTreeSet<PoolId> = of_segments.chain(of_events).collect();

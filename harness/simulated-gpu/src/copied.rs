@@ -5,13 +5,36 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Larger copies are not stored.
 const LARGEST: u64 = 1 << 20;
 
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
+
+/// A bit for each block of [`BLOCK`] bytes, by its number modulo the number of bits, in which bytes were stored since all were forgotten.
+static BLOCKS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
+const BLOCK: u64 = 512;
+
+fn bit(address: u64) -> (&'static AtomicU64, u64) {
+    let block = address / BLOCK;
+    (&BLOCKS[(block / 64) as usize % BLOCKS.len()], 1 << (block % 64))
+}
+
+/// Sets the bits of a range, which is not empty.
+fn mark(start: u64, len: u64) {
+    for block in start / BLOCK..=(start + len - 1) / BLOCK {
+        let (word, bit) = bit(block * BLOCK);
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
+/// Returns `false` if no stored copy is around an address. Needs no lock.
+pub(crate) fn may_know(address: u64) -> bool {
+    let (word, bit) = bit(address);
+    word.load(Ordering::Relaxed) & bit != 0
+}
 
 thread_local! {
     static IS_KEPT: Cell<bool> = const { Cell::new(false) };
@@ -49,6 +72,7 @@ impl CopiedBytes {
         self.forget(start, bytes.len() as u64);
         if !bytes.is_empty() && bytes.len() as u64 <= LARGEST {
             self.0.insert(start, bytes.to_vec());
+            mark(start, bytes.len() as u64);
         }
         self.publish();
     }
@@ -82,6 +106,7 @@ impl CopiedBytes {
     /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
         self.0.clear();
+        BLOCKS.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.publish();
     }
 
@@ -119,6 +144,7 @@ impl CopiedBytes {
             })
             .collect();
         self.forget(to, len);
+        pieces.iter().for_each(|(first, bytes)| mark(*first, bytes.len() as u64));
         self.0.extend(pieces);
         self.publish();
     }

@@ -148,7 +148,9 @@ fn forget_outputs(registers: *const u64, stack: *const u64) {
     let on_stack = words_on_stack(stack.addr()).min(ON_STACK);
     // SAFETY: there are six registers, and these words are on the stack.
     let words = unsafe { (0..6).map(|index| *registers.add(index)).chain((0..on_stack).map(|index| *stack.add(index))) };
-    words.filter(|word| world::is_device_memory(*word)).for_each(|address| world::machine().state().copied.forget_around(address));
+    words
+        .filter(|word| world::is_device_memory(*word) && copied::may_know(*word))
+        .for_each(|address| world::machine().state().copied.forget_around(address));
 }
 
 fn result_of_unknown(name: &[u8]) -> u64 {

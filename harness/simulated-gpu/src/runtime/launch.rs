@@ -128,7 +128,6 @@ fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_voi
 unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parameter]) {
     // SAFETY: as the caller promises.
     let starts: Vec<*const u8> = (0..parameters.len()).map(|index| unsafe { *arguments.add(index) }.cast()).collect();
-    let mut state = machine().state();
     for (&start, parameter) in starts.iter().zip(parameters) {
         let pointers = match parameter {
             Parameter::Scalar => 0,
@@ -142,8 +141,8 @@ unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parame
             // SAFETY: the argument has this many pointers, or they are on the stack. The start of a class is readable: arguments are on the stack or
             // in arrays.
             let address = unsafe { start.add(8 * index).cast::<u64>().read_unaligned() };
-            if is_device_memory(address) {
-                state.copied.forget_around(address);
+            if is_device_memory(address) && copied::may_know(address) {
+                machine().state().copied.forget_around(address);
             }
         }
     }

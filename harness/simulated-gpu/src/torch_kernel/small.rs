@@ -409,11 +409,30 @@ impl Operation {
         })
     }
 
-    /// Forgets the results on the stack, which are all that the operation has changed.
-    fn forget(&self, known: &Known, stack: &mut Stack) {
+    /// Returns whether no argument depends on a large tensor.
+    fn is_computable(&self, known: &Known, arguments: &[Value]) -> bool {
+        let is_small = |value: &Value| !known.is_on_gpu_and_defined(value) || known.is_small_on_gpu(value);
+        let are_small = |(index, argument): (usize, &Value)| match known.list(argument) {
+            _ if self.overwritten & 1 << index != 0 => true,
+            Some(list) => list.elements.all().iter().all(is_small),
+            None => is_small(argument),
+        };
+        self.is_on_cpu && self.kind != Kind::Unknown && arguments.iter().enumerate().all(are_small)
+    }
+
+    fn changed_ranges(&self, known: &Known, arguments: &[Value]) -> Vec<Range<u64>> {
+        let changed = arguments.iter().enumerate().filter(|(index, _)| self.changed & 1 << index != 0).map(|(_, argument)| argument);
+        let tensors = changed.flat_map(|argument| known.list(argument).map_or(slice::from_ref(argument), |list| list.elements.all()));
+        let layouts = tensors.filter(|tensor| known.is_on_gpu_and_defined(tensor)).filter_map(|tensor| Layout::of(known, tensor));
+        layouts.map(|layout| layout.range()).collect()
+    }
+
+    /// Forgets the ranges that the operation has changed, and the results on the stack.
+    fn forget(&self, known: &Known, stack: &mut Stack, changed: Vec<Range<u64>>) {
         let layouts = known.tensors(stack.last(self.returns)).into_iter().filter(|result| known.is_on_gpu_and_defined(result));
         let mut state = machine().state();
         layouts.filter_map(|result| Layout::of(known, &result)).for_each(|layout| layout.forget(&mut state));
+        changed.into_iter().for_each(|Range { start, end }| state.copied.forget(start, end - start));
     }
 
     fn prepare<'a>(&'a self, known: &'a Known, handle: &Handle, arguments: &[Value]) -> Run<'a> {
@@ -629,13 +648,15 @@ unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys
     let (handle, stack) = unsafe { (&*handle, &mut *stack) };
     let (operation, known) = operation(handle.0[0]).zip(KNOWN.get()).expect("the operation is known before its kernel is replaced");
     let arguments = stack.last(operation.arguments);
-    if !operation.concerns(known, arguments) {
+    let concerns = operation.concerns(known, arguments);
+    if !concerns || !operation.is_computable(known, arguments) {
+        let changed = if concerns { operation.changed_ranges(known, arguments) } else { Vec::new() };
         let kept = (operation.kind != Kind::Read && copied::any()).then(Kept::new);
         // SAFETY: as PyTorch has called this function.
         unsafe { (operation.on_gpu)(object, handle, keys, stack) };
         if let Some(kept) = kept {
             drop(kept);
-            operation.forget(known, stack);
+            operation.forget(known, stack, changed);
         }
         return;
     }

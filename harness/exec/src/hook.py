@@ -594,8 +594,10 @@ def _compute_values(torch):
 
 
 def _compute_small_values():
-    _own_module("torch_kernel")
-    _own_module("small_values").begin(_core())
+    # A torch without operators has no values.
+    if hasattr(sys.modules["torch"], "library"):
+        _own_module("torch_kernel")
+        _own_module("small_values").begin(_core())
 
 
 def _without_values_in_triton(module):

@@ -410,6 +410,7 @@ impl TorchRecord {
             rank: None,
             started: 0,
             ended_out_of_memory: false,
+            error: None,
             memory_stats: BTreeMap::new(),
             statistics: Statistics::AtLeast,
             resets: 0,

@@ -418,7 +418,6 @@ impl TorchRecord {
             host_memory_stats: None,
             problem: None,
             traceback: Vec::new(),
-            error: None,
             late_import: None,
             not_computed: None,
             engine: None,

@@ -266,9 +266,9 @@ impl Merge {
 }
 
 /// Reads a result of `harness exec`.
-fn trials(path: &Path) -> Result<parts::Report, CliError> {
+fn trials(path: &Path) -> Result<parts::Document, CliError> {
     let text = harness_base::files::read_to_string(path).map_err(|error| error.to_string());
-    let report = text.and_then(|text| serde_json::from_str(&text).map_err(|_| "this is not a result of `harness exec`".to_owned()));
+    let report = text.and_then(|text| parts::Document::read(&text).map_err(|_| "this is not a result of `harness exec`".to_owned()));
     report.map_err(|error| {
         CliError::input(format!("{}: {error}", path.display()), "name files with the output of `harness exec --format json`")
     })

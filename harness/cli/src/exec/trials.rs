@@ -8,7 +8,7 @@ use harness_base::{shard::Shard, words::count};
 use harness_exec::trials::copies::Copies;
 use harness_exec::trials::faults::{self, Expectation, Plan};
 use harness_exec::trials::least::{self, Search};
-use harness_exec::trials::merge::Part;
+use harness_exec::trials::merge::{self, Part, Run};
 use harness_exec::trials::observed::{Ending, Observed};
 use harness_exec::trials::runner::{First, Runner, RunnerError};
 use harness_exec::trials::settings::{self, SettingsReport};
@@ -19,7 +19,7 @@ use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
 use crate::error::{CliError, Failures};
-use crate::{Format, exit::Exit, interrupt, terminal};
+use crate::{Format, exit::Exit, interrupt, program::shown, terminal};
 
 /// The time limit of a run, as a multiple of the first run's time.
 const TIMES_THE_FIRST: u32 = 10;
@@ -150,7 +150,7 @@ impl Options {
         if let (Some(shard), [], [_, ..]) = (self.shard, own_confs.as_slice(), alloc_confs) {
             let part = Part { shard, names: alloc_confs.to_vec() };
             let report = SettingsReport { memory: trial.memory.0, part: Some(part), ..SettingsReport::default() };
-            self.show(&report, Trials::Settings(&report), true)?;
+            self.show(&report, Trials::Settings(&report), true, &self.identity(&runner.launch, alloc_confs, None))?;
             return Ok(Exit::Passed);
         }
         let is_recorded = (self.least_memory || own_confs.len() > 1) && !self.fresh && !self.allow_ooms && trial.faults.is_empty();
@@ -163,6 +163,7 @@ impl Options {
             terminal::message(problem);
             return Ok(Exit::Failed);
         }
+        let identity = self.identity(&runner.launch, alloc_confs, Some(&first));
         if !self.fresh {
             runner.copies = Copies::wanted(&runner.launch, &first);
         }
@@ -205,7 +206,7 @@ impl Options {
         if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan)?;
             end();
-            self.show(&report, Trials::Faults(&report, self.expect), report.cases.is_empty())?;
+            self.show(&report, Trials::Faults(&report, self.expect), report.cases.is_empty(), &identity)?;
             let meets = |case: &faults::Case| self.expect.is_none_or(|expectation| case.meets(expectation));
             let is_fine = |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
             Ok(if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed })
@@ -215,12 +216,12 @@ impl Options {
             let orders = if orders.len() > 1 { orders } else { &[] };
             let report = settings::compare(&program, settings, self.least_memory.then_some(search), orders)?;
             end();
-            self.show(&report, Trials::Settings(&report), report.rows.is_empty())?;
+            self.show(&report, Trials::Settings(&report), report.rows.is_empty(), &identity)?;
             Ok(if report.best.is_some() { Exit::Passed } else { Exit::Failed })
         } else {
             let report = least::least(&program, search)?;
             end();
-            report.map_or(Ok(()), |report| self.show(&report, Trials::Least(&report), report.orders.is_empty()))?;
+            report.map_or(Ok(()), |report| self.show(&report, Trials::Least(&report), report.orders.is_empty(), &identity))?;
             Ok(Exit::Passed)
         }
     }
@@ -251,14 +252,42 @@ impl Options {
         }
     }
 
-    fn show(&self, report: &impl Serialize, trials: Trials<'_>, is_empty: bool) -> Result<(), CliError> {
+    /// What all shards of this command have in common. Those that compare settings begin with different ones.
+    fn identity(&self, launch: &Launch<'_>, alloc_confs: &[String], first: Option<&Observed>) -> Run {
+        let options = format!(
+            "alloc-conf {alloc_confs:?}, every-fault {:?}, alone {}, least-memory {}, exact {}, allow-ooms {}",
+            self.every_fault, self.alone, self.least_memory, self.exact, self.allow_ooms
+        );
+        let mut run = Run::from([
+            ("the command".to_owned(), shown(launch.command)),
+            ("the options".to_owned(), options),
+            ("the machine".to_owned(), launch.machine.to_string()),
+            ("torch".to_owned(), launch.setup.torch.version.clone()),
+        ]);
+        if let Some(first) = first.filter(|_| alloc_confs.len() < 2) {
+            let sizes: Vec<u64> = first.attempts.iter().map(|attempt| attempt.size.0).collect();
+            let figures = format!("reserved {}, allocated {}, attempts {sizes:?}", first.peak_reserved, first.peak_allocated);
+            run.insert("their first run".to_owned(), figures);
+        }
+        run
+    }
+
+    fn show(&self, report: &impl Serialize, trials: Trials<'_>, is_empty: bool, run: &Run) -> Result<(), CliError> {
         if let Some(shard) = self.shard.filter(|_| is_empty) {
             terminal::message(format_args!("shard {shard} contains none of the cases"));
-            return if self.format == Format::Json { terminal::print_json(report) } else { Ok(()) };
+            return if self.format == Format::Json { terminal::print_json(&sealed(report, run)?) } else { Ok(()) };
         }
         if let Some(path) = self.report() {
             terminal::save(&path, trials::markdown(trials))?;
         }
+        if self.shard.is_some() && self.format == Format::Json {
+            return terminal::print_json(&sealed(report, run)?);
+        }
         self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
     }
+}
+
+/// The document of a shard.
+fn sealed(report: &impl Serialize, run: &Run) -> Result<serde_json::Value, CliError> {
+    merge::document(report, run).map_err(|error| CliError::internal(error.to_string(), "report this with the command"))
 }

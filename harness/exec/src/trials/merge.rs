@@ -1,7 +1,11 @@
 //! Merges the reports of shards: [`merge`].
 
+use std::collections::BTreeMap;
+
+use harness_allocator::hash::fnv1a;
 use harness_base::shard::{self, Shard};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::faults::FaultReport;
 use super::least::LeastReport;
@@ -12,6 +16,44 @@ use super::settings::{self, SettingsReport};
 pub struct Part {
     pub shard: Shard,
     pub names: Vec<String>,
+}
+
+/// What the shards of a run have in common, by name: the command, its options, the machine, torch, and the figures of the first run.
+pub type Run = BTreeMap<String, String>;
+
+/// The keys of the run and of the hash of all else in the document of a shard.
+const RUN: &str = "run";
+const HASH: &str = "hash";
+
+/// Returns the document of a shard's report. A hash shows later changes.
+pub fn document(report: &impl Serialize, run: &Run) -> serde_json::Result<Value> {
+    let mut document = serde_json::to_value(report)?;
+    document[RUN] = serde_json::to_value(run)?;
+    document[HASH] = hash(&document).into();
+    Ok(document)
+}
+
+fn hash(document: &Value) -> String {
+    format!("{:016x}", fnv1a(document.to_string().as_bytes()))
+}
+
+/// A report that was read from a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    report: Report,
+    run: Option<Run>,
+    /// `true` if nothing changed the document of a shard.
+    is_unchanged: bool,
+}
+
+impl Document {
+    pub fn read(text: &str) -> serde_json::Result<Self> {
+        let report = serde_json::from_str(text)?;
+        let mut document: Value = serde_json::from_str(text)?;
+        let written = document.as_object_mut().and_then(|object| object.shift_remove(HASH));
+        let run = document.get(RUN).and_then(|run| Run::deserialize(run).ok());
+        Ok(Self { report, run, is_unchanged: written == Some(hash(&document).into()) })
+    }
 }
 
 /// A report in JSON, of any kind.
@@ -35,11 +77,13 @@ impl Report {
     /// Appends the cases of another shard. Fails if it is of another program.
     fn append(&mut self, other: Self) -> Result<(), &'static str> {
         match (self, other) {
-            (Self::Faults(all), Self::Faults(more)) if (all.first.attempts, &all.chosen) == (more.first.attempts, &more.chosen) => {
+            (Self::Faults(all), Self::Faults(more)) if (all.first, &all.chosen) == (more.first, &more.chosen) => {
                 all.cases.extend(more.cases);
                 all.left_out += more.left_out;
             }
-            (Self::Least(all), Self::Least(more)) if all.plenty == more.plenty => all.orders.extend(more.orders),
+            (Self::Least(all), Self::Least(more)) if (all.plenty, all.peak_reserved) == (more.plenty, more.peak_reserved) => {
+                all.orders.extend(more.orders);
+            }
             (Self::Settings(all), Self::Settings(more)) if all.memory == more.memory => {
                 all.rows.extend(more.rows);
                 all.is_interrupted |= more.is_interrupted;
@@ -64,14 +108,28 @@ impl Report {
 }
 
 /// Merges shards in any order. Also returns the missing shards.
-pub fn merge(reports: Vec<Report>) -> Result<(Report, Vec<Shard>), String> {
-    let parts = reports.into_iter().map(|mut report| Ok((report.part().ok_or("a report is not of a shard")?, report)));
-    let parts = parts.collect::<Result<Vec<_>, String>>()?;
-    let missing = shard::missing(&parts.iter().map(|(part, _)| part.shard).collect::<Vec<_>>())?;
+pub fn merge(documents: Vec<Document>) -> Result<(Report, Vec<Shard>), String> {
+    let part = |Document { mut report, run, is_unchanged }: Document| {
+        let part = report.part().ok_or("a report is not of a shard")?;
+        match run.filter(|_| is_unchanged) {
+            Some(run) => Ok((part, run, report)),
+            None => Err(format!("shard {} is not as `harness exec` wrote it: run it again", part.shard)),
+        }
+    };
+    let parts = documents.into_iter().map(part).collect::<Result<Vec<_>, String>>()?;
+    let missing = shard::missing(&parts.iter().map(|(part, ..)| part.shard).collect::<Vec<_>>())?;
     let mut parts = parts.into_iter();
-    let (first, mut merged) = parts.next().ok_or("no shards are given")?;
-    for (part, report) in parts {
-        let differ = |what| format!("shards {} and {} differ in {what}", first.shard, part.shard);
+    let (first, mut run, mut merged) = parts.next().ok_or("no shards are given")?;
+    for (part, of_part, report) in parts {
+        let differ = |what: &str| format!("shards {} and {} differ in {what}", first.shard, part.shard);
+        if let Some((name, [one, other])) = of_part.iter().find_map(|(name, other)| {
+            let one = run.get(name)?;
+            (one != other).then_some((name, [one, other]))
+        }) {
+            return Err(format!("{}: `{one}` and `{other}`", differ(name)));
+        }
+        // A shard without cases has no first run.
+        run.extend(of_part);
         if part.names != first.names {
             return Err(differ("their cases"));
         }

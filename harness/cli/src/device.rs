@@ -7,7 +7,7 @@ use harness_allocator::device::DeviceError;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::{self, Probe};
 use harness_devices::{DeviceChoice, DeviceSource, ParseDeviceError, shipped};
-use harness_gpu_settings::gpus::Gpu;
+use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_scenario::{MAX_MEMORY, MIN_MEMORY, steps::exec::similar_gpus};
 
 use super::{doctor, error::CliError, terminal};
@@ -103,9 +103,14 @@ pub(crate) fn explain_choice(choice: DeviceChoice, source: &DeviceSource) {
 /// Parses the value of `--gpu`: the name of a GPU, or a file that describes one.
 pub(crate) fn gpu_or_file(text: &str) -> Result<String, String> {
     let is_file = text.contains('/') || Path::new(text).extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-    match is_file || Gpu::named(text).is_some() {
-        true => Ok(text.to_owned()),
-        false => Err(format!("unknown GPU; {}", similar_gpus(text))),
+    if is_file || Gpu::named(text).is_some() {
+        return Ok(text.to_owned());
+    }
+    // `h100` is enough if only one GPU with this name before the memory exists.
+    let is_meant = |gpu: &&Gpu| gpu.name.rsplit_once('-').is_some_and(|(model, _)| model.eq_ignore_ascii_case(text));
+    match *GPUS.iter().filter(is_meant).collect::<Vec<_>>() {
+        [gpu] => Ok(gpu.name.to_string()),
+        _ => Err(format!("unknown GPU; {}", similar_gpus(text))),
     }
 }
 

@@ -77,8 +77,8 @@ pub(super) struct Exec {
         "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values",
     ])]
     device: Option<u32>,
-    /// The GPU to simulate: a name, as in `a100-40`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists the names
-    /// and describes the file.
+    /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists
+    /// the names and describes the file.
     #[arg(long, value_name = "GPU", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
     gpu: String,
     /// Number of simulated GPUs, at most 120. All processes of the program see all of them and share their memory.

@@ -720,8 +720,12 @@ fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
     assert!(refused(&[], &["python3", "-I", "train.py"]).contains("has no torch"));
     assert!(refused(&["--fail", "cudaMalloc:0"], &["true"]).contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
     assert!(refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N"));
-    assert!(refused(&["--gpu", "h100"], &["true"]).contains("unknown GPU; did you mean `h100-80`, `h100-pcie-80`"));
     assert!(refused(&["--gpu", "RTX 4090"], &["true"]).contains("unknown GPU; did you mean `rtx4090-24`?"));
+    for (given, found) in [("h100", "(h100-80, "), ("H200", "(h200-141, ")] {
+        let ran = world.run(&["--gpu", given], &["python3", "-c", ""]);
+        assert!(ran.code == Some(0) && ran.err.contains(found), "{}", ran.err);
+    }
+    assert!(refused(&["--gpu", "a100"], &["true"]).contains("did you mean `a100-40`, `a100-80`"));
     assert!(refused(&["--gpu", "k80"], &["true"]).contains("unknown GPU; GPUs: `t4-16`, `a2-16`"));
     fs::write(world.path("my-gpu.yaml"), "version: 1\nname: mine\nmemory: 24GB\n").unwrap();
     assert!(refused(&["--gpu", "my-gpu.yaml"], &["python3", "-c", ""]).contains("my-gpu.yaml:3:9"));

@@ -275,10 +275,13 @@ fn of_torch(process: &Process) -> String {
     )
 }
 
-/// Page-locked memory of the host, if the process used any and torch reported it.
+/// Below this, pinned memory is only that of torch's own reads of single values, and the summary omits it.
+const LEAST_PINNED: Bytes = Bytes::mib(1);
+
+/// Page-locked memory of the host, if the process used much of it and torch reported it.
 fn of_host(process: &Process) -> Option<String> {
     let [allocated, reserved] = process.torch.as_ref()?.pinned_peaks()?;
-    Some(format!("pinned host memory: peak allocated {allocated}, peak reserved {reserved}"))
+    (reserved >= LEAST_PINNED).then(|| format!("pinned host memory: peak allocated {allocated}, peak reserved {reserved}"))
 }
 
 fn of_engine(engine: &Engine) -> String {

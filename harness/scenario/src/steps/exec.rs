@@ -108,7 +108,7 @@ impl StepFields<Exec> for ExecWire {
 
     const EXAMPLE: &'static str = "\
 - exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 1024 } }
-- expect: [training.peak_reserved <= 2GiB, training.num_ooms == 1]
+- expect: [training.peak_reserved <= 4GiB, training.num_ooms == 1]
 - exec: { command: [python, programs/halve_batch.py], fail: [\"any:3:2\"], expect: any }
 - exec: { command: [python, claims/one_rank.py], ranks: 2, expect: any }";
 

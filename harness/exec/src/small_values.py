@@ -37,7 +37,7 @@ uniform normal random bernoulli exponential cauchy log_normal geometric randperm
 """.split()
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
-_COMPUTED_KIND, _UNKNOWN_KIND, _READ_KIND = range(3)
+_COMPUTED_KIND, _UNKNOWN_KIND, _READ_KIND, _COPY_KIND = range(4)
 _kept = []  # Registrations last as long as these objects.
 
 
@@ -73,6 +73,8 @@ def _description(schema, kind):
     ]
     if name in ("nonzero", "equal") and not any(changed):
         kind = _READ_KIND
+    elif name == "copy_":
+        kind = _COPY_KIND
     bits = lambda flags: sum(1 << index for index, flag in enumerate(flags) if flag)
     names = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
     return _Description(names, len(schema.arguments), len(schema.returns), bits(changed), bits(overwritten), kind)

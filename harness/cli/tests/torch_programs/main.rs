@@ -374,7 +374,7 @@ fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
         ("slow", ["", ""]),
         ("sleeps", ["", ""]),
         ("started", ["", ""]),
-        ("oom", ["rank 1 has ended with exit code 1 after an OutOfMemoryError at hangs.py:23", reduces]),
+        ("oom", ["rank 1 has ended with exit code 1 and OutOfMemoryError at hangs.py:23", reduces]),
         ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:28 for rank 0 after an Out"]),
         ("fewer", [reduces, "rank 1 has ended with exit code 0"]),
         ("cycle", [&cycle[0], &cycle[1]]),

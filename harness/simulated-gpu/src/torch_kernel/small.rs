@@ -46,10 +46,12 @@ enum Kind {
     Unknown,
     /// The GPU reads the number of rows of the result, or the result itself, which the CPU computes before.
     Read,
+    /// It may copy known bytes of any size. The copies of the runtime and the launches know which.
+    Copy,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Computed, Self::Unknown, Self::Read];
+    const ALL: [Self; 4] = [Self::Computed, Self::Unknown, Self::Read, Self::Copy];
 }
 
 struct Operation {
@@ -650,8 +652,12 @@ unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys
     let arguments = stack.last(operation.arguments);
     let concerns = operation.concerns(known, arguments);
     if !concerns || !operation.is_computable(known, arguments) {
-        let changed = if concerns { operation.changed_ranges(known, arguments) } else { Vec::new() };
-        let kept = (operation.kind != Kind::Read && copied::any()).then(Kept::new);
+        let forgets = match operation.kind {
+            Kind::Computed | Kind::Unknown => copied::any(),
+            Kind::Read | Kind::Copy => false,
+        };
+        let changed = if concerns && forgets { operation.changed_ranges(known, arguments) } else { Vec::new() };
+        let kept = forgets.then(Kept::new);
         // SAFETY: as PyTorch has called this function.
         unsafe { (operation.on_gpu)(object, handle, keys, stack) };
         if let Some(kept) = kept {

@@ -1,4 +1,4 @@
-//! Streams that no longer allocate, although memory is cached for them and others reserve more: [`list`]. A request uses only the cached memory of
+//! Streams that no longer allocate, although memory is cached for them and others reserve more. A request uses only the cached memory of
 //! its own stream.
 
 use std::collections::BTreeMap;

@@ -37,7 +37,7 @@ def test_a_failed_test_says_why(pytester):
     result.assert_outcomes(failed=5)
     for line in (
         "peak allocated is 4.00 MiB (4194304 bytes), and max_allocated is 1.00 MiB (1048576 bytes)",
-        "  4.00 MiB (4194304 bytes) at the peak: *.py:* test_exceeds_its_limit",
+        "*4.00 MiB (4194304 bytes) at the peak: *.py:* test_exceeds_its_limit",
         "The program is too large by 352 MiB: *",
         "The program survives none of 1 injected failure; *",
         "signal 9 ended the program: *",

@@ -219,7 +219,7 @@ fn machine(settings: &Settings) -> String {
     let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
     let overhead =
         if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} context overhead per process") };
-    let overhead = if settings.library_memory { format!("{overhead}, and more for libraries, as on an H200") } else { overhead };
+    let overhead = if settings.memory_of_libraries { format!("{overhead}, and more for libraries, as on an H200") } else { overhead };
     let nccl = nccl_memory.as_ref().map_or_else(String::new, |table| format!(", NCCL's memory from {table}"));
     let (major, minor) = gpu.capability;
     format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}{nccl}\n", gpu.device, gpu.name)

@@ -51,7 +51,7 @@ impl ContextOverhead {
 
     #[must_use]
     pub fn applied_to(self, settings: Settings) -> Settings {
-        Settings { context_overhead: self.of_context(), library_memory: self == Self::H200, ..settings }
+        Settings { context_overhead: self.of_context(), memory_of_libraries: self == Self::H200, ..settings }
     }
 }
 

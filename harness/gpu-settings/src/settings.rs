@@ -84,7 +84,7 @@ pub struct Settings {
     pub context_overhead: Bytes,
     /// Libraries take memory at their first use ([`crate::context_overhead::Part`]).
     #[serde(default)]
-    pub library_memory: bool,
+    pub memory_of_libraries: bool,
     pub events: Events,
     pub addresses: AddressOrder,
     pub cudnn_workspace: CudnnWorkspace,
@@ -194,7 +194,7 @@ impl Settings {
             memory,
             devices: 1,
             context_overhead: Bytes::ZERO,
-            library_memory: false,
+            memory_of_libraries: false,
             events: Events::Instant,
             addresses: AddressOrder::Linux,
             cudnn_workspace: CudnnWorkspace::Estimate,
@@ -250,8 +250,8 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, cuda, cudnn, faults, .. } = self;
         write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
-        if self.library_memory {
-            f.write_str(";library_memory=h200")?;
+        if self.memory_of_libraries {
+            f.write_str(";memory_of_libraries=h200")?;
         }
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
         faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;

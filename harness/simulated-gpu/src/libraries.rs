@@ -24,7 +24,7 @@ pub(crate) fn open(call: Call, part: Option<Part>) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     let (index, state) = (current_device(), &mut *machine.state());
-    let part = part.filter(|part| machine.settings.library_memory && !state.parts.contains(&(index, *part)));
+    let part = part.filter(|part| machine.settings.memory_of_libraries && !state.parts.contains(&(index, *part)));
     let size = part.map_or(Bytes::ZERO, Part::memory);
     let take = |state: &mut State| if part.is_some() { state.on_device(index, |memory| memory.take_for_library(size)) } else { Ok(()) };
     let (taken, injected) = state.attempt(machine, (call, size), Some(index), take);
@@ -39,7 +39,7 @@ pub(crate) fn open(call: Call, part: Option<Part>) -> Result<(), Code> {
 pub(crate) fn half_product() -> c_int {
     let machine = machine();
     let is_known = || machine.state().parts.contains(&(current_device(), Part::CublasHalf));
-    if !machine.settings.library_memory || is_known() {
+    if !machine.settings.memory_of_libraries || is_known() {
         return 0;
     }
     open(Call::CublasGemm, Some(Part::CublasHalf)).map_or(CUBLAS_ALLOC_FAILED, |()| 0)

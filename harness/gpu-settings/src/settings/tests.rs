@@ -8,7 +8,7 @@ fn a_variable_carries_all_settings() {
     settings = Settings {
         devices: 4,
         context_overhead: Bytes::mib(500),
-        library_memory: true,
+        memory_of_libraries: true,
         events: Events::Lag(64),
         addresses: AddressOrder::Reuse,
         cudnn_workspace: CudnnWorkspace::None,

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::error::{CliError, Failures};
 use super::jobs::{self, RecordingOptions, Recovered};
-use super::{Format, device, exit::Exit, import::Program, snapshots, terminal};
+use super::{Format, arguments, exit::Exit, import::Program, snapshots, terminal};
 use verify::Verified;
 
 const EXAMPLES: &str = "Examples:
@@ -41,7 +41,7 @@ pub(super) struct Advise {
     #[arg(value_name = "SNAPSHOT")]
     snapshot: PathBuf,
     /// The device memory that the program may use, as in `24GiB`.
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     #[command(flatten)]
     recording: RecordingOptions,

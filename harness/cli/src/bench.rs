@@ -22,7 +22,7 @@ use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::inputs::{self, SUITES};
-use super::{Format, built, ci::Ci, interrupt, list, program, report::RENDERER, terminal};
+use super::{Format, arguments, built, ci::Ci, interrupt, list, program, report::RENDERER, terminal};
 
 /// Steps of the progress bar per suite.
 const STEPS: u64 = 1000;
@@ -51,7 +51,7 @@ pub(super) struct Bench {
     #[command(flatten)]
     device: DeviceOptions,
     /// The time for all suites together, as in `60s`, divided in proportion to their own budgets.
-    #[arg(long, value_name = "TIME", value_parser = |text: &str| device::time("budget", text))]
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| arguments::time("budget", text))]
     budget: Option<Nanos>,
     /// Run only part I of N, as in `1/2`. The names of the cases determine the parts.
     #[arg(long, value_name = "I/N")]

@@ -14,7 +14,7 @@ use harness_gpu_settings::workspaces::CudnnWorkspace;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{device, interrupt, terminal};
+use super::{device, interrupt, probe, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness calibrate
@@ -64,7 +64,7 @@ impl Calibrate {
         if let Some(table) = &self.workspaces {
             return Ok(self.measure_workspaces(table, ordinal)?);
         }
-        let opened = DeviceSource::new(DeviceChoice::Cuda(ordinal), &device::probe()?, false).and_then(|source| source.open());
+        let opened = DeviceSource::new(DeviceChoice::Cuda(ordinal), &probe::probe()?, false).and_then(|source| source.open());
         let mut device = opened.map_err(|error| CliError::device(&error, NEEDS_GPU))?;
         let info = device.info().clone();
         let monitor = Monitor::start(&mut *device);
@@ -98,7 +98,7 @@ impl Calibrate {
     fn measure_workspaces(&self, table: &Path, ordinal: u32) -> Result<Exit, CliError> {
         let checked: Result<CudnnWorkspace, _> = table.to_string_lossy().parse();
         checked.map_err(|error| CliError::input(error.to_string(), "`harness exec --unmeasured FILE` writes such a table"))?;
-        device::probe()?.require(ordinal).map_err(|error| CliError::device(&error, NEEDS_GPU))?;
+        probe::probe()?.require(ordinal).map_err(|error| CliError::device(&error, NEEDS_GPU))?;
         let mut command = Command::new(&self.python);
         command.arg("-c").arg(SCRIPT).arg(table).arg(ordinal.to_string()).stderr(Stdio::inherit());
         let failed = |why: String| CliError::input(why, "name a Python with torch for CUDA, as in `--python venv/bin/python`");

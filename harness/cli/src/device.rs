@@ -1,21 +1,14 @@
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Args;
 use harness_allocator::allocator::caching::{TorchVersion, TorchVersionError};
-use harness_allocator::device::DeviceError;
-use harness_allocator::units::{Bytes, Nanos};
-use harness_cuda::machine::{self, Probe};
 use harness_devices::{DeviceChoice, DeviceSource, ParseDeviceError, shipped};
 use harness_gpu_settings::gpus::{GPUS, Gpu};
-use harness_scenario::{MAX_MEMORY, MIN_MEMORY, steps::exec::similar_gpus};
+use harness_scenario::steps::exec::similar_gpus;
 
-use super::{doctor, error::CliError, terminal};
+use super::{error::CliError, probe::probe, terminal};
 
 const VARIABLE: &str = "HARNESS_DEVICE";
-
-/// The time that the driver gets to answer, as in `90s`.
-const LIMIT_VARIABLE: &str = "HARNESS_DRIVER_LIMIT";
 
 /// The device of the option, else of the variable `HARNESS_DEVICE`, else `otherwise`. An empty variable counts as unset.
 pub(crate) fn choice(option: Option<DeviceChoice>, otherwise: DeviceChoice) -> Result<DeviceChoice, CliError> {
@@ -38,22 +31,6 @@ pub(crate) fn torch_version(text: &str) -> Result<TorchVersion, TorchVersionErro
         terminal::message(format!("the rules of PyTorch {text} are not known; those of PyTorch {version} apply"));
     }
     Ok(version)
-}
-
-/// Looks for GPUs. A child process does so first, because a broken driver may hang or crash the process that calls it.
-pub(crate) fn probe() -> Result<Probe, CliError> {
-    let limit = match std::env::var(LIMIT_VARIABLE) {
-        Ok(text) if !text.is_empty() => time("limit", &text)
-            .map_err(|error| CliError::input(format!("{LIMIT_VARIABLE}: {error}"), "give a time, as in `90s`, or unset the variable"))?,
-        _ => doctor::LIMIT,
-    };
-    // If the child cannot be started, the driver is called without this protection.
-    if let Ok(Err(why)) = doctor::ask_child(false, Duration::from_nanos(limit.0)) {
-        let what = "the CUDA driver".to_owned();
-        let help = "use `--device sim`; `HARNESS_DRIVER_LIMIT=90s` gives a slow driver more time";
-        return Err(CliError::device(&DeviceError::Unavailable { what, why }, help));
-    }
-    Ok(machine::probe())
 }
 
 // The device of `run` and `bench`. A doc comment here would replace the descriptions of those commands.
@@ -117,21 +94,4 @@ pub(crate) fn gpu_or_file(text: &str) -> Result<String, String> {
 /// Finds the GPU of a name, or reads the file.
 pub(crate) fn gpu(name_or_file: &str) -> Result<&'static Gpu, CliError> {
     Gpu::named(name_or_file).map_or_else(|| Ok(shipped::load(Path::new(name_or_file))?), Ok)
-}
-
-pub(crate) fn time(noun: &str, text: &str) -> Result<Nanos, String> {
-    match Nanos::parse(text) {
-        Ok(Nanos::ZERO) => Err(format!("the {noun} must be longer than 0, as in `60s`")),
-        Ok(time) => Ok(time),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Parses the value of `--memory`. An amount below the minimum suggests a missing unit.
-pub(crate) fn memory(text: &str) -> Result<Bytes, String> {
-    let memory = Bytes::parse(text).map_err(|error| error.to_string())?;
-    if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
-        return Ok(memory);
-    }
-    Err(format!("a device has from {MIN_MEMORY}, one small segment, to {MAX_MEMORY} of memory, not {memory}"))
 }

@@ -1,25 +1,16 @@
 //! `harness doctor`: reports this machine's driver and GPUs, and whether the harness can use them.
-//!
-//! A broken driver may hang or crash the calling process. Therefore a child process calls the driver, and announces each step
-//! before it starts. This process gives up if the child is silent for too long.
 
-use std::io::{self, Write as _};
-use std::process::{Child, Command, Stdio};
-use std::{fmt::Write as _, sync::mpsc::RecvTimeoutError, time::Duration};
+use std::{fmt::Write as _, time::Duration};
 
 use clap::Args;
-use harness_allocator::units::{Bytes, Nanos};
-use harness_bench::child::lines_of;
-
+use harness_allocator::units::Nanos;
+use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, DeviceFound, Probe};
-use harness_cuda::{CudaDevice, nvml::ProcessUse};
 use harness_devices::{DeviceChoice, Resolved};
-use serde::{Deserialize, Serialize};
 
-use super::{Format, device, error::Failures, exit::Exit};
-
-/// The time that the driver gets to answer.
-pub(crate) const LIMIT: Nanos = Nanos(60_000_000_000);
+use super::arguments::time;
+use super::probe::{Finding, Findings, Message, ask_child};
+use super::{Format, error::Failures, exit::Exit};
 
 /// Report this machine's driver, NVML and GPUs, whether the GPUs can be used, and missing libraries.
 #[derive(Args)]
@@ -34,7 +25,7 @@ pub(super) struct Doctor {
     #[arg(long)]
     no_open: bool,
     /// The time that the driver and NVML get to answer, as in `60s`.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = |text: &str| device::time("limit", text))]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = |text: &str| time("limit", text))]
     limit: Nanos,
     /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
@@ -65,90 +56,6 @@ impl Doctor {
         let findings = Findings::new(&probe, !self.no_open, waits_for);
         Message::Found(findings).send();
     }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Message {
-    WaitsFor(String),
-    Found(Findings),
-}
-
-impl Message {
-    /// Sends the message. Errors are ignored: the parent process may have ended.
-    fn send(&self) {
-        let mut out = io::stdout().lock();
-        let _ = serde_json::to_string(self).map(|line| writeln!(out, "{line}").and_then(|()| out.flush()));
-    }
-}
-
-/// Has a child process call the driver. The inner error says why the driver did not answer; the outer one why the child did not start.
-pub(crate) fn ask_child(open: bool, limit: Duration) -> io::Result<Result<Findings, String>> {
-    let arguments = if open { &["doctor", "--look"][..] } else { &["doctor", "--look", "--no-open"] };
-    let mut child =
-        Command::new(std::env::current_exe()?).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    Ok(listen(&mut child, limit))
-}
-
-fn listen(child: &mut Child, limit: Duration) -> Result<Findings, String> {
-    let Some(output) = child.stdout.take() else { return Err("this program has no standard output".to_owned()) };
-    let lines = lines_of(output);
-    let mut waits_for = "this program to start".to_owned();
-    loop {
-        match lines.recv_timeout(limit) {
-            Ok(line) => match serde_json::from_str(&line) {
-                Ok(Message::WaitsFor(what)) => waits_for = what,
-                Ok(Message::Found(findings)) => {
-                    let _ = child.wait();
-                    return Ok(findings);
-                }
-                // The driver may print lines too.
-                Err(_) => {}
-            },
-            Err(RecvTimeoutError::Timeout) => {
-                // Without `wait`, which may never return for a process in a hanging driver.
-                let _ = child.kill();
-                let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
-                return Err(format!(
-                    "no answer within {limit}, waiting for {waits_for}: the driver hangs; see `dmesg | grep NVRM`, then reset the GPU or reboot"
-                ));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                let ended = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-                return Err(format!(
-                    "the driver ended its calling process ({ended}), waiting for {waits_for}; see `dmesg | grep NVRM`, and reinstall the driver"
-                ));
-            }
-        }
-    }
-}
-
-#[derive(Default, Serialize, Deserialize)]
-pub(crate) struct Findings {
-    harness: String,
-    /// CUDA version that the driver supports.
-    cuda: Option<String>,
-    /// Version of the kernel driver according to NVML.
-    kernel_driver: Option<String>,
-    devices: Vec<Finding>,
-    /// One sentence per missing or broken thing.
-    missing: Vec<String>,
-    conclusion: String,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Finding {
-    device: String,
-    name: String,
-    uuid_hash: String,
-    compute_capability: String,
-    total: Bytes,
-    /// According to NVML.
-    free: Option<Bytes>,
-    /// According to NVML.
-    other_processes: Option<Vec<ProcessUse>>,
-    /// `true` if the GPU can be used; `None` if it was not opened.
-    opens: Option<bool>,
 }
 
 impl Findings {

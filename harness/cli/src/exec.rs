@@ -24,7 +24,7 @@ use harness_report::program::{self, Program};
 use self::baseline::Comparison;
 use super::error::{CliError, Failures};
 use super::program::{name as program_name, shown};
-use super::{device, exit::Exit, snapshots, terminal};
+use super::{arguments, device, exit::Exit, probe, snapshots, terminal};
 
 pub(crate) const DEFAULT_GPU: &str = "h100-80";
 
@@ -69,7 +69,7 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Exec {
     /// Memory of each simulated GPU, as in `24GiB` [default: all memory of the GPU]. With `--device`, it limits the memory of each process.
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
     /// uses NVIDIA's driver and its own CUDA libraries.
@@ -303,7 +303,7 @@ impl Exec {
 
     /// Finds the GPU and checks that it has at least the memory of `--memory`.
     fn real_device(&self, ordinal: u32) -> Result<DeviceFound, CliError> {
-        let probe = device::probe()?;
+        let probe = probe::probe()?;
         let unusable = |error: &dyn std::fmt::Display| CliError::input(error.to_string(), "leave out `--device` to simulate a GPU");
         probe.require(ordinal).map_err(|error| unusable(&error))?;
         let devices = probe.driver.map_err(|error| unusable(&error))?.devices;

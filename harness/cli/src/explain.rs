@@ -13,7 +13,7 @@ use harness_trace::snapshot::Snapshot;
 
 use super::categories::CategoryOptions;
 use super::error::{CliError, Failures};
-use super::{device, exit::Exit, jobs, snapshots, terminal};
+use super::{arguments, device, exit::Exit, jobs, snapshots, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle
@@ -39,7 +39,7 @@ pub(super) struct Explain {
     #[arg(value_name = "SNAPSHOT", required = true)]
     paths: Vec<PathBuf>,
     /// The device's memory, as in `80GiB` [default: the reserved memory plus the free memory at a refused request].
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Explain only the device with this index [default: all devices, with details of the one that ran out of memory, else of the one with the most
     /// reserved memory].

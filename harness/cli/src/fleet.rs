@@ -21,7 +21,7 @@ use self::cloud::Cloud;
 use self::rows::{Journal, Table};
 use self::sources::{Source, Sources};
 use super::error::{CliError, Failures};
-use super::{Format, built, device, exit::Exit, explain::Explain, interrupt, terminal};
+use super::{Format, arguments, built, exit::Exit, explain::Explain, interrupt, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness fleet /mnt/snapshots --out fleet
@@ -43,7 +43,7 @@ pub(super) struct Fleet {
     #[command(flatten)]
     output: Output,
     /// The memory of all devices, as in `80GiB` [default: from each recording].
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Analyse only part I of N of the snapshots, as in `3/16`. Their names determine the parts.
     #[arg(long, value_name = "I/N")]

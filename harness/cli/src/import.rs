@@ -16,7 +16,7 @@ use harness_trace::snapshot::Snapshot;
 use super::error::{CliError, Failures};
 use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
-use super::{device, exit::Exit, inputs, simulated, terminal};
+use super::{arguments, exit::Exit, inputs, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness import memory_snapshot.pickle --out scenarios/our_training.yaml
@@ -33,7 +33,7 @@ pub(super) struct Import {
     #[arg(value_name = "SNAPSHOT")]
     snapshot: PathBuf,
     /// The device's memory [default: the memory in the recording, else the memory that the program reserves].
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     #[command(flatten)]
     recording: RecordingOptions,

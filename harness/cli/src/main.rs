@@ -6,6 +6,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod advise;
+mod arguments;
 mod bench;
 mod built;
 mod calibrate;
@@ -29,6 +30,7 @@ mod last_failed;
 mod library_host;
 mod list;
 mod mcp;
+mod probe;
 mod program;
 mod recorded;
 mod replay;

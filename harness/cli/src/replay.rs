@@ -19,7 +19,7 @@ use harness_trace::trace::{self, TraceError, TraceEvent};
 use super::error::{CliError, Failures};
 use super::interrupt::{self, Interrupt};
 use super::kind::{self, Kind};
-use super::{device, exit::Exit, terminal};
+use super::{arguments, device, exit::Exit, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 80GiB --stats stats.jsonl
@@ -59,7 +59,7 @@ pub(super) struct Replay {
     #[arg(long, value_name = "CONF", default_value = "")]
     alloc_conf: String,
     /// The device's memory, 2MiB or more: a number of bytes, or a size as in `80GiB`.
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Write one row of statistics per operation to this file; `-` is standard output.
     #[arg(long, value_name = "OUT.jsonl", default_value = "-")]

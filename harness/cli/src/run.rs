@@ -27,7 +27,9 @@ use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::recorded::{Explained, Recordings};
-use super::{Format, ci::Ci, import, interrupt, last_failed::LastFailed, program, terminal, timelines::Timelines, what_if::WhatIf};
+use super::{
+    Format, arguments, ci::Ci, import, interrupt, last_failed::LastFailed, program, terminal, timelines::Timelines, what_if::WhatIf,
+};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios
@@ -67,7 +69,7 @@ pub(super) struct Run {
     device: DeviceOptions,
     /// Give each scenario this much memory instead of the amount in its `needs:`, as in `2GiB`. Without `--device-profile`, the simulated device grows to
     /// this size if necessary.
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Set a parameter of the scenarios' matrix to this value instead of the listed ones, as in `batch=96`; may be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]

@@ -20,7 +20,7 @@ use harness_scenario::{SCENARIO, Scenario, choices};
 use super::error::{CliError, Failures};
 use super::jobs::{self, RecordingOptions, Recovered};
 use super::kind::{self, Kind};
-use super::{device, exit::Exit, interrupt, simulated, terminal};
+use super::{arguments, exit::Exit, interrupt, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness shrink scenarios/failing/adapters.yaml --out scenarios/small.yaml
@@ -57,7 +57,7 @@ pub(super) struct Shrink {
     #[arg(long)]
     any_figures: bool,
     /// The device's memory, for a trace or for a snapshot that does not contain it.
-    #[arg(long, value_name = "SIZE", value_parser = device::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     #[command(flatten)]
     recording: RecordingOptions,

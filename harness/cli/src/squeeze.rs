@@ -13,7 +13,7 @@ use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
 use super::exec::{ordinal, trials, write_report};
-use super::{Format, device, program, terminal};
+use super::{Format, probe, program, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness squeeze --leave-free 6GiB -- python train.py
@@ -62,7 +62,7 @@ pub(super) struct Squeeze {
 
 impl Squeeze {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
-        device::probe()?.require(self.device)?;
+        probe::probe()?.require(self.device)?;
         // This must come before the driver starts threads.
         let signals = HeldSignals::hold().map_err(|error| internal(&error))?;
         let (ready, taken) = mpsc::channel();

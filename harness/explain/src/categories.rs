@@ -16,7 +16,7 @@ use origin::{Origin, PassKind};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::explanation::SiteBytes;
+use crate::byte_cause::SiteBytes;
 use crate::sites::SiteId;
 use crate::state::{At, State};
 use crate::view::View;

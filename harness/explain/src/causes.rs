@@ -26,9 +26,10 @@ use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
+pub use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
 use crate::categories::{self, Rule};
 pub use crate::consistency::Contradiction;
-pub use crate::explanation::{ByteCause, CauseBytes, Explanation, SiteBytes};
+pub use crate::explanation::Explanation;
 use crate::fidelity::{self, Fidelity};
 use crate::state::{At, History, MomentError, MomentKind};
 pub use crate::view::{Refused, TotalKnown, Totals};

@@ -6,7 +6,8 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::explanation::{ByteCause, Explanation};
+use crate::byte_cause::ByteCause;
+use crate::explanation::Explanation;
 use crate::state::History;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -5,9 +5,10 @@ use harness_trace::program::{Ended, ProgramError, RecordedProgram};
 use harness_trace::snapshot::Snapshot;
 use serde::{Deserialize, Serialize};
 
+use crate::byte_cause::ByteCause;
 use crate::causes::{self, Options};
 use crate::compare::Whole;
-use crate::explanation::{ByteCause, Explanation};
+use crate::explanation::Explanation;
 use crate::fidelity::Fidelity;
 use crate::grid::{Configuration, Grid};
 use crate::headline::Reason;

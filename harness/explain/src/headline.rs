@@ -1,7 +1,8 @@
 use harness_allocator::units::Bytes;
 use harness_record::Cause;
 
-use crate::explanation::{ByteCause, Explanation};
+use crate::byte_cause::ByteCause;
+use crate::explanation::Explanation;
 use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::view::{Refused, TotalKnown};
 use crate::{attempts, state::MomentKind};

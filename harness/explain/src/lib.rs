@@ -21,6 +21,7 @@ pub mod sites;
 pub mod state;
 pub mod waits;
 
+mod byte_cause;
 mod explanation;
 mod headline;
 mod view;

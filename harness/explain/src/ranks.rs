@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
-use crate::explanation::{ByteCause, CauseBytes, Explanation};
+use crate::byte_cause::{ByteCause, CauseBytes};
+use crate::explanation::Explanation;
 use crate::state::MomentKind;
 
 /// Figures within one twentieth of the median count as equal.

@@ -4,7 +4,7 @@ use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Byte
 use harness_trace::snapshot::{Block, Event, PoolId, Segment, Snapshot};
 use serde::Serialize;
 
-use crate::explanation::{ByteCause, CauseBytes};
+use crate::byte_cause::{ByteCause, CauseBytes};
 use crate::sites::{SiteId, Sites};
 use crate::state::{History, Moment, MomentKind, State};
 

@@ -5,10 +5,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use harness_allocator::allocator::library::wire::{Call, Code};
 use harness_gpu_settings::export;
-use harness_gpu_settings::ffi::{Out, write};
+use harness_gpu_settings::ffi::Out;
 
 use crate::connection::{ask, last_error, remember, unanswered};
-use crate::handles::{Event, Pool, Stream, small};
+use crate::handles::{Event, Pool, Stream, put, small};
 use crate::pools;
 
 /// CUDA 13.0, in the form of `cudaRuntimeGetVersion`.
@@ -37,11 +37,6 @@ macro_rules! exports {
             }
         )?)*
     };
-}
-
-/// Writes an output. A null pointer is an invalid value.
-pub(crate) fn put<T>(place: Out<'_, T>, value: T) -> Result<(), Code> {
-    if write(place, value) { Ok(()) } else { Err(Code::InvalidValue) }
 }
 
 fn only_device(device: c_int) -> Result<(), Code> {

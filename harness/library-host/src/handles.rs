@@ -1,6 +1,7 @@
-//! [`Handle`]: the harness's numbers of streams, events and pools as opaque pointers.
+//! [`Handle`]: the harness's numbers of streams, events and pools as opaque pointers; and [`put`], which writes an output.
 
 use harness_allocator::allocator::library::wire::Code;
+use harness_gpu_settings::ffi::{Out, write};
 
 /// A handle of CUDA. Handles of one kind start at `FIRST`.
 #[derive(Clone, Copy)]
@@ -33,4 +34,9 @@ impl<const FIRST: usize> Handle<FIRST> {
 /// The harness's number of a stream, an event or a pool.
 pub(crate) fn small(number: u64) -> Result<u32, Code> {
     u32::try_from(number).map_err(|_| Code::Unknown)
+}
+
+/// Writes an output. A null pointer is an invalid value.
+pub(crate) fn put<T>(place: Out<'_, T>, value: T) -> Result<(), Code> {
+    if write(place, value) { Ok(()) } else { Err(Code::InvalidValue) }
 }

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use harness_allocator::allocator::library::wire::{Call, Code, PoolFigure};
 
 use crate::connection::{ask, unanswered};
-use crate::exports::put;
-use crate::handles::{Pool, Stream};
+use crate::handles::{Pool, Stream, put};
 
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const POOLS_SUPPORTED: c_int = 115;

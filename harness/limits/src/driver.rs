@@ -10,7 +10,8 @@ use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, Text, again, written};
 
 use crate::limiter::{OUT_OF_MEMORY, SUCCESS, limiter};
-use crate::real::{self, is_nested, limit_info, nested, noted, wrap};
+use crate::nesting::{is_nested, nested};
+use crate::real::{self, limit_info, noted, wrap};
 
 const ON_DEVICE: c_int = 1;
 const PER_THREAD_STREAM: c_ulonglong = 2;

@@ -13,7 +13,9 @@
 mod accounts;
 mod audit;
 mod driver;
+mod fork;
 mod limiter;
+mod nesting;
 mod nvml;
 mod real;
 mod runtime;

@@ -13,8 +13,8 @@ use harness_gpu_settings::text::{of_variable, or_abort};
 use harness_gpu_settings::{calls::Call, counters::OwnCounters, latency::Latency};
 
 use crate::accounts::{Accounts, Charge};
-use crate::audit::at_fork_of_program;
-use crate::real::{is_nested, nested};
+use crate::fork::at_fork_of_program;
+use crate::nesting::{is_nested, nested};
 
 /// Codes for success and for out of memory, equal in the runtime and the driver.
 pub(crate) const SUCCESS: c_int = 0;

@@ -1,13 +1,14 @@
-//! [`wrap`] defines the wrappers of a library's functions, [`Real`] is the real function of a wrapper, and [`nested`] marks calls between CUDA's libraries.
+//! [`wrap`] defines the wrappers of a library's functions, and [`Real`] is the real function of a wrapper.
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::{cell::Cell, ptr};
 
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, again, written};
 
 use crate::limiter::{Refused, SUCCESS, limiter};
+use crate::nesting::{is_nested, nested};
 
 pub(crate) struct Wrapper {
     pub(crate) address: *mut c_void,
@@ -34,24 +35,6 @@ impl Real {
         assert!(!address.is_null());
         address
     }
-}
-
-thread_local! {
-    /// The number of real functions on the stack of the thread.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Returns whether one of CUDA's libraries made this call. For example, `cudaMalloc` calls the driver. The outer call is already counted.
-pub(crate) fn is_nested() -> bool {
-    DEPTH.get() > 0
-}
-
-/// Calls a real function. The calls that it makes are not counted.
-pub(crate) fn nested<T>(call: impl FnOnce() -> T) -> T {
-    DEPTH.set(DEPTH.get() + 1);
-    let result = call();
-    DEPTH.set(DEPTH.get() - 1);
-    result
 }
 
 /// Calls a real function. Runs `note` if it succeeds and the program called it.

@@ -8,7 +8,8 @@ use harness_gpu_settings::ffi::{Out, Text};
 
 use crate::driver::replace_found;
 use crate::limiter::{OUT_OF_MEMORY, Refused, limiter};
-use crate::real::{self, is_nested, limit_info, nested, noted, wrap};
+use crate::nesting::{is_nested, nested};
+use crate::real::{self, limit_info, noted, wrap};
 
 /// More than any device or host has: 1 PiB.
 const IMPOSSIBLE: usize = 1 << 50;

@@ -9,6 +9,7 @@ mod checker;
 pub mod claim;
 mod ending;
 mod faults;
+mod markdown;
 mod matrix;
 mod metric;
 pub mod model;

@@ -6,6 +6,7 @@ use harness_language::{arms, text::scalar_kinds};
 use harness_record::{CauseKind, Invariant};
 use serde_json::Value;
 
+use crate::markdown::{code, table};
 use crate::metric::{Account, DeviceMetric, ReportKey};
 use crate::policy::{PolicyKind, Recoverable};
 use crate::steps::{Keys, StepKind};
@@ -80,19 +81,6 @@ fn limits() -> String {
 fn value_forms() -> String {
     let kinds = scalar_kinds().into_iter().chain(text::scalar_kinds()).chain([("allocator", arms::ABOUT)]);
     table(["form", "meaning"], kinds.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
-}
-
-pub(crate) fn code(text: &str) -> String {
-    format!("`{text}`")
-}
-
-pub(crate) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
-    let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(N));
-    for row in rows {
-        let cells = row.map(|cell| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|"));
-        text.push_str(&format!("| {} |\n", cells.join(" | ")));
-    }
-    text
 }
 
 fn resolved<'s>(root: &'s Value, schema: &'s Value) -> &'s Value {

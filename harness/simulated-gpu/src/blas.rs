@@ -6,7 +6,7 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use crate::libraries::CUBLAS_ALLOC_FAILED;
-use crate::unmodelled::new_object;
+use crate::objects::new_object;
 
 /// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object uses the default stream and modes.
 #[repr(C)]

@@ -11,20 +11,21 @@
 //!
 //! * `audit` makes the dynamic linker load the stub libraries instead of NVIDIA's;
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, `copied` bytes or the
-//!   `contents` of all memory, and `calls`;
+//!   `contents` of all memory with their `backing`, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
 //! * `reads` counts reads of values that nothing has computed;
 //! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
-//! * `unmodelled` answers for all functions without code here; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers
+//! * `unmodelled` answers for all functions without code here, with `objects` for their handles; `solver` and `sparse` have the workspaces of cuSOLVER and cuSPARSE, `random` the numbers
 //!   of cuRAND's generator, and `stack` the bounds of a thread's stack.
 //!
 //! To add a CUDA function, export it from the module of its library. Outputs have the type `Out`, an `Option`: `put` refuses null, and `write` allows it. Functions of
 //! the runtime return `remember(..)`, those of the driver `answer(..)`; `handles` checks handles.
 
 mod audit;
+mod backing;
 mod blas;
 mod bytes;
 mod calls;
@@ -47,6 +48,8 @@ mod memory;
 mod nccl;
 mod nvml;
 mod nvrtc;
+mod objects;
+mod opened;
 mod random;
 mod reads;
 mod runtime;

@@ -8,7 +8,7 @@ use harness_gpu_settings::{calls::Call, context_overhead::Part, export};
 use harness_allocator::units::Bytes;
 
 use crate::code::Code;
-use crate::unmodelled::new_object;
+use crate::objects::new_object;
 use crate::world::{State, current_device, machine};
 
 /// `CUBLAS_STATUS_ALLOC_FAILED`.

@@ -9,7 +9,7 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::Bytes;
 
-use crate::{code::Code, contents::Backing};
+use crate::{backing::Backing, code::Code};
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::settings::{Settings, Values};
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use harness_gpu_settings::ffi::{Out, Text, write};
 use harness_gpu_settings::{export, settings::Cuda};
 
-use crate::unmodelled::{delete_object, new_object};
+use crate::objects::{delete_object, new_object};
 use crate::world::machine;
 
 /// Names that programs asked for. They stay here because programs have pointers to them.

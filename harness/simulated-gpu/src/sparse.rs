@@ -104,7 +104,7 @@ fn answer(is_valid: bool) -> c_int {
 }
 
 fn describe<T>(place: Out<'_, *mut u8>, description: T) -> c_int {
-    let object = crate::unmodelled::new_object();
+    let object = crate::objects::new_object();
     // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
     unsafe { object.cast::<T>().write(description) };
     answer(write(place, object))

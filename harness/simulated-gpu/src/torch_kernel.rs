@@ -19,6 +19,7 @@ use std::{cell::Cell, mem, ptr, slice};
 
 use harness_gpu_settings::export;
 
+use crate::backing::harness_values_generation;
 use crate::contents;
 
 mod small;
@@ -286,7 +287,7 @@ impl Aliases {
     /// Locks the aliases, and removes outdated ones. While they are locked, none is removed.
     fn lock(torch: &Torch) -> MutexGuard<'static, Self> {
         let mut aliases = ALIASES.lock().unwrap_or_else(PoisonError::into_inner);
-        let generation = contents::harness_values_generation.load(Ordering::Relaxed);
+        let generation = harness_values_generation.load(Ordering::Relaxed);
         if generation != aliases.generation || aliases.by_key.len() >= MOST_ALIASES {
             for (_, alias) in mem::take(&mut aliases.by_key) {
                 // SAFETY: `from_blob` returned it, and it is gone from the table.

@@ -5,12 +5,12 @@
 //! zeroed, because a caller might take an unwritten output for a size. Other functions write nothing, and the report lists them. Those of the driver
 //! and the runtime return "not supported".
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::objects::{delete_object, new_object};
 use crate::{code::Code, copied, libraries, solver, stack::words_on_stack, world};
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
@@ -41,29 +41,6 @@ enum Effect {
     Delete,
     Elements,
     ElementsAt,
-}
-
-/// The size of objects, which callers never access.
-const OBJECT: Layout = match Layout::from_size_align(512, 16) {
-    Ok(layout) => layout,
-    Err(_) => panic!("512 is a multiple of 16"),
-};
-
-/// A new zeroed object. Callers only pass its handle around.
-pub(crate) fn new_object() -> *mut u8 {
-    // SAFETY: the layout is not empty.
-    unsafe { alloc_zeroed(OBJECT) }
-}
-
-/// Destroys an object.
-///
-/// # Safety
-/// It is null, or [`new_object`] returned it and it is not destroyed yet.
-pub(crate) unsafe fn delete_object(object: *mut u8) {
-    if !object.is_null() {
-        // SAFETY: as the caller promises; all objects have this layout.
-        unsafe { dealloc(object, OBJECT) };
-    }
 }
 
 /// The target of every stub, with its [`Stub`] in `r11` and the arguments of the function in place.

@@ -17,7 +17,7 @@ use std::{
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
-use crate::runtime::ipc::{Handle, Opened};
+use crate::opened::{Handle, Opened};
 use crate::{calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution, host::HostMemory, torch_allocator};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::context_overhead::Part;

@@ -8,7 +8,7 @@ use harness_record::{Accounts, FailedRequest, Pieces, StreamPool, UnlistedSegmen
 use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
-use crate::explanation::{ByteCause, CauseBytes, SiteBytes};
+use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
 use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, pool_mismatch};

@@ -1,10 +1,10 @@
+use derive_more::Display;
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
 use harness_language::text::{BufferText, NameText};
 
 use super::{Checker, names::Id};
-use crate::metric::{BufferName, BufferRef, Expression};
-use crate::steps::free::FreeTarget;
+use crate::metric::{BufferName, BufferRef, Expression, StepName};
 
 /// Most names of buffers in one scenario. Every step checks all live buffers, so more of them would take minutes.
 pub const MAX_BUFFERS: usize = 10_000;
@@ -25,6 +25,19 @@ pub(super) struct Elements {
     at: Position,
     /// `true` if a request for one of them may fail.
     may_be_missing: bool,
+}
+
+/// What a step of `free` returns to the allocator.
+#[derive(Clone, Debug, PartialEq, Display)]
+pub enum FreeTarget {
+    #[display("{buffer}")]
+    Buffer {
+        buffer: BufferRef,
+        /// `true` if a recovery policy may have freed it, or its request may have failed.
+        may_be_gone: bool,
+    },
+    Elements(BufferName),
+    Storm(StepName),
 }
 
 /// The result of a request, as far as the check knows.

@@ -19,8 +19,8 @@ use harness_allocator::{allocator::AllocatorSpec, device::StreamId};
 use harness_language::located::{Located, Position};
 use harness_language::{error::Problem, expression::Value, text::NameText};
 
-pub use buffers::MAX_BUFFERS;
 pub(crate) use buffers::Served;
+pub use buffers::{FreeTarget, MAX_BUFFERS};
 pub(crate) use names::has_no_meaning;
 pub(crate) use values::{constant, in_order, size, unit_of};
 

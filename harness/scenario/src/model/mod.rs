@@ -21,8 +21,8 @@ use harness_language::{fields::about, text::bounded, variant::Variant};
 use self::layers::{LAYERS, LayerWire};
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
 pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit};
+use crate::markdown::{code, table};
 use crate::plan::Precision;
-use crate::reference::{code, table};
 
 pub const MODEL: Language = Language {
     noun: "model",

@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};
 use crate::checker::Checker;
-use crate::metric::{Amount, BufferName, BufferRef, ReportKey, StepName};
+pub use crate::checker::FreeTarget;
+use crate::metric::{Amount, ReportKey, StepName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located};
 use harness_language::text::{AmountText, BufferText, NameText};
@@ -19,18 +20,6 @@ pub enum Free {
     /// The live blocks of a storm that pin just enough segments for a request.
     #[display("blocks of {storm} that pin segments, for {request}")]
     Pinning { storm: StepName, request: Amount },
-}
-
-#[derive(Clone, Debug, PartialEq, Display)]
-pub enum FreeTarget {
-    #[display("{buffer}")]
-    Buffer {
-        buffer: BufferRef,
-        /// `true` if a recovery policy may have freed it, or its request may have failed.
-        may_be_gone: bool,
-    },
-    Elements(BufferName),
-    Storm(StepName),
 }
 
 /// Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or

@@ -10,7 +10,7 @@ use std::slice;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::{libraries::CUDNN_ALLOC_FAILED, unmodelled::delete_object, world::machine};
+use crate::{libraries::CUDNN_ALLOC_FAILED, objects::delete_object, world::machine};
 
 /// Success, or `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` after a null pointer.
 fn answer(written: bool) -> c_int {

@@ -8,8 +8,8 @@ use harness_gpu_settings::{calls::Call, export, gpus::BLOCK_THREADS};
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
 use crate::libraries::open;
+use crate::objects::{delete_object, new_object};
 use crate::runtime::streams::submit;
-use crate::unmodelled::{delete_object, new_object};
 use crate::{contents::launched, copied, world::machine};
 
 /// `CUlaunchConfig`, as far as it is read here.

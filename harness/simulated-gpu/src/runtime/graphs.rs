@@ -11,7 +11,7 @@ use crate::clock::captures::{Caller, Status, exchange_mode};
 use crate::code::{Code, put, remember};
 use crate::contents::{capture_begins, launched};
 use crate::copied;
-use crate::unmodelled::{delete_object, new_object};
+use crate::objects::{delete_object, new_object};
 use crate::world::{current_device, machine};
 
 export! {

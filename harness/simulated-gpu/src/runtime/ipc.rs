@@ -8,31 +8,8 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use super::streams::with;
 use crate::code::{Code, put, put_address};
+use crate::opened::{Handle, Opened};
 use crate::world::{Machine, State};
-
-/// `cudaIpcMemHandle_t` and `cudaIpcEventHandle_t`: 64 bytes, which processes only pass around.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(C)]
-pub(crate) struct Handle {
-    process: u64,
-    /// The start of the allocation, or the event, in its process.
-    object: u64,
-    size: u64,
-    /// The real number of the device.
-    device: u64,
-    /// The descriptor of the device's contents in its process.
-    contents: u64,
-    reserved: [u64; 3],
-}
-
-/// Memory of another process that this one has opened.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Opened {
-    start: u64,
-    size: Bytes,
-    /// The number of opens without a close.
-    count: u32,
-}
 
 fn handle(object: u64, size: u64, device: u32, contents: u64) -> Handle {
     Handle { process: u64::from(std::process::id()), object, size, device: u64::from(device), contents, reserved: [0; 3] }

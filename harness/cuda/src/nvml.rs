@@ -6,30 +6,28 @@
 
 mod functions;
 
-use std::ffi::{CString, c_uint};
+use std::ffi::c_uint;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::{collections::BTreeSet, fmt, ptr};
+use std::{collections::BTreeSet, fmt};
 
+use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::{Clock, PerformancePolicy, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
 use nvml_wrapper_sys::bindings::field_id::{NVML_FI_DEV_PERF_POLICY_POWER, NVML_FI_DEV_PERF_POLICY_THERMAL};
 use nvml_wrapper_sys::bindings::*;
 use procfs::process::Process;
 
-use self::functions::{newer_first, nvml, sentence};
-use crate::library::{self, Refusal};
+use self::functions::{library, nvml, sentence};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{device::Fingerprint, hash::fnv1a};
 
 /// A GPU, or a slice of a multi-instance GPU, in NVML.
 pub struct NvmlDevice {
-    nvml: &'static NvmlLib,
-    device: nvmlDevice_t,
+    device: Device<'static>,
     uuid: Uuid,
 }
-
-// SAFETY: NVML is thread-safe (<https://docs.nvidia.com/deploy/nvml-api/nvml-api-reference.html>).
-unsafe impl Send for NvmlDevice {}
-// SAFETY: as above.
-unsafe impl Sync for NvmlDevice {}
 
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct ProcessUse {
@@ -66,23 +64,17 @@ pub struct Throttle {
 
 impl NvmlDevice {
     pub fn find(uuid: Uuid) -> Result<Self, String> {
-        let nvml = functions::library()?;
+        let nvml = library()?;
         // NVML writes the UUIDs of GPUs and of multi-instance slices differently, and the driver does not distinguish them.
-        let by_name = |prefix: &str| {
-            let name = CString::new(format!("{prefix}-{uuid}")).unwrap_or_default();
-            let mut device = ptr::null_mut();
-            nvml!(nvml, nvmlDeviceGetHandleByUUID(name.as_ptr(), &mut device)).map(|()| device)
-        };
+        let by_name = |prefix: &str| nvml.device_by_uuid(format!("{prefix}-{uuid}"));
         match by_name("GPU").or_else(|_| by_name("MIG")) {
-            Ok(device) => Ok(Self { nvml, device, uuid }),
-            Err(refusal) => Err(format!("NVML finds no device with this GPU's UUID: {}", sentence(refusal))),
+            Ok(device) => Ok(Self { device, uuid }),
+            Err(error) => Err(format!("NVML finds no device with this GPU's UUID: {}", sentence("nvmlDeviceGetHandleByUUID", error))),
         }
     }
 
-    fn memory(&self) -> Result<nvmlMemory_v2_t, String> {
-        let mut memory = nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
-        nvml!(self.nvml, nvmlDeviceGetMemoryInfo_v2(self.device, &mut memory)).map_err(sentence)?;
-        Ok(memory)
+    fn memory(&self) -> Result<MemoryInfo, String> {
+        self.device.memory_info().map_err(|error| sentence("nvmlDeviceGetMemoryInfo_v2", error))
     }
 
     pub fn used(&self) -> Result<Bytes, String> {
@@ -96,14 +88,14 @@ impl NvmlDevice {
     /// Returns this process's memory; `None` if NVML does not list the process or its memory.
     pub fn used_by_this_process(&self) -> Result<Option<Bytes>, String> {
         let processes = self.processes()?;
-        Ok(processes.iter().find(|process| is_this_process(process.pid)).and_then(known))
+        Ok(processes.iter().find(|process| is_this_process(process.pid)).and_then(used))
     }
 
     /// Returns the other processes with a CUDA context on the device, except children of this one.
     pub fn other_processes(&self) -> Result<Vec<ProcessUse>, String> {
         let processes = self.processes()?;
         let others = processes.iter().filter(|process| !is_this_process(process.pid) && !is_child(process.pid));
-        Ok(others.map(|process| ProcessUse { pid: process.pid, name: self.process_name(process.pid), used: known(process) }).collect())
+        Ok(others.map(|process| ProcessUse { pid: process.pid, name: self.process_name(process.pid), used: used(process) }).collect())
     }
 
     /// Returns the process IDs of all CUDA contexts on the device. A failure is an error, never an empty list.
@@ -111,27 +103,16 @@ impl NvmlDevice {
         Ok(self.processes()?.iter().map(|process| process.pid).collect())
     }
 
-    fn processes(&self) -> Result<Vec<nvmlProcessInfo_t>, String> {
-        let nothing = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
-        let mut infos = vec![nothing; 32];
-        loop {
-            let mut count = c_uint::try_from(infos.len()).unwrap_or(c_uint::MAX);
-            match nvml!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.device, &mut count, infos.as_mut_ptr())) {
-                Ok(()) => {
-                    infos.truncate(count as usize);
-                    return Ok(infos);
-                }
-                // More processes may start before the next try, so the array grows by doubling.
-                Err(Refusal { code: nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, .. }) if infos.len() < MOST_PROCESSES => {
-                    infos.resize(2 * infos.len(), nothing);
-                }
-                Err(refusal) => return Err(sentence(refusal)),
-            }
-        }
+    /// The wrapper makes room for five processes more than it has counted. If more start at that moment, it counts again.
+    fn processes(&self) -> Result<Vec<ProcessInfo>, String> {
+        let mut answers = (0..MOST_COUNTS).map(|_| self.device.running_compute_processes());
+        let last = answers.find(|answer| !matches!(answer, Err(NvmlError::InsufficientSize(_))));
+        let processes = last.unwrap_or(Err(NvmlError::InsufficientSize(None)));
+        processes.map_err(|error| sentence("nvmlDeviceGetComputeRunningProcesses_v3", error))
     }
 
     fn process_name(&self, pid: u32) -> Option<String> {
-        library::text(|buffer, length| nvml!(self.nvml, nvmlSystemGetProcessName(pid, buffer, length))).ok()
+        self.device.nvml().sys_process_name(pid, LONGEST_NAME).ok()
     }
 
     /// Learns this process's ID in the kernel driver's namespace, which differs inside a container. It is the one new entry since
@@ -159,59 +140,55 @@ impl NvmlDevice {
 
     pub fn reading(&self) -> Reading {
         Reading {
-            sm_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_SM),
-            memory_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_MEM),
-            power_mw: number(|milliwatts| nvml!(self.nvml, nvmlDeviceGetPowerUsage(self.device, milliwatts))).ok(),
+            sm_mhz: self.device.clock_info(Clock::SM).ok(),
+            memory_mhz: self.device.clock_info(Clock::Memory).ok(),
+            power_mw: self.device.power_usage().ok(),
             temperature: self.temperature(),
             throttled: self.throttled(),
-            held_by_power: self.held_down(NVML_FI_DEV_PERF_POLICY_POWER, nvmlPerfPolicyType_enum_NVML_PERF_POLICY_POWER),
+            held_by_power: self.held_down(NVML_FI_DEV_PERF_POLICY_POWER, PerformancePolicy::Power),
             // The similar clock event reasons have different numbers in different headers (251 to 253, and 269 to 271), so they cannot
             // be used safely.
-            held_by_heat: self.held_down(NVML_FI_DEV_PERF_POLICY_THERMAL, nvmlPerfPolicyType_enum_NVML_PERF_POLICY_THERMAL),
+            held_by_heat: self.held_down(NVML_FI_DEV_PERF_POLICY_THERMAL, PerformancePolicy::Thermal),
             others: self.other_processes().ok(),
         }
     }
 
-    fn clock(&self, kind: nvmlClockType_t) -> Option<u32> {
-        number(|megahertz| nvml!(self.nvml, nvmlDeviceGetClockInfo(self.device, kind, megahertz))).ok()
-    }
-
+    /// Newer drivers have only the newer function, which the wrapper lacks.
     fn temperature(&self) -> Option<u32> {
         let sensor = nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
         let mut now = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: sensor, temperature: 0 };
-        let newer = nvml!(self.nvml, nvmlDeviceGetTemperatureV(self.device, &mut now));
-        let older = || number(|celsius| nvml!(self.nvml, nvmlDeviceGetTemperature(self.device, sensor, celsius)));
-        newer_first(newer.map(|()| u32::try_from(now.temperature).unwrap_or(0)), older).ok()
+        match nvml!(self.device, nvmlDeviceGetTemperatureV(&mut now)) {
+            Ok(()) => Some(u32::try_from(now.temperature).unwrap_or(0)),
+            Err(_) => self.device.temperature(TemperatureSensor::Gpu).ok(),
+        }
     }
 
+    /// The wrapper lacks the newer function, and drops the bits that it does not know.
     fn throttled(&self) -> Option<Vec<Throttle>> {
-        let newer = number(|reasons| nvml!(self.nvml, nvmlDeviceGetCurrentClocksEventReasons(self.device, reasons)));
-        let older = || number(|reasons| nvml!(self.nvml, nvmlDeviceGetCurrentClocksThrottleReasons(self.device, reasons)));
-        newer_first(newer, older).ok().map(throttles)
+        let mut reasons = 0;
+        let newer = nvml!(self.device, nvmlDeviceGetCurrentClocksEventReasons(&mut reasons));
+        let read = newer.or_else(|_| nvml!(self.device, nvmlDeviceGetCurrentClocksThrottleReasons(&mut reasons)));
+        read.ok().map(|()| throttles(reasons))
     }
 
-    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's policy.
-    fn held_down(&self, field: c_uint, policy: nvmlPerfPolicyType_t) -> Option<Nanos> {
+    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's policy. nvml-wrapper
+    /// 0.13 cuts fields of the type `unsigned long` to 32 bits, which 4.3 s in nanoseconds exceed.
+    fn held_down(&self, field: c_uint, policy: PerformancePolicy) -> Option<Nanos> {
         // SAFETY: zero is a valid value of each field.
         let mut value = nvmlFieldValue_t { fieldId: field, ..unsafe { std::mem::zeroed() } };
-        let asked = nvml!(self.nvml, nvmlDeviceGetFieldValues(self.device, 1, &mut value));
-        let newer = asked.and_then(|()| unsigned(&value).ok_or(Refusal { call: "nvmlDeviceGetFieldValues", code: value.nvmlReturn }));
-        let mut time = nvmlViolationTime_t { referenceTime: 0, violationTime: 0 };
-        let older = || nvml!(self.nvml, nvmlDeviceGetViolationStatus(self.device, policy, &mut time)).map(|()| time.violationTime);
-        newer_first(newer, older).ok().map(Nanos)
+        let newer = nvml!(self.device, nvmlDeviceGetFieldValues(1, &mut value)).ok().and_then(|()| unsigned(&value));
+        newer.or_else(|| Some(self.device.violation_status(policy).ok()?.violation_time)).map(Nanos)
     }
 
     /// Returns the facts that must be equal for two runs to be compared. The CUDA driver adds the CUDA version.
     pub fn fingerprint(&self) -> Fingerprint {
-        let mut pending = 0;
-        let mig = number(|mode| nvml!(self.nvml, nvmlDeviceGetMigMode(self.device, mode, &mut pending)));
-        let ecc = number(|mode| nvml!(self.nvml, nvmlDeviceGetEccMode(self.device, mode, &mut pending)));
+        let clock = |kind| self.device.clock_info(kind).ok();
         Fingerprint {
             uuid_hash: Some(self.uuid.hash()),
             driver: driver_version().ok(),
-            mig: mig.ok().map(|mode| mode == NVML_DEVICE_MIG_ENABLE),
-            ecc: ecc.ok().map(|mode| mode == nvmlEnableState_enum_NVML_FEATURE_ENABLED),
-            clocks_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_SM).zip(self.clock(nvmlClockType_enum_NVML_CLOCK_MEM)),
+            mig: self.device.mig_mode().ok().map(|mode| mode.current == NVML_DEVICE_MIG_ENABLE),
+            ecc: self.device.is_ecc_enabled().ok().map(|mode| mode.currently_enabled),
+            clocks_mhz: clock(Clock::SM).zip(clock(Clock::Memory)),
             throttle_reasons: match self.throttled() {
                 Some(reasons) => reasons.into_iter().map(|throttle| throttle.words.to_owned()).collect(),
                 None => vec![NOT_KNOWN.to_owned()],
@@ -226,13 +203,7 @@ impl NvmlDevice {
 pub const NOT_KNOWN: &str = "not known";
 
 pub fn driver_version() -> Result<String, String> {
-    let nvml = functions::library()?;
-    library::text(|buffer, length| nvml!(nvml, nvmlSystemGetDriverVersion(buffer, length))).map_err(sentence)
-}
-
-fn number<T: Default>(read: impl FnOnce(&mut T) -> Result<(), Refusal>) -> Result<T, Refusal> {
-    let mut number = T::default();
-    read(&mut number).map(|()| number)
+    library()?.sys_driver_version().map_err(|error| sentence("nvmlSystemGetDriverVersion", error))
 }
 
 /// Returns the version of a struct: according to nvml.h, the size is in the low bytes and the number in the highest byte.
@@ -252,8 +223,11 @@ const fn unsigned(field: &nvmlFieldValue_t) -> Option<u64> {
     }
 }
 
-/// An upper bound: a longer list indicates a fault in NVML.
-const MOST_PROCESSES: usize = 1 << 16;
+/// Processes that start between the wrapper's count and its query make it count again, at most this often.
+const MOST_COUNTS: usize = 16;
+
+/// Bytes of the longest name of a process.
+const LONGEST_NAME: usize = 256;
 
 /// This process's ID in the kernel driver's namespace, once known.
 static OWN_NUMBER: OnceLock<u32> = OnceLock::new();
@@ -281,11 +255,11 @@ fn is_child(number: u32) -> bool {
     is_visible_child || CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
 }
 
-/// Returns the memory of a process; all ones are `NVML_VALUE_NOT_AVAILABLE`.
-const fn known(process: &nvmlProcessInfo_t) -> Option<Bytes> {
-    match process.usedGpuMemory {
-        u64::MAX => None,
-        used => Some(Bytes(used)),
+/// Returns the memory of a process, if NVML knows it.
+const fn used(process: &ProcessInfo) -> Option<Bytes> {
+    match process.used_gpu_memory {
+        UsedGpuMemory::Unavailable => None,
+        UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
     }
 }
 

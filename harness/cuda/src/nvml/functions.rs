@@ -1,53 +1,33 @@
-//! Calls of `libnvidia-ml.so.1` (<https://docs.nvidia.com/deploy/nvml-api/>), which `nvml-wrapper-sys` declares, and the meaning of their
-//! codes. Only queries.
-#![allow(non_upper_case_globals, reason = "names of the bindings")]
+//! Loads `libnvidia-ml.so.1` (<https://docs.nvidia.com/deploy/nvml-api/>), calls the functions that `nvml-wrapper` lacks, and explains errors.
 
-use std::sync::OnceLock;
+use std::{ffi::OsStr, sync::OnceLock};
 
-use nvml_wrapper_sys::bindings::*;
+use nvml_wrapper::{Nvml, error::NvmlError};
 
-use crate::library::{LoadError, MISSING, Refusal};
+use crate::library::LoadError;
 
-/// Calls a function: `nvml!(nvml, nvmlDeviceGetPowerUsage(device, &mut milliwatts))`. A nonzero code is a [`Refusal`], and so is a
-/// function that an older or newer library lacks.
+const NAME: &str = "libnvidia-ml.so.1";
+
+/// Calls a function with the handle of a device and further arguments: `nvml!(device, nvmlDeviceGetTemperatureV(&mut now))`.
 ///
-/// Device handles come from NVML. References are outputs, or strings and structs that NVML reads before it returns.
+/// References are outputs, or structs that NVML reads before it returns.
 macro_rules! nvml {
-    ($nvml:expr, $function:ident($($argument:expr),*)) => {
-        match &$nvml.$function {
-            // SAFETY: the bindings check the types of the arguments, which are valid as described above.
-            Ok(function) => match unsafe { function($($argument),*) } {
-                nvml_wrapper_sys::bindings::nvmlReturn_enum_NVML_SUCCESS => Ok(()),
-                code => Err($crate::library::Refusal { call: stringify!($function), code }),
-            },
-            Err(_) => Err($crate::library::Refusal { call: stringify!($function), code: $crate::library::MISSING }),
-        }
+    ($device:expr, $function:ident($($argument:expr),*)) => {
+        nvml_wrapper::error::nvml_sym($device.nvml().lib().$function.as_ref()).and_then(|function| {
+            // SAFETY: the handle comes from NVML, which is never shut down. The bindings check the types of the arguments, which are valid as
+            // described above.
+            nvml_wrapper::error::nvml_try(unsafe { function($device.handle() $(, $argument)*) })
+        })
     };
 }
 
 pub(super) use nvml;
 
 /// Returns the initialized NVML. The library is loaded once and never shut down; an error is remembered.
-pub(super) fn library() -> Result<&'static NvmlLib, String> {
-    static LIBRARY: OnceLock<Result<NvmlLib, String>> = OnceLock::new();
+pub(super) fn library() -> Result<&'static Nvml, String> {
+    static LIBRARY: OnceLock<Result<Nvml, String>> = OnceLock::new();
+    let load = || Nvml::builder().lib_path(OsStr::new(NAME)).init().map_err(|error| sentence("nvmlInit_v2", error));
     LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)
-}
-
-fn load() -> Result<NvmlLib, String> {
-    const NAME: &str = "libnvidia-ml.so.1";
-    // SAFETY: the initializers of NVIDIA's libraries have no precondition.
-    let nvml = unsafe { NvmlLib::new(NAME) }.map_err(|error| not_loaded(&LoadError::new(NAME, &error)))?;
-    nvml!(nvml, nvmlInit_v2()).map_err(sentence)?;
-    Ok(nvml)
-}
-
-/// Returns the newer function's result. If it failed, tries the deprecated one.
-pub(super) fn newer_first<T>(newer: Result<T, Refusal>, older: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-    newer.or_else(|refusal| match older() {
-        // If the deprecated function is missing, the newer one's error counts.
-        Err(Refusal { code: MISSING | nvmlReturn_enum_NVML_ERROR_DEPRECATED, .. }) => Err(refusal),
-        answer => answer,
-    })
 }
 
 fn not_loaded(error: &LoadError) -> String {
@@ -62,30 +42,27 @@ fn not_loaded(error: &LoadError) -> String {
     }
 }
 
-/// Explains an error of NVML, with advice if there is any.
-pub(super) fn sentence(Refusal { call, code }: Refusal) -> String {
-    let what = match code {
-        MISSING => return format!("this libnvidia-ml.so.1 has no {call}; install a driver of CUDA 12 or later (525 or newer)"),
-        nvmlReturn_enum_NVML_ERROR_NO_PERMISSION => return "this user has no permission to use NVML".to_owned(),
-        nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED => {
+/// Explains why a function failed, with advice if there is any.
+pub(super) fn sentence(call: &str, error: NvmlError) -> String {
+    let what = match error {
+        NvmlError::LibloadingError(error) => return not_loaded(&LoadError::new(NAME, &error)),
+        NvmlError::FailedToLoadSymbol(_) => {
+            return format!("this libnvidia-ml.so.1 has no {call}; install a driver of CUDA 12 or later (525 or newer)");
+        }
+        NvmlError::NoPermission => return "this user has no permission to use NVML".to_owned(),
+        NvmlError::DriverNotLoaded => {
             return "the NVIDIA kernel driver is not loaded; `modprobe nvidia`, and see `dmesg | grep NVRM`".to_owned();
         }
-        nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST => {
-            return "the GPU has fallen off the bus; see `dmesg | grep Xid` and drain the node".to_owned();
-        }
-        nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH => {
+        NvmlError::GpuLost => return "the GPU has fallen off the bus; see `dmesg | grep Xid` and drain the node".to_owned(),
+        NvmlError::LibRmVersionMismatch => {
             return "the NVML library and the loaded kernel driver have different versions; reboot, or reload the nvidia modules"
                 .to_owned();
         }
-        nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED => "the GPU does not support it",
-        nvmlReturn_enum_NVML_ERROR_NOT_FOUND => "no such device or process",
-        nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED => "the GPU needs a reset",
-        nvmlReturn_enum_NVML_ERROR_NO_DATA => "no data is available",
-        nvmlReturn_enum_NVML_ERROR_DEPRECATED => "NVML has removed this function",
-        nvmlReturn_enum_NVML_ERROR_UNKNOWN => "NVML gives no reason; see `dmesg | grep Xid`",
-        _ => "look the code up under nvmlReturn_t in nvml.h",
+        NvmlError::Unknown => "NVML gives no reason; see `dmesg | grep Xid`".to_owned(),
+        NvmlError::UnexpectedVariant(code) => format!("code {code}; look it up under nvmlReturn_t in nvml.h"),
+        error => error.to_string(),
     };
-    format!("{call} failed with code {code}: {what}")
+    format!("{call} failed: {what}")
 }
 
 #[cfg(test)]

@@ -1,22 +1,5 @@
 use super::*;
 
-const SUCCESSOR: Refusal = Refusal { call: "new", code: 3 };
-
-#[test]
-fn the_older_function_is_called_only_if_the_newer_one_fails() {
-    assert_eq!(newer_first(Ok(1), || panic!("the older function must not be called")), Ok(1));
-    assert_eq!(newer_first(Err(SUCCESSOR), || Ok(2)), Ok(2));
-    for code in [MISSING, nvmlReturn_enum_NVML_ERROR_DEPRECATED] {
-        assert_eq!(
-            newer_first::<u32>(Err(SUCCESSOR), || Err(Refusal { call: "old", code })),
-            Err(SUCCESSOR),
-            "the older function is missing"
-        );
-    }
-    let failed = Refusal { call: "old", code: 999 };
-    assert_eq!(newer_first::<u32>(Err(SUCCESSOR), || Err(failed)), Err(failed));
-}
-
 #[test]
 fn a_missing_library_and_an_unloadable_one_have_different_errors() {
     assert!(not_loaded(&LoadError::Absent).starts_with("libnvidia-ml.so.1 is not on the loader's path"));
@@ -26,8 +9,12 @@ fn a_missing_library_and_an_unloadable_one_have_different_errors() {
 
 #[test]
 fn an_error_names_the_function_and_the_remedy() {
-    let missing = sentence(Refusal { call: "nvmlDeviceGetMemoryInfo_v2", code: MISSING });
+    let missing = sentence("nvmlDeviceGetMemoryInfo_v2", NvmlError::FailedToLoadSymbol("undefined symbol".to_owned()));
     assert_eq!(missing, "this libnvidia-ml.so.1 has no nvmlDeviceGetMemoryInfo_v2; install a driver of CUDA 12 or later (525 or newer)");
-    let unknown = sentence(Refusal { call: "nvmlInit_v2", code: 77 });
-    assert_eq!(unknown, "nvmlInit_v2 failed with code 77: look the code up under nvmlReturn_t in nvml.h");
+    let unknown = sentence("nvmlInit_v2", NvmlError::UnexpectedVariant(77));
+    assert_eq!(unknown, "nvmlInit_v2 failed: code 77; look it up under nvmlReturn_t in nvml.h");
+    assert_eq!(
+        sentence("nvmlDeviceGetMigMode", NvmlError::NotSupported),
+        "nvmlDeviceGetMigMode failed: the requested operation is not available on the target device"
+    );
 }

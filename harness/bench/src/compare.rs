@@ -21,7 +21,8 @@ use std::collections::BTreeMap;
 use crate::history::change_points;
 use crate::inference::{Estimate, centre};
 use crate::record::{
-    Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured, Outcome, Quantity, SuiteRecord, Verdict,
+    Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured, NOT_IN_TURN, Outcome, Quantity, SuiteRecord,
+    Verdict,
 };
 
 /// Minimum threshold for measured times of different runs. Runs of one build on two cores of a virtual machine differed by up to
@@ -61,7 +62,7 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
     let measured: Vec<&str> = run.suites.iter().map(|suite| suite.name.as_str()).collect();
     let is_gone = |name: &&EntryName| {
         (measured.contains(&name.suite.as_str()) || run.is_whole)
-            && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name)
+            && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name || is_part_of_skipped(name, suite, entry))
     };
     let last = base.or(before.last().copied());
     let same_host = before.iter().rev().copied().filter(|other| other.machine.is_same_host(&run.machine));
@@ -85,7 +86,14 @@ fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRu
     of_accepted.or_else(|| usable().find(|other| other.is_whole || !run.is_whole)).or_else(|| usable().next())
 }
 
-fn is_comparable(other: &BenchRun, run: &BenchRun) -> bool {
+/// Returns whether an entry is a part of a case for which the time of a run did not suffice.
+fn is_part_of_skipped(name: &EntryName, suite: &SuiteRecord, entry: &Entry) -> bool {
+    let is_same_case = name.suite == suite.name && name.arm == entry.arm && name.case.starts_with(&format!("{}: ", entry.group));
+    is_same_case && entry.outcome.reason() == Some(NOT_IN_TURN)
+}
+
+/// Returns whether a run measured on the same device against the same accepted build.
+pub fn is_comparable(other: &BenchRun, run: &BenchRun) -> bool {
     other.machine.is_same_device(&run.machine) && other.accepted.commit == run.accepted.commit
 }
 

@@ -4,11 +4,16 @@
 //! accepted build's visit is adjacent to ours, in random order. The first rounds warm up and are dropped, except on a virtual
 //! clock. The suite ends when every interval is narrow enough, or when rounds or time are used up.
 //!
+//! Side by side with the accepted build, a verdict needs many rounds. So measured cases take turns in blocks: each block runs
+//! until its entries are decided, then the next one begins. Cases whose last measurement is the oldest come first. A case that
+//! the time does not reach is skipped ([`NOT_IN_TURN`]), and a later run begins with it.
+//!
 //! A visit may be skipped in one round, for example while other processes hold the device's memory. Only that round lacks samples. An entry
 //! that is skipped on its first three visits is dropped. An entry that was skipped more often than measured has no figures, because its
 //! lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the whole entry.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,10 +25,11 @@ use rand_chacha::ChaCha8Rng;
 
 use super::builds::{Builds, Request, Side};
 use super::clock::{Stopwatch, overhead_ps};
+use super::inference::centre;
 use super::measure::visit::{Fault, Reading, Visit};
 use super::measure::{self};
 use super::provider::DeviceProvider;
-use super::record::{Entry, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord};
+use super::record::{BenchRun, Entry, Measured, NOT_IN_TURN, Outcome, Quantity, Shard, Stopped, SuiteRecord};
 use super::suite::{Case, Suite, hash_of, hash_text};
 use super::summary::{median, precision, summarize};
 use super::torch::{TorchArm, Torches, torch_arms};
@@ -35,12 +41,45 @@ const EQUAL_ROUNDS: usize = 2;
 /// Skipped first visits after which a case is dropped; one is enough on a virtual clock.
 const GIVE_UP: u32 = 3;
 
-#[derive(Clone, Debug)]
+/// Entries of a block, so that its cases are measured in the same minute. A case is never divided.
+const BLOCK: usize = 12;
+/// The share of a suite's budget that one block may use: a noisy case must not take the time of all others.
+const MOST_OF_BUDGET: f64 = 0.25;
+
+#[derive(Clone, Debug, Default)]
 pub struct Terms {
     pub seed: u64,
     pub budget: Option<Nanos>,
     pub shard: Option<Shard>,
     pub interrupt: Arc<AtomicBool>,
+    pub turns: Turns,
+}
+
+/// When each case was last measured side by side with the accepted build.
+#[derive(Clone, Debug, Default)]
+pub struct Turns(BTreeMap<(String, String), String>);
+
+impl Turns {
+    /// From earlier runs with the same accepted build on the same device, in any order.
+    pub fn after<'r>(runs: impl IntoIterator<Item = &'r BenchRun>) -> Self {
+        let mut last = BTreeMap::new();
+        for run in runs {
+            for (suite, entry) in run.entries().filter(|(_, entry)| entry.accepted.as_ref().is_some_and(|other| other.measured().is_some()))
+            {
+                let started: &mut String = last.entry((suite.name.clone(), entry.case())).or_default();
+                *started = std::mem::take(started).max(run.started.clone());
+            }
+        }
+        Self(last)
+    }
+
+    /// The start of the last run that measured a case; the empty text, which is less than any other, if none did. The entries of a case with parts have
+    /// names that begin with those of the case.
+    fn last(&self, suite: &str, case: &Case) -> &str {
+        let of_case =
+            |(of, name): &(String, String)| of == suite && (*name == case.name() || name.starts_with(&format!("{}: ", case.group)));
+        self.0.iter().filter(|(entry, _)| of_case(entry)).map(|(_, started)| started.as_str()).min().unwrap_or_default()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -131,9 +170,13 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Result<Stopped, Fault> {
+        if self.tasks.iter().any(|task| task.accepted.is_some() && !task.quantity.is_exact()) {
+            return self.in_turns(watch);
+        }
+        let all: Vec<usize> = (0..self.tasks.len()).collect();
         if self.tasks.iter().any(|task| !task.quantity.is_exact()) {
             for _ in 0..WARM_UP {
-                self.round(watch, true)?;
+                self.round(&all, watch, true)?;
                 if self.time_is_up(0) {
                     break;
                 }
@@ -141,7 +184,7 @@ impl Run<'_> {
         }
         for counted in 1.. {
             let began = self.began.elapsed_ns();
-            self.round(watch, false)?;
+            self.round(&all, watch, false)?;
             if self.tasks.iter().all(Task::is_settled) {
                 return Ok(Stopped::Deterministic);
             }
@@ -155,14 +198,76 @@ impl Run<'_> {
         Ok(Stopped::Budget)
     }
 
+    /// Runs the blocks one after another, each until it is decided. At least one block with measured times runs, however short the time is.
+    fn in_turns(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Result<Stopped, Fault> {
+        let (mut stopped, mut has_measured) = (Stopped::Precise, false);
+        for block in self.blocks() {
+            if has_measured && self.time_is_up(0) {
+                stopped = Stopped::Budget;
+                block.iter().for_each(|&index| self.tasks[index].is_in_turn = false);
+                continue;
+            }
+            if !self.block(&block, watch)? {
+                stopped = Stopped::Budget;
+            }
+            has_measured |= block.iter().any(|&index| !self.tasks[index].quantity.is_exact());
+        }
+        Ok(stopped)
+    }
+
+    /// All tasks in groups of whole cases: exact figures first, because they take two rounds; then the cases that were not measured for the longest time.
+    fn blocks(&self) -> Vec<Vec<usize>> {
+        let mut cases: Vec<Vec<usize>> = Vec::new();
+        for (index, task) in self.tasks.iter().enumerate() {
+            match cases.last_mut().filter(|case| std::ptr::eq(self.tasks[case[0]].case, task.case)) {
+                Some(case) => case.push(index),
+                None => cases.push(vec![index]),
+            }
+        }
+        let first = |case: &Vec<usize>| &self.tasks[case[0]];
+        cases.sort_by_key(|case| (!first(case).quantity.is_exact(), self.terms.turns.last(&self.suite.name, first(case).case)));
+        let mut blocks: Vec<Vec<usize>> = Vec::new();
+        for case in cases {
+            match blocks.last_mut().filter(|block| block.len() + case.len() <= BLOCK) {
+                Some(block) => block.extend(case),
+                None => blocks.push(case),
+            }
+        }
+        blocks
+    }
+
+    /// Runs rounds of some tasks until all of them are decided. Returns `false` if rounds or time were used up before that.
+    fn block(&mut self, block: &[usize], watch: &mut impl FnMut(Progress<'_>)) -> Result<bool, Fault> {
+        let most = self.began.elapsed_ns().saturating_add((self.budget.0 as f64 * MOST_OF_BUDGET) as u64);
+        self.counted = 0;
+        for _ in 0..WARM_UP {
+            self.round(block, watch, true)?;
+        }
+        for counted in 1.. {
+            let began = self.began.elapsed_ns();
+            self.round(block, watch, false)?;
+            let (threshold, least) = (self.suite.threshold, self.suite.rounds.least as usize);
+            block.iter().for_each(|&index| self.tasks[index].decide(threshold, least));
+            if block.iter().all(|&index| self.tasks[index].is_done()) {
+                return Ok(true);
+            }
+            let now = self.began.elapsed_ns();
+            if counted >= self.suite.rounds.most || now > most || self.time_is_up(now - began) {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
     fn time_is_up(&self, round: u64) -> bool {
         self.began.elapsed_ns().saturating_add(round) > self.budget.0
     }
 
-    fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
+    /// Visits each of these tasks once, unless it is done.
+    fn round(&mut self, tasks: &[usize], watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
         self.processes.builds.iter_mut().for_each(Builds::renew);
-        let mut order: Vec<usize> = (0..self.tasks.len()).collect();
+        let mut order = tasks.to_vec();
         let salt = hash_of([self.suite.name.as_str(), &self.round.to_string()]);
         let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt);
         order.shuffle(&mut rng);
@@ -170,7 +275,7 @@ impl Run<'_> {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
             let task = &self.tasks[index];
             let sides = if rng.random() { [Side::This, Side::Accepted] } else { [Side::Accepted, Side::This] };
-            if task.is_settled() || (warm_up && task.quantity.is_exact()) {
+            if task.is_done() || (warm_up && task.quantity.is_exact()) {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
@@ -224,6 +329,10 @@ struct Task<'a> {
     this: Results,
     /// Results of the accepted build, if it is measured.
     accepted: Option<Results>,
+    /// `true` if the ratio of the two builds is known well enough for a verdict.
+    is_decided: bool,
+    /// `false` if the time was used up before its block began.
+    is_in_turn: bool,
 }
 
 #[derive(Default)]
@@ -255,6 +364,12 @@ impl Series {
         self.rounds.iter().filter(|round| !round.is_empty())
     }
 
+    /// The logarithms of the ratios to another build, by round.
+    fn log_ratios(&self, other: &Self) -> Vec<f64> {
+        let log = |round: &Vec<u64>| median(&mut round.clone()).map(|figure| (figure.max(1) as f64).ln());
+        self.rounds.iter().zip(&other.rounds).filter_map(|(new, old)| Some(log(new)? - log(old)?)).collect()
+    }
+
     fn is_steady(&self) -> bool {
         let mut measured = self.measured();
         let first = measured.next();
@@ -279,7 +394,8 @@ impl<'a> Task<'a> {
             Arm::Ours(_) => measure::quantity(&case.measure, clock),
             Arm::Torch(_) => measure::torch::quantity(&case.measure),
         };
-        Self { case, arm, quantity, batch: None, this: Results::default(), accepted: with_accepted.then(Results::default) }
+        let accepted = with_accepted.then(Results::default);
+        Self { case, arm, quantity, batch: None, this: Results::default(), accepted, is_decided: false, is_in_turn: true }
     }
 
     /// Records a visit; `before` is the number of earlier rounds.
@@ -299,6 +415,24 @@ impl<'a> Task<'a> {
         self.this.is_settled() && self.accepted.as_ref().is_none_or(Results::is_settled)
     }
 
+    /// Decides the task if the interval of the builds' ratio is narrower than the threshold. Only its width counts: a rule that looked at the ratio after
+    /// each round would stop at a chance difference.
+    fn decide(&mut self, threshold: f64, least: usize) {
+        let Some(accepted) = &self.accepted else { return };
+        let is_narrow = |(part, new): (&(Option<Cow<'static, str>>, Quantity), &Series)| {
+            part.1.is_exact()
+                || accepted.series.get(part).is_none_or(|old| {
+                    let logs = new.log_ratios(old);
+                    logs.len() >= least && centre(&logs).is_some_and(|ratio| ratio.high - ratio.low <= threshold.ln_1p())
+                })
+        };
+        self.is_decided |= !self.this.series.is_empty() && self.this.series.iter().all(is_narrow);
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_decided || self.is_settled()
+    }
+
     fn is_precise(&self, wanted: f64) -> bool {
         self.this.is_precise(wanted) && self.accepted.as_ref().is_none_or(|accepted| accepted.is_precise(wanted))
     }
@@ -306,6 +440,7 @@ impl<'a> Task<'a> {
     /// One entry per part, or one with the reason for missing figures.
     fn entries(self) -> Vec<Entry> {
         let (case, arm, first, hash) = (self.case, self.arm.to_string(), self.quantity, self.arm.hash(self.case));
+        let not_in_turn = || vec![(None, first, Outcome::Skipped { reason: NOT_IN_TURN.to_owned() })];
         let accepted: Vec<_> = self.accepted.map(|results| results.outcomes(first)).unwrap_or_default();
         let entry = |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, Outcome)| {
             let known = accepted.iter().position(|(other, kind, _)| (other, *kind) == (&part, quantity));
@@ -322,7 +457,8 @@ impl<'a> Task<'a> {
                 accepted,
             }
         };
-        self.this.outcomes(first).into_iter().map(entry).collect()
+        let outcomes = if self.is_in_turn { self.this.outcomes(first) } else { not_in_turn() };
+        outcomes.into_iter().map(entry).collect()
     }
 }
 
@@ -392,3 +528,6 @@ fn entries(tasks: Vec<Task<'_>>) -> Vec<Entry> {
     }
     cases.into_values().flatten().collect()
 }
+
+#[cfg(test)]
+mod tests;

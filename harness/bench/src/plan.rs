@@ -7,7 +7,7 @@ use super::{clock::Stopwatch, provider::DeviceProvider, record::SuiteRecord, sui
 
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// All suites; those without a case in the shard are skipped.
+    /// All suites, headline suites first; those without a case in the shard are skipped.
     pub suites: Vec<Suite>,
     /// The budget is for all suites together.
     pub terms: Terms,
@@ -16,7 +16,7 @@ pub struct Plan {
 impl Plan {
     pub fn suites(&self) -> Vec<&Suite> {
         let mut suites: Vec<&Suite> = self.suites.iter().filter(|suite| cases_of(suite, self.terms.shard).next().is_some()).collect();
-        suites.sort_by(|a, b| a.name.cmp(&b.name));
+        suites.sort_by(|a, b| (!a.headline, &a.name).cmp(&(!b.headline, &b.name)));
         suites
     }
 
@@ -44,10 +44,12 @@ impl Plan {
     }
 }
 
-/// The first suite's share of the remaining time, in proportion to the suites' budgets. Unused time goes to later suites.
+/// The first suite's share of the remaining time, in proportion to the suites' budgets, of which that of a headline suite counts three times. Unused
+/// time goes to later suites.
 fn share(left: Nanos, suites: &[&Suite]) -> Nanos {
-    let all: u128 = suites.iter().map(|suite| u128::from(suite.budget.0)).sum();
-    let own = suites.first().map_or(0, |suite| u128::from(suite.budget.0));
+    let weight = |suite: &&Suite| u128::from(suite.budget.0) * if suite.headline { 3 } else { 1 };
+    let all: u128 = suites.iter().map(weight).sum();
+    let own = suites.first().map_or(0, weight);
     // The result is at most `left`, which has 64 bits.
     Nanos((u128::from(left.0) * own / all.max(1)) as u64)
 }

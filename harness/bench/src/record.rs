@@ -15,6 +15,9 @@ pub use harness_base::shard::Shard;
 /// The version that this build writes. Versions up to 3 are refused.
 pub const BENCH_VERSION: u32 = 4;
 
+/// The reason of an entry that was skipped because the time was used up. A later run begins with its case.
+pub const NOT_IN_TURN: &str = "not in turn: the budget was used up, and a later run begins with it";
+
 /// A comparison with a larger share of unsure measured entries is inconclusive.
 pub const MOST_UNSURE: f64 = 0.25;
 
@@ -110,6 +113,11 @@ impl BenchRun {
         let all = unsure + counts.compared();
         (unsure as f64 > MOST_UNSURE * all as f64)
             .then(|| format!("{unsure} of {all} measured entries are unsure; raise the budget, or free the machine"))
+    }
+
+    /// Counts entries for which the time did not suffice.
+    pub fn not_in_turn(&self) -> usize {
+        self.entries().filter(|(_, entry)| entry.outcome.reason() == Some(NOT_IN_TURN)).count()
     }
 
     /// Counts skipped entries and those that ran out of memory.

@@ -7,12 +7,12 @@ use harness_allocator::units::Nanos;
 use harness_base::{date::Date, printable::printable, shell::quoted};
 use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::builds::{self, Builds};
-use harness_bench::execute::{Processes, Progress, Terms, cases_of};
+use harness_bench::execute::{Processes, Progress, Terms, Turns, cases_of};
 use harness_bench::gate::{self, Scope};
 use harness_bench::record::{Accepted, BenchRun, Build, Shard};
-use harness_bench::store::{self, Saved};
+use harness_bench::store::{self, Runs, Saved};
 use harness_bench::torch::{Torches, torch_arms};
-use harness_bench::{machine::Monitor, plan::Plan, provider::SharedDevice, suite::Suite};
+use harness_bench::{compare, machine::Monitor, plan::Plan, provider::SharedDevice, suite::Suite};
 
 use harness_devices::DeviceSource;
 use harness_report::{bench as report, junit};
@@ -120,8 +120,9 @@ impl Bench {
         let accepted_suites = pinned.as_ref().map_or(&[][..], |build| &build.suites);
         let scope = Scope { is_whole: self.suites.is_empty(), shard: self.shard };
         let gate = gate::apply(&mut suites, accepted_suites, scope);
-        let terms = Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone() };
-        let plan = Plan { suites, terms };
+        let terms =
+            Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone(), turns: Turns::default() };
+        let mut plan = Plan { suites, terms };
         let mut device = source.open()?;
         let (builds, accepted) = self.builds(&source, pinned.map(|build| build.commit))?;
         let run = BenchRun {
@@ -134,6 +135,9 @@ impl Bench {
             gate,
             ..BenchRun::new(utc(SystemTime::now()), harness_bench::machine::machine(&*device, built::COMPILER))
         };
+        if builds.is_some() {
+            plan.terms.turns = self.turns(&run);
+        }
         let mut monitor = Monitor::start(&mut *device);
         let mut processes = Processes { builds, torches: self.torches(&plan, &source) };
         let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok());
@@ -184,6 +188,12 @@ impl Bench {
                 Err(CliError::input(message, "`--serve` is an internal option of `harness bench`").into())
             }
         }
+    }
+
+    /// When the earlier runs measured each case. An unreadable run is named when this run is saved.
+    fn turns(&self, run: &BenchRun) -> Turns {
+        let Ok(Runs { whole, .. }) = store::load(&self.root(true)) else { return Turns::default() };
+        Turns::after(whole.iter().map(|(_, other)| other).filter(|other| compare::is_comparable(other, run)))
     }
 
     fn pinned(&self) -> Result<Option<AcceptedBuild>, CliError> {
@@ -303,7 +313,7 @@ impl Bench {
 
     fn save(&self, mut run: BenchRun) -> Result<(BenchRun, Option<PathBuf>), CliError> {
         if self.no_report {
-            run.comparison = harness_bench::compare::compare(&run, &[], None);
+            run.comparison = compare::compare(&run, &[], None);
             return Ok((run, None));
         }
         if let Some(folder) = &self.report {

@@ -59,8 +59,8 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
         checker.measure(measure)?;
     }
     let name = path.file_stem().map_or_else(|| SUITE.noun.to_owned(), |stem| stem.to_string_lossy().into_owned());
-    let cases = checker.cases;
-    Ok(Suite { name, path: path.to_owned(), about, memory, threshold, precision, budget, rounds, arms, cases })
+    let (cases, headline) = (checker.cases, wire.headline.unwrap_or(false));
+    Ok(Suite { name, path: path.to_owned(), about, memory, threshold, precision, budget, headline, rounds, arms, cases })
 }
 
 fn rounds(wire: &RoundsWire) -> Result<Rounds, Problem> {

@@ -31,6 +31,8 @@ pub struct Suite {
     /// The suite may stop when half the width of each median's confidence interval is at most this share of the median.
     pub precision: f64,
     pub budget: Nanos,
+    /// `true` if it is measured before other suites, and gets a larger share of a run's budget.
+    pub headline: bool,
     pub rounds: Rounds,
     /// Never empty.
     pub arms: Vec<AllocatorSpec>,

@@ -19,7 +19,7 @@ pub(super) const MAX_STREAMS: u64 = 64;
 pub(super) const SUITE: Language = Language {
     noun: "suite",
     example: "scenarios/bench/latency.yaml",
-    shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, `precision`, `budget` and `rounds`",
+    shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, `precision`, `budget`, `headline` and `rounds`",
     required: &["about", "needs", "arms", "time"],
     required_by: |_| Vec::new(),
     shorter: "sizes and counts in lists",
@@ -45,6 +45,8 @@ pub(crate) struct SuiteWire {
     pub(super) precision: Option<PercentText>,
     /// The suite stops when this time is used up. Default: 10s. `--budget` replaces it.
     pub(super) budget: Option<DurationText>,
+    /// `true`: the suite is measured before others, and gets three times its share of `--budget`. Default: false.
+    pub(super) headline: Option<bool>,
     /// Counted rounds. Default: 10 to 200. On a virtual clock, two equal rounds suffice.
     pub(super) rounds: Option<RoundsWire>,
     /// The allocators, at least one.

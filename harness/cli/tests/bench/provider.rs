@@ -1,7 +1,6 @@
 //! A provider with the devices and allocators that a test selects.
 
 use std::path::Path;
-use std::sync::{Arc, atomic::AtomicBool};
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::sim::{CostModel, SimConfig, SimDevice};
@@ -70,7 +69,7 @@ impl DeviceProvider for TestProvider {
 }
 
 pub(crate) fn terms(seed: u64) -> Terms {
-    Terms { seed, budget: None, shard: None, interrupt: Arc::<AtomicBool>::default() }
+    Terms { seed, ..Terms::default() }
 }
 
 pub(crate) fn within(budget: Nanos) -> Terms {

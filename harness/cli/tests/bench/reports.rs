@@ -1,8 +1,8 @@
 //! Comparison with the accepted build, and `harness report` on existing runs.
 
-use std::{fs, process::Command};
+use std::{collections::BTreeSet, fs, process::Command};
 
-use harness_bench::record::{Basis, Counts, Outcome, Verdict};
+use harness_bench::record::{Basis, BenchRun, Counts, NOT_IN_TURN, Outcome, Verdict};
 use serde_json::Value;
 
 use crate::world::{SMALL, World};
@@ -65,6 +65,24 @@ fn measured_times_are_put_side_by_side_round_by_round() {
     assert_eq!((ours.rounds.len(), theirs.rounds.len(), ours.batch), (12, 12, theirs.batch), "{}", ran.told());
     assert!(ours.rounds.iter().chain(&theirs.rounds).all(Option::is_some));
     assert!(run.comparison.unwrap().changes[0].figures.is_some());
+}
+
+#[test]
+fn a_case_that_the_time_does_not_reach_waits_for_the_next_run_which_begins_with_it() {
+    // 18 entries are more than one block, and one nanosecond is used up by the first of them.
+    let suite = "about: A test.\nneeds: { memory: 64MiB }\narms: [caching, expandable, bfc, rmm_pool, async_pool, direct]\n\
+                 time: [threads: { counts: [1, 2, 3] }]\n";
+    let world = World::without_gpu().with("suite.yaml", suite);
+    let run = ["suite.yaml", "--device", "sim", "--budget", "1ns", "--accepted", PROGRAM, "--format", "json"];
+    let waiting = || {
+        let ran = world.bench(&run);
+        let run: BenchRun = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.told()));
+        let waits = run.entries().filter(|(_, entry)| entry.outcome.reason() == Some(NOT_IN_TURN));
+        (run.not_in_turn(), waits.map(|(_, entry)| entry.case()).collect::<BTreeSet<_>>())
+    };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(waiting(), (6, names(&["threads, 3 threads"])));
+    assert_eq!(waiting(), (6, names(&["threads, 2 threads"])), "the third case comes first, and then the first one");
 }
 
 #[test]

@@ -80,6 +80,8 @@ pub fn verdict(run: &BenchRun) -> String {
     let changed = if changed.is_empty() { "Nothing changed".to_owned() } else { changed.join(", ") };
     let unsure = counts.with(Verdict::Unsure);
     let unsure = if unsure > 0 { format!("; {unsure} unsure") } else { String::new() };
+    let waiting = run.not_in_turn();
+    let waiting = if waiting > 0 { format!("; {waiting} wait for a later run") } else { String::new() };
     let contended = if run.conditions.contended.is_empty() {
         String::new()
     } else if comparison.contended_runs >= ALWAYS {
@@ -87,7 +89,7 @@ pub fn verdict(run: &BenchRun) -> String {
     } else {
         ". The machine was contended".to_owned()
     };
-    format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", count(counts.compared(), "entry"))
+    format!("{changed}, of {} compared{unsure}{waiting}{losses}{inconclusive}{contended}.", count(counts.compared(), "entry"))
 }
 
 fn circumstances(run: &BenchRun) -> Vec<String> {

@@ -15,9 +15,6 @@ use harness_gpu_settings::settings::RUN;
 use harness_gpu_settings::torch_statistics::{ENDING, MOST_OBJECTS, SLOT, SMALLEST};
 use nix::fcntl::posix_fallocate;
 
-use crate::runtime::streams::cudaEventQuery;
-use crate::world::machine;
-
 const LIBRARY: &[u8] = b"/libc10_cuda.so";
 const NEW: &CStr = c"_Znwm";
 const DELETE: &CStr = c"_ZdlPvm";
@@ -35,7 +32,7 @@ const SYMBOLS: i64 = 6;
 const RELOCATIONS: [(i64, i64); 2] = [(7, 8), (23, 2)];
 
 type New = unsafe extern "C-unwind" fn(usize) -> *mut c_void;
-type Query = extern "C" fn(usize) -> c_int;
+pub(crate) type Query = extern "C" fn(usize) -> c_int;
 type Delete = unsafe extern "C-unwind" fn(*mut c_void, usize);
 
 #[repr(C)]
@@ -64,6 +61,8 @@ struct Symbol {
 /// The C++ library's functions.
 static REAL_NEW: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static REAL_DELETE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+/// The function in place of `cudaEventQuery`.
+static NEW_QUERY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 /// The code that creates allocators.
 static CREATOR_BEGIN: AtomicUsize = AtomicUsize::new(0);
 static CREATOR_END: AtomicUsize = AtomicUsize::new(0);
@@ -77,8 +76,9 @@ static USED: AtomicUsize = AtomicUsize::new(1);
 static COPY: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Makes PyTorch's allocators of this many devices use the file of this process, once PyTorch's library is loaded.
-pub(crate) fn keep_statistics(devices: usize) {
+/// Makes PyTorch's allocators of this many devices use the file of this process, once PyTorch's library is loaded. PyTorch then calls `query`
+/// in place of `cudaEventQuery`.
+pub(crate) fn keep_statistics(devices: usize, query: Query) {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
     if IS_DONE.load(Ordering::Relaxed) || env::var_os(RUN).is_none() {
         return;
@@ -86,6 +86,7 @@ pub(crate) fn keep_statistics(devices: usize) {
     let Some((new, delete)) = real(NEW).zip(real(DELETE)) else { return };
     REAL_NEW.store(new, Ordering::Release);
     REAL_DELETE.store(delete, Ordering::Release);
+    NEW_QUERY.store(query as *mut c_void, Ordering::Release);
     SLOTS.store((1 + devices).min(MOST_OBJECTS), Ordering::Release);
     // SAFETY: the callback has the type that the function requires.
     if unsafe { libc::dl_iterate_phdr(Some(replace), ptr::null_mut()) } != 0 {
@@ -136,7 +137,7 @@ unsafe extern "C" fn replace(library: *mut libc::dl_phdr_info, _size: usize, _da
             };
             let replacement = match name {
                 name if name == NEW => new_of_caller as New as *mut c_void,
-                name if name == QUERY => query as Query as *mut c_void,
+                name if name == QUERY => NEW_QUERY.load(Ordering::Acquire),
                 name if name == DELETE => delete as Delete as *mut c_void,
                 _ => continue,
             };
@@ -203,17 +204,6 @@ unsafe extern "C-unwind" fn delete(object: *mut c_void, size: usize) {
         // SAFETY: this is the C++ library's function.
         unsafe { mem::transmute::<*mut c_void, Delete>(REAL_DELETE.load(Ordering::Acquire))(object, size) }
     }
-}
-
-/// `cudaEventQuery` for PyTorch's library, which asks whether the blocks that it frees are still in use by another stream.
-extern "C" fn query(event: usize) -> c_int {
-    static IS_PENDING: AtomicBool = AtomicBool::new(false);
-    let code = cudaEventQuery(event);
-    // A block that is still in use is counted once.
-    if !IS_PENDING.swap(code != 0, Ordering::Relaxed) {
-        machine().counters.count_wait_of_free();
-    }
-    code
 }
 
 /// A slot for an object; `None` if there is none left.

@@ -6,6 +6,7 @@ use std::ptr;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
 
+use super::streams::query_of_torch;
 use crate::code::{Code, put, remember};
 use crate::device_properties::{attribute, pci_address, pci_bus, properties};
 use crate::entry_points;
@@ -53,7 +54,7 @@ export! {
 fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {
     let usable = machine().usable();
     let devices = if usable.is_ok() { machine().visible.len() } else { 0 };
-    keep_statistics(devices);
+    keep_statistics(devices, query_of_torch);
     let written = put(count, c_int::try_from(devices).unwrap_or(0));
     usable.and(written).and(if devices == 0 { Err(Code::NoDevice) } else { Ok(()) })
 }

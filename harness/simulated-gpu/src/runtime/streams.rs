@@ -1,6 +1,7 @@
 //! Streams and events.
 
 use std::ffi::{c_float, c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_gpu_settings::{export, ffi::Out};
 
@@ -90,4 +91,15 @@ export! {
         let (end, late) = state.streams.recorded_at(end)?.ok_or(Code::InvalidHandle)?;
         put(milliseconds, end.saturating_sub(start).max(1) as c_float * WORK + late.saturating_sub(early).0 as c_float / 1e6)
     });
+}
+
+/// `cudaEventQuery` for PyTorch's library, which asks whether the blocks that it frees are still in use by another stream.
+pub(super) extern "C" fn query_of_torch(event: usize) -> c_int {
+    static IS_PENDING: AtomicBool = AtomicBool::new(false);
+    let code = cudaEventQuery(event);
+    // A block that is still in use is counted once.
+    if !IS_PENDING.swap(code != 0, Ordering::Relaxed) {
+        machine().counters.count_wait_of_free();
+    }
+    code
 }

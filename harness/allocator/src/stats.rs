@@ -191,7 +191,7 @@ memory_stats! {
         inactive_split: InactiveSplit,
     }
     counters {
-        /// Driver allocations that failed and made the allocator release its cache. A final OOM counts too.
+        /// Failed driver allocations that released the cache. A final OOM counts too.
         num_alloc_retries: NumAllocRetries,
         /// Requests that failed.
         num_ooms: NumOoms,

@@ -1,8 +1,8 @@
 //! Records the compiler, the profile and the commit in the program, including whether there are uncommitted changes.
 //!
-//! Only release builds record the commit. With the commit, a debug build would have to be rebuilt after each commit. This script
-//! runs again after each commit and after each change of a source file. `HARNESS_COMMIT` replaces git, as in
-//! `HARNESS_COMMIT=1a2b3c` or `HARNESS_COMMIT=1a2b3c-dirty`.
+//! Debug builds do not record the commit, because they would have to be rebuilt after each commit. This script runs again after each
+//! commit and after each change of a source file. `HARNESS_COMMIT` replaces git, as in `HARNESS_COMMIT=1a2b3c` or
+//! `HARNESS_COMMIT=1a2b3c-dirty`.
 
 use std::{env, path::Path, process::Command};
 
@@ -17,13 +17,20 @@ fn sources() -> Vec<String> {
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=HARNESS_COMMIT");
-    let profile = env::var("PROFILE").unwrap_or_default();
-    println!("cargo::rustc-env=HARNESS_BUILD_COMPILER={}, {profile}", compiler());
+    println!("cargo::rustc-env=HARNESS_BUILD_COMPILER={}, {}", compiler(), profile());
     let given = env::var("HARNESS_COMMIT").ok().filter(|commit| !commit.is_empty());
-    let commit = given.or_else(|| if profile == "release" { commit() } else { None });
+    // Cargo reports `debug` or `release` here, whichever a profile inherits.
+    let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    let commit = given.or_else(|| if is_release { commit() } else { None });
     if let Some(commit) = commit {
         println!("cargo::rustc-env=HARNESS_BUILD_COMMIT={commit}");
     }
+}
+
+/// The name of the profile, which Cargo gives only as a folder: `target/PROFILE/build/PACKAGE/out`. That of `dev` is `debug`.
+fn profile() -> String {
+    let out = env::var("OUT_DIR").unwrap_or_default();
+    Path::new(&out).ancestors().nth(3).and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The name and version of the compiler, as in `rustc 1.95.0`.

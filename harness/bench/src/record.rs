@@ -175,8 +175,16 @@ pub struct Machine {
     /// Processors available to this process.
     pub cores: u32,
     pub kernel: Option<String>,
-    /// Compiler and profile, as in `rustc 1.95.0, release`.
+    /// Compiler and profile, as in `rustc 1.95.0, dist`.
     pub compiler: String,
+}
+
+impl Machine {
+    /// The profile of the build, unless it is the one that optimizes everything. `None` without a known profile.
+    pub fn other_profile(&self) -> Option<&str> {
+        let (_, profile) = self.compiler.rsplit_once(", ")?;
+        (profile != "dist").then_some(profile)
+    }
 }
 
 /// The state of the machine during the run.

@@ -115,6 +115,12 @@ impl From<DeviceError> for CliError {
     }
 }
 
+/// Help for a build without a Cargo feature.
+#[cfg(not(all(feature = "cloud", feature = "mcp", feature = "parquet")))]
+pub(crate) fn with_feature(feature: &str) -> String {
+    format!("use the Python package or the program that `ci/install` installs, or build with `--features {feature}`")
+}
+
 /// All errors of a command; never empty.
 #[derive(Debug)]
 pub(crate) struct Failures(pub(crate) Vec<CliError>);

@@ -15,7 +15,7 @@ use harness_allocator::units::Bytes;
 use harness_base::parallel::{in_parallel, on_one_core};
 use harness_base::{files::slug, shard::Shard, words::count};
 use harness_explain::fleet::{Analysis, Outcome, Row};
-use harness_report::fleet::{Summary, html, parquet, render};
+use harness_report::fleet::{Summary, html, render};
 
 use self::cloud::Cloud;
 use self::rows::{Journal, Table};
@@ -148,7 +148,6 @@ impl Output {
     fn write(&self, table: &Table, places: &HashMap<&str, &Path>, interrupted: &AtomicBool) -> Result<Exit, Failures> {
         let Table { rows, memory, .. } = table;
         let summary = Summary::of(rows);
-        let columns = parquet::file(rows).map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
         terminal::save(&rows::path(&self.out), table.document()?)?;
         let links = if self.pages { self.explain(rows, *memory, places, interrupted) } else { BTreeMap::new() };
         if interrupted.load(Ordering::Relaxed) {
@@ -156,7 +155,7 @@ impl Output {
             return Ok(Exit::Interrupted);
         }
         let page = self.out.join("fleet.html");
-        terminal::save(&self.out.join("fleet.parquet"), columns)?;
+        self.write_columns(rows)?;
         terminal::save(&page, html::page(rows, &summary, &links))?;
         let (style, width) = (terminal::style(), terminal::width_of_output());
         let place = format!("page: {}", page.display());
@@ -165,6 +164,22 @@ impl Output {
         }
         self.format.print(&summary, || format!("{}\n{place}\n", render(&summary, style, width)))?;
         Ok(Exit::Passed)
+    }
+
+    #[cfg(feature = "parquet")]
+    fn write_columns(&self, rows: &[Row]) -> Result<(), CliError> {
+        let columns = harness_report::fleet::parquet::file(rows);
+        let columns = columns.map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
+        terminal::save(&self.out.join("fleet.parquet"), columns)
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn write_columns(&self, _: &[Row]) -> Result<(), CliError> {
+        let is_old = self.out.join("fleet.parquet").exists();
+        let state = if is_old { "is from an earlier run" } else { "is not written" };
+        let help = super::error::with_feature("parquet");
+        terminal::message(format_args!("fleet.parquet {state}: this harness is built without Parquet; {help}"));
+        Ok(())
     }
 
     /// Writes the page of each job with a readable snapshot, until Ctrl-C. Returns the link of each page by its job.

@@ -174,6 +174,10 @@ fn last_measured(root: &Path) -> Result<String, CliError> {
     let Some((folder, last)) = runs.iter().max_by(|(_, a), (_, b)| a.started.cmp(&b.started)) else {
         return Err(CliError::input(format!("{}: there is no run yet", root.display()), "run `harness bench` first, or name a commit"));
     };
+    if let Some(profile) = last.machine.other_profile() {
+        let message = format!("{folder}: this run measured a build with the profile `{profile}`, and only one with `dist` can be accepted");
+        return Err(CliError::input(message, "measure with `cargo run --profile dist -- bench`, or name a commit"));
+    }
     match (&last.build.commit, last.build.dirty) {
         (Some(commit), Some(false)) => Ok(commit.clone()),
         _ => {

@@ -66,6 +66,7 @@ impl Client {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mcp"), ignore = "needs `--features mcp`")]
 fn an_agent_gets_explanations_and_advice_of_a_snapshot() {
     let mut client = Client::new(&[]);
     assert_eq!(client.tools(), ["explain", "advise", "compare"]);
@@ -81,6 +82,7 @@ fn an_agent_gets_explanations_and_advice_of_a_snapshot() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mcp"), ignore = "needs `--features mcp`")]
 fn no_argument_becomes_an_option_and_wrong_ones_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let written = folder.path().join("written");
@@ -98,6 +100,7 @@ fn no_argument_becomes_an_option_and_wrong_ones_are_named() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mcp"), ignore = "needs `--features mcp`")]
 fn programs_run_only_if_the_user_allows_it() {
     let mut client = Client::new(&[]);
     let (text, is_error) = client.call("exec", json!({ "command": ["true"] }));
@@ -124,6 +127,7 @@ fn programs_run_only_if_the_user_allows_it() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mcp"), ignore = "needs `--features mcp`")]
 fn a_line_that_is_not_json_is_answered_and_the_next_one_served() {
     let mut client = Client::new(&[]);
     for line in ["{\"jsonrpc\": \"2.0\", \"id\": 7,", "nonsense", "[1, 2", "{\"a\": \u{0}}"] {
@@ -142,6 +146,7 @@ fn a_line_that_is_not_json_is_answered_and_the_next_one_served() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mcp"), ignore = "needs `--features mcp`")]
 fn a_client_that_goes_away_before_the_start_is_no_error() {
     let notification = "{\"jsonrpc\": \"2.0\", \"method\": \"notifications/initialized\"}\n";
     for sent in ["", "{\"jsonrpc\": \"2.0\"", "nonsense\n", notification] {
@@ -150,4 +155,14 @@ fn a_client_that_goes_away_before_the_start_is_no_error() {
         server.stdin.take().unwrap().write_all(sent.as_bytes()).unwrap();
         assert!(server.wait().unwrap().success(), "{sent:?}");
     }
+}
+
+#[test]
+#[cfg(not(feature = "mcp"))]
+fn a_build_without_the_protocol_names_the_builds_that_have_it() {
+    let output = Command::new(env!("CARGO_BIN_EXE_harness")).arg("mcp").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("this harness is built without the Model Context Protocol"), "{error}");
+    assert!(error.contains("`ci/install`") && error.contains("`--features mcp`"), "{error}");
 }

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::{fmt::Write as _, fs};
 
-use regex::Regex;
+use regex_lite::Regex;
 
 /// Hard constructions per 1,000 lines of prose. ripgrep has 15, nextest 8.
 const MOST_PER_THOUSAND: usize = 20;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_trace::snapshot::{Action, Block, Event, Frame, Snapshot, StackId, Value};
 use origin::{Origin, PassKind};
-use regex::Regex;
+use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::byte_cause::SiteBytes;
@@ -100,9 +100,9 @@ pub struct Rule {
 pub struct Pattern(Regex);
 
 impl TryFrom<String> for Pattern {
-    type Error = regex::Error;
+    type Error = regex_lite::Error;
 
-    fn try_from(text: String) -> Result<Self, regex::Error> {
+    fn try_from(text: String) -> Result<Self, regex_lite::Error> {
         Regex::new(&text).map(Self)
     }
 }

@@ -3,11 +3,14 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use crate::schema::JsonSchema;
 use harness_allocator::allocator::caching::{ConfError, Config, Setting, TorchVersion, TorchVersionError};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError, library::LibrarySpec};
 use harness_base::shared_object;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
+#[cfg(feature = "schema")]
 use serde_json::{Map, Value};
 
 use crate::error::{Problem, choices};
@@ -366,6 +369,7 @@ pub fn advice(error: &ConfError) -> String {
     }
 }
 
+#[cfg(feature = "schema")]
 fn forms(_: &mut SchemaGenerator) -> Schema {
     let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
     let maps = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind)));
@@ -393,6 +397,7 @@ pub const fn about(kind: AllocatorKind) -> &'static str {
     }
 }
 
+#[cfg(feature = "schema")]
 fn settings_schema(kind: AllocatorKind) -> Value {
     let mut fields = Map::new();
     fields.insert(NAME.to_owned(), serde_json::json!({ "type": "string", "description": NAME_ABOUT }));
@@ -404,6 +409,7 @@ fn settings_schema(kind: AllocatorKind) -> Value {
     serde_json::json!({ "type": "object", "description": about(kind), "properties": fields, "additionalProperties": false })
 }
 
+#[cfg(feature = "schema")]
 fn library_schema() -> Value {
     let field = |(name, takes, about): &(&str, &str, &str)| {
         let kind = if *takes == TRUTH { "boolean" } else { "string" };
@@ -418,6 +424,7 @@ fn library_schema() -> Value {
     })
 }
 
+#[cfg(feature = "schema")]
 fn setting_schema(setting: &Setting) -> Value {
     let description = format!("{} Takes {}.", about_setting(setting), setting.takes);
     match setting.name {

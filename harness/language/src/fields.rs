@@ -1,7 +1,7 @@
 //! The fields `about` and `needs`, which scenarios and suites share.
 
+use crate::schema::JsonSchema;
 use harness_allocator::units::Bytes;
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::error::Problem;

@@ -2,6 +2,7 @@
 //!
 //! * [`yaml`]: reads a bounded file into wire types;
 //! * [`located`]: values with line and column;
+//! * [`schema`]: JSON Schema;
 //! * [`text`]: scalars, kept as text until they are checked;
 //! * [`variant`]: values that are a name, or a map from a name to fields;
 //! * [`expression`]: sums and comparisons of named quantities;
@@ -13,6 +14,7 @@ pub mod error;
 pub mod expression;
 pub mod fields;
 pub mod located;
+pub mod schema;
 pub mod text;
 pub mod variant;
 pub mod yaml;

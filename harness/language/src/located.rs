@@ -2,7 +2,9 @@
 
 use std::{fmt, marker::PhantomData};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use crate::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -62,6 +64,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Located<T> {
     }
 }
 
+#[cfg(feature = "schema")]
 impl<T: JsonSchema> JsonSchema for Located<T> {
     fn inline_schema() -> bool {
         T::inline_schema()
@@ -87,6 +90,7 @@ pub enum ListOr<T, M> {
 }
 
 /// The schema of a [`ListOr`] that accepts no list.
+#[cfg(feature = "schema")]
 pub fn one_or_map<T: JsonSchema, M: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({ "anyOf": [generator.subschema_for::<T>(), generator.subschema_for::<M>()] })
 }

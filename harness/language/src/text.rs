@@ -38,6 +38,7 @@ macro_rules! scalars {
                 }
             }
 
+            #[cfg(feature = "schema")]
             impl schemars::JsonSchema for $type {
                 fn schema_name() -> std::borrow::Cow<'static, str> {
                     $name.into()

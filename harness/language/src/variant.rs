@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
+#[cfg(feature = "schema")]
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
@@ -21,6 +22,7 @@ pub trait Variants: DeserializeOwned {
 
     fn is_known(name: &str) -> bool;
 
+    #[cfg(feature = "schema")]
     fn schema(generator: &mut SchemaGenerator) -> Schema;
 }
 
@@ -96,6 +98,7 @@ impl<'de, T: Variants> Deserialize<'de> for Variant<T> {
     }
 }
 
+#[cfg(feature = "schema")]
 impl<T: Variants> JsonSchema for Variant<T> {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         T::NOUN.into()

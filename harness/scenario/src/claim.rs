@@ -2,8 +2,8 @@
 
 use harness_language::error::{Problem, named};
 use harness_language::located::{Entries, Located, Position};
+use harness_language::schema::JsonSchema;
 use harness_record::claim::{Claim, ClaimVerdict};
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{checker::Checker, metric::Expression};

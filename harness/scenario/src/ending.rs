@@ -3,13 +3,13 @@
 use std::fmt;
 
 use derive_more::Display;
-use harness_allocator::allocator::AllocatorKind;
+use harness_language::schema::JsonSchema;
 use harness_record::cause::CauseKind;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
-use crate::cases::{Cases, DeviceKind, GPU, OTHERS, SIMULATED};
+use crate::cases::{Cases, DeviceKind};
 use crate::checker::{Checker, Served};
 use harness_language::error::{Problem, named, quoted};
 use harness_language::located::{Located, Tree};
@@ -122,6 +122,7 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
     named(&one, ["cause", "causes"], CauseKind::from_name, names).map(|kind| Expected::Oom(Some(kind)))
 }
 
+#[cfg(feature = "schema")]
 fn endings(_: &mut SchemaGenerator) -> Schema {
     let causes: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
     let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } }, "required": ["oom"], "additionalProperties": false });
@@ -129,7 +130,12 @@ fn endings(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// The JSON Schema of a value, or of a map from allocators or kinds of device to values. The `reserved` keys are not allocators.
-pub(crate) fn by_case(value: &Value, reserved: &[&str]) -> Schema {
+#[cfg(feature = "schema")]
+pub(crate) fn by_case(value: &serde_json::Value, reserved: &[&str]) -> Schema {
+    use crate::cases::{GPU, OTHERS, SIMULATED};
+    use harness_allocator::allocator::AllocatorKind;
+    use serde_json::{Map, Value};
+
     let arms: Map<String, Value> =
         AllocatorKind::ALL.iter().map(|kind| kind.name()).chain([OTHERS]).map(|name| (name.to_owned(), value.clone())).collect();
     let not_reserved: Vec<Value> = reserved.iter().chain(&[SIMULATED, GPU]).map(|key| serde_json::json!({ "required": [key] })).collect();

@@ -4,8 +4,8 @@ use harness_allocator::device::faulty::{self, Calls, DeviceCall, Effect, Fault, 
 use harness_allocator::{stats::PoolKind, units::Bytes};
 use harness_language::error::{Problem, choices, named};
 use harness_language::located::{Located, Position};
+use harness_language::schema::JsonSchema;
 use harness_language::text::{AmountText, CountText, DurationText, NameText, duration};
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::{checker::Checker, metric::ProcessName};

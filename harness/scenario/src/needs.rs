@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use harness_allocator::{named_enum, units::Bytes};
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use crate::cases::DeviceKind;

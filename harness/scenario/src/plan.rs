@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use derive_more::Display;
 use harness_allocator::device::HostMemory;
 use harness_base::words::count;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,9 @@ use std::path::{Path, PathBuf};
 
 use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
-use schemars::{JsonSchema, generate::SchemaSettings};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::generate::SchemaSettings;
 use serde::Deserialize;
 
 use crate::checker::{Checker, Declared, MAX_OPERATIONS, has_no_meaning, size};
@@ -16,7 +18,7 @@ use crate::{cases::Reasons, text::InvariantText};
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, named};
 use harness_language::fields::{about, check_memory};
-use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
+use harness_language::located::{ListOr, Located, Position, Tree};
 use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
@@ -241,7 +243,9 @@ pub(crate) struct ScenarioWire {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-struct ProcessWire(#[schemars(schema_with = "one_or_map::<NameText, ProcessFields>")] Located<ListOr<NameText, ProcessFields>>);
+struct ProcessWire(
+    #[schemars(schema_with = "harness_language::located::one_or_map::<NameText, ProcessFields>")] Located<ListOr<NameText, ProcessFields>>,
+);
 
 /// Runs a full check every N steps. It checks all always-checked invariants against the whole structure of each allocator and the device's
 /// counters, and verifies every live buffer and the live blocks of storms. A violation names the step. It is for runs without the audit
@@ -254,8 +258,14 @@ struct HealthCheckWire {
 }
 
 /// The schema in `scenarios/schema.json`. Editors find it by a first line `# yaml-language-server: $schema=schema.json`.
+#[cfg(feature = "schema")]
 pub fn schema() -> serde_json::Value {
     SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<ScenarioWire>().to_value()
+}
+
+#[cfg(not(feature = "schema"))]
+pub fn schema() -> serde_json::Value {
+    serde_json::from_str(include_str!("../../../scenarios/schema.json")).expect("tests compare the file with the types")
 }
 
 /// The keys that the map under this key must have: of a step, or of a field with its own keys.

@@ -135,7 +135,7 @@ fn the_first_retry_ever_is_a_regression() {
 #[test]
 fn another_compiler_driver_or_kernel_is_shown_and_compared_across() {
     let (base, mut new) = (alone(1, &exact(Quantity::Memory, 1.0)), alone(2, &exact(Quantity::Memory, 1.1)));
-    new.machine.compiler = "rustc 1.96.0, release".to_owned();
+    new.machine.compiler = "rustc 1.96.0, dist".to_owned();
     new.machine.kernel = Some("Linux 6.9".to_owned());
     new.machine.driver = Some("580.65.06".to_owned());
     new.machine.cpu = Some("Another CPU".to_owned());

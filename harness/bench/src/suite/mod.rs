@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_language::schema::JsonSchema;
 use harness_trace::trace::TraceEvent;
+#[cfg(feature = "schema")]
 use schemars::generate::SchemaSettings;
-use serde_json::Value;
 
 use super::record::{Point, case_name};
 use check::Refused;
@@ -88,7 +89,7 @@ pub enum Measure {
 }
 
 /// The allocator's state when its latency is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum LatencyCase {
@@ -127,6 +128,12 @@ impl Suite {
 
 /// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it through a first line such as `#
 /// yaml-language-server: $schema=schema.json`.
-pub fn schema() -> Value {
+#[cfg(feature = "schema")]
+pub fn schema() -> serde_json::Value {
     SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<wire::SuiteWire>().to_value()
+}
+
+#[cfg(not(feature = "schema"))]
+pub fn schema() -> serde_json::Value {
+    serde_json::from_str(include_str!("../../../../scenarios/bench/schema.json")).expect("tests compare the file with the types")
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor, value::MapAccessDeserializer};
 

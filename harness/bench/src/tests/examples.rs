@@ -102,7 +102,7 @@ fn machine() -> Machine {
         cpu: Some("Example CPU".to_owned()),
         cores: 2,
         kernel: Some("Linux 6.1".to_owned()),
-        compiler: "rustc 1.95.0, release".to_owned(),
+        compiler: "rustc 1.95.0, dist".to_owned(),
     }
 }
 

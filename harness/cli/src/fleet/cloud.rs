@@ -22,7 +22,7 @@ mod absent {
     impl Cloud {
         pub(in crate::fleet) fn open(url: &str) -> Result<Self, CliError> {
             let message = format!("{url}: this harness is built without cloud storage");
-            Err(CliError::input(message, "use the harness of the Python package, or build with `--features cloud`"))
+            Err(CliError::input(message, crate::error::with_feature("cloud")))
         }
 
         pub(in crate::fleet) fn list(&self, _: usize) -> Result<Vec<Source>, CliError> {

@@ -101,9 +101,27 @@ fn without_a_working_accepted_build_the_records_are_compared_and_nothing_is_judg
     assert!(ran.out.contains("because the accepted build was not measured: ./old: "), "{}", ran.out);
 }
 
+/// The profile of a test's program, unless the tests are built with another one.
+const PROFILE: &str = "debug";
+
+#[test]
+#[cfg_attr(not(debug_assertions), ignore = "the program is built with another profile")]
+fn a_run_of_an_unoptimized_build_says_so_first_and_is_not_accepted() {
+    let (world, _) = world_with_runs();
+    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run"]);
+    assert!(ran.out.starts_with(&format!("BUILT WITH THE PROFILE {PROFILE}, NOT dist, ")), "{}", ran.told());
+    let refused = world.report(&["accept"]);
+    assert!(refused.code == Some(2) && refused.err.contains("a build with the profile `debug`"), "{}", refused.told());
+}
+
 #[test]
 fn a_build_is_accepted_by_its_commit_and_another_one_is_refused() {
-    let (world, _) = world_with_runs();
+    let (world, runs) = world_with_runs();
+    for run in &runs {
+        let record = world.path(run).join("benchmark.json");
+        let text = fs::read_to_string(&record).unwrap();
+        fs::write(&record, text.replace(&format!(", {PROFILE}\""), ", dist\"")).unwrap();
+    }
     assert_eq!(world.report(&["accept", "nothing"]).code, Some(2));
     let dirty = world.report(&["accept"]);
     assert!(dirty.code == Some(2) && dirty.err.contains("uncommitted changes or an unknown commit"), "{}", dirty.told());

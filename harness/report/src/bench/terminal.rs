@@ -8,10 +8,10 @@ use harness_bench::summary::precision;
 
 use super::super::text::{Style, table};
 use super::super::words::{Grid, count};
-use super::{arms_of, cases_of, entries_of, reasons, row, words};
+use super::{arms_of, cases_of, entries_of, reasons, row, verdict, words};
 
 pub fn terminal(run: &BenchRun) -> String {
-    let mut text = String::new();
+    let mut text = verdict::other_profile(run).map(|profile| profile + "\n").unwrap_or_default();
     for suite in &run.suites {
         write_suite(&mut text, suite);
     }

@@ -59,7 +59,7 @@ fn entries(regressed: f64) -> Vec<Sampled> {
 
 fn last() -> BenchRun {
     let mut run = run(3, &entries(0.95));
-    run.machine.compiler = "rustc 1.96.0, release".to_owned();
+    run.machine.compiler = "rustc 1.96.0, dist".to_owned();
     let entries = &mut run.suites[0].entries;
     entries[4].outcome = Outcome::OutOfMemory { reason: "3 of the trace's 9 requests do not fit in 64 MiB | <see>".to_owned() };
     entries[5].outcome = Outcome::Skipped { reason: "no device".to_owned() };
@@ -146,4 +146,14 @@ fn figures_for_github_action_benchmark_have_names_units_and_ranges() {
         (figures[0]["value"].as_f64(), figures[0]["unit"].as_str()),
         (Some(225_000.0), Some("ns of model time (simulated clock), not measured"))
     );
+}
+
+#[test]
+fn a_run_of_an_unoptimized_build_says_so_first() {
+    let mut run = eventful();
+    run.machine.compiler = "rustc 1.95.0, release".to_owned();
+    let said = "BUILT WITH THE PROFILE release, NOT dist, which optimizes everything";
+    assert!(verdict(&run).starts_with(said) && terminal(&run).starts_with(said));
+    run.machine.compiler = "rustc 1.95.0, dist".to_owned();
+    assert!(!verdict(&run).contains("PROFILE") && !terminal(&run).contains("PROFILE"));
 }

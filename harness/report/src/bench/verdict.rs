@@ -64,7 +64,17 @@ pub(super) const fn word(verdict: Verdict) -> &'static str {
     }
 }
 
+/// The first line of a run that measured a build that does not optimize everything.
+pub(super) fn other_profile(run: &BenchRun) -> Option<String> {
+    let profile = harness_base::printable::printable(run.machine.other_profile()?);
+    Some(format!("BUILT WITH THE PROFILE {profile}, NOT dist, which optimizes everything"))
+}
+
 pub fn verdict(run: &BenchRun) -> String {
+    other_profile(run).into_iter().chain([judgement(run)]).collect::<Vec<_>>().join(". ")
+}
+
+fn judgement(run: &BenchRun) -> String {
     let losses = if run.has_losses() { ". ENTRIES WERE LOST OR REDEFINED" } else { "" };
     let inconclusive = run.inconclusive().map(|why| format!(". INCONCLUSIVE: {why}")).unwrap_or_default();
     let failed = run.failed();
@@ -172,7 +182,7 @@ pub(crate) fn in_figures(change: &Change) -> String {
 }
 
 pub fn comparison(run: &BenchRun) -> String {
-    let mut lines = vec![verdict(run)];
+    let mut lines = vec![judgement(run)];
     lines.extend(circumstances(run));
     for change in run.comparison.iter().flat_map(by_importance) {
         let EntryName { suite, case, arm, .. } = &change.entry;

@@ -1,6 +1,7 @@
 //! Many snapshots as one table: [`Summary`].
 
 pub mod html;
+#[cfg(feature = "parquet")]
 pub mod parquet;
 mod text;
 

@@ -80,6 +80,7 @@ fn the_page_has_the_peaks_of_all_jobs_and_links_their_pages() {
     assert!(!with_links.contains("--pages") && page(&rows).contains("--pages"));
 }
 
+#[cfg(feature = "parquet")]
 #[test]
 fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
     use ::parquet::file::reader::{FileReader as _, SerializedFileReader};

@@ -1,5 +1,7 @@
 use derive_more::Display;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use harness_language::located::{Located, Position};
@@ -55,6 +57,7 @@ macro_rules! layers {
         /// The name of each layer and its description.
         pub(super) const LAYERS: &[(&str, &str)] = &[$(($name, $about)),*];
 
+        #[cfg(feature = "schema")]
         pub(super) fn schemas(generator: &mut SchemaGenerator) -> Vec<(&'static str, Schema)> {
             vec![$(($name, $wire::json_schema(generator))),*]
         }
@@ -81,6 +84,7 @@ layers! {
 }
 
 /// Returns whether a layer with these fields can be written as a bare name.
+#[cfg(feature = "schema")]
 pub(super) fn may_be_bare(fields: &Schema) -> bool {
     fields.get("required").is_none()
 }
@@ -187,6 +191,7 @@ impl Variants for LayerWire {
         LAYERS.iter().any(|(known, _)| *known == name)
     }
 
+    #[cfg(feature = "schema")]
     fn schema(generator: &mut SchemaGenerator) -> Schema {
         let layers = schemas(generator);
         let bare: Vec<&str> = layers.iter().filter(|(_, fields)| may_be_bare(fields)).map(|(name, _)| *name).collect();

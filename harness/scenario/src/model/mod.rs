@@ -10,7 +10,7 @@ mod program;
 use std::path::Path;
 
 use harness_allocator::units::Bytes;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use harness_language::error::{FileError, Problem};
@@ -18,10 +18,9 @@ use harness_language::located::{Located, Position};
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_language::{fields::about, text::bounded, variant::Variant};
 
-use self::layers::{LAYERS, LayerWire};
+use self::layers::LayerWire;
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
 pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit};
-use crate::markdown::{code, table};
 use crate::plan::Precision;
 
 pub const MODEL: Language = Language {
@@ -147,13 +146,17 @@ pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, 
     })
 }
 
+#[cfg(feature = "schema")]
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ModelWire).to_value()
 }
 
+#[cfg(feature = "schema")]
 pub fn reference() -> String {
+    use crate::markdown::{code, table};
+
     let schemas = layers::schemas(&mut schemars::SchemaGenerator::default());
-    let rows = schemas.into_iter().zip(LAYERS).map(|((name, schema), (_, about))| {
+    let rows = schemas.into_iter().zip(layers::LAYERS).map(|((name, schema), (_, about))| {
         let bare = layers::may_be_bare(&schema);
         let value = schema.to_value();
         let fields = value["properties"].as_object().into_iter().flatten();

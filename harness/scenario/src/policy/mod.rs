@@ -10,7 +10,7 @@ use std::fmt;
 use derive_more::Display;
 use harness_allocator::{device::HostMemory, named_enum, units::Nanos};
 use harness_base::words::{count, joined};
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::metric::BufferName;

@@ -1,6 +1,8 @@
 //! Policies in the file: a name, a map from a name to fields, or a list of these.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::{PolicyKind, ScaleMode};
@@ -184,11 +186,13 @@ impl Variants for PolicyWire {
         PolicyKind::from_name(name).is_some()
     }
 
+    #[cfg(feature = "schema")]
     fn schema(generator: &mut SchemaGenerator) -> Schema {
         Self::json_schema(generator)
     }
 }
 
+#[cfg(feature = "schema")]
 fn policies(generator: &mut SchemaGenerator) -> Schema {
     let policy = generator.subschema_for::<Variant<PolicyWire>>();
     // `free` needs fields.

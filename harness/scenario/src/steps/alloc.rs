@@ -1,6 +1,6 @@
 use std::fmt;
 
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};

@@ -1,6 +1,6 @@
 use derive_more::Display;
 use harness_base::words::count;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::fields::{STEPS, StepFields, steps_inside};

@@ -4,12 +4,14 @@ use derive_more::Display;
 use harness_base::shell;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::settings::{Fault, MOST_DEVICES};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};
 use crate::cases::{Cases, DeviceKind};
-use crate::{checker::Checker, ending::by_case, metric::ReportKey};
+use crate::{checker::Checker, metric::ReportKey};
 use harness_language::error::{Problem, did_you_mean, quoted};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
@@ -98,9 +100,10 @@ pub(crate) struct ExecWire {
 #[schemars(inline)]
 struct ProgramEndWire(#[schemars(schema_with = "program_ends")] Located<Tree>);
 
+#[cfg(feature = "schema")]
 fn program_ends(_: &mut SchemaGenerator) -> Schema {
     let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
-    by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
+    crate::ending::by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
 }
 
 impl StepFields<Exec> for ExecWire {

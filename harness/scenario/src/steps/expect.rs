@@ -1,14 +1,16 @@
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};
 use crate::cases::{Cases, DeviceKind};
+use crate::checker::Checker;
 use crate::metric::{Expectation, Metric};
-use crate::{checker::Checker, ending::by_case};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
-use harness_language::{error::Problem, text::ExpressionText};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
@@ -64,13 +66,15 @@ pub(crate) struct ExpectWire(#[schemars(schema_with = "cases")] Located<Tree>);
 #[serde(transparent, rename = "eventually")]
 pub(crate) struct EventuallyWire(#[schemars(schema_with = "texts")] Located<Tree>);
 
+#[cfg(feature = "schema")]
 fn texts(generator: &mut SchemaGenerator) -> Schema {
-    let one = generator.subschema_for::<ExpressionText>();
+    let one = generator.subschema_for::<harness_language::text::ExpressionText>();
     json_schema!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
 }
 
+#[cfg(feature = "schema")]
 fn cases(generator: &mut SchemaGenerator) -> Schema {
-    by_case(&serde_json::json!({ "anyOf": [texts(generator), { "const": "any" }] }), &[])
+    crate::ending::by_case(&serde_json::json!({ "anyOf": [texts(generator), { "const": "any" }] }), &[])
 }
 
 impl StepFields<Expect> for ExpectWire {

@@ -1,6 +1,6 @@
 //! [`StepFields`], which every kind of step implements, and the keys next to a step's own key.
 
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, leaks::LeakCheckWire};

@@ -2,7 +2,7 @@
 
 use derive_more::Display;
 use harness_base::words::joined;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};

@@ -4,7 +4,7 @@ use std::{fmt, ops::RangeInclusive};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};

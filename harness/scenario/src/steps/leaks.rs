@@ -1,7 +1,7 @@
 //! `leak_check` of a loop or a training.
 
 use harness_allocator::units::Bytes;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use crate::checker::Checker;

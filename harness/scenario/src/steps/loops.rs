@@ -3,7 +3,9 @@ use std::fmt;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_language::expression::{Number, Operator, Unit, Value};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::{ID, Keys, LEAK_CHECK, STEPS, StepFields, UNTIL, steps_inside};
@@ -93,6 +95,7 @@ impl fmt::Display for Loop {
 #[serde(transparent, rename = "for")]
 pub(crate) struct ForWire(#[schemars(schema_with = "values_of_a_variable")] Entries<Located<Tree>>);
 
+#[cfg(feature = "schema")]
 fn values_of_a_variable(_: &mut SchemaGenerator) -> Schema {
     let scalar = serde_json::json!({ "type": ["string", "number"] });
     json_schema!({
@@ -107,6 +110,7 @@ fn values_of_a_variable(_: &mut SchemaGenerator) -> Schema {
 #[serde(transparent, rename = "repeat")]
 pub(crate) struct RepeatWire(#[schemars(schema_with = "until_oom_or_count")] Located<ListOr<CountText, RepeatFields>>);
 
+#[cfg(feature = "schema")]
 fn until_oom_or_count(generator: &mut SchemaGenerator) -> Schema {
     let (count, fields) = (generator.subschema_for::<CountText>(), generator.subschema_for::<RepeatFields>());
     json_schema!({ "anyOf": [{ "const": "until oom" }, count, fields] })

@@ -1,5 +1,5 @@
 use derive_more::Display;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};

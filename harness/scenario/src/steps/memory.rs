@@ -1,6 +1,6 @@
 use derive_more::Display;
 use harness_allocator::allocator::MemoryFraction;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};

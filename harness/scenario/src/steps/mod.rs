@@ -24,6 +24,7 @@ pub mod train;
 use std::{collections::BTreeMap, fmt};
 
 use harness_allocator::units::Nanos;
+#[cfg(feature = "schema")]
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
@@ -34,7 +35,7 @@ use super::metric::{Amount, MeasureName, PoolName, ProcessName, ProgramName, Rep
 use super::{checker::Checker, policy::Chain};
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
-use harness_language::text::{DurationText, NameText, duration};
+use harness_language::text::{NameText, duration};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -95,6 +96,7 @@ macro_rules! steps {
                 match self { $(Self::$variant => <$wire as StepFields<$checked>>::bare().is_some()),* }
             }
 
+            #[cfg(feature = "schema")]
             pub(super) fn schema(self, generator: &mut SchemaGenerator) -> Schema {
                 match self { $(Self::$variant => generator.subschema_for::<$wire>()),* }
             }
@@ -396,6 +398,7 @@ fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>],
     if fields.is_err() { StepWire { fields, keys: Keys::default() } } else { StepWire { fields, keys } }
 }
 
+#[cfg(feature = "schema")]
 impl JsonSchema for StepWire {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "step".into()
@@ -410,7 +413,7 @@ impl JsonSchema for StepWire {
                 matches!(kind, StepKind::Alloc | StepKind::Train | StepKind::Infer | StepKind::Storm | StepKind::Replay | StepKind::Exec);
             for (key, about) in Keys::ALL {
                 let mut schema = match key {
-                    TIMEOUT if !is_block => generator.subschema_for::<DurationText>(),
+                    TIMEOUT if !is_block => generator.subschema_for::<harness_language::text::DurationText>(),
                     MEANWHILE if is_block || may_take_time => steps.clone(),
                     _ if !kind.beside().contains(&key) => continue,
                     STEPS => steps.clone(),

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use derive_more::Display;
 use harness_allocator::units::Bytes;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use crate::checker::Checker;
 use crate::policy::{Chain, Policy, PolicyKind};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
+use harness_language::located::{ListOr, Located, Position, Tree};
 use harness_language::text::{AmountText, CountText};
 
 pub const MAX_RANKS: u64 = 16;
@@ -62,7 +62,9 @@ impl Ranks {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-pub(super) struct RanksWire(#[schemars(schema_with = "one_or_map::<CountText, RanksFields>")] Located<ListOr<CountText, RanksFields>>);
+pub(super) struct RanksWire(
+    #[schemars(schema_with = "harness_language::located::one_or_map::<CountText, RanksFields>")] Located<ListOr<CountText, RanksFields>>,
+);
 
 /// Data-parallel training. Each rank has its own model, allocator, memory limit, recovery policies and samples. Rank 0 is the program that
 /// has the step. The ranks take turns on the device, and each sees its limit as the memory of a whole GPU.

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use derive_more::Display;
 use harness_allocator::device::StreamId;
 use harness_base::words::count;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields, storm::OF_REQUESTS};

@@ -4,7 +4,9 @@ use std::{fmt, sync::Arc};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::{count, joined};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};
@@ -183,6 +185,7 @@ struct LifetimeWire {
 #[serde(transparent, rename = "storm_sizes")]
 struct SizesWire(#[schemars(schema_with = "list_or_range")] Located<ListOr<AmountText, RangeWire>>);
 
+#[cfg(feature = "schema")]
 fn list_or_range(generator: &mut SchemaGenerator) -> Schema {
     let (size, range) = (generator.subschema_for::<AmountText>(), generator.subschema_for::<RangeWire>());
     json_schema!({ "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range] })

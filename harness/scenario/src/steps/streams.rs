@@ -4,7 +4,7 @@
 
 use derive_more::Display;
 use harness_allocator::units::Nanos;
-use schemars::JsonSchema;
+use harness_language::schema::JsonSchema;
 use serde::Deserialize;
 
 use super::{StepWire, fields::StepFields};

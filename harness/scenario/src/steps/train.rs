@@ -2,7 +2,9 @@ use std::{fmt, sync::Arc};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::{count, joined};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_language::schema::JsonSchema;
+#[cfg(feature = "schema")]
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::leaks::{self, LeakCheck, LeakCheckWire};
@@ -189,6 +191,7 @@ pub(crate) struct TrainWire {
 #[serde(transparent, rename = "counts")]
 struct CountsWire(#[schemars(schema_with = "count_or_list")] Located<Tree>);
 
+#[cfg(feature = "schema")]
 fn count_or_list(generator: &mut SchemaGenerator) -> Schema {
     let count = generator.subschema_for::<CountText>();
     json_schema!({ "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }] })

@@ -34,9 +34,13 @@ fn start_up(criterion: &mut Criterion) {
     let path = folder.path().join("one_step.yaml");
     let text = "about: One step.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1B }\n";
     std::fs::write(&path, text).expect("a temporary file can be written");
+    // In the folder above that of this benchmark: `cargo build --profile dist` builds it there.
+    let this = std::env::current_exe().expect("this program has a path");
+    let program = this.ancestors().nth(2).expect("it is in a folder of the build").join("harness");
+    assert!(program.exists(), "{} does not exist: build it first, with the same profile", program.display());
     criterion.bench_function("start-up", |bencher| {
         bencher.iter(|| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+            let mut command = Command::new(&program);
             let status = command.arg("run").arg(&path).args(["--no-report", "--quiet"]).stderr(Stdio::null()).status();
             assert!(status.is_ok_and(|status| status.success()), "the scenario passes");
         });
@@ -44,7 +48,7 @@ fn start_up(criterion: &mut Criterion) {
 }
 
 fn catalogue(criterion: &mut Criterion) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios");
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder).expect("the catalogue exists").filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));

@@ -138,7 +138,7 @@ fn traces(criterion: &mut Criterion) {
 fn all_traces() -> Vec<(&'static str, Vec<TraceEvent>)> {
     macro_rules! traces {
         ($($name:literal)*) => {
-            vec![$(($name, packed(include_bytes!(concat!("../../../scenarios/bench/traces/", $name, ".txt.gz"))))),*]
+            vec![$(($name, packed(include_bytes!(concat!("../../../../scenarios/bench/traces/", $name, ".txt.gz"))))),*]
         };
     }
     traces![

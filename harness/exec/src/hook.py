@@ -72,14 +72,28 @@ def _write(name, write):
 def _write_snapshot(torch, kind="snapshot"):
     name = "%s-%d.pickle" % (kind, os.getpid())
     if torch.cuda.is_initialized() and not (kind == "snapshot" and os.path.exists(os.path.join(_RUN, name))):
-        _write(name, lambda path: _dump_snapshot(torch, path) if hasattr(torch, "_harness_not_computed") else torch.cuda.memory._dump_snapshot(path))
+        _write(name, lambda path: _dump_snapshot(torch, path))
 
 
 def _dump_snapshot(torch, path):
-    """Writes a snapshot without the frames of this folder, which run operations for `--values cpu`, and of what they call."""
+    """Writes a snapshot with the statistics of pinned host memory."""
     import pickle
 
     snapshot = torch.cuda.memory._snapshot()
+    if hasattr(torch, "_harness_not_computed"):
+        _remove_own_frames(snapshot)
+    try:
+        host = _host_statistics(torch)
+        # A plain dictionary needs no code of another module.
+        snapshot.update({"harness_host_memory": {"torch": str(torch.__version__), **host}} if host else {})
+    except Exception:
+        pass  # Another version of torch.
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def _remove_own_frames(snapshot):
+    """Removes the frames of this folder, which run operations for `--values cpu`, and of what they call."""
     here = os.path.dirname(os.path.abspath(__file__)) + os.sep
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     for item in blocks + [event for trace in snapshot["device_traces"] for event in trace]:
@@ -87,8 +101,6 @@ def _dump_snapshot(torch, path):
         own = [index for index, frame in enumerate(frames) if frame["filename"].startswith(here)]
         if own:
             item["frames"] = frames[own[-1] + 1 :]
-    with open(path, "wb") as file:
-        pickle.dump(snapshot, file)
 
 
 def _statistics(torch):

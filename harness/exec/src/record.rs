@@ -9,6 +9,7 @@ use harness_base::words::count;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_statistics};
+use harness_trace::snapshot::HostMemory;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
@@ -444,13 +445,9 @@ impl TorchRecord {
         self
     }
 
-    /// The peaks of allocated and reserved page-locked memory, if known. PyTorch 2.11 renamed the statistics.
-    pub fn pinned_peaks(&self) -> Option<[Bytes; 2]> {
-        let peak = |name: &str| Some(Bytes(self.host_memory_stats.as_ref()?.get(name)?.as_u64()?));
-        match peak("reserved_bytes.peak") {
-            Some(reserved) => Some([peak("allocated_bytes.peak")?, reserved]),
-            None => Some([peak("active_bytes.peak")?, peak("allocated_bytes.peak")?]),
-        }
+    /// The page-locked memory of the process, if known.
+    pub fn host_memory(&self) -> Option<HostMemory> {
+        HostMemory::of(&self.version, |name| self.host_memory_stats.as_ref()?.get(name)?.as_u64())
     }
 
     pub fn sum(&self, name: &str) -> u64 {

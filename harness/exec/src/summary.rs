@@ -275,13 +275,10 @@ fn of_torch(process: &Process) -> String {
     )
 }
 
-/// Below this, pinned memory is only that of torch's own reads of single values, and the summary omits it.
-const LEAST_PINNED: Bytes = Bytes::mib(1);
-
 /// Page-locked memory of the host, if the process used much of it and torch reported it.
 fn of_host(process: &Process) -> Option<String> {
-    let [allocated, reserved] = process.torch.as_ref()?.pinned_peaks()?;
-    (reserved >= LEAST_PINNED).then(|| format!("pinned host memory: peak allocated {allocated}, peak reserved {reserved}"))
+    let host = process.torch.as_ref()?.host_memory()?;
+    host.is_of_program().then(|| format!("pinned host memory: {}", host.peaks()))
 }
 
 fn of_engine(engine: &Engine) -> String {

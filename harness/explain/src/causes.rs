@@ -24,7 +24,7 @@ use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::Bytes;
 use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
-use harness_trace::snapshot::{Action, Snapshot};
+use harness_trace::snapshot::{Action, HostMemory, Snapshot};
 
 pub use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
 use crate::categories::{self, Rule};
@@ -128,6 +128,15 @@ fn explain_with(
     if !categories::recorded(snapshot).is_empty() {
         notes.push("parameters, gradients and optimizer state are those that the program had".to_owned());
     }
+    let host_memory = snapshot.host_memory();
+    notes.extend(host_memory.filter(HostMemory::is_of_program).map(|host| {
+        let allocated = host.allocated.map_or_else(String::new, |allocated| format!("{allocated} allocated, "));
+        format!(
+            "pinned host memory at the time of the snapshot, besides the figures above: {allocated}{} reserved ({})",
+            host.reserved,
+            host.peaks()
+        )
+    }));
     let recovered = replay(is_foreign);
     notes.extend(recovered.as_ref().map(|fidelity| replayed(fidelity, config.torch)));
     let oom_events = history.events().iter().filter(|event| event.action == Action::Oom).count();
@@ -147,6 +156,7 @@ fn explain_with(
         growing: growth::list(&view),
         categories: if is_foreign { Vec::new() } else { categories::list(&view, rules) },
         survived_ooms: oom_events.saturating_sub(usize::from(moment.at == MomentKind::Oom)),
+        host_memory,
         notes,
         fidelity: recovered.and_then(Result::ok),
         sites: BTreeMap::new(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::{device::Clock, units::Bytes};
 use harness_record::FailedRequest;
-use harness_trace::snapshot::RunInfo;
+use harness_trace::snapshot::{HostMemory, RunInfo};
 use serde::Serialize;
 
 use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
@@ -46,6 +46,9 @@ pub struct Explanation {
     pub categories: Vec<CategoryBytes>,
     /// Earlier requests that failed while the program continued.
     pub survived_ooms: usize,
+    /// Pinned host memory at the time of the snapshot. `None` for snapshots of PyTorch, which do not contain it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_memory: Option<HostMemory>,
     pub notes: Vec<String>,
     /// True if a replay with the recorded settings matches the recording, so replays with other settings are reliable. `None`
     /// without events, or for another allocator than PyTorch's.

@@ -179,14 +179,20 @@ def lock(descriptor):
 
 
 def dump(torch, path):
-    """Writes a snapshot with the addresses of the program's parameters, gradients and optimizer state, from which `harness explain` takes categories.
-    Returns a list of problems."""
+    """Writes a snapshot with the addresses of the program's parameters, gradients and optimizer state, from which `harness explain` takes categories, and
+    with the statistics of pinned host memory. Returns a list of problems."""
     problems = []
     snapshot = torch.cuda.memory._snapshot()
     try:
         snapshot["harness_tensors"] = tensors(torch)
     except Exception as error:
         problems.append(f"the snapshot does not name the program's tensors: {reason(error)}")
+    try:
+        host = getattr(torch.cuda, "host_memory_stats", dict)()
+        if host.get("num_host_alloc"):
+            snapshot["harness_host_memory"] = {"torch": str(torch.__version__), **host}
+    except Exception as error:
+        problems.append(f"the snapshot lacks pinned host memory: {reason(error)}")
     with open(path, "wb") as file:
         pickle.dump(snapshot, file)
     return problems

@@ -143,8 +143,8 @@ impl Figures {
     fn read(process: &Process, snapshot: Option<&Path>) -> Result<(Self, Events), CliError> {
         let sum = |name: &str| process.torch.as_ref().map_or(0, |torch| torch.sum(name));
         let mut figures = Self { retries: sum("num_alloc_retries"), out_of_memory_errors: sum("num_ooms"), ..Self::default() };
-        if let Some([allocated, reserved]) = process.torch.as_ref().and_then(TorchRecord::pinned_peaks) {
-            (figures.pinned_allocated, figures.pinned_reserved) = (Some(allocated.0), Some(reserved.0));
+        if let Some(host) = process.torch.as_ref().and_then(TorchRecord::host_memory) {
+            (figures.pinned_allocated, figures.pinned_reserved) = (host.peak_allocated.map(Bytes::get), Some(host.peak_reserved.0));
         }
         figures.waits_of_frees = Some(process.waits_of_frees).filter(|waits| *waits > 0);
         figures.uncomputed_reads = process.uncomputed_reads;

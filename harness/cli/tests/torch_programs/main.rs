@@ -121,6 +121,7 @@ fn main() -> ExitCode {
     trials.push(of_python("engine.py: an engine in a forked process is reported", &python, engine));
     trials.push(of_python("GeForce GPUs do not reach each other's memory, and others do", &python, peers));
     trials.push(of_python("addresses.py: the peak is an interval if it depends on the addresses", &python, orders_of_addresses));
+    trials.push(of_python("explain shows pinned host memory, unless PyTorch wrote the snapshot", &python, pinned_host_memory));
     trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -741,6 +742,26 @@ fn advised(python: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{:?}: {seen:#}\n{}", verified.status, String::from_utf8_lossy(&verified.stderr)).into())
+}
+
+/// `harness exec` and `harness.observe` write snapshots of the same error.
+fn pinned_host_memory(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let mut command = harness();
+    command.args(["exec", "--memory", "1GiB", "--snapshot", "exec.pickle", "--"]).arg(python).args(["-m", "harness.observe"]);
+    command.env("PYTHONPATH", root().join("harness/cli/python")).env("HARNESS_OBSERVE_DIR", "observed");
+    let ended = command.arg(self::folder().join("host_memory.py")).current_dir(&folder).output()?;
+    let observed = std::fs::read_dir(folder.path().join("observed"))?.next().ok_or("harness.observe wrote no snapshot")??.path();
+    for (snapshot, is_known) in [("exec.pickle".into(), true), (observed, true), ("plain.pickle".into(), false)] {
+        let explained = Command::new(env!("CARGO_BIN_EXE_harness")).arg("explain").arg(&snapshot).current_dir(&folder).output()?;
+        let shown = String::from_utf8_lossy(&explained.stdout);
+        let figures = "pinned host memory at the time of the snapshot, besides the figures above: ";
+        let is_shown = shown.contains(figures) && shown.contains("160 MiB reserved (") && shown.contains("peak reserved 160 MiB)");
+        if is_shown != is_known || shown.contains("pinned host memory") != is_known {
+            return Err(format!("{}: {shown}\n{ended:?}", snapshot.display()).into());
+        }
+    }
+    Ok(())
 }
 
 fn engine(python: &Path) -> Result<(), Failed> {

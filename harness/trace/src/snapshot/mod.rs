@@ -8,6 +8,7 @@
 mod budget;
 mod error;
 mod extras;
+mod host_memory;
 mod pickle;
 mod ranges;
 mod read;
@@ -29,6 +30,7 @@ use harness_allocator::{device::DevicePtr, named_enum, units::Bytes};
 use serde::Serialize;
 
 pub use self::extras::{ExtraId, Extras, Value};
+pub use self::host_memory::HostMemory;
 pub use self::recorder::{Recorded, Recorder};
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 pub use self::{

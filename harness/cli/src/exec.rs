@@ -68,7 +68,8 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Exec {
-    /// Memory of each simulated GPU, as in `24GiB` [default: all memory of the GPU]. With `--device`, it limits the memory of each process.
+    /// Memory of each simulated GPU, as in `24GiB` [default: all memory of the GPU]. PyTorch's allocator can use all of it; on a GPU, the CUDA context and
+    /// libraries take a part, which `--context-overhead` adds. With `--device`, it limits the memory of each process.
     #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program

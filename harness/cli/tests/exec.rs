@@ -13,6 +13,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use harness_exec::stub_library::StubLibrary;
 use harness_staging::{Staging, strict};
+use harness_trace::snapshot::Snapshot;
 use libtest_mimic::{Arguments, Trial};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -141,8 +142,8 @@ def memory_stats(device):
     ),
     (
         "cuda/memory.py",
-        "import os, shutil\n_recorded = []\ndef _record_memory_history(**settings): _recorded.append(settings)\n\
-         def _dump_snapshot(path):\n    assert len(_recorded) == 1, _recorded\n    if 'RECORDED' in os.environ: shutil.copy(os.environ['RECORDED'], path)\n",
+        "import gzip, os, pickle\n_recorded = []\ndef _record_memory_history(**settings): _recorded.append(settings)\n\
+         def _snapshot():\n    assert len(_recorded) == 1, _recorded\n    return pickle.load(gzip.open(os.environ['RECORDED'])) if 'RECORDED' in os.environ else {}\n",
     ),
 ];
 
@@ -364,7 +365,8 @@ fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot(world: World) {
     let torch = &record["processes"][0]["torch"];
     assert_eq!((&torch["ended_out_of_memory"], &torch["memory_stats"]["0"]["num_ooms"]), (&true.into(), &1.into()), "{}", ran.err);
     assert_eq!(record["processes"][0]["devices"][0]["failed"], 1);
-    assert_eq!(fs::read(world.path("new/oom.pickle")).unwrap(), fs::read(recorded).unwrap());
+    let [written, recorded] = [world.path("new/oom.pickle"), recorded].map(|path| Snapshot::read(&path).unwrap());
+    assert!(written == recorded, "{written:?}");
     assert!(ran.err.contains("OutOfMemoryError") && ran.err.contains("1 out of memory error; one ended the program"), "{}", ran.err);
     assert!(ran.err.contains("new/oom.pickle: out of memory, after event 1883"), "as `harness explain` says it: {}", ran.err);
 }

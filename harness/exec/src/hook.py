@@ -34,6 +34,18 @@ _SUBMITTED_AT = 24
 _WITH_PEAKS = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 # Exceptions looked at from one to its cause.
 _MOST_CAUSES = 16
+# Texts of PyTorch's and Triton's errors if a library has no memory for a handle, a plan or a module.
+_ERRORS_OF_LIBRARIES = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "insufficient resources when calling `cusparseCreate",
+    "CUFFT_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
 # Lines kept of a traceback.
 _MOST_LINES = 12
 # The signal after the first real-time signal that makes a process write its stacks.
@@ -141,16 +153,25 @@ def _behind(error):
     return error
 
 
-def _is_out_of_memory(error):
-    """Returns whether an exception, or the cause that it names, is an OutOfMemoryError. A group has only such exceptions."""
+def _is_by(is_one, error):
+    """Returns whether `is_one` accepts an exception, or the cause that it names. A group has only such exceptions."""
     for _ in range(_MOST_CAUSES):
         group = getattr(error, "exceptions", None)
         if isinstance(group, tuple) and group:
-            return all(map(_is_out_of_memory, group))
-        if error is None or isinstance(error, sys.modules["torch"].OutOfMemoryError):
+            return all(_is_by(is_one, each) for each in group)
+        if error is None or is_one(error):
             return error is not None
         error = error.__cause__
     return False
+
+
+def _is_out_of_memory(error):
+    return isinstance(error, sys.modules["torch"].OutOfMemoryError)
+
+
+def _is_of_library(error):
+    """Returns whether a library had no memory for a handle, a plan or a module."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _ERRORS_OF_LIBRARIES)
 
 
 def _end(error):
@@ -160,10 +181,11 @@ def _end(error):
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    found = {"traceback": text.rstrip().splitlines()[-_MOST_LINES:], "ended_out_of_memory": False, "error": None}
+    found = {"traceback": text.rstrip().splitlines()[-_MOST_LINES:], "ended_out_of_memory": False, "ended_by_library": False, "error": None}
     behind = _behind(error)
     if behind is not None:
-        found["ended_out_of_memory"] = _is_out_of_memory(behind)
+        found["ended_out_of_memory"] = _is_by(_is_out_of_memory, behind)
+        found["ended_by_library"] = _is_by(_is_of_library, behind)
         if not found["ended_out_of_memory"]:
             lines = "".join(traceback.format_exception_only(type(behind), behind)).splitlines()
             found["error"] = next(line for line in lines if not line.startswith(" "))

@@ -90,6 +90,9 @@ pub struct TorchRecord {
     pub started: u64,
     /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited while it handled it.
     pub ended_out_of_memory: bool,
+    /// `true` if the error of a library that could not create a handle, a plan or a module ended the process.
+    #[serde(default)]
+    pub ended_by_library: bool,
     /// The last line of another exception that ended the process, a thread or a test.
     #[serde(default)]
     pub error: Option<String>,
@@ -228,7 +231,7 @@ impl Process {
     }
 
     pub(crate) fn has_injected_failures(&self) -> bool {
-        self.devices.iter().any(|device| device.injected > 0)
+        self.devices.iter().any(|device| device.injected > 0) || self.failed_calls.iter().any(|call| call.injected > 0)
     }
 
     /// Returns whether workspaces of cuDNN were estimated.
@@ -411,6 +414,7 @@ impl TorchRecord {
             rank: None,
             started: 0,
             ended_out_of_memory: false,
+            ended_by_library: false,
             error: None,
             memory_stats: BTreeMap::new(),
             statistics: Statistics::AtLeast,

@@ -2,6 +2,7 @@ use std::fmt::Write as _;
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
+use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
@@ -33,6 +34,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &slow_calls(record, &settings.latencies);
     text += &models(record, settings);
     text += &timing(record, settings.events);
+    text += &without_libraries(record, settings);
     text += &not_modelled(record);
     record.used().for_each(|process| text += &not_computed(process, settings));
     text += &uncomputed_reads(record);
@@ -187,6 +189,23 @@ fn timing(record: &Record, events: Events) -> String {
         Events::Lag(_) => (String::new(), "`--events instant` and `--events synchronize` show the extremes"),
     };
     format!("freed memory waited{times} for another stream, so peaks depend on timing: {others}\n")
+}
+
+/// Whether the program fits only because context and libraries use no memory. After a refused request, less memory changes nothing in principle.
+fn without_libraries(record: &Record, settings: &Settings) -> String {
+    let h200 = ContextOverhead::H200;
+    let needed = h200.of_context().0 * record.used().count() as u64;
+    let is_full = |held: &&u64| **held > 0 && settings.memory.0.saturating_sub(**held) < needed;
+    let is_refused = record.used().flat_map(|process| &process.devices).any(|device| device.failed > device.injected);
+    match record.peak_held.iter().find(is_full) {
+        Some(held) if settings.context_overhead == Bytes::ZERO && !is_refused => format!(
+            "at the peak, {} of the GPU were free: on an H200, the context of a process takes {}, and with libraries up to {}; `--context-overhead h200` adds them\n",
+            settings.memory.saturating_sub(Bytes(*held)),
+            h200.of_context(),
+            h200.with_libraries(),
+        ),
+        _ => String::new(),
+    }
 }
 
 fn slow_calls(record: &Record, latencies: &[Latency]) -> String {

@@ -47,7 +47,7 @@ impl Call {
     }
 
     /// Returns whether failures can be injected.
-    pub(crate) const fn can_fail(self) -> bool {
+    pub const fn can_fail(self) -> bool {
         self.requests_device_memory() || matches!(self, Self::HostAlloc) || (self.is_of_library() && !matches!(self, Self::CublasGemm))
     }
 }

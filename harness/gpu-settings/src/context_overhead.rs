@@ -30,6 +30,8 @@ const CONTEXT: Bytes = Bytes::mib(527);
 const NAME: &str = "h200";
 
 impl Part {
+    const ALL: [Self; 4] = [Self::Cublas, Self::CublasHalf, Self::Cudnn, Self::Cusolver];
+
     pub const fn memory(self) -> Bytes {
         Bytes::mib(match self {
             Self::Cublas => 595 - 527,
@@ -46,6 +48,14 @@ impl ContextOverhead {
         match self {
             Self::Size(size) => size,
             Self::H200 => CONTEXT,
+        }
+    }
+
+    /// The memory with all libraries that were measured.
+    pub fn with_libraries(self) -> Bytes {
+        match self {
+            Self::Size(size) => size,
+            Self::H200 => Part::ALL.into_iter().fold(CONTEXT, |sum, part| sum + part.memory()),
         }
     }
 
@@ -81,8 +91,7 @@ mod tests {
 
     #[test]
     fn the_parts_add_up_to_the_measured_memory() {
-        let parts = [Part::Cublas, Part::CublasHalf, Part::Cudnn, Part::Cusolver];
-        assert_eq!(parts.into_iter().fold(CONTEXT, |sum, part| sum + part.memory()), Bytes::mib(799));
+        assert_eq!(ContextOverhead::H200.with_libraries(), Bytes::mib(799));
     }
 
     #[test]

@@ -35,6 +35,10 @@ impl<'a> Text<'a> {
         // SAFETY: a C caller passes null or a string that outlives the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
+
+    pub fn address(self) -> usize {
+        self.0.expose_provenance()
+    }
 }
 
 /// Exports C functions, one per row: `name(argument: Type) = body;`. They return an error code unless the row names a type. Equal functions

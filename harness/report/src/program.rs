@@ -1,11 +1,11 @@
 mod picture;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_exec::record::{Engine, Process, Record};
-use harness_exec::{machine::Machine, process, timeline::Timeline};
+use harness_exec::{machine::Machine, process, summary, timeline::Timeline};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
@@ -132,6 +132,8 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         };
         page.grid(&Grid::new("lr", heads, engines.iter().map(row)));
     }
+    page.block("## Summary");
+    page.block(fenced("text", summary::render(program.record, program.machine, program.gpu).trim_end()));
     page.block("## Driver calls");
     page.grid(&calls(program));
     let errors = errors(program);
@@ -242,24 +244,16 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         CudnnWorkspace::Measured { file, .. } => format!("cuDNN workspaces come from {file}, others are estimates."),
         CudnnWorkspace::None => "cuDNN uses no workspaces.".to_owned(),
     };
-    let names: BTreeSet<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
-    let bounds = program
-        .used()
-        .filter_map(Process::bounds_of_peak)
-        .map(|[least, most]| format!("Because of these estimates, the allocated peak is between {least} and {most}."));
+    let of_libraries = if settings.memory_of_libraries { ", and more for libraries, as on an H200" } else { "" };
     let mut lines = vec![
         format!("Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
-        format!("Each process uses {context_overhead} for its CUDA context."),
+        format!("Each process uses {context_overhead} for its CUDA context{of_libraries}."),
         values.to_owned(),
         workspace,
         "torch's host code and its allocator are real, including sizes, order and addresses of allocations, retries and errors.".to_owned(),
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
-    lines.splice(4..4, bounds);
     lines.extend(nccl_memory.iter().map(|table| format!("The memory of NCCL comes from {table}.")));
-    if !names.is_empty() {
-        lines.push(format!("Not modelled; these calls return success: {}.", Vec::from_iter(names).join(", ")));
-    }
     lines
 }
 

@@ -125,7 +125,7 @@ fn ending(outcome: &Outcome, place: &str) -> String {
         Outcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
         Outcome::Signal { signal } => format!("ends with signal {signal}{after}"),
         Outcome::Hang { .. } => format!("exceeds its time limit{after}"),
-        Outcome::NotReached => "does not reach the allocation to fail".to_owned(),
+        Outcome::NotReached => "does not reach the call to fail".to_owned(),
     }
 }
 
@@ -153,14 +153,15 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
     let first = report.first.submitted;
     let cells = |case: &Case| {
         let place = case.stack.first().map(|frame| format!("{} {}", frame.short(), frame.name));
-        let clean = if case.is_clean_end && case.outcome != Outcome::OutOfMemory { " after OutOfMemoryError" } else { "" };
+        let clean =
+            if case.is_clean_end && case.call.is_none() && case.outcome != Outcome::OutOfMemory { " after OutOfMemoryError" } else { "" };
         let kept = case.more_at_end.filter(|_| case.holds_memory && is_well(&case.outcome));
         let kept = kept.map_or_else(String::new, |more| format!(", keeps {}", Bytes(more.unsigned_abs())));
         let work = (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
         vec![
             words::or_nothing(case.rank),
-            case.attempt.to_string(),
-            Bytes(case.size).to_string(),
+            attempt(case),
+            words::or_nothing(case.call.is_none().then_some(Bytes(case.size))),
             words::or_nothing(place),
             outcome_cell(&case.outcome) + clean + &kept,
             words::or_nothing(case.alone.as_ref().map(outcome_cell)),
@@ -177,8 +178,12 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
     grid.with_columns(|head| is_shown(head) && (report.has_ranks() || head != "rank"))
 }
 
+fn attempt(case: &Case) -> String {
+    case.call.as_ref().map_or_else(|| case.attempt.to_string(), |call| format!("{call} {}", case.attempt))
+}
+
 fn numbered(case: &Case) -> String {
-    case.rank.map_or_else(|| case.attempt.to_string(), |rank| format!("{} of rank {rank}", case.attempt))
+    case.rank.map_or_else(|| attempt(case), |rank| format!("{} of rank {rank}", attempt(case)))
 }
 
 fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>, columns: Columns) -> Vec<String> {

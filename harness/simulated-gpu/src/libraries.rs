@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_longlong, c_void};
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::{calls::Call, context_overhead::Part, export};
 
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::sim::GRANULARITY, units::Bytes};
 
 use crate::code::Code;
 use crate::objects::new_object;
@@ -21,16 +21,34 @@ const CUDNN_8_ALLOC_FAILED: c_int = 2;
 
 /// Makes a call of a library that takes memory of the current device at its first use: that of a part, or none.
 pub(crate) fn open(call: Call, part: Option<Part>) -> Result<(), Code> {
+    let is_new = |state: &State, index: usize, part: Part| !state.parts.contains(&(index, part));
+    take(call, |state, index| part.filter(|part| is_new(state, index, *part)).map_or(Bytes::ZERO, Part::memory))?;
+    machine().state().parts.extend(part.map(|part| (current_device(), part)));
+    Ok(())
+}
+
+/// Loads a module with this size of machine code, which fills pages one module after the other. Unloading keeps them.
+pub(crate) fn load_module(code: Bytes) -> Result<(), Code> {
+    let pages = |bytes: Bytes| bytes.checked_round_up(GRANULARITY).unwrap_or(bytes);
+    let before = |state: &State, index: usize| state.code.get(&index).copied().unwrap_or_default();
+    take(Call::ModuleLoad, |state, index| {
+        let loaded = before(state, index);
+        pages(loaded + code) - pages(loaded)
+    })?;
+    *machine().state().code.entry(current_device()).or_default() += code;
+    Ok(())
+}
+
+/// Makes a call that takes memory of the current device, if the settings say so.
+fn take(call: Call, size: impl FnOnce(&State, usize) -> Bytes) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     let (index, state) = (current_device(), &mut *machine.state());
-    let part = part.filter(|part| machine.settings.memory_of_libraries && !state.parts.contains(&(index, *part)));
-    let size = part.map_or(Bytes::ZERO, Part::memory);
-    let take = |state: &mut State| if part.is_some() { state.on_device(index, |memory| memory.take_for_library(size)) } else { Ok(()) };
-    let (taken, injected) = state.attempt(machine, (call, size), Some(index), take);
-    match taken {
-        Ok(()) => state.parts.extend(part.map(|part| (index, part))),
-        Err(_) => machine.counters.count_failed_call(call, injected),
+    let size = if machine.settings.memory_of_libraries { size(state, index) } else { Bytes::ZERO };
+    let get = |state: &mut State| if size > Bytes::ZERO { state.on_device(index, |memory| memory.take_for_library(size)) } else { Ok(()) };
+    let (taken, injected) = state.attempt(machine, (call, size), Some(index), get);
+    if taken.is_err() {
+        machine.counters.count_failed_call(call, injected);
     }
     taken
 }

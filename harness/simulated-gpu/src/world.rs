@@ -61,6 +61,8 @@ pub(crate) struct State {
     pub(crate) symbols: BTreeMap<(usize, usize), u64>,
     /// The parts of libraries that hold memory, by the index of a device.
     pub(crate) parts: BTreeSet<(usize, Part)>,
+    /// The bytes of loaded modules, by the index of a device.
+    pub(crate) code: BTreeMap<usize, Bytes>,
     /// Memory of other processes.
     pub(crate) opened: BTreeMap<Handle, Opened>,
     /// The device memory of this process, entered for processes that share the devices.
@@ -129,6 +131,7 @@ impl Machine {
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
             parts: BTreeSet::new(),
+            code: BTreeMap::new(),
             opened: BTreeMap::new(),
             account: Account::new(env::var_os(LEDGER).map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref())))),
         };

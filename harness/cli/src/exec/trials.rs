@@ -30,8 +30,8 @@ const NO_LIMIT: Duration = Duration::from_secs(u64::MAX / 4);
 #[derive(Args)]
 pub(super) struct Options {
     /// Run the program once without failures, then once per allocation of device memory. In each run, that allocation and PyTorch's retry fail, which
-    /// causes an out-of-memory error. WHICH is `all`, `sample:N` or `largest:N` [default: all up to 64 allocations; of more, a sample of 64 and the 16
-    /// largest].
+    /// causes an out-of-memory error. Calls that create handles, plans and modules of libraries, such as cublasCreate, then fail once each. WHICH is `all`,
+    /// `sample:N` or `largest:N`, which fail allocations only [default: all up to 64 allocations; of more, a sample of 64 and the 16 largest].
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "some", conflicts_with_all = ["fail", "least_memory"], help_heading = MANY)]
     every_fault: Option<Which>,
     /// With `--every-fault`: also fail each allocation alone. PyTorch's retry should then succeed. Without this option, three allocations are tested alone.
@@ -39,7 +39,7 @@ pub(super) struct Options {
     alone: bool,
     /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends like the first run, with at most 1 % or 2 MiB
     /// more memory in use. `ends-cleanly`: the run recovers, or ends with a nonzero exit code after an OutOfMemoryError, and no other exception or
-    /// signal ends it.
+    /// signal ends it. Both accept the error of a library whose call failed.
     #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY, value_parser = expectations())]
     expect: Option<Expectation>,
     /// Search for the least memory in which the program ends as with `--memory`, without out-of-memory errors. The result is exact to 1 %.
@@ -240,7 +240,9 @@ impl Options {
                 Some(format!("The program {ending} without injected failures. Correct that first."))
             }
             Some(ending) => Some(format!("The program {ending} with all of its memory. Give more `--memory`, or correct the program.")),
-            None if first.attempts.is_empty() => Some("The program allocated no device memory, so there is nothing to test.".to_owned()),
+            None if first.attempts.is_empty() && (self.least_memory || first.library_calls.is_empty()) => {
+                Some("The program allocated no device memory, so there is nothing to test.".to_owned())
+            }
             None if self.least_memory && !self.allow_ooms && first.unreported.is_some() => {
                 first.unreported.as_ref().map(|unreported| format!("The least memory is unknown: {unreported}."))
             }

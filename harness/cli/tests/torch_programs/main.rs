@@ -92,6 +92,7 @@ fn main() -> ExitCode {
         trial(row, python, printed)
     }));
     trials.push(of_python("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
+    trials.push(of_python("each call of a library fails, and its error is a clean end", &python, library_errors));
     trials.push(of_python("a broken recovery is reported as in the README", &python, a_broken_recovery_is_reported_as_in_the_readme));
     trials.push(of_python("a correct recovery survives on a squeezed GPU", &python, a_correct_recovery_survives_on_a_squeezed_gpu));
     trials.push(of_python("pluggable.py: the library makes the same decisions as PyTorch's own allocator", &python, decides_alike));
@@ -351,6 +352,20 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{:?}: {document:#}", output.status).into())
+}
+
+fn library_errors(python: &Path) -> Result<(), Failed> {
+    let mut command = harness();
+    command.args(["exec", "--memory", "1GiB", "--every-fault", "--expect", "ends-cleanly", "--format", "json", "--"]);
+    let output = command.arg(python).arg(folder().join("library_errors.py")).output()?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let cases = document["cases"].as_array().ok_or("the document has no cases")?.iter();
+    let found: Vec<_> =
+        cases.filter(|case| !case["call"].is_null()).map(|case| [&case["call"], &case["outcome"], &case["is_clean_end"]]).collect();
+    let expected: [[Value; 3]; 2] =
+        [["cublasCreate".into(), "recovered".into(), false.into()], ["cusolverDnCreate".into(), "other_error".into(), true.into()]];
+    let is_right = found.iter().map(|case| case.map(Clone::clone)).eq(expected);
+    if output.status.success() && is_right { Ok(()) } else { Err(format!("{:?}: {document:#}", output.status).into()) }
 }
 
 fn orders_of_addresses(python: &Path) -> Result<(), Failed> {

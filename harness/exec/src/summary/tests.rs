@@ -16,6 +16,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             rank: rank.map(str::to_owned),
             started: 0,
             ended_out_of_memory: true,
+            ended_by_library: false,
             memory_stats: serde_json::from_value(stats).unwrap(),
             statistics: Statistics::Reported,
             resets: 0,
@@ -120,6 +121,24 @@ fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
     assert!(of_many.contains("loss.py:8 and 2 more"), "{of_many}");
     let marks = |reads| of_torch(&read(7, reads, &[])).ends_with("unless a branch depends on a value below");
     assert_eq!([marks(0), marks(1)], [false, true]);
+}
+
+#[test]
+fn a_peak_without_room_for_the_context_of_each_process_is_named_unless_requests_failed() {
+    let names_context = |held: Bytes, processes: u32, failed: u64, overhead: Bytes| {
+        let of = |pid| {
+            let process = process(pid, None);
+            Process { devices: vec![DeviceRecord { failed, injected: 0, ..process.devices[0].clone() }], ..process }
+        };
+        let (mut record, mut settings) = record((0..processes).map(of).collect());
+        (record.peak_held, settings.context_overhead) = (vec![held.0], overhead);
+        simulated(&record, &settings).contains("`--context-overhead h200` adds them")
+    };
+    let full = Bytes::gib(8) - Bytes::mib(526);
+    assert!(names_context(full, 1, 0, Bytes::ZERO));
+    assert!(!names_context(full - Bytes::mib(1), 1, 0, Bytes::ZERO));
+    assert!(names_context(full - Bytes::mib(500), 2, 0, Bytes::ZERO), "two contexts");
+    assert!(!names_context(full, 1, 1, Bytes::ZERO) && !names_context(full, 1, 0, Bytes::mib(2)));
 }
 
 #[test]

@@ -3,10 +3,12 @@
 //! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes two failures in a row: attempts
 //! n and n + 1.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::units::Bytes;
 use harness_base::shard::Shard;
 use harness_gpu_settings::attempts::{self, Attempt};
-use harness_gpu_settings::settings::Fault;
+use harness_gpu_settings::{calls::Call, settings::Fault};
 use serde::{Deserialize, Serialize};
 
 use super::merge::Part;
@@ -30,7 +32,7 @@ pub struct Plan {
 /// Expected behavior of a program that runs out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// It ends like a run without failures and holds no more memory at the end.
+    /// It ends like a run without failures and holds no more memory at the end. After the failed call of a library, it may also end with that error.
     Recovers,
     /// It recovers, or it ends with a nonzero exit code after an OutOfMemoryError, and no other exception or signal ends it.
     EndsCleanly,
@@ -70,13 +72,16 @@ pub struct First {
     pub submitted: u64,
 }
 
-/// A run in which an attempt and the next one failed.
+/// A run in which an attempt and the next one failed, or a call of a library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     /// The rank, which is its device, if the program has several. Each rank counts its own attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The first failed attempt, counted from 1.
+    /// The call of a library that failed, if it was one. Others are attempts to allocate device memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<String>,
+    /// The first failed attempt, counted from 1, or the number of the call among those of this name.
     pub attempt: u64,
     pub size: u64,
     #[serde(flatten)]
@@ -84,7 +89,8 @@ pub struct Case {
     /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty if there was no error or its
     /// stack is unknown.
     pub stack: Vec<Frame>,
-    /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the program, or it exited after it caught one.
+    /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the program, or it exited after it caught one. After a failed
+    /// call of a library, the library's error replaces the OutOfMemoryError.
     pub is_clean_end: bool,
     /// Bytes allocated at the end, minus those of the first run.
     pub more_at_end: Option<i64>,
@@ -104,7 +110,7 @@ pub struct Case {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// Like the first run, after an OutOfMemoryError.
+    /// Like the first run, after an OutOfMemoryError or the failed call of a library.
     Recovered,
     /// Like the first run, without an error: the retry succeeded.
     ServedByRetry,
@@ -123,72 +129,125 @@ pub enum Outcome {
 }
 
 impl Case {
+    /// The name among all cases of a program.
+    pub(super) fn name(&self) -> String {
+        name(self.rank, self.call.as_deref(), self.attempt)
+    }
+
     pub fn meets(&self, expectation: Expectation) -> bool {
         let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry) && !self.holds_memory;
         match expectation {
-            Expectation::Recovers => recovers,
+            // PyTorch raises an error of the library, which programs rarely catch.
+            Expectation::Recovers => recovers || (self.call.is_some() && self.is_clean_end),
             Expectation::EndsCleanly => recovers || self.is_clean_end,
         }
     }
 }
 
 pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
-    let places = places(program.first);
-    let (mut chosen, mut alone) = cases(&places, plan);
+    let Cases { mut chosen, mut alone, described } = cases(program.first, plan);
     let part = program.keep_shard(&mut chosen, Place::name);
     program.keep_shard(&mut alone, Place::name);
-    let trial =
-        |place: &Place, count| Trial { faults: vec![failing(place.attempt, count)], faulty_device: place.rank, ..program.trial.clone() };
-    let trials: Vec<Trial> = chosen.iter().map(|place| trial(place, 2)).chain(alone.iter().map(|place| trial(place, 1))).collect();
+    let trial = |place: &Place, count| Trial { faults: vec![place.failing(count)], faulty_device: place.rank, ..program.trial.clone() };
+    let trials: Vec<Trial> =
+        chosen.iter().map(|place| trial(place, place.in_a_row())).chain(alone.iter().map(|place| trial(place, 1))).collect();
     let mut runs = program.run(&trials)?;
     let lone_runs = runs.split_off(chosen.len());
     let left_out = runs.iter().chain(&lone_runs).filter(|run| run.is_none()).count();
     let mut cases: Vec<Case> = chosen.iter().zip(runs).filter_map(|(place, run)| Some(case(place, program.first, &run?))).collect();
     for (place, run) in alone.iter().zip(lone_runs) {
-        if let (Some(run), Some(case)) = (run, cases.iter_mut().find(|case| (case.rank, case.attempt) == (place.rank, place.attempt))) {
-            case.alone = Some(outcome(&failing(place.attempt, 1), &program.first.of_rank(place.rank), &run.of_rank(place.rank)));
+        if let (Some(run), Some(case)) = (run, cases.iter_mut().find(|case| case.name() == place.name())) {
+            case.alone = Some(outcome(&place.failing(1), &program.first.of_rank(place.rank), &run.of_rank(place.rank)));
         }
     }
-    Ok(FaultReport { first: First::new(program.first), chosen: plan.which.described(places.len()), cases, left_out, part })
+    Ok(FaultReport { first: First::new(program.first), chosen: described, cases, left_out, part })
 }
 
-/// An attempt, counted from 1, of a rank if there are several.
+fn name(rank: Option<u32>, call: Option<&str>, attempt: u64) -> String {
+    format!("{rank:?} {}{attempt}", call.map_or_else(String::new, |call| format!("{call} ")))
+}
+
+/// An attempt or a call of a library, counted from 1, of a rank if there are several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     rank: Option<u32>,
+    call: Option<Call>,
     attempt: u64,
     size: Bytes,
 }
 
 impl Place {
     fn name(&self) -> String {
-        format!("{:?} {}", self.rank, self.attempt)
+        name(self.rank, self.call.map(Call::name), self.attempt)
+    }
+
+    const fn failing(&self, count: u64) -> Fault {
+        Fault { call: self.call, first: self.attempt, count, min_size: Bytes::ZERO }
+    }
+
+    /// The failures that PyTorch does not survive by itself. It does not retry calls of libraries.
+    const fn in_a_row(&self) -> u64 {
+        if self.call.is_some() { 1 } else { 2 }
     }
 }
 
 /// The attempts of all ranks, or else of the process that made the most.
 fn places(first: &Observed) -> Vec<Place> {
     let of = |rank: Option<u32>, attempts: &[Attempt]| {
-        let place = |(index, attempt): (usize, &Attempt)| Place { rank, attempt: index as u64 + 1, size: attempt.size };
+        let place = |(index, attempt): (usize, &Attempt)| Place { rank, call: None, attempt: index as u64 + 1, size: attempt.size };
         attempts.iter().enumerate().map(place).collect::<Vec<_>>()
     };
     if first.ranks.len() < 2 {
         return of(None, &first.attempts);
     }
-    first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device())).collect()
+    first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device()[0])).collect()
 }
 
-/// The attempts that fail twice in a row, and those that fail alone.
-fn cases(places: &[Place], plan: Plan) -> (Vec<Place>, Vec<Place>) {
-    let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
-    let chosen: Vec<Place> = plan.which.choose(&sizes).into_iter().map(|number| places[number as usize - 1]).collect();
+/// The calls of libraries of the same processes.
+fn library_calls(first: &Observed) -> Vec<Place> {
+    let of = |rank: Option<u32>, calls: &[Attempt]| {
+        let mut made = BTreeMap::new();
+        let place = |call: &Attempt| {
+            let number = made.entry(call.call).or_insert(0);
+            *number += 1;
+            Place { rank, call: Some(call.call), attempt: *number, size: call.size }
+        };
+        calls.iter().map(place).collect::<Vec<_>>()
+    };
+    if first.ranks.len() < 2 {
+        return of(None, &first.library_calls);
+    }
+    first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device()[1])).collect()
+}
+
+struct Cases {
+    /// Attempts that fail twice in a row, then calls of libraries.
+    chosen: Vec<Place>,
+    /// Attempts that also fail alone.
+    alone: Vec<Place>,
+    described: String,
+}
+
+fn cases(first: &Observed, plan: Plan) -> Cases {
+    let choose = |places: &[Place]| {
+        let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
+        plan.which.choose(&sizes).into_iter().map(|number| places[number as usize - 1]).collect::<Vec<Place>>()
+    };
+    let (places, calls) = (places(first), library_calls(first));
+    let mut chosen = choose(&places);
     let alone = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };
-    (chosen, alone)
+    let mut described = plan.which.described(places.len());
+    if !calls.is_empty() && matches!(plan.which, Which::Some | Which::All) {
+        chosen.extend(choose(&calls));
+        described +=
+            &format!("; {} of the calls that create handles, plans and modules of libraries, once", plan.which.described(calls.len()));
+    }
+    Cases { chosen, alone, described }
 }
 
 /// Returns the number of runs that [`every_fault`] makes.
 pub fn runs(first: &Observed, plan: Plan, shard: Option<Shard>) -> usize {
-    let (chosen, alone) = cases(&places(first), plan);
+    let Cases { chosen, alone, .. } = cases(first, plan);
     chosen.iter().chain(&alone).filter(|place| shard.is_none_or(|shard| shard.has(&place.name()))).count()
 }
 
@@ -206,35 +265,38 @@ impl First {
     }
 }
 
-const fn failing(first: u64, count: u64) -> Fault {
-    Fault { call: None, first, count, min_size: Bytes::ZERO }
-}
-
 fn case(place: &Place, first: &Observed, run: &Observed) -> Case {
-    let (fault, first, run) = (&failing(place.attempt, 2), &first.of_rank(place.rank), &run.of_rank(place.rank));
+    let (fault, first, run) = (&place.failing(place.in_a_row()), &first.of_rank(place.rank), &run.of_rank(place.rank));
     let failed = fault.first as usize;
+    let is_of_library = place.call.is_some();
     let size_of = |observed: &Observed, attempt: usize| observed.attempts.get(attempt).map(|attempt| attempt.size.0);
-    let error = run.errors.iter().find(|error| error.attempts >= fault.first);
+    let error = run.errors.iter().find(|error| error.attempts >= fault.first && !is_of_library);
     let more_at_end = run.allocated_at_end.zip(first.allocated_at_end).map(|(run, first)| difference(run, first));
     let bearable = first.allocated_at_end.map_or(MORE, |bytes| Bytes(bytes.0 / 100).max(MORE));
     let outcome = outcome(fault, first, run);
     let is_clean_end = match outcome {
         Outcome::OutOfMemory => true,
+        Outcome::OtherError { .. } => is_of_library && run.ended_by_library,
         // Shells pass on a signal as 128 + n.
         Outcome::ExitCode { exit_code } => exit_code > 0 && exit_code < 128 && !run.is_end_unknown && has_raised(fault, first, run),
         _ => false,
     };
     Case {
         rank: place.rank,
+        call: place.call.map(|call| call.name().to_owned()),
         attempt: fault.first,
-        size: size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default(),
+        size: if is_of_library {
+            place.size.0
+        } else {
+            size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default()
+        },
         outcome,
         stack: error.map(|error| error.frames.clone()).unwrap_or_default(),
         is_clean_end,
         more_at_end,
         holds_memory: more_at_end.is_some_and(|more| u64::try_from(more).is_ok_and(|more| Bytes(more) > bearable)),
         more_at_peak: difference(run.peak_reserved, first.peak_reserved),
-        next_size: size_of(run, failed - 1 + fault.count as usize),
+        next_size: size_of(run, failed - 1 + fault.count as usize).filter(|_| !is_of_library),
         submitted: run.submitted,
         alone: None,
     }
@@ -248,7 +310,7 @@ fn difference(bytes: Bytes, than: Bytes) -> i64 {
 fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     let end = match run.ending {
         Ending::Hang => return Outcome::Hang { ranks: Vec::new() },
-        Ending::By(_) if !attempts::reach(&run.attempts, fault) => {
+        Ending::By(_) if !attempts::reach(if fault.call.is_some() { &run.library_calls } else { &run.attempts }, fault) => {
             return run.port_in_use.clone().map_or(Outcome::NotReached, |error| Outcome::OtherError { error });
         }
         Ending::By(end) => end,
@@ -258,6 +320,8 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     }
     match end {
         End::Signal(signal) => Outcome::Signal { signal },
+        // Nothing retries a call of a library, so the program did.
+        End::Code(_) if run.ending == first.ending && fault.call.is_some() => Outcome::Recovered,
         End::Code(_) if run.ending == first.ending && has_raised(fault, first, run) => Outcome::Recovered,
         End::Code(_) if run.ending == first.ending => Outcome::ServedByRetry,
         End::Code(exit_code) => match &run.error {

@@ -97,7 +97,7 @@ impl Report {
     fn sort(&mut self, names: &[String]) {
         let position = |name: &str| names.iter().position(|other| other == name);
         match self {
-            Self::Faults(report) => report.cases.sort_by_key(|case| (case.rank, case.attempt)),
+            Self::Faults(report) => report.cases.sort_by_key(|case| position(&case.name())),
             Self::Least(report) => report.orders.sort_by_key(|order| position(&order.addresses)),
             Self::Settings(report) => {
                 report.rows.sort_by_key(|row| position(&row.alloc_conf));

@@ -49,6 +49,8 @@ pub struct Observed {
     pub slow_calls: Vec<SlowCalls>,
     /// Device allocation attempts, in order, of the process that made the most.
     pub attempts: Vec<Attempt>,
+    /// Calls of the same process that create handles, plans and modules of libraries, and that can fail on request, in order.
+    pub library_calls: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
     /// The same of each device: of the process with the most attempts on it, which is a rank if there are several.
@@ -61,6 +63,8 @@ pub struct Observed {
     pub port_in_use: Option<String>,
     /// `true` if an OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
+    /// `true` if the error of a library that could not create a handle, a plan or a module ended a process.
+    pub ended_by_library: bool,
     /// Another exception that ended a process.
     pub error: Option<String>,
     /// `true` if a process in which an attempt failed on request ended in an unknown way. The exit code of the program is that of its only process.
@@ -77,13 +81,14 @@ pub struct RankAttempts {
     /// Its number without `CUDA_VISIBLE_DEVICES`.
     pub device: u32,
     pub attempts: Vec<Attempt>,
+    pub library_calls: Vec<Attempt>,
     pub errors: Vec<OutOfMemory>,
 }
 
 impl RankAttempts {
-    /// The attempts on the rank's own device.
-    pub(crate) fn of_device(&self) -> Vec<Attempt> {
-        self.attempts.iter().filter(|attempt| attempt.number == self.device).copied().collect()
+    /// The attempts and calls of libraries on the rank's own device.
+    pub(crate) fn of_device(&self) -> [Vec<Attempt>; 2] {
+        [&self.attempts, &self.library_calls].map(|all| all.iter().filter(|attempt| attempt.number == self.device).copied().collect())
     }
 }
 
@@ -127,7 +132,7 @@ impl Observed {
         let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
         let ranks = attempts_of_ranks(folder, counters)?;
         let most = ranks.iter().rev().max_by_key(|rank| rank.attempts.len()).cloned();
-        let (attempts, errors) = most.map(|rank| (rank.attempts, rank.errors)).unwrap_or_default();
+        let (attempts, library_calls, errors) = most.map(|rank| (rank.attempts, rank.library_calls, rank.errors)).unwrap_or_default();
         Ok(Self {
             ending,
             processes: record.processes.iter().filter(|process| process.used_gpu()).count(),
@@ -142,10 +147,12 @@ impl Observed {
             reads_free_memory: record.processes.iter().any(|process| process.reads_free_memory),
             slow_calls: record.processes.iter().flat_map(|process| process.slow_calls.clone()).collect(),
             attempts,
+            library_calls,
             errors,
             ranks,
             hang: record.hang.clone(),
             ended_out_of_memory: torches().any(|torch| torch.ended_out_of_memory),
+            ended_by_library: torches().any(|torch| torch.ended_by_library),
             error: error(record),
             is_end_unknown: record.processes.len() > 1
                 && record.processes.iter().any(|process| !process.has_reported() && process.has_injected_failures()),
@@ -165,8 +172,9 @@ impl Observed {
     pub(crate) fn of_rank(&self, rank: Option<u32>) -> Cow<'_, Self> {
         let Some(rank) = rank else { return Cow::Borrowed(self) };
         let found = self.ranks.iter().find(|of| of.device == rank);
-        let (attempts, errors) = found.map(|rank| (rank.of_device(), rank.errors.clone())).unwrap_or_default();
-        Cow::Owned(Self { attempts, errors, ..self.clone() })
+        let (of_device, errors) = found.map(|rank| (rank.of_device(), rank.errors.clone())).unwrap_or_default();
+        let [attempts, library_calls] = of_device;
+        Cow::Owned(Self { attempts, library_calls, errors, ..self.clone() })
     }
 }
 
@@ -187,7 +195,8 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
             let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
             OutOfMemory { attempts: before.filter(|attempt| attempt.call.requests_device_memory()).count() as u64, ..error }
         });
-        RankAttempts { device, errors: errors.collect(), attempts: on_device(&all).copied().collect() }
+        let library_calls = all.iter().filter(|attempt| attempt.call.is_of_library() && attempt.call.can_fail()).copied().collect();
+        RankAttempts { device, errors: errors.collect(), attempts: on_device(&all).copied().collect(), library_calls }
     };
     Ok(most.into_iter().map(rank).collect())
 }

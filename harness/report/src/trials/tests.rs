@@ -11,6 +11,7 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
     let frame = Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() };
     Case {
         rank: None,
+        call: None,
         attempt,
         size: 20 * MIB,
         is_clean_end: outcome == Outcome::OutOfMemory,

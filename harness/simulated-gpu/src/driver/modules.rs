@@ -2,13 +2,15 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use harness_allocator::units::Bytes;
 use harness_gpu_settings::ffi::{Out, Text};
-use harness_gpu_settings::{calls::Call, export, gpus::BLOCK_THREADS};
+use harness_gpu_settings::{export, gpus::BLOCK_THREADS};
 
-use crate::code::{Code, answer, put};
+use crate::code::{Code, answer, put, remember};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
-use crate::libraries::open;
+use crate::libraries::load_module;
 use crate::objects::{delete_object, new_object};
+use crate::runtime::fat_binary::code_bytes;
 use crate::runtime::streams::submit;
 use crate::{contents::launched, copied, world::machine};
 
@@ -21,11 +23,13 @@ struct LaunchConfig {
 
 export! {
     cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
-        output_by_kernel_mode(THIS, module, |module| answer(create(module)), || load(image));
+        output_by_kernel_mode(THIS, module, |module| answer(create(module, image.address())), || load(image));
     cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) =
         cuModuleLoadData(module, image);
+    cuModuleLoadFatBinary(module: Out<'_, usize>, image: *const c_void) =
+        by_kernel_mode(THIS, || answer(create(module, image.expose_provenance())), || Err(Code::NotSupported));
     /// If kernels execute, modules are loaded only from memory.
-    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(create(module)), || Err(Code::NotSupported));
+    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(create(module, 0)), || Err(Code::NotSupported));
     cuModuleUnload(module: *mut u8) = by_kernel_mode(THIS, || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
     /// The function of a module without kernels is the module.
     cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =
@@ -45,8 +49,21 @@ export! {
     ) = launch(stream);
     /// Libraries are modules, and their kernels are functions.
     cuLibraryLoadData(
-        library: Out<'_, usize>, _: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
-    ) = by_kernel_mode(THIS, || answer(create(library)), || Err(Code::NotSupported));
+        library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void,
+        _: c_uint
+    ) = by_kernel_mode(THIS, || answer(create(library, image.expose_provenance())), || Err(Code::NotSupported));
+    cuLibraryLoadFromFile(
+        library: Out<'_, usize>, _: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+    ) = by_kernel_mode(THIS, || answer(create(library, 0)), || Err(Code::NotSupported));
+    cudaLibraryLoadData(
+        library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void,
+        _: c_uint
+    ) = remember(create(library, image.expose_provenance()));
+    cudaLibraryLoadFromFile(
+        library: Out<'_, usize>, _: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+    ) = remember(create(library, 0));
+    cudaLibraryUnload(library: *mut u8) = delete(library);
+    cudaLibraryGetKernel, cudaLibraryGetUnifiedFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = remember(put(place, object));
     cuLibraryUnload(library: *mut u8) = by_kernel_mode(THIS, || delete(library), || Err(Code::NotSupported));
     cuLibraryGetKernel, cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = answer(put(place, object));
     cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) = cuFuncGetAttribute(value, number, kernel);
@@ -54,9 +71,10 @@ export! {
     cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 
-/// Creates a module without kernels.
-fn create(module: Out<'_, usize>) -> Result<(), Code> {
-    open(Call::ModuleLoad, None)?;
+/// Creates a module without kernels. The address of its image is 0 if it is in a file.
+fn create(module: Out<'_, usize>, image: usize) -> Result<(), Code> {
+    // SAFETY: the program passes an image.
+    load_module(unsafe { code_bytes(image) })?;
     put(module, new_object().expose_provenance())
 }
 
@@ -67,6 +85,7 @@ fn delete(module: *mut u8) -> c_int {
 }
 
 fn load(image: Text<'_>) -> Result<usize, Code> {
+    load_module(Bytes::ZERO)?;
     let text = image.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::InvalidPtx)?;
     on_gpu(|gpu| gpu.execution.load(text))
 }

@@ -2,6 +2,8 @@
 
 use std::ptr;
 
+use harness_allocator::units::Bytes;
+
 /// The structure that a program registers.
 #[repr(C)]
 struct Wrapper {
@@ -44,32 +46,72 @@ const CUBIN: u16 = 2;
 /// # Safety
 /// The address is zero or that of a fat binary that a program registered.
 pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
-    let wrapper = ptr::with_exposed_provenance::<Wrapper>(wrapper);
-    // SAFETY: the program registered the structure, and its pointers lead to constants of the program. The magic numbers confirm the layout.
+    // SAFETY: as the caller promises.
+    let entries = unsafe { entries(wrapper) };
+    let capabilities = || entries.iter().map(|entry| entry.capability);
+    let older = || entries.iter().filter(|entry| entry.capability <= device);
+    let runs = |entry: &&Entry| entry.kind == PTX || entry.capability / 10 == device / 10;
+    let chosen = older().filter(runs).map(|entry| entry.capability).max();
+    chosen.or_else(|| capabilities().filter(|code| *code <= device).max()).or_else(|| capabilities().min())
+}
+
+/// Returns the size of the machine code in an image that a program loads: of an ELF file, or of the largest one in a fat binary, because the driver loads
+/// one of them. Zero for other images, such as PTX, whose machine code has an unknown size.
+///
+/// # Safety
+/// The address is zero or that of an image.
+pub(crate) unsafe fn code_bytes(image: usize) -> Bytes {
+    // SAFETY: as the caller promises, and the magic number of ELF confirms the layout.
     unsafe {
-        let header = wrapper.as_ref().filter(|wrapper| wrapper.magic == WRAPPER_MAGIC)?.header;
-        let Header { magic, size, entries, .. } = header.as_ref()?;
-        if *magic != HEADER_MAGIC {
-            return None;
+        if !starts_with(image, *b"\x7fELF") {
+            return Bytes(entries(image).iter().filter(|entry| entry.kind == CUBIN).map(|entry| entry.size).max().unwrap_or(0));
         }
-        let mut at = header.byte_add(usize::from(*size)).cast::<Entry>();
-        let end = at.byte_add(usize::try_from(*entries).ok()?);
-        let (mut chosen, mut older, mut oldest) = (None, None, None);
+        let start = ptr::with_exposed_provenance::<u8>(image);
+        let read = |at: usize| u64::from(start.add(at).cast::<u16>().read_unaligned());
+        // The table of sections is at the end. Its offset has eight bytes, the size and number of its entries have two.
+        Bytes(start.add(0x28).cast::<u64>().read_unaligned().saturating_add(read(0x3a) * read(0x3c)))
+    }
+}
+
+/// Compares the first bytes. Reads none after the first difference: a text can be shorter.
+///
+/// # Safety
+/// The address is zero or that of an image.
+unsafe fn starts_with(image: usize, magic: [u8; 4]) -> bool {
+    let start = ptr::with_exposed_provenance::<u8>(image);
+    // SAFETY: as the caller promises.
+    image != 0 && magic.iter().enumerate().all(|(at, byte)| unsafe { start.add(at).read() } == *byte)
+}
+
+/// The entries with code of a fat binary.
+///
+/// # Safety
+/// The address is zero or that of an image. The magic numbers confirm the layout of a fat binary, whose pointers lead to constants of the program.
+unsafe fn entries(image: usize) -> Vec<Entry> {
+    let mut found = Vec::new();
+    let wrapper = ptr::with_exposed_provenance::<Wrapper>(image);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let header = if starts_with(image, WRAPPER_MAGIC.to_le_bytes()) { (*wrapper).header } else { wrapper.cast() };
+        if !starts_with(header.expose_provenance(), HEADER_MAGIC.to_le_bytes()) {
+            return found;
+        }
+        let Header { size, entries, .. } = *header;
+        let mut at = header.byte_add(usize::from(size)).cast::<Entry>();
+        let end = at.byte_add(usize::try_from(entries).unwrap_or(0));
         while at < end {
             let entry = at.read_unaligned();
-            let is_code = matches!(entry.kind, PTX | CUBIN);
-            let code = Some(entry.capability).filter(|_| is_code);
-            older = older.max(code.filter(|code| *code <= device));
-            chosen = chosen.max(code.filter(|code| *code <= device && (entry.kind == PTX || code / 10 == device / 10)));
-            oldest = oldest.into_iter().chain(code).min();
-            let size = entry.header_size as usize + usize::try_from(entry.size).ok()?;
-            if size == 0 {
-                break;
+            let size = u64::from(entry.header_size).saturating_add(entry.size);
+            if matches!(entry.kind, PTX | CUBIN) {
+                found.push(entry);
             }
-            at = at.byte_add(size);
+            match usize::try_from(size) {
+                Ok(size) if size > 0 => at = at.wrapping_byte_add(size),
+                _ => break,
+            }
         }
-        chosen.or(older).or(oldest)
     }
+    found
 }
 
 #[cfg(test)]
@@ -101,5 +143,21 @@ mod tests {
         assert_eq!(chosen, [75, 86, 90, 90, 75].map(Some));
         // SAFETY: as above.
         assert_eq!(unsafe { chosen_code(0, 89) }, None);
+        // SAFETY: as above.
+        assert_eq!(unsafe { code_bytes(address) }, Bytes(8));
+    }
+
+    #[test]
+    fn an_elf_image_ends_with_its_table_of_sections() {
+        let mut image = [0_u64; 8];
+        image[0] = u64::from_le_bytes(*b"\x7fELF\0\0\0\0");
+        image[5] = 4096;
+        // 64 bytes for each of three sections.
+        image[7] = 64 << 16 | 3 << 32;
+        // SAFETY: the image was just built.
+        assert_eq!(unsafe { code_bytes(image.as_ptr().expose_provenance()) }, Bytes(4096 + 3 * 64));
+        let ptx = *b".version 8.8\0\0\0\0";
+        // SAFETY: as above.
+        assert_eq!(unsafe { code_bytes(ptx.as_ptr().expose_provenance()) }, Bytes::ZERO);
     }
 }

@@ -1,7 +1,7 @@
 //! Functions of the CUDA runtime (<https://docs.nvidia.com/cuda/cuda-runtime-api/>), by topic.
 
 mod device;
-mod fat_binary;
+pub(crate) mod fat_binary;
 mod graphs;
 pub(crate) mod ipc;
 mod launch;

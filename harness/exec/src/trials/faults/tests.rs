@@ -17,7 +17,7 @@ fn uncaught() -> Observed {
 }
 
 fn of(run: &Observed) -> Outcome {
-    outcome(&failing(2, 2), &ended_well(&[2, 20]), run)
+    outcome(&"any:2:2".parse().unwrap(), &ended_well(&[2, 20]), run)
 }
 
 fn reports(which: Which, alone: bool, run: impl Fn(&Trial) -> Option<Observed> + Sync) -> FaultReport {
@@ -56,7 +56,7 @@ fn each_outcome_is_classified() {
 fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
     let of_rank = |device: u32, sizes: &[u64]| {
         let attempts = ended_well(sizes).attempts.into_iter().map(|attempt| Attempt { number: device, ..attempt }).collect();
-        RankAttempts { device, attempts, errors: vec![error(2, 88)] }
+        RankAttempts { device, attempts, library_calls: Vec::new(), errors: vec![error(2, 88)] }
     };
     let run = |sizes: [&[u64]; 2]| Observed { ranks: vec![of_rank(0, sizes[0]), of_rank(1, sizes[1])], ..ended_well(sizes[0]) };
     let first = Observed { ranks: vec![of_rank(0, &[2, 4]), of_rank(1, &[8])], ..ended_well(&[2, 4]) };
@@ -158,6 +158,44 @@ fn a_clean_end_is_a_nonzero_exit_code_after_an_out_of_memory_error_without_anoth
     assert!(!ends(Observed { errors: Vec::new(), ..code(3) }), "without an OutOfMemoryError");
     assert!(!ends(code(139)), "a shell passes on a signal");
     assert!(!ends(Observed { ending: Ending::By(End::Signal(11)), ..uncaught() }));
+}
+
+#[test]
+fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
+    let call = |call: Call| Attempt { call, size: Bytes::ZERO, ..ended_well(&[2]).attempts[0] };
+    let with = |calls: &[Call], run: Observed| Observed { library_calls: calls.iter().copied().map(call).collect(), ..run };
+    let calls = [Call::CublasCreate, Call::CublasCreate, Call::CudnnCreate];
+    let first = with(&calls, ended_well(&[2]));
+    let failed = |error: &str, by_library| Observed {
+        error: Some(error.to_owned()),
+        ended_by_library: by_library,
+        ..with(&calls[..2], Observed { ending: Ending::By(End::Code(1)), ..ended_well(&[2]) })
+    };
+    let run = |trial: &Trial| {
+        let [Fault { call, first: number, count, .. }] = trial.faults[..] else { panic!("one fault per run") };
+        assert!(call.is_none() || count == 1, "PyTorch does not retry {call:?}");
+        Ok::<_, std::convert::Infallible>(Some(match (call, number) {
+            (Some(Call::CublasCreate), 1) => first.clone(),
+            (Some(Call::CublasCreate), _) => failed("RuntimeError: CUBLAS_STATUS_ALLOC_FAILED", true),
+            (Some(_), _) => failed("KeyError: 'loss'", false),
+            (None, _) => ended_well(&[2, 2, 2]),
+        }))
+    };
+    let trial = trial(Bytes::gib(1));
+    let program =
+        Program { run: &run, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 1, progress: &|| {} };
+    let Ok(report) = every_fault(&program, Plan { which: Which::Some, alone: false });
+    let found: Vec<_> = report.cases.iter().map(|case| (case.name(), &case.outcome, case.meets(Expectation::EndsCleanly))).collect();
+    let names = ["None 1", "None cublasCreate 1", "None cublasCreate 2", "None cudnnCreate 1"];
+    assert_eq!(found.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), names);
+    assert_eq!((found[1].1, found[3].1), (&Outcome::Recovered, &Outcome::NotReached));
+    assert_eq!(found.iter().map(|(.., is_clean)| *is_clean).collect::<Vec<_>>(), [true, true, true, false]);
+    assert!(report.cases[2].meets(Expectation::Recovers) && !report.cases[3].meets(Expectation::Recovers));
+    assert!(report.chosen.ends_with("; all 3 of the calls that create handles, plans and modules of libraries, once"), "{}", report.chosen);
+    for which in [Which::Largest(9), Which::Sample(9)] {
+        let Ok(only) = every_fault(&program, Plan { which, alone: false });
+        assert_eq!(only.cases.len(), 1, "{which:?} counts allocations");
+    }
 }
 
 #[test]

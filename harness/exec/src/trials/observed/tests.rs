@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use harness_gpu_settings::calls::Call;
 
 #[test]
 fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_ignored() {
@@ -10,7 +11,9 @@ fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_i
     let text = format!("{{\"attempts\": 3, \"frames\": [{frame}]}}\n{{\"attempts\": 4, \"fra");
     // Kind 3 is cudaHostAlloc, which is not a device allocation.
     let attempts = |kinds: &[u64]| kinds.iter().flat_map(|kind| [*kind, 2 << 20, 0, 0]).flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
-    fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
+    // Products can fail only for memory.
+    let of_library = [Call::CublasCreate as u64, Call::CublasGemm as u64];
+    fs::write(run.path().join("7.attempts"), attempts(&[&[0, 3, 0, 0], &of_library[..]].concat())).unwrap();
     fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
     fs::write(run.path().join("ooms-7.jsonl"), text).unwrap();
     // A rank, which also requests memory of another's device. It sees its own device 1 as its first, by `CUDA_VISIBLE_DEVICES`.
@@ -19,7 +22,8 @@ fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_i
     let [of_first, of_second] = &ranks[..] else { panic!("{ranks:?}") };
     assert_eq!((of_first.attempts.len(), of_first.errors.len()), (3, 1));
     assert_eq!((of_first.errors[0].attempts, of_first.errors[0].frames[0].short()), (2, "train.py:88".to_owned()));
-    assert_eq!((of_second.device, of_second.attempts.len(), of_second.of_device().len()), (1, 3, 2));
+    assert_eq!((of_second.device, of_second.attempts.len(), of_second.of_device().map(|all| all.len())), (1, 3, [2, 0]));
+    assert_eq!(of_first.library_calls.iter().map(|attempt| attempt.call).collect::<Vec<_>>(), [Call::CublasCreate]);
 }
 
 #[test]

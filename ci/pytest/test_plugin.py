@@ -1,4 +1,8 @@
 """Tests of the pytest plugin: what a failed test says, and that no child can make the run fail or pass in place of its test."""
+import contextlib
+import time
+from pathlib import Path
+
 import pytest
 
 pytest_plugins = "pytester"
@@ -209,6 +213,71 @@ def test_a_child_runs_its_test_with_the_options_of_its_parent(pytester):
     result.assert_outcomes(passed=5, failed=1, errors=1)
     result.stdout.fnmatch_lines_random("*ValueError: at the end of the module")
     assert not list(folder.iterdir())
+
+
+PLUGIN = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--rows", type=int)
+    parser.addoption("--part", type=int, default=0)
+    parser.addoption("--copies", type=int, default=1)
+
+def pytest_generate_tests(metafunc):
+    if metafunc.config.getoption("copies") > 1:
+        metafunc.fixturenames.append("copy")
+        metafunc.parametrize("copy", range(metafunc.config.getoption("copies")))
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("part"):
+        del items[: len(items) // 2]
+"""
+
+
+def test_a_child_has_the_options_of_other_plugins(pytester):
+    pytester.makepyfile(
+        other=PLUGIN,
+        test_rows="""
+        import pytest
+
+        @pytest.mark.gpu_memory(memory="2GiB")
+        def test_rows(request):
+            assert request.config.getoption("rows") == 5
+        """,
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "other", "--rows=5", "--part=1", "--copies=4")
+    result.assert_outcomes(passed=2)
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_killed_pytest_leaves_no_process(pytester):
+    pytester.makepyfile(
+        """
+        import os, time, pytest
+
+        @pytest.mark.gpu_memory(memory="2GiB")
+        def test_waits():
+            with open("pids.unfinished", "w") as file:
+                print(os.getpid(), os.getppid(), file=file)
+            os.rename("pids.unfinished", "pids")
+            time.sleep(600)
+        """
+    )
+    process = pytester.popen([*pytester._getpytestargs(), "-p", "no:cacheprovider"], stdin=None)
+    pids = pytester.path / "pids"
+    while not pids.exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    while any(map(is_running, pids.read_text().split())):
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("program", ["missing", "pytest.ini", "/bin/true"])

@@ -2,10 +2,12 @@
 
 Each marked test runs alone in a child process, `harness exec -- python -m pytest NODE`, which writes its reports and a memory snapshot for the parent.
 """
+import ctypes
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from _pytest.config import get_config
 
 # Names the folder in which parent and child exchange files.
 FOLDER = "HARNESS_PYTEST_FOLDER"
@@ -27,7 +30,11 @@ SIZES = ("memory", "context_overhead")
 MARK = """gpu_memory(memory, gpu, devices, values, alloc_conf, context_overhead, fail, max_allocated, max_reserved, baseline, faults): run the test on a \
 simulated GPU. max_allocated and max_reserved limit the peaks; baseline names a file with the exact figures; faults="sample:8" repeats the test and \
 fails an allocation each time, which it must survive"""
-OWN_OPTIONS = pytest.StashKey()
+# Options of other plugins that the parent alone obeys: who runs the tests, and the files of all of them.
+GROUPS_OF_PARENT = ("xdist", "cov")
+OPTIONS_OF_PARENT = ("htmlpath", "json_report", "json_report_file", "report_log", "allure_report_dir", "clean_alluredir", "md_report_output")
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None)
 
 
 class Invalid(Exception):
@@ -38,12 +45,6 @@ def pytest_addoption(parser):
     group = parser.getgroup("gpu_memory", "tests on a simulated GPU")
     group.addoption("--gpu-memory-harness", metavar="PROGRAM", help="the program `harness` [default: next to this Python, or in PATH]")
     group.addoption("--gpu-memory-update", action="store_true", help="write the baselines of the mark gpu_memory instead of comparing with them")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config):
-    # Later options are those of the project's own conftest files.
-    early_config.stash[OWN_OPTIONS] = set(vars(early_config.known_args_namespace))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,9 +73,14 @@ class Child:
         file = Path(self.test[0])
         return None if collection_path == file or collection_path in file.parents or "[" not in str(file) else True
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if key(item) == self.test]
+        selected = items[:] = [item for item in items if key(item) == self.test]
+        try:
+            return (yield)
+        finally:
+            # A plugin that runs a part of the tests has selected this one in the parent.
+            items[:] = selected
 
     def pytest_runtest_logreport(self, report):
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
@@ -189,9 +195,11 @@ def inherited(config, folder):
 
 
 def plain_options(config):
-    """Yields the values of the options that the project's conftest files define."""
+    """Yields the values of the options of other plugins and of the project's conftest files."""
+    dests = lambda config, skipped=(): {option.dest for group in groups(config) if group.name not in skipped for option in group.options}
+    others = dests(config, GROUPS_OF_PARENT) - dests(get_config()) - {"gpu_memory_harness", "gpu_memory_update", *OPTIONS_OF_PARENT}
     for name, value in vars(config.option).items():
-        if name not in config.stash[OWN_OPTIONS]:
+        if name in others:
             try:
                 json.dumps(value)
             except (TypeError, ValueError):
@@ -199,12 +207,24 @@ def plain_options(config):
             yield name, value
 
 
+def groups(config):
+    return [config._parser._anonymous, *config._parser._groups]
+
+
 def call(command, output, variables=None, folder=None):
-    """Runs a command to its end and returns its exit code. If this process is interrupted, the command ends with all that it started."""
+    """Runs a command to its end and returns its exit code. If this process is interrupted or killed, the command ends with all that it started."""
     environment = {**os.environ, **(variables or {}), "PYTEST_ADDOPTS": ""}
+    parent = os.getpid()
+
+    def end_with_parent():
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
     with output.open("wb") as file:
         try:
-            process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(command, env=environment, cwd=folder, preexec_fn=end_with_parent, **streams)
         except (OSError, ValueError) as error:
             raise Invalid(f"the program `{command[0]}` cannot start: {error}") from None
         try:

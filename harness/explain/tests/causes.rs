@@ -8,7 +8,8 @@ use harness_explain::causes::{self, ByteCause, Explanation, Options};
 use harness_explain::fidelity;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
-use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace::TraceEvent};
+use harness_trace::snapshot::{PoolId, Snapshot};
+use harness_trace::{program::RecordedProgram, trace::TraceEvent};
 
 fn read(name: &str) -> Snapshot {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded_causes");
@@ -55,6 +56,31 @@ fn a_private_pool_is_the_cause_and_its_release_is_the_change() {
              required memory from 5.00 GiB to 3.02 GiB"
         );
     }
+}
+
+/// Another request for that pool would have released the cached memory of the default pool. PyTorch 2.11 does not record the pool of the request.
+#[test]
+fn a_request_that_left_memory_cached_used_the_private_pool_of_the_one_before() {
+    let snapshot = read("request-in-private-pool-2.11");
+    let request = causes::explain(&snapshot, 0, Options::default()).expect("it can be explained").request.expect("it failed");
+    assert_eq!((request.private_pool, request.is_pool_inferred), (PoolId(0, 1), true));
+}
+
+/// A kept graph has the state of random numbers, so later captures do not request it.
+#[test]
+fn recordings_of_kept_and_dropped_cuda_graphs_are_replayed_to_the_byte() {
+    for name in ["kept-captures-2.11", "graphed-callables-2.11"] {
+        let (_, fidelity) = fidelity::recover(&read(name), 0, None).expect("it can be replayed");
+        assert!(fidelity.faithful, "{name}: {fidelity:?}");
+    }
+}
+
+/// PyTorch ends the pool with its last segment, and the next capture begins a new one of the same name.
+#[test]
+fn a_pool_that_is_released_between_captures_is_replayed() {
+    let (program, fidelity) = fidelity::recover(&read("shared-pool-dropped-2.15"), 0, None).expect("it can be replayed");
+    assert!(fidelity.faithful, "{fidelity:?}");
+    assert_eq!(program.operations.iter().filter(|operation| matches!(operation, TraceEvent::ReleasePool(_))).count(), 1);
 }
 
 /// PyTorch 2.11 does not record the pools, and allocates a few bytes in each.

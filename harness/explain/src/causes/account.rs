@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::{allocator::caching::Config, device::DeviceMemory, units::Bytes};
 use harness_record::{Accounts, FailedRequest, Pieces, StreamPool, UnlistedSegments};
-use harness_trace::snapshot::{Action, PoolId, Segment};
+use harness_trace::snapshot::{Action, Event, PoolId, Segment};
 
 use super::ExplainError;
 use crate::byte_cause::{ByteCause, CauseBytes, SiteBytes};
@@ -31,23 +31,33 @@ impl View<'_> {
             asked: by_rule(Config::segment_size, rounded),
             stream: event.stream,
             pool,
-            private_pool: recorded.unwrap_or_else(|| self.likely_pool(event.stream)),
+            private_pool: recorded.unwrap_or_else(|| self.likely_pool(index, event.stream)),
             is_pool_inferred: recorded.is_none() && has_private_pools,
             site: self.sites.get(id).name.clone(),
             id,
         })
     }
 
-    /// PyTorch up to 2.11 does not record a request's pool. If all segments of a stream are in one private pool, as during the capture of a CUDA
-    /// graph, requests on that stream probably use the same pool. A capture cannot use the default stream. A request for the default pool releases
-    /// that pool's cached memory before it fails; a request for a private pool releases nothing.
-    fn likely_pool(&self, stream: u64) -> PoolId {
-        let mut pools = self.state.segments.iter().filter(|segment| segment.stream == stream).map(|segment| segment.private_pool);
-        let Some(first) = pools.next().filter(|&first| pools.all(|pool| pool == first)) else { return PoolId::DEFAULT };
-        let is_whole = |segment: &&Segment| pins::pieces(segment, self.config).any(|piece| piece.whole > Bytes::ZERO);
-        let kept_cached = self.state.segments.iter().filter(|segment| segment.private_pool.is_default()).any(|segment| is_whole(&segment));
-        let is_private = kept_cached || (stream != 0 && attempts::given_back(self).is_empty());
-        if is_private { first } else { PoolId::DEFAULT }
+    /// PyTorch up to 2.11 does not record a request's pool. A request for the default pool releases that pool's cached memory before it fails; a request
+    /// for a private pool releases nothing. So if cached memory is left, the request probably used the private pool of the last request on its stream
+    /// that used one. If all segments of a stream are in one private pool, as during the capture of a CUDA graph, requests on that stream probably use
+    /// the same pool. A capture cannot use the default stream.
+    fn likely_pool(&self, request: usize, stream: u64) -> PoolId {
+        let of_stream = || self.state.segments.iter().filter(|segment| segment.stream == stream);
+        let is_whole = |segment: &Segment| pins::pieces(segment, self.config).any(|piece| piece.whole > Bytes::ZERO);
+        let mut pools = of_stream().map(|segment| segment.private_pool);
+        let only = pools.next().filter(|&first| pools.all(|pool| pool == first));
+        if self.state.segments.iter().any(|segment| segment.private_pool.is_default() && is_whole(segment)) {
+            let around =
+                |event: &Event| of_stream().find(|segment| (segment.address..segment.address + segment.size.0).contains(&event.address));
+            let mut earlier = self.history.events()[..request].iter().rev();
+            let last = earlier.find_map(|event| {
+                let is_alloc = event.action == Action::Alloc && event.stream == stream;
+                around(event).filter(|segment| is_alloc && !segment.private_pool.is_default())
+            });
+            return last.map(|segment| segment.private_pool).or(only).unwrap_or_default();
+        }
+        only.filter(|_| stream != 0 && attempts::given_back(self).is_empty()).unwrap_or_default()
     }
 
     pub(super) fn account(&self, request: Option<&Refused>, idle: &[IdleStream]) -> (Totals, Held) {

@@ -138,6 +138,10 @@ pub enum Note {
     AgesUnknown,
     #[error("event {event} releases a segment, which the allocator's rules do not explain")]
     UnexplainedFree { event: u32 },
+    #[error(
+        "before 2.12, PyTorch does not record which requests belong to a CUDA graph: what their stacks and streams show does not explain this recording; record with PyTorch 2.12 or newer"
+    )]
+    CapturesUnknown,
 }
 
 #[derive(Debug, thiserror::Error)]

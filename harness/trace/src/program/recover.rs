@@ -49,7 +49,15 @@ impl RecordedProgram {
         let follow = |memory| {
             // Captures are inferred, so they count only if they explain the recording.
             let with_captures = if captures.is_empty() { None } else { Some(follow_by(memory, &captures)?) };
-            with_captures.filter(|recovery| recovery.shadow.is_some()).map_or_else(|| follow_by(memory, &[]), Ok)
+            if let Some(recovery) = with_captures.filter(|recovery| recovery.shadow.is_some()) {
+                return Ok::<_, ProgramError>(recovery);
+            }
+            let mut without = follow_by(memory, &[])?;
+            if without.shadow.is_none() && !captures.is_empty() {
+                without.program.notes.retain(|note| !matches!(note, Note::UnexplainedFree { .. }));
+                without.program.notes.push(Note::CapturesUnknown);
+            }
+            Ok(without)
         };
         let recovery = follow(memory)?;
         // Requests that failed at first bound the program's memory.
@@ -66,8 +74,8 @@ impl RecordedProgram {
 }
 
 struct PrivatePools {
-    /// The end and the pool of each segment, by its start address.
-    of_segments: BTreeMap<u64, (u64, PrivatePoolId)>,
+    /// The end and the pool of each segment, and the event that reserved it, by its start address.
+    of_segments: BTreeMap<u64, (u64, PrivatePoolId, usize)>,
     /// By event index, if the file records the pool: a private one, or `None` for the default one.
     told: HashMap<usize, Option<PrivatePoolId>>,
 }
@@ -75,8 +83,8 @@ struct PrivatePools {
 impl PrivatePools {
     /// The private pool of an event: the recorded one, or the pool of the segment at its address.
     fn at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
-        let around = || self.of_segments.range(..=address).next_back().filter(|&(_, &(end, _))| address < end);
-        self.told.get(&event).copied().unwrap_or_else(|| around().map(|(_, &(_, pool))| pool))
+        let around = || self.of_segments.range(..=address).next_back().filter(|&(_, &(end, _, since))| address < end && since <= event);
+        self.told.get(&event).copied().unwrap_or_else(|| around().map(|(_, &(_, pool, _))| pool))
     }
 }
 
@@ -491,15 +499,26 @@ fn number_all(
     let streams: BTreeSet<u64> = of_events.chain(segments().map(|segment| segment.stream)).chain([0]).collect();
     let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event)?));
     let told = events.iter().enumerate().filter_map(told);
-    let told: Vec<(usize, PoolId)> = told.chain(captures.iter().copied()).collect();
+    let mut told: Vec<(usize, PoolId)> = told.chain(captures.iter().copied()).collect();
+    captures::rename_released(&mut told, events, held);
     let of_segments = segments().map(|segment| segment.private_pool).filter(|&pool| pool != PoolId::DEFAULT);
     let of_events = told.iter().map(|&(_, pool)| pool).filter(|&pool| pool != PoolId::DEFAULT);
     let pools: BTreeSet<PoolId> = of_segments.chain(of_events).collect();
     let pools: Vec<PoolId> = pools.into_iter().collect();
     let number = |pool: PoolId| pools.binary_search(&pool).ok().map(|number| PrivatePoolId(number as u32));
-    let of_segment = |segment: &Segment| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?)));
+    // Others can have had the address before.
+    let reserved: HashMap<u64, usize> = events
+        .iter()
+        .enumerate()
+        .filter(|(_, event)| event.action == Action::SegmentAlloc)
+        .map(|(index, event)| (event.address, index))
+        .collect();
+    let of_segment =
+        |segment: &Segment, since: usize| Some((segment.address, (segment.address + segment.size.0, number(segment.private_pool)?, since)));
+    let at_end =
+        snapshot.segments_of(device).filter_map(|segment| of_segment(segment, reserved.get(&segment.address).copied().unwrap_or(0)));
     let private = PrivatePools {
-        of_segments: segments().filter_map(of_segment).collect(),
+        of_segments: at_end.chain(held.iter().filter_map(|segment| of_segment(segment, 0))).collect(),
         told: told.into_iter().map(|(index, pool)| (index, number(pool))).collect(),
     };
     (streams.into_iter().collect(), pools, private)

@@ -25,6 +25,8 @@ use serde_json::Value;
 const PYTHON: &str = "HARNESS_TEST_PYTHON";
 /// The variable that names cuDNN's library.
 const CUDNN: &str = "HARNESS_TEST_CUDNN";
+/// The variable that names a folder with Triton: `pip install --no-deps --target FOLDER triton==3.6.0`.
+const TRITON: &str = "HARNESS_TEST_TRITON";
 /// The variable for the trials of `nightly.yml`.
 const ALL: &str = "HARNESS_TEST_ALL";
 
@@ -93,6 +95,20 @@ fn main() -> ExitCode {
     }));
     trials.push(of_python("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
     trials.push(of_python("each call of a library fails, and its error is a clean end", &python, library_errors));
+    let launchers =
+        [["torchrun", "torch.distributed.run", "--nproc_per_node=1"], ["accelerate", "accelerate.commands.launch", "--num_processes=1"]];
+    for [name, module, processes] in launchers {
+        // An environment that an earlier `ci/torch` made lacks accelerate.
+        let package = module.split('.').next().unwrap_or_default();
+        let find = format!("import importlib.util; assert importlib.util.find_spec('{package}')");
+        let has_it = |python: &PathBuf| Command::new(python).args(["-c", &find]).output().is_ok_and(|it| it.status.success());
+        let python = python.clone().filter(has_it);
+        let check = move |python: &Path| ends_cleanly(python, &["-m", module, processes], "launched.py");
+        trials.push(of_python(&format!("{name}: an out of memory error of the program is a clean end"), &python, check));
+    }
+    let triton = std::env::var_os(TRITON).map(PathBuf::from);
+    let check = |python: &Path| ends_cleanly(python, &[], "triton_kernel.py");
+    trials.push(of_python("Triton: an out of memory error of the program is a clean end", &triton.and(python.clone()), check));
     trials.push(of_python("a broken recovery is reported as in the README", &python, a_broken_recovery_is_reported_as_in_the_readme));
     trials.push(of_python("a correct recovery survives on a squeezed GPU", &python, a_correct_recovery_survives_on_a_squeezed_gpu));
     trials.push(of_python("pluggable.py: the library makes the same decisions as PyTorch's own allocator", &python, decides_alike));
@@ -352,6 +368,22 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{:?}: {document:#}", output.status).into())
+}
+
+/// Frameworks print more after the traceback, and Triton does at the end of a process.
+fn ends_cleanly(python: &Path, launcher: &[&str], program: &str) -> Result<(), Failed> {
+    let mut command = harness();
+    command.args(["exec", "--memory", "1GiB", "--every-fault", "--expect", "ends-cleanly", "--format", "json", "--"]).arg(python);
+    command.args(launcher).arg(folder().join(program));
+    if let Some(triton) = std::env::var_os(TRITON).filter(|_| launcher.is_empty()) {
+        command.env("PYTHONPATH", triton);
+    }
+    let output = command.output()?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let cases = document["cases"].as_array().ok_or("the document has no cases")?;
+    let is_clean = |case: &Value| case["is_clean_end"] == true && (case["outcome"] == "out_of_memory") == case["call"].is_null();
+    let is_right = cases.iter().any(|case| case["call"].is_null()) && cases.iter().all(is_clean);
+    if output.status.success() && is_right { Ok(()) } else { Err(format!("{:?}: {document:#}", output.status).into()) }
 }
 
 fn library_errors(python: &Path) -> Result<(), Failed> {

@@ -2,6 +2,7 @@
 
 mod baseline;
 pub(crate) mod trials;
+mod values;
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -111,7 +112,9 @@ pub(super) struct Exec {
     unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `copies` (the default), values from small copies and of operations on tensors of at most
     /// 64 elements, as far as their inputs are known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of
-    /// the host's free memory, so losses, masks and `generate` are real. Without this option, a program that ends with an error of values runs again with `cpu`.
+    /// the host's free memory, so losses, masks and `generate` are real. Without this option, a program that reads a value which nothing computed, and
+    /// then ends with an error or a hang, runs again with `cpu`, unless it wrote files or opened sockets [default: the variable HARNESS_VALUES, else `values`
+    /// in the file .harness.yml of this folder or its repository, else `copies`].
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
     /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries a request for device
@@ -159,7 +162,10 @@ pub(super) struct Exec {
 }
 
 impl Exec {
-    pub(super) fn run(self) -> Result<ExitCode, Failures> {
+    pub(super) fn run(mut self) -> Result<ExitCode, Failures> {
+        if self.values.is_none() && self.device.is_none() {
+            self.values = values::settled()?;
+        }
         let has_many = self.many.are_asked_for(&self.alloc_conf, &self.addresses)?;
         let of_one_run = [&self.record, &self.snapshot, &self.junit, &self.unmeasured, &self.baseline];
         if has_many && of_one_run.iter().any(|option| option.is_some()) {
@@ -206,10 +212,12 @@ impl Exec {
         };
         let (mut ended, mut record) = run(&machine, false)?;
         let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
-        if let Some(settings) = settings.filter(|_| self.values.is_none() && record.error_depends_on_values()) {
+        if let Some(settings) = settings.filter(|_| self.values.is_none() && record.obstacle_to_repetition().is_none())
+            && let Some(end) = record.end_by_values()
+        {
             terminal::message(format_args!(
-                "\nThis end can depend on values: the program read small copies and zeros instead of what it computed. It runs again with \
-                 `--values cpu`; `--values {}` prevents this.\n",
+                "\nThe program ended {end}, after it read values that nothing computed{}: it runs again with `--values cpu`; `--values {}` prevents this.\n",
+                summary::lines_of_reads(&record),
                 settings.values
             ));
             settings.values = Values::Cpu;

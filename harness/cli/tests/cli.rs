@@ -1211,6 +1211,28 @@ fn a_missing_reports_folder_is_an_error_and_is_not_created() {
 }
 
 #[test]
+fn invalid_values_of_a_shell_or_a_repository_are_errors_with_their_place() {
+    let world = World::without_gpu();
+    std::fs::create_dir_all(world.folder.path().join("repository/.git")).unwrap();
+    std::fs::create_dir_all(world.folder.path().join("repository/src")).unwrap();
+    let exec = |file: &str, variable: &str, options: &[&str]| {
+        std::fs::write(world.folder.path().join("repository/.harness.yml"), file).unwrap();
+        let mut command = world.command(&[&["exec"], options, &["--", "no-such-program"]].concat());
+        let output = command.current_dir(world.folder.path().join("repository/src")).env("HARNESS_VALUES", variable).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_contains(&exec("values: cpu", "gpu", &[]), &["HARNESS_VALUES: `gpu`", "zeros, copies, cpu", "--values"]);
+    assert_contains(&exec("values: gpu", "", &[]), &[".harness.yml:1:9: ", "`gpu`", "zeros, copies, cpu", "--values"]);
+    assert_contains(&exec("# Comment\nvalue: cpu", "", &[]), &[".harness.yml:2:1: unknown field `value`", "values: cpu"]);
+    assert_contains(&exec("", "", &[]), &[".harness.yml:1:1: ", "values: cpu"]);
+    let is_unread = |text: &str| text.contains("no-such-program") && !text.contains("HARNESS_VALUES") && !text.contains(".harness.yml");
+    assert!(is_unread(&exec("values: cpu", "", &[])));
+    assert!(is_unread(&exec("values: gpu", "cpu", &[])), "the variable goes before the file");
+    assert!(is_unread(&exec("values: gpu", "gpu", &["--values", "zeros"])), "the option goes before both");
+}
+
+#[test]
 fn an_invalid_device_variable_is_an_error_and_an_empty_one_is_ignored() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let run = |value: &str, more: &[&str]| {

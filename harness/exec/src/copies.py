@@ -6,7 +6,6 @@
 import os
 import stat
 import sys
-import tempfile
 
 _VARIABLE = "HARNESS_GPU_COPIES"
 _PARENT, _EARLY, _SOCKET = os.environ[_VARIABLE].split(":", 2)
@@ -15,27 +14,6 @@ _RUN = os.environ["HARNESS_GPU_RUN"]
 _OUTPUTS = {1: "stdout", 2: "stderr"}
 _OPENMP = ("libgomp", "libiomp", "libomp")
 _WRITES = os.O_WRONLY | os.O_RDWR
-# Events of Python whose effects copies would share, or would not repeat.
-_EFFECTS = {
-    "os.remove": "removes files",
-    "os.rename": "renames files",
-    "os.rmdir": "removes folders",
-    "os.link": "links files",
-    "os.symlink": "links files",
-    "os.truncate": "truncates files",
-    "tempfile.mkstemp": "creates a temporary file",
-    "tempfile.mkdtemp": "creates a temporary folder",
-    "os.fork": "forks",
-    "os.forkpty": "forks",
-    "os.exec": "starts other programs",
-    "os.posix_spawn": "starts other programs",
-    "os.system": "starts other programs",
-    "subprocess.Popen": "starts other programs",
-    "socket.bind": "opens a socket",
-    "socket.connect": "opens a socket",
-}
-_effect = None
-_watches = True
 
 
 def _descriptors():
@@ -52,36 +30,15 @@ def _descriptors():
 _INHERITED = _descriptors()
 
 
-def _is_own(path):
-    """Returns whether Python or harness writes a file: compiled modules, and the files of the run."""
-    path = os.path.abspath(os.fsdecode(path))
-    return "__pycache__" in path or path == os.devnull or path.startswith(_RUN)
-
-
-def _watch(event, arguments):
-    global _effect
-    if not _watches or _effect:
-        return
-    if event == "open":
-        path, _, flags = arguments
-        if not isinstance(path, int) and flags & _WRITES and not _is_own(path):
-            _effect = "writes " + os.fsdecode(path)
-    elif event == "os.mkdir":
-        # An existing folder stays as it is.
-        if not os.path.isdir(arguments[0]):
-            _effect = "creates folders"
-    elif event in _EFFECTS and not (event in ("os.rename", "os.remove") and _is_own(arguments[0])):
-        _effect = _EFFECTS[event]
-
-
 def _obstacle(core, ctypes):
     """Returns why copies of this process would differ from programs started anew; None if they would not."""
     import signal
 
     if os.getppid() != _HARNESS:
         return "starts a process that uses the GPU"
-    if _effect:
-        return "%s before it uses the GPU" % _effect
+    effect = sys.modules["harness_effects"].first_shared
+    if effect:
+        return "%s before it uses the GPU" % effect
     if not core.harness_machine_is_unused():
         return "uses the GPU before torch initializes CUDA"
     if signal.getitimer(signal.ITIMER_REAL)[0]:
@@ -224,9 +181,8 @@ def offer_before_cuda(torch, find_core, take_over):
         return
 
     def offer_and_initialize():
-        global _watches
         torch._C._cuda_init = initialize
-        _watches = False
+        sys.modules["harness_effects"].stop()
         if os.environ.pop(_VARIABLE, None):
             try:
                 _offer(find_core(), take_over)
@@ -235,8 +191,3 @@ def offer_before_cuda(torch, find_core, take_over):
         initialize()
 
     torch._C._cuda_init = offer_and_initialize
-
-
-# It tries to write into the folder, once.
-tempfile.gettempdir()
-sys.addaudithook(_watch)

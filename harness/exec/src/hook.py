@@ -5,6 +5,7 @@
 # - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, then and at out of memory errors (`events`: only at the end, without call stacks), HARNESS_GPU_OOMS
 #   the call stack of each out of memory error, and HARNESS_GPU_SAMPLES samples of the bytes that torch has allocated. The value `cpu` in HARNESS_GPU
 #   computes operations on the CPU. HARNESS_GPU_COPIES offers copies.
+# - Each process writes that the hook runs in it, and the first effect outside of the program's processes, which a second run would repeat.
 # - Stacks of all threads are written for the simulated GPU when a collective waits long, and for `harness exec` when all ranks are idle. Each rank
 #   writes its number.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
@@ -572,6 +573,7 @@ def _take_over():
     global _RUN, _ATTEMPTS, _is_copy
     _RUN = _ATTEMPTS = os.environ["HARNESS_GPU_RUN"]
     _is_copy = True
+    _mark()
 
 
 def _keep_peaks_before_exec():
@@ -815,6 +817,36 @@ _ENGINE_MODULES = {
 }
 
 
+def _note_files_of_torch(module):
+    """Notes the files that `torch.save` writes without Python."""
+    kind = module._open_zipfile_writer_file
+    begin = kind.__init__
+
+    def note_and_begin(writer, name):
+        _effects.note_write(name)
+        begin(writer, name)
+
+    kind.__init__ = note_and_begin
+
+
+def _note_files_of_safetensors(module):
+    write = module.serialize_file
+
+    def note_and_write(tensors, filename, *args, **kwargs):
+        _effects.note_write(filename)
+        return write(tensors, filename, *args, **kwargs)
+
+    module.serialize_file = note_and_write
+
+
+_WRITERS = {"torch.serialization": _note_files_of_torch, "safetensors": _note_files_of_safetensors}
+
+
+def _mark():
+    """Shows that the hook runs in this process, and which process started it."""
+    _write("python-%d" % os.getpid(), lambda path: _write_text(path, str(os.getppid())))
+
+
 def _write_stacks_on_signal():
     """Makes a signal, which the simulated GPU raises in a collective that waits, write the stacks of all threads, also without the interpreter's lock."""
     import faulthandler
@@ -904,6 +936,8 @@ def _run_hidden_sitecustomize():
 if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
+    _mark()
+    os.register_at_fork(after_in_child=_mark)
     atexit.register(_at_exit)
     _write_at_abrupt_ends()
     _note_exits()
@@ -917,6 +951,10 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         os.register_at_fork(after_in_child=_write_stacks_on_signal)
         _note_rank_of_launcher()
         sys.meta_path.insert(0, _ModuleFinder("torch.distributed.distributed_c10d", _note_ranks_of_program))
+    if _IS_COPIES or os.environ.get("HARNESS_GPU_COPIES"):
+        _effects = _own_module("effects")
+        for name, change in _WRITERS.items():
+            sys.meta_path.insert(0, _ModuleFinder(name, _if_known(change)))
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
     sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:

@@ -28,6 +28,8 @@ pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
 /// Makes the hook write memory snapshots. With the value `events`, they lack call stacks.
 pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const SITE: &str = include_str!("hook.py");
+/// Imported by the hook if a run may be repeated.
+const EFFECTS: (&str, &str) = ("effects.py", include_str!("effects.py"));
 /// Imported by the hook if values are computed.
 const VALUES: [(&str, &str); 4] = [
     ("cpu_values.py", include_str!("cpu_values.py")),
@@ -268,10 +270,9 @@ impl Launch<'_> {
         if self.ledger.is_none() {
             Ledger::create(&own_ledger(run))?;
         }
-        if settings.values != Values::Zeros {
-            for (name, module) in VALUES {
-                fs::write(hook.join(name), module)?;
-            }
+        let of_values = VALUES.iter().filter(|_| settings.values != Values::Zeros);
+        for (name, module) in of_values.chain([&EFFECTS]) {
+            fs::write(hook.join(name), module)?;
         }
         if !self.is_audited() {
             for package in imports::packages().map(str::to_owned).chain([format!("cu{}", settings.cuda)]) {

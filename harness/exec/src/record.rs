@@ -35,11 +35,20 @@ pub struct Record {
     pub different_sizes: Option<String>,
     /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
+    /// What a process did first outside of the program that a second run would repeat, such as `writes log.txt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect: Option<String>,
+    /// `true` if the program is Python with the hook, not a shell whose effects are unknown.
+    #[serde(skip)]
+    pub is_watched: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Process {
     pub pid: u32,
+    /// Whether the hook ran in this process, which is so in Python, unless its options prevent it.
+    #[serde(skip)]
+    pub has_hook: bool,
     /// torch's statistics. `None` if the process did not import torch, or was killed before it used the GPU.
     pub torch: Option<TorchRecord>,
     pub devices: Vec<DeviceRecord>,
@@ -248,25 +257,31 @@ impl Process {
 }
 
 impl Record {
-    /// Returns whether the end of the program can depend on values which it read back: by an exception, or by a hang that no lack of memory explains.
-    pub fn error_depends_on_values(&self) -> bool {
-        let depends = |torch: &TorchRecord| {
-            // Lines of code are indented.
-            let mut message = torch.traceback.iter().filter(|line| !line.starts_with(' '));
-            !torch.ended_out_of_memory && message.any(|line| ERRORS_OF_VALUES.iter().any(|text| line.contains(text)))
-        };
-        let is_unexplained = |hang: &Hang| hang.ranks.iter().all(|rank| rank.out_of_memory.is_none());
-        let is_injected = |process: &Process| process.devices.iter().any(|device| device.injected > 0) || !process.failed_calls.is_empty();
-        let injected = self.used().any(is_injected);
-        if self.used().next().is_none() {
-            return false;
+    /// Returns how the program ended if values can be the cause: by an exit code or a hang, after it read values that nothing computed, and without
+    /// injected failures, a signal or a lack of memory.
+    pub fn end_by_values(&self) -> Option<String> {
+        let is_injected =
+            |process: &Process| process.has_injected_failures() || process.failed_calls.iter().any(|calls| calls.injected > 0);
+        let torches = || self.processes.iter().filter_map(|process| process.torch.as_ref());
+        let has_read = self.used().any(|process| process.uncomputed_reads > 0);
+        if !has_read || self.processes.iter().any(is_injected) || torches().any(|torch| torch.ended_out_of_memory) {
+            return None;
         }
-        if self.hang.as_ref().is_some_and(is_unexplained) && !injected {
-            return true;
+        match &self.hang {
+            Some(hang) => hang.ranks.iter().all(|rank| rank.out_of_memory.is_none()).then(|| "in a hang of its ranks".to_owned()),
+            // A shell passes on a signal as 128 + n.
+            None if self.exit_code == 0 || self.exit_code > 128 => None,
+            None => Some(match torches().find_map(|torch| torch.error.as_ref()) {
+                Some(error) => format!("with `{error}`"),
+                None => format!("with exit code {}", self.exit_code),
+            }),
         }
-        // Ray's driver, which does not use the GPU, ends with the error of its worker.
-        let is_uninjected = |process: &Process| process.devices.iter().all(|device| device.injected == 0);
-        self.processes.iter().any(|process| process.torch.as_ref().is_some_and(depends) && is_uninjected(process))
+    }
+
+    /// Returns why a second run could do harm. The text follows the words "the program".
+    pub fn obstacle_to_repetition(&self) -> Option<&str> {
+        let unwatched = || (!self.is_watched).then_some("begins with another program than Python, whose effects are unknown");
+        self.effect.as_deref().or_else(unwatched)
     }
 
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
@@ -296,6 +311,14 @@ impl Record {
             let torch = serde_json::from_slice(&fs::read(path)?).ok();
             processes.entry(pid).or_insert_with(|| process(pid)).torch = torch;
         }
+        let hooked = numbered(run, HOOKED, "")?;
+        let is_ours = |(_, path): &(u32, PathBuf)| fs::read_to_string(path).is_ok_and(|parent| parent == std::process::id().to_string());
+        let is_watched = hooked.iter().any(is_ours);
+        for (pid, _) in hooked {
+            processes.entry(pid).and_modify(|process| process.has_hook = true);
+        }
+        let effects = numbered(run, EFFECT, "")?;
+        let effect = effects.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
         let mut kept = torch_statistics::read_folder(run)?;
         for process in processes.values_mut() {
             let kept = kept.remove(&process.pid).flatten();
@@ -316,7 +339,8 @@ impl Record {
         }
         let different_sizes = numbered(run, SIZES, "")?.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
         let hang = Hang::read(run)?;
-        Ok(Self { exit_code: end.exit_code(), signal: end.signal(), gpu, settings, peak_held, hang, different_sizes, processes })
+        let (exit_code, signal) = (end.exit_code(), end.signal());
+        Ok(Self { exit_code, signal, gpu, settings, peak_held, hang, different_sizes, processes, effect, is_watched })
     }
 
     /// Counts the calls that this latency slowed down, over all processes.
@@ -368,40 +392,9 @@ impl Process {
     }
 }
 
-/// Texts of errors whose cause can be that a program read zeros instead of computed values.
-const ERRORS_OF_VALUES: &[&str] = &[
-    "Expected parameter",
-    "The expanded size of the tensor (0)",
-    "must match the existing size (0)",
-    "The size of tensor a (0)",
-    "The size of tensor b (0)",
-    "at non-singleton dimension",
-    "shape mismatch",
-    "probability tensor contains",
-    "invalid multinomial distribution",
-    "expects all elements of std",
-    "Invalid learning rate",
-    "Invalid beta",
-    "Invalid epsilon",
-    "Invalid weight_decay",
-    "ZeroDivisionError",
-    "AssertionError",
-    "division by zero",
-    "non-empty",
-    "empty sequence",
-    "of 0 elements",
-    "tensor with no elements",
-    "split_with_sizes expects",
-    "Expected reduction dim",
-    "out of range",
-    "out of bounds",
-    "is singular",
-    "is not positive-definite",
-    "math domain error",
-    "StopIteration",
-    "Ran out of input",
-    "pickle data was truncated",
-];
+/// The beginnings of the names of files that the hook writes for each process: that it runs there, and the first effect that a second run would repeat.
+const HOOKED: &str = "python-";
+const EFFECT: &str = "effect-";
 
 /// The key of torch's statistics with the allocated peak.
 pub const PEAK_ALLOCATED: &str = "allocated_bytes.all.peak";

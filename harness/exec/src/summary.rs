@@ -38,14 +38,13 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &not_modelled(record);
     record.used().for_each(|process| text += &not_computed(process, settings));
     text += &uncomputed_reads(record);
-    if settings.values == Values::Cpu {
-        return text;
+    if let (Some(end), Some(obstacle)) = (record.end_by_values(), record.obstacle_to_repetition()) {
+        let _ = writeln!(text, "the program ended {end}; it is not repeated with `--values cpu`, because it {obstacle}");
     }
-    if record.signal.is_some() {
-        text += "if the program waited for values that it computes, use `--values cpu`\n";
-    }
-    if record.used().any(ended_by_another_error) {
-        text += "if the error depends on values that the program read back, use `--values cpu`\n";
+    // Without copies, reads are not counted.
+    let may_wait = record.signal.is_some() || record.used().any(ended_by_an_error);
+    if settings.values == Values::Zeros && may_wait {
+        text += "if the end depends on values that the program read back, use `--values cpu`\n";
     }
     text
 }
@@ -70,6 +69,16 @@ fn uncomputed_reads(record: &Record) -> String {
     if reads == 0 {
         return String::new();
     }
+    let at = lines_of_reads(record);
+    let at = at.strip_prefix(' ').map_or_else(String::new, |at| format!(", {at}"));
+    format!(
+        "the program read values that nothing computed ({}{at}): branches on them may have gone the other way; `--values cpu` decides them\n",
+        count(reads, "read")
+    )
+}
+
+/// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they are unknown.
+pub fn lines_of_reads(record: &Record) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in record.used().flat_map(|process| &process.uncomputed_reads_at).map(Frame::short) {
         if !lines.contains(&line) {
@@ -77,32 +86,12 @@ fn uncomputed_reads(record: &Record) -> String {
         }
     }
     let more = if lines.len() > NAMES { format!(" and {} more", lines.len() - NAMES) } else { String::new() };
-    let at = if lines.is_empty() { String::new() } else { format!(", at {}{more}", lines[..lines.len().min(NAMES)].join(", ")) };
-    format!(
-        "the program read values that nothing computed ({}{at}): branches on them may have gone the other way; `--values cpu` decides them\n",
-        count(reads, "read")
-    )
+    if lines.is_empty() { String::new() } else { format!(" at {}{more}", lines[..lines.len().min(NAMES)].join(", ")) }
 }
 
-/// Errors that do not depend on values.
-const ERRORS_OF_CODE: [&str; 8] = [
-    "AttributeError",
-    "FileNotFoundError",
-    "ImportError",
-    "ModuleNotFoundError",
-    "NameError",
-    "NotImplementedError",
-    "SyntaxError",
-    "_pickle.UnpicklingError",
-];
-
 /// Returns whether an exception unrelated to memory or injected failures ended the process.
-fn ended_by_another_error(process: &Process) -> bool {
-    let is_of_code = |torch: &TorchRecord| {
-        let mut lines = torch.traceback.iter().filter(|line| !line.starts_with(' '));
-        lines.any(|line| ERRORS_OF_CODE.iter().any(|error| line.starts_with(error)))
-    };
-    let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory && !is_of_code(torch);
+fn ended_by_an_error(process: &Process) -> bool {
+    let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory;
     let is_untouched = process.failed_calls.is_empty() && process.devices.iter().all(|device| device.injected == 0);
     process.torch.as_ref().is_some_and(is_other) && is_untouched
 }

@@ -127,6 +127,7 @@ fn main() -> ExitCode {
     trials.push(of_python("workspaces.py: the peak has bounds on a GPU for which cuDNN plans clusters of blocks", &with_cudnn, check));
     trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
+    trials.push(of_python("effects.py: a program runs again only if nothing remains of the first run", &python, effects));
     trials.push(of_python("a command that changes PYTHONPATH keeps its statistics and values", &python, hook_stays));
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
     trials.push(of_python("two environments are compared by line", &python, two_environments_are_compared_by_line));
@@ -855,8 +856,46 @@ fn error_of_values(python: &Path) -> Result<(), Failed> {
     };
     let (again, once) = (exec(&[])?, exec(&["--values", "zeros"])?);
     let text = String::from_utf8_lossy(&again.stderr);
-    let is_right = again.status.success() && again.stdout == b"True\n" && text.contains("It runs again with `--values cpu`");
+    let is_right = again.status.success() && again.stdout == b"True\n" && text.contains("it runs again with `--values cpu`");
     if is_right && once.status.code() == Some(1) && once.stdout.is_empty() { Ok(()) } else { Err(format!("{again:?}\n{once:?}").into()) }
+}
+
+fn effects(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let script = self::folder().join("effects.py");
+    let repeated = ["nothing", "temporary", "python", "workers", "exit", "unwatched_shell_executes_python"];
+    let once = [
+        ("writes", "it writes log.txt"),
+        ("saves", "it writes model.pt"),
+        ("removes", "it removes old.txt"),
+        ("socket", "it opens a socket to 127.0.0.1:0"),
+        ("starts", "it starts true"),
+        ("child", "it writes child.txt"),
+        ("shell", "it begins with another program than Python"),
+        ("no_read", ""),
+    ];
+    let cases: Vec<_> = repeated.into_iter().map(|mode| (mode, None)).chain(once.map(|(mode, why)| (mode, Some(why)))).collect();
+    let check = |(mode, why): &(&str, Option<&str>)| -> Result<(), String> {
+        let place = folder.path().join(mode);
+        std::fs::create_dir(&place).and_then(|()| std::fs::write(place.join("old.txt"), "")).map_err(|error| error.to_string())?;
+        let mut command = harness();
+        command.current_dir(&place).env_remove("HARNESS_VALUES").args(["exec", "--"]);
+        match *mode {
+            "shell" => command.args(["sh", "-c", "echo x >> log.txt; \"$@\"; exit $?", "sh"]),
+            "unwatched_shell_executes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
+            _ => &mut command,
+        };
+        let output = command.arg(python).arg(&script).arg(mode).output().map_err(|error| error.to_string())?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let (ends_well, begins_again) = (output.status.success(), text.contains("it runs again with `--values cpu`"));
+        let is_right = match why {
+            None => ends_well && begins_again && output.stdout.ends_with(b"trained on 699\n"),
+            Some(why) => !ends_well && !begins_again && text.contains(why),
+        };
+        if is_right { Ok(()) } else { Err(format!("{mode}: {output:?}")) }
+    };
+    harness_base::parallel::in_parallel_by(4, &cases, check)?;
+    Ok(())
 }
 
 fn baseline(python: &Path) -> Result<(), Failed> {

@@ -5,12 +5,14 @@ use harness_gpu_settings::gpus::Gpu;
 use serde_json::json;
 
 use super::*;
+use crate::hang::{Hang, HangingRank, RankState};
 use crate::record::{FailedCalls, SlowCalls, TorchRecord};
 
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
     Process {
         pid,
+        has_hook: true,
         torch: Some(TorchRecord {
             version: "2.11.0+cu130".to_owned(),
             rank: rank.map(str::to_owned),
@@ -53,6 +55,8 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             peak_held: vec![7 << 30],
             hang: None,
             different_sizes: None,
+            effect: None,
+            is_watched: true,
             processes,
         },
         settings,
@@ -82,24 +86,75 @@ fn several_processes_are_labelled_and_missing_statistics_reported() {
     insta::assert_snapshot!(simulated(&record, &settings));
 }
 
-#[test]
-fn an_error_unrelated_to_memory_recommends_values_of_the_cpu() {
+/// A process that ended with an error after a read of a value that nothing computed, without injected failures.
+fn failed() -> Process {
     let mut failed = process(7, None);
     let torch = failed.torch.as_mut().unwrap();
     torch.ended_out_of_memory = false;
-    torch.traceback = vec!["ValueError: Expected parameter loc".to_owned()];
-    let hint = "if the error depends on values that the program read back, use `--values cpu`";
+    torch.traceback = vec!["ValueError: no edges".to_owned()];
+    torch.error = torch.traceback.first().cloned();
+    failed.devices[0].injected = 0;
+    failed.uncomputed_reads = 1;
+    failed
+}
+
+#[test]
+fn an_error_without_counted_reads_recommends_values_of_the_cpu() {
+    let hint = "if the end depends on values that the program read back, use `--values cpu`";
     let is_shown = |process: &Process, values| {
         let (record, mut settings) = record(vec![process.clone()]);
         settings.values = values;
         simulated(&record, &settings).lines().any(|line| line == hint)
     };
-    assert!(!is_shown(&failed, Values::Zeros), "two failures were injected");
-    failed.devices[0].injected = 0;
-    assert!([Values::Zeros, Values::Copies].iter().all(|values| is_shown(&failed, *values)));
-    assert!(!is_shown(&failed, Values::Cpu));
-    failed.torch.as_mut().unwrap().ended_out_of_memory = true;
+    let mut failed = failed();
+    assert!(!is_shown(&failed, Values::Copies), "reads are counted");
+    assert!(is_shown(&failed, Values::Zeros));
+    failed.devices[0].injected = 1;
     assert!(!is_shown(&failed, Values::Zeros));
+}
+
+#[test]
+fn an_end_depends_on_values_only_after_a_read_of_one_that_nothing_computed() {
+    let end = |change: &dyn Fn(&mut Process), exit_code| {
+        let mut process = failed();
+        change(&mut process);
+        let (record, _) = record(vec![process]);
+        Record { exit_code, ..record }.end_by_values()
+    };
+    let torch = |process: &mut Process, change: &dyn Fn(&mut TorchRecord)| change(process.torch.as_mut().unwrap());
+    assert_eq!(end(&|_| {}, 1).as_deref(), Some("with `ValueError: no edges`"));
+    assert_eq!(end(&|process| torch(process, &|torch| torch.error = None), 3).as_deref(), Some("with exit code 3"));
+    assert_eq!(end(&|process| process.uncomputed_reads = 0, 1), None);
+    assert_eq!(end(&|process| process.devices[0].injected = 1, 1), None);
+    assert_eq!(end(&|process| process.failed_calls = vec![FailedCalls { call: "cudaHostAlloc", failed: 1, injected: 1 }], 1), None);
+    assert_eq!(end(&|process| torch(process, &|torch| torch.ended_out_of_memory = true), 1), None);
+    assert_eq!([end(&|_| {}, 0), end(&|_| {}, 139)], [None, None], "it ended well, or by a signal");
+}
+
+#[test]
+fn a_hang_depends_on_values_unless_a_rank_ran_out_of_memory() {
+    let of_rank = |out_of_memory| HangingRank { rank: 0, pid: None, state: RankState::Missing, out_of_memory };
+    let end = |rank| {
+        let (record, _) = record(vec![failed()]);
+        Record { exit_code: 124, hang: Some(Hang { ranks: vec![rank] }), ..record }.end_by_values()
+    };
+    assert_eq!(end(of_rank(None)).as_deref(), Some("in a hang of its ranks"));
+    let line = Frame { file: "train.py".to_owned(), line: 4, name: "main".to_owned() };
+    assert_eq!(end(of_rank(Some(line))), None);
+}
+
+#[test]
+fn an_effect_or_another_program_than_python_is_the_reason_for_one_run() {
+    let last = |effect: Option<&str>, is_watched| {
+        let (record, mut settings) = record(vec![failed()]);
+        settings.values = Values::Copies;
+        let record = Record { exit_code: 1, effect: effect.map(str::to_owned), is_watched, ..record };
+        simulated(&record, &settings).lines().last().map(str::to_owned).unwrap()
+    };
+    let begin = "the program ended with `ValueError: no edges`; it is not repeated with `--values cpu`, because it ";
+    assert_eq!(last(Some("writes log.txt"), true), format!("{begin}writes log.txt"));
+    assert_eq!(last(None, false), format!("{begin}begins with another program than Python, whose effects are unknown"));
+    assert!(last(None, true).starts_with("the program read values that nothing computed"));
 }
 
 #[test]

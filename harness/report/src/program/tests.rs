@@ -45,6 +45,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     let device = DeviceRecord { index: 0, memory: 1 << 30, peak_reserved: 400 << 20, mallocs: 4, frees: 1, failed: 2, injected: 1 };
     let process = Process {
         pid: 7,
+        has_hook: true,
         torch: Some(torch),
         devices: vec![device],
         reads_free_memory: false,
@@ -64,6 +65,8 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         settings: settings.to_string(),
         hang: None,
         different_sizes: None,
+        effect: None,
+        is_watched: true,
         peak_held: vec![400 << 20],
         processes: vec![process],
     };

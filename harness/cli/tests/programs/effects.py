@@ -1,0 +1,49 @@
+"""Fails because of a value that nothing computes, after an effect outside of the process that the argument names."""
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+
+def temporary():
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("x")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(torch.ones(3), os.path.join(folder, "model.pt"))
+    tempfile.TemporaryFile().write(b"x")
+
+
+def workers():
+    data = torch.utils.data.TensorDataset(torch.arange(64.0))
+    for batch in torch.utils.data.DataLoader(data, batch_size=8, num_workers=2):
+        batch[0].cuda()
+
+
+def child(program):
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+mode = sys.argv[1]
+effects = {
+    "temporary": temporary,
+    "workers": workers,
+    "python": lambda: child("pass"),
+    "child": lambda: child("open('child.txt', 'w')"),
+    "writes": lambda: open("log.txt", "a"),
+    "saves": lambda: torch.save(torch.ones(3), "model.pt"),
+    "removes": lambda: os.remove("old.txt"),
+    "socket": lambda: socket.socket().bind(("127.0.0.1", 0)),
+    "starts": lambda: subprocess.run(["true"], check=True),
+}
+effects.get(mode, lambda: None)()
+numbers = torch.arange(1000, device="cuda")
+if mode == "no_read":
+    raise ValueError("Insufficient number of edges")
+if int((numbers > 300).sum()) == 0:
+    if mode == "exit":
+        sys.exit("no edges")
+    raise ValueError("Insufficient number of edges")
+print("trained on", int((numbers > 300).sum()))

@@ -1,0 +1,135 @@
+# Watches what the processes of a program change outside of themselves, by Python's audit events. `harness exec` repeats no run with such an effect, and
+# makes no copies after one. Exempt is what a second run does not repeat, or repeats without harm: files that `tempfile` names, Python's compiled modules,
+# caches, devices, local sockets in the folder for temporary files, and the files of the run.
+import os
+import sys
+
+_RUN = os.environ["HARNESS_GPU_RUN"]
+_WRITES = os.O_WRONLY | os.O_RDWR
+# Events, with what the program does, and the positions of paths and of their folders among the arguments.
+_FILES = {
+    "os.mkdir": ("creates", ((0, 2),)),
+    "os.remove": ("removes", ((0, 1),)),
+    "os.rmdir": ("removes", ((0, 1),)),
+    "os.rename": ("renames", ((0, 2), (1, 3))),
+    "os.link": ("links", ((1, 3),)),
+    "os.symlink": ("links", ((1, 2),)),
+    "os.truncate": ("truncates", ((0, None),)),
+    "os.chmod": ("changes", ((0, 2),)),
+    "os.chown": ("changes", ((0, 3),)),
+    "os.utime": ("changes", ((0, 3),)),
+    "sqlite3.connect": ("opens", ((0, None),)),
+}
+_STARTS = {"os.exec", "os.posix_spawn", "os.system", "subprocess.Popen"}
+_SOCKETS = {"socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"}
+# What copies would share.
+_SHARED = {
+    "tempfile.mkstemp": "creates a temporary file",
+    "tempfile.mkdtemp": "creates a temporary folder",
+    "os.fork": "forks",
+    "os.forkpty": "forks",
+}
+_EVENTS = {"open", "builtins.input", *_FILES, *_STARTS, *_SOCKETS, *_SHARED}
+# Programs that only read, and compilers, whose results are in caches.
+_HARMLESS = ("ldconfig", "uname", "lscpu", "nvidia-smi", "cc", "gcc", "g++", "c++", "clang", "clang++", "ptxas", "ptxas-blackwell", "nvcc")
+
+# The first effect that a second run would repeat, and the first that copies would share, after the words "the program".
+first = None
+first_shared = None
+_is_watching = True
+# Files and folders that `tempfile` has named.
+_temporary = set()
+_caches = os.path.abspath(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + os.sep
+
+
+def _absolute(path, folder):
+    path = os.fsdecode(path)
+    if isinstance(folder, int) and folder >= 0 and not os.path.isabs(path):
+        path = os.path.join(os.readlink("/proc/self/fd/%d" % folder), path)
+    return os.path.abspath(path)
+
+
+def _is_exempt(path, folder=None):
+    # An open file was opened by another event.
+    if isinstance(path, int):
+        return True
+    path = _absolute(path, folder)
+    if path.startswith((_RUN, _caches, "/proc/")) or "__pycache__" in path or path.startswith("/dev/") and not path.startswith("/dev/shm/"):
+        return True
+    return any(path == named or path.startswith(named + os.sep) for named in _temporary)
+
+
+def _is_in_temporary_folder(path):
+    tempfile = sys.modules.get("tempfile")
+    folder = getattr(tempfile, "tempdir", None) or os.environ.get("TMPDIR") or "/tmp"
+    return os.path.abspath(os.fsdecode(path)).startswith(os.path.abspath(folder) + os.sep)
+
+
+def _effect_of(event, arguments):
+    """Returns what an event does that a second run would repeat; None if nothing."""
+    if event == "open":
+        path, _, flags = arguments[:3]
+        return None if not flags & _WRITES or _is_exempt(path) else "writes %s" % os.fsdecode(path)
+    if event in _FILES:
+        verb, places = _FILES[event]
+        named = [(arguments[at], arguments[of] if of is not None and of < len(arguments) else None) for at, of in places]
+        # A connection without a file, and an existing folder, which stays as it is.
+        named = [(path, folder) for path, folder in named if path not in (":memory:", "") and not (event == "os.mkdir" and os.path.isdir(path))]
+        changed = [path for path, folder in named if not _is_exempt(path, folder)]
+        return "%s %s" % (verb, os.fsdecode(changed[0])) if changed else None
+    if event in _STARTS:
+        program = arguments[0] or (arguments[1] or ("",))[0]
+        if event != "os.system":
+            # The hook watches other processes of Python.
+            name = os.path.basename(os.fsdecode(program))
+            if name.startswith("python") or program == sys.executable or name in _HARMLESS:
+                return None
+        return "starts %s" % os.fsdecode(program)
+    if event in _SOCKETS:
+        address = arguments[1]
+        if isinstance(address, (str, bytes)):
+            return None if _is_in_temporary_folder(address) else "opens the socket %s" % os.fsdecode(address)
+        return None if address is None else "opens a socket to %s" % ":".join(map(str, address[:2]))
+    return "reads its standard input" if event == "builtins.input" else None
+
+
+def _watch(event, arguments):
+    global first, first_shared
+    if event not in _EVENTS or first or not _is_watching:
+        return
+    try:
+        if event in _SHARED:
+            first_shared = first_shared or _SHARED[event]
+            if event.startswith("tempfile."):
+                _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
+        elif sys._getframe(1).f_globals.get("__name__") == "tempfile":
+            # It tries to write into the folder, once.
+            if event == "open" and arguments[2] & os.O_EXCL:
+                _temporary.add(os.path.abspath(os.fsdecode(arguments[0])))
+        else:
+            first = _effect_of(event, arguments)
+            first_shared = first_shared or ("starts other programs" if event in _STARTS else first)
+            if first:
+                _write()
+    except Exception:
+        pass  # An exception would make the program's call fail.
+
+
+def _write():
+    """Writes the effect into the folder of the run, for the process that repeats it."""
+    with open(os.path.join(_RUN, "effect-%d" % os.getpid()), "x") as file:
+        file.write(first)
+
+
+def stop():
+    """Ends the watch for copies."""
+    global _is_watching
+    _is_watching = False
+
+
+def note_write(path):
+    """Reports a file that code outside of Python is about to write."""
+    sys.audit("open", path, "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+
+sys.addaudithook(_watch)

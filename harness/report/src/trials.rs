@@ -202,9 +202,25 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>, colum
     });
     let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", left {} allocated at its end", Bytes(bytes)));
     let differences = match columns {
+        Columns::All if report.second.is_some() => {
+            " `allocated at the end` and `peak reserved` are differences to the nearer one of the two runs without failures."
+        }
         Columns::All => " `allocated at the end` and `peak reserved` are differences to that run.",
         Columns::Few => "",
     };
+    let random = report.second.as_ref().map(|second| {
+        let at_end = [first, &second.figures].map(|run| run.allocated_at_end.unwrap_or_default());
+        let apart = Bytes(at_end[0].abs_diff(at_end[1]));
+        let apart = if apart == Bytes::ZERO {
+            String::new()
+        } else {
+            format!(" The two left {apart} more or less allocated at their ends, so up to that much above both counts as recovered.")
+        };
+        format!(
+            "The program is not deterministic: in a second run without failures, {}.{apart} Only attempts that both make are failed.",
+            second.difference
+        )
+    });
     let figures = format!(
         "Without failures the program made {} to allocate device memory{held} and reserved at most {}.{differences} Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
         words::count(first.attempts, "attempt"),
@@ -215,7 +231,7 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>, colum
     let (served, runs) = (alone.iter().filter(|outcome| ***outcome == Outcome::ServedByRetry).count(), words::count(alone.len(), "run"));
     let alone = (!alone.is_empty()).then(|| format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}."));
     let several = (first.processes > 1 && !report.has_ranks()).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
-    [interrupted, expectation, Some(figures), alone, several].into_iter().flatten().collect()
+    [interrupted, expectation, Some(figures), random, alone, several].into_iter().flatten().collect()
 }
 
 fn of_least(report: &LeastReport) -> Parts {

@@ -29,7 +29,7 @@ const NO_LIMIT: Duration = Duration::from_secs(u64::MAX / 4);
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Run the program once without failures, then once per allocation of device memory. In each run, that allocation and PyTorch's retry fail, which
+    /// Run the program twice without failures, then once per allocation of device memory. In each run, that allocation and PyTorch's retry fail, which
     /// causes an out-of-memory error. Calls that create handles, plans and modules of libraries, such as cublasCreate, then fail once each. WHICH is `all`,
     /// `sample:N` or `largest:N`, which fail allocations only [default: all up to 64 allocations; of more, a sample of 64 and the 16 largest].
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "some", conflicts_with_all = ["fail", "least_memory"], help_heading = MANY)]

@@ -1,12 +1,14 @@
-//! [`every_fault`] runs a program once per allocation, and fails that allocation.
+//! [`every_fault`] runs a program once per allocation, and fails that allocation. A second run without failures shows first whether the program is
+//! deterministic.
 //!
 //! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes two failures in a row: attempts
 //! n and n + 1.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_base::shard::Shard;
+use harness_base::words::count;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::{calls::Call, settings::Fault};
 use serde::{Deserialize, Serialize};
@@ -41,6 +43,9 @@ pub enum Expectation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultReport {
     pub first: First,
+    /// The second run without failures, and what differs, if it does: then memory is compared with both runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second: Option<Second>,
     /// Describes the selected attempts.
     pub chosen: String,
     pub cases: Vec<Case>,
@@ -72,6 +77,15 @@ pub struct First {
     pub submitted: u64,
 }
 
+/// A second run without failures that differs from the first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Second {
+    #[serde(flatten)]
+    pub figures: First,
+    /// What this run does differently, as in `it makes 7 attempts instead of 5`.
+    pub difference: String,
+}
+
 /// A run in which an attempt and the next one failed, or a call of a library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
@@ -92,11 +106,11 @@ pub struct Case {
     /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the program, or it exited after it caught one. After a failed
     /// call of a library, the library's error replaces the OutOfMemoryError.
     pub is_clean_end: bool,
-    /// Bytes allocated at the end, minus those of the first run.
+    /// Bytes allocated at the end, minus those of the first run, or of the nearer one of two runs that differ. 0 between them.
     pub more_at_end: Option<i64>,
-    /// `true` if that exceeds both 1 % of the first run's bytes and 2 MiB.
+    /// `true` if that exceeds 1 % of the first run's bytes, 2 MiB, and the difference between two runs without failures.
     pub holds_memory: bool,
-    /// Peak bytes held, minus those of the first run.
+    /// Peak bytes held, minus those of the first run, or of the nearer one of two runs that differ. 0 between them.
     pub more_at_peak: i64,
     /// The bytes that the next request to the driver asked for after the failed attempts.
     pub next_size: Option<u64>,
@@ -145,22 +159,60 @@ impl Case {
 }
 
 pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
-    let Cases { mut chosen, mut alone, described } = cases(program.first, plan);
+    let first = program.first;
+    let Cases { mut chosen, mut alone, described } = cases(first, plan);
     let part = program.keep_shard(&mut chosen, Place::name);
     program.keep_shard(&mut alone, Place::name);
+    let clean: Vec<Trial> = (!chosen.is_empty()).then(|| program.trial.clone()).into_iter().collect();
+    let again = program.run(&clean)?.pop().flatten();
+    let again = again.and_then(|again| Some((first.difference(&again)?, again)));
+    if let Some((_, again)) = &again {
+        // An attempt that only one of the runs makes shows nothing.
+        let made: BTreeSet<String> = places(again).iter().chain(&library_calls(again)).map(Place::name).collect();
+        chosen.retain(|place| made.contains(&place.name()));
+        alone.retain(|place| made.contains(&place.name()));
+    }
+    let clean = Clean { first, again: again.as_ref().map(|(_, again)| again) };
     let trial = |place: &Place, count| Trial { faults: vec![place.failing(count)], faulty_device: place.rank, ..program.trial.clone() };
     let trials: Vec<Trial> =
         chosen.iter().map(|place| trial(place, place.in_a_row())).chain(alone.iter().map(|place| trial(place, 1))).collect();
     let mut runs = program.run(&trials)?;
     let lone_runs = runs.split_off(chosen.len());
     let left_out = runs.iter().chain(&lone_runs).filter(|run| run.is_none()).count();
-    let mut cases: Vec<Case> = chosen.iter().zip(runs).filter_map(|(place, run)| Some(case(place, program.first, &run?))).collect();
+    let mut cases: Vec<Case> = chosen.iter().zip(runs).filter_map(|(place, run)| Some(clean.case(place, &run?))).collect();
     for (place, run) in alone.iter().zip(lone_runs) {
         if let (Some(run), Some(case)) = (run, cases.iter_mut().find(|case| case.name() == place.name())) {
-            case.alone = Some(outcome(&place.failing(1), &program.first.of_rank(place.rank), &run.of_rank(place.rank)));
+            case.alone = Some(outcome(&place.failing(1), &first.of_rank(place.rank), &run.of_rank(place.rank)));
         }
     }
-    Ok(FaultReport { first: First::new(program.first), chosen: described, cases, left_out, part })
+    let second = again.map(|(difference, again)| Second { figures: First::new(&again), difference });
+    Ok(FaultReport { first: First::new(first), second, chosen: described, cases, left_out, part })
+}
+
+impl Observed {
+    /// Describes what another run of the same program does differently; `None` if it makes the same attempts and ends with the same memory.
+    fn difference(&self, again: &Self) -> Option<String> {
+        let [before, after] = [self, again].map(places);
+        let sizes = before.iter().zip(&after).find(|(before, after)| before.name() == after.name() && before.size != after.size);
+        let memory = |observed: &Self| observed.allocated_at_end.unwrap_or_default();
+        if self.ending != again.ending {
+            let [before, after] = [self, again].map(|run| match run.ending {
+                Ending::By(end) => format!("exit code {}", end.exit_code()),
+                Ending::Hang => "its time limit".to_owned(),
+            });
+            Some(format!("it ends with {after} instead of {before}"))
+        } else if let Some((before, after)) = sizes {
+            let rank = before.rank.map_or_else(String::new, |rank| format!(" of rank {rank}"));
+            Some(format!("attempt {}{rank} requests {} instead of {}", before.attempt, after.size, before.size))
+        } else if before.len() != after.len() {
+            Some(format!("it makes {} instead of {}", count(after.len() as u64, "attempt"), before.len()))
+        } else if memory(self) != memory(again) {
+            Some(format!("it leaves {} allocated at its end instead of {}", memory(again), memory(self)))
+        } else {
+            (self.peak_reserved != again.peak_reserved)
+                .then(|| format!("it reserves at most {} instead of {}", again.peak_reserved, self.peak_reserved))
+        }
+    }
 }
 
 fn name(rank: Option<u32>, call: Option<&str>, attempt: u64) -> String {
@@ -245,10 +297,11 @@ fn cases(first: &Observed, plan: Plan) -> Cases {
     Cases { chosen, alone, described }
 }
 
-/// Returns the number of runs that [`every_fault`] makes.
+/// Returns the number of runs that [`every_fault`] makes, or fewer if the program is not deterministic.
 pub fn runs(first: &Observed, plan: Plan, shard: Option<Shard>) -> usize {
     let Cases { chosen, alone, .. } = cases(first, plan);
-    chosen.iter().chain(&alone).filter(|place| shard.is_none_or(|shard| shard.has(&place.name()))).count()
+    let with_failures = chosen.iter().chain(&alone).filter(|place| shard.is_none_or(|shard| shard.has(&place.name()))).count();
+    with_failures + usize::from(with_failures > 0)
 }
 
 impl First {
@@ -265,46 +318,67 @@ impl First {
     }
 }
 
-fn case(place: &Place, first: &Observed, run: &Observed) -> Case {
-    let (fault, first, run) = (&place.failing(place.in_a_row()), &first.of_rank(place.rank), &run.of_rank(place.rank));
-    let failed = fault.first as usize;
-    let is_of_library = place.call.is_some();
-    let size_of = |observed: &Observed, attempt: usize| observed.attempts.get(attempt).map(|attempt| attempt.size.0);
-    let error = run.errors.iter().find(|error| error.attempts >= fault.first && !is_of_library);
-    let more_at_end = run.allocated_at_end.zip(first.allocated_at_end).map(|(run, first)| difference(run, first));
-    let bearable = first.allocated_at_end.map_or(MORE, |bytes| Bytes(bytes.0 / 100).max(MORE));
-    let outcome = outcome(fault, first, run);
-    let is_clean_end = match outcome {
-        Outcome::OutOfMemory => true,
-        Outcome::OtherError { .. } => is_of_library && run.ended_by_library,
-        // Shells pass on a signal as 128 + n.
-        Outcome::ExitCode { exit_code } => exit_code > 0 && exit_code < 128 && !run.is_end_unknown && has_raised(fault, first, run),
-        _ => false,
-    };
-    Case {
-        rank: place.rank,
-        call: place.call.map(|call| call.name().to_owned()),
-        attempt: fault.first,
-        size: if is_of_library {
-            place.size.0
-        } else {
-            size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default()
-        },
-        outcome,
-        stack: error.map(|error| error.frames.clone()).unwrap_or_default(),
-        is_clean_end,
-        more_at_end,
-        holds_memory: more_at_end.is_some_and(|more| u64::try_from(more).is_ok_and(|more| Bytes(more) > bearable)),
-        more_at_peak: difference(run.peak_reserved, first.peak_reserved),
-        next_size: size_of(run, failed - 1 + fault.count as usize).filter(|_| !is_of_library),
-        submitted: run.submitted,
-        alone: None,
+/// One run without failures, or two that differ.
+struct Clean<'a> {
+    first: &'a Observed,
+    again: Option<&'a Observed>,
+}
+
+impl Clean<'_> {
+    fn case(&self, place: &Place, run: &Observed) -> Case {
+        let (fault, first, run) = (&place.failing(place.in_a_row()), &self.first.of_rank(place.rank), &run.of_rank(place.rank));
+        let failed = fault.first as usize;
+        let is_of_library = place.call.is_some();
+        let size_of = |observed: &Observed, attempt: usize| observed.attempts.get(attempt).map(|attempt| attempt.size.0);
+        let error = run.errors.iter().find(|error| error.attempts >= fault.first && !is_of_library);
+        let at_end = self.interval(|run| run.allocated_at_end);
+        let more_at_end = run.allocated_at_end.zip(at_end).map(|(run, clean)| difference(run, clean));
+        let bearable = at_end.map_or(MORE, |[least, most]| {
+            let of_first = first.allocated_at_end.unwrap_or_default();
+            Bytes(of_first.0 / 100).max(MORE).max(most.saturating_sub(least))
+        });
+        let outcome = outcome(fault, first, run);
+        let is_clean_end = match outcome {
+            Outcome::OutOfMemory => true,
+            Outcome::OtherError { .. } => is_of_library && run.ended_by_library,
+            // Shells pass on a signal as 128 + n.
+            Outcome::ExitCode { exit_code } => exit_code > 0 && exit_code < 128 && !run.is_end_unknown && has_raised(fault, first, run),
+            _ => false,
+        };
+        Case {
+            rank: place.rank,
+            call: place.call.map(|call| call.name().to_owned()),
+            attempt: fault.first,
+            size: if is_of_library {
+                place.size.0
+            } else {
+                size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default()
+            },
+            outcome,
+            stack: error.map(|error| error.frames.clone()).unwrap_or_default(),
+            is_clean_end,
+            more_at_end,
+            holds_memory: more_at_end.is_some_and(|more| u64::try_from(more).is_ok_and(|more| Bytes(more) > bearable)),
+            more_at_peak: self.interval(|run| Some(run.peak_reserved)).map_or(0, |clean| difference(run.peak_reserved, clean)),
+            next_size: size_of(run, failed - 1 + fault.count as usize).filter(|_| !is_of_library),
+            submitted: run.submitted,
+            alone: None,
+        }
+    }
+
+    /// The least and the most of a figure in the runs without failures; `None` if the first has none.
+    fn interval(&self, figure: impl Fn(&Observed) -> Option<Bytes>) -> Option<[Bytes; 2]> {
+        let first = figure(self.first)?;
+        let again = self.again.and_then(figure).unwrap_or(first);
+        Some([first.min(again), first.max(again)])
     }
 }
 
-fn difference(bytes: Bytes, than: Bytes) -> i64 {
+/// Returns how far the bytes are above or below an interval.
+fn difference(bytes: Bytes, [least, most]: [Bytes; 2]) -> i64 {
+    let nearest = bytes.clamp(least, most);
     // Memory sizes are far below 2^63.
-    bytes.0 as i64 - than.0 as i64
+    bytes.0 as i64 - nearest.0 as i64
 }
 
 fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {

@@ -80,6 +80,7 @@ impl Report {
             (Self::Faults(all), Self::Faults(more)) if (all.first, &all.chosen) == (more.first, &more.chosen) => {
                 all.cases.extend(more.cases);
                 all.left_out += more.left_out;
+                all.second = all.second.take().or(more.second);
             }
             (Self::Least(all), Self::Least(more)) if (all.plenty, all.peak_reserved) == (more.plenty, more.peak_reserved) => {
                 all.orders.extend(more.orders);

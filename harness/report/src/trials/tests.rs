@@ -1,7 +1,7 @@
 //! What many runs came to, as it is shown.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::trials::{faults::First, least::OrderLeast, observed::Frame};
+use harness_exec::trials::{faults::First, faults::Second, least::OrderLeast, observed::Frame};
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
 
 fn report(cases: Vec<Case>) -> FaultReport {
     let first = First { attempts: 64, processes: 1, allocated_at_end: Some(40 * MIB), peak_reserved: 300 * MIB, submitted: 200 };
-    FaultReport { first, chosen: "all 64".to_owned(), cases, left_out: 0, part: None }
+    FaultReport { first, second: None, chosen: "all 64".to_owned(), cases, left_out: 0, part: None }
 }
 
 fn mixed() -> FaultReport {
@@ -60,6 +60,23 @@ fn every_way_to_end_is_summed_up_in_a_sentence_and_shown_in_a_table() {
 fn a_page_of_markdown_says_the_same() {
     let report = FaultReport { left_out: 3, first: First { processes: 2, ..mixed().first }, ..mixed() };
     insta::assert_snapshot!(markdown(Trials::Faults(&report, Some(Expectation::EndsCleanly))));
+}
+
+#[test]
+fn a_program_that_is_not_deterministic_is_compared_with_two_runs() {
+    let first = mixed().first;
+    let second = |allocated_at_end, difference: &str| {
+        Some(Second { figures: First { allocated_at_end, ..first }, difference: difference.to_owned() })
+    };
+    let note = |second| {
+        let report = FaultReport { second, ..mixed() };
+        let page = markdown(Trials::Faults(&report, None));
+        page.lines().find(|line| line.contains("not deterministic")).map(str::to_owned)
+    };
+    assert_eq!(note(None), None);
+    let note_of_memory = note(second(Some(54 * MIB), "it leaves 54 MiB allocated at its end instead of 40 MiB")).unwrap();
+    assert!(note_of_memory.contains("54 MiB allocated") && note_of_memory.contains("left 14 MiB more or less"), "{note_of_memory}");
+    assert!(!note(second(Some(40 * MIB), "it makes 7 attempts instead of 5")).unwrap().contains("more or less"));
 }
 
 #[test]

@@ -345,6 +345,9 @@ def _at_exit():
     torch = sys.modules.get("torch")
     # A torch whose import failed has no version.
     if not hasattr(torch, "__version__") or not hasattr(torch, "cuda"):
+        others = [name for name in _OTHER_FRAMEWORKS if name in sys.modules]
+        if others:
+            _mark(*others)
         return
     _write_statistics(torch)
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
@@ -608,6 +611,7 @@ def _begin(module):
 
 
 def _with_cuda(module):
+    _mark("torch")
     if not hasattr(module, "_lazy_call"):
         return
     _begin(module)
@@ -842,9 +846,14 @@ def _note_files_of_safetensors(module):
 _WRITERS = {"torch.serialization": _note_files_of_torch, "safetensors": _note_files_of_safetensors}
 
 
-def _mark():
-    """Shows that the hook runs in this process, and which process started it."""
-    _write("python-%d" % os.getpid(), lambda path: _write_text(path, str(os.getppid())))
+# Frameworks that use the GPU without torch.
+_OTHER_FRAMEWORKS = ("cupy", "jax", "numba.cuda", "tensorflow")
+
+
+def _mark(*frameworks):
+    """Shows that the hook runs in this process, which process started it, and the frameworks that it has imported."""
+    text = " ".join((str(os.getppid()), *frameworks))
+    _write("python-%d" % os.getpid(), lambda path: _write_text(path, text))
 
 
 def _write_stacks_on_signal():

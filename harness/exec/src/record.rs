@@ -46,9 +46,12 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Process {
     pub pid: u32,
-    /// Whether the hook ran in this process, which is so in Python, unless its options prevent it.
+    /// Those of torch and other frameworks for GPUs that the process imported. `None` if the hook did not run, as in processes without Python.
     #[serde(skip)]
-    pub has_hook: bool,
+    pub imports: Option<Vec<String>>,
+    /// The file name of the program that the process executed. Empty on a real GPU, and if the process did not use the GPU.
+    #[serde(skip)]
+    pub program: String,
     /// torch's statistics. `None` if the process did not import torch, or was killed before it used the GPU.
     pub torch: Option<TorchRecord>,
     pub devices: Vec<DeviceRecord>,
@@ -294,7 +297,7 @@ impl Record {
         let process = |pid: u32| Process { pid, ..Process::default() };
         for counters in ProcessCounters::read_folder(&machine.counters(run))? {
             let ProcessCounters { pid, devices, submitted, memory_reads, uncomputed_reads, waits_of_frees, .. } = counters;
-            let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, failed_calls, not_modelled, .. } = counters;
+            let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, failed_calls, not_modelled, program, .. } = counters;
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
             let failed = |(call, [failed, injected]): (Call, [u64; 2])| FailedCalls { call: call.name(), failed, injected };
@@ -303,7 +306,7 @@ impl Record {
             let uncomputed_reads_at = read_lines(&run.join(format!("reads-{pid}.jsonl")));
             let process =
                 Process { devices, submitted, reads_free_memory, uncomputed_reads, uncomputed_reads_at, waits_of_frees, ..process(pid) };
-            let process = Process { cudnn_workspace_bounds, slow_calls, failed_calls, not_modelled, ..process };
+            let process = Process { cudnn_workspace_bounds, slow_calls, failed_calls, not_modelled, program, ..process };
             processes.insert(pid, process);
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
@@ -312,10 +315,12 @@ impl Record {
             processes.entry(pid).or_insert_with(|| process(pid)).torch = torch;
         }
         let hooked = numbered(run, HOOKED, "")?;
-        let is_ours = |(_, path): &(u32, PathBuf)| fs::read_to_string(path).is_ok_and(|parent| parent == std::process::id().to_string());
-        let is_watched = hooked.iter().any(is_ours);
-        for (pid, _) in hooked {
-            processes.entry(pid).and_modify(|process| process.has_hook = true);
+        let mut is_watched = false;
+        for (pid, path) in hooked {
+            let text = fs::read_to_string(path)?;
+            let mut words = text.split(' ').map(str::to_owned);
+            is_watched |= words.next() == Some(std::process::id().to_string());
+            processes.entry(pid).and_modify(|process| process.imports = Some(words.collect()));
         }
         let effects = numbered(run, EFFECT, "")?;
         let effect = effects.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
@@ -392,7 +397,8 @@ impl Process {
     }
 }
 
-/// The beginnings of the names of files that the hook writes for each process: that it runs there, and the first effect that a second run would repeat.
+/// The beginnings of the names of files that the hook writes for each process: the parent process and the imported frameworks, and the first effect that a
+/// second run would repeat.
 const HOOKED: &str = "python-";
 const EFFECT: &str = "effect-";
 

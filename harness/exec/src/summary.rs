@@ -7,10 +7,12 @@ use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, Engine, FailedCalls, PEAK_ALLOCATED, Process, Record, Statistics, TorchRecord};
-use crate::{machine::Machine, process::cause_of, trials::observed::Frame};
+use crate::{machine::Machine, process::cause_of, torch, trials::observed::Frame};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;
+/// The function that returns internal tables of NVIDIA's driver.
+const TABLES: &str = "cuGetExportTable";
 
 pub fn render(record: &Record, machine: &Machine, gpu: Option<&str>) -> String {
     match machine {
@@ -219,6 +221,13 @@ fn not_modelled(record: &Record) -> String {
             names[..names.len().min(NAMES)].join(", ")
         );
     }
+    if names.contains(&TABLES) {
+        let _ = writeln!(
+            text,
+            "{TABLES} serves CUDA's runtime that is linked into a program or library, as in CuPy, CTranslate2 and by nvcc's default: such code does not \
+             run on the simulated GPU; link the shared runtime (`nvcc --cudart shared`), or run this code on the CPU"
+        );
+    }
     text
 }
 
@@ -250,10 +259,26 @@ fn of_device(device: &DeviceRecord) -> String {
     )
 }
 
+/// Returns why there are no statistics of torch.
+fn without_torch(process: &Process) -> String {
+    let program = process.program.as_str();
+    match process.imports.as_deref() {
+        Some([]) => "no statistics from torch: the process did not import torch".to_owned(),
+        Some(names) if names.iter().any(|name| name == "torch") => {
+            "no statistics from torch: the process was killed before it used the GPU through torch".to_owned()
+        }
+        Some(names) => {
+            let names = names.join(" and ");
+            format!("no statistics from torch: the process imported {names} instead, which harness does not support")
+        }
+        None if torch::is_python(program.as_ref()) => "no statistics from torch: Python was started with -I, -E or -S".to_owned(),
+        None if program.is_empty() => "no statistics from torch: the process was killed, or it is not Python".to_owned(),
+        None => format!("no statistics from torch: the process runs `{program}`, which is not Python"),
+    }
+}
+
 fn of_torch(process: &Process) -> String {
-    let Some(torch) = &process.torch else {
-        return "no statistics from torch: the process was killed, or Python was started with -I, -E or -S".to_owned();
-    };
+    let Some(torch) = &process.torch else { return without_torch(process) };
     let name = format!("torch {}", torch.version);
     let name = name.trim_end();
     if let Some(problem) = &torch.problem {

@@ -3,6 +3,7 @@
 //! The process counts in the mapped file. The program that started it reads the file with [`ProcessCounters::read_folder`] after the process ends.
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::{io, ops::Deref, ptr, thread, time::Duration};
@@ -15,7 +16,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5506;
+const MARK: u64 = 0x4841_524e_4750_5507;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -40,8 +41,22 @@ pub struct Counters {
     slow: [AtomicU64; Call::ALL.len()],
     /// Failed calls that request no device memory for the program, and those of them with an injected failure.
     failed_calls: [[AtomicU64; 2]; Call::ALL.len()],
+    /// The file name of the program that the process executes.
+    program: Text,
     names: AtomicU64,
-    texts: [[AtomicU64; NAME_BYTES / 8]; MOST_NAMES],
+    texts: [Text; MOST_NAMES],
+}
+
+type Text = [AtomicU64; NAME_BYTES / 8];
+
+/// Stores a text, which ends at its first zero.
+fn store(text: &Text, value: &[u8]) {
+    let mut bytes = [0_u8; NAME_BYTES];
+    let len = value.len().min(NAME_BYTES);
+    bytes[..len].copy_from_slice(&value[..len]);
+    for (word, chunk) in text.iter().zip(bytes.as_chunks().0) {
+        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+    }
 }
 
 /// [`DeviceCounters`] in the file.
@@ -98,6 +113,8 @@ impl OwnCounters {
         });
         counters.devices.store(self.devices.into(), Ordering::Relaxed);
         counters.memory.store(self.memory.0, Ordering::Relaxed);
+        let program = fs::read_link("/proc/self/exe").unwrap_or_default();
+        store(&counters.program, program.file_name().unwrap_or_default().as_bytes());
         counters.figures.iter().for_each(|figures| figures.used.store(0, Ordering::Relaxed));
         counters.mark.store(MARK, Ordering::Release);
         counters
@@ -185,12 +202,7 @@ impl Counters {
     pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
         let Some(text) = self.texts.get(index) else { return };
-        let mut bytes = [0_u8; NAME_BYTES];
-        let len = name.len().min(NAME_BYTES);
-        bytes[..len].copy_from_slice(&name[..len]);
-        for (word, chunk) in text.iter().zip(bytes.as_chunks().0) {
-            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-        }
+        store(text, name);
     }
 }
 
@@ -226,6 +238,8 @@ pub struct ProcessCounters {
     pub failed_calls: Vec<(Call, [u64; 2])>,
     /// Called functions without a model, in the order of their first calls.
     pub not_modelled: Vec<String>,
+    /// The file name of the program that the process executed last.
+    pub program: String,
 }
 
 /// The counters of one process on one device.
@@ -272,7 +286,7 @@ impl ProcessCounters {
             failed: read(failed),
             injected: read(injected),
         };
-        let name = |words: &[AtomicU64; NAME_BYTES / 8]| {
+        let name = |words: &Text| {
             let bytes = words.each_ref().map(|word| read(word).to_le_bytes()).concat();
             let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
             String::from_utf8_lossy(name).into_owned()
@@ -293,6 +307,7 @@ impl ProcessCounters {
                 .filter(|(_, [failed, _])| *failed > 0)
                 .collect(),
             not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),
+            program: name(&counters.program),
         })
     }
 }

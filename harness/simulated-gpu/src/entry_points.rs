@@ -1,16 +1,28 @@
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::{mem::MaybeUninit, ptr};
+use std::{mem::MaybeUninit, ptr, sync::Once};
 
 use harness_gpu_settings::ffi::{Out, Text, write};
 
 use crate::code::{Code, put};
+use crate::world::machine;
 
 /// Writes the address of a function, and whether it is missing. Returns `false` if it is missing.
 pub(crate) fn find(name: Text<'_>, place: Out<'_, *mut c_void>, status: Out<'_, c_int>) -> Result<bool, Code> {
-    let found = function(name.get().ok_or(Code::InvalidValue)?);
+    let name = name.get().ok_or(Code::InvalidValue)?;
+    let found = function(name);
+    note_tables(name, found);
     write(status, c_int::from(found.is_null()));
     put(place, found)?;
     Ok(!found.is_null())
+}
+
+/// Lists the function by which CUDA's runtime that is linked into a program finds internal tables of NVIDIA's driver. Without them its start fails. Other
+/// missing functions are optional.
+fn note_tables(name: &CStr, found: *mut c_void) {
+    static NOTED: Once = Once::new();
+    if found.is_null() && name == c"cuGetExportTable" {
+        NOTED.call_once(|| machine().counters.note_unmodelled(name.to_bytes()));
+    }
 }
 
 /// The address of the newest version of a driver function, by its name without a version. Null if there is no such function.

@@ -127,6 +127,7 @@ fn main() -> ExitCode {
     trials.push(of_python("workspaces.py: the peak has bounds on a GPU for which cuDNN plans clusters of blocks", &with_cudnn, check));
     trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
     trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
+    trials.push(of_python("a program that does not import torch has the reason for its missing figures", &python, without_torch));
     trials.push(of_python("effects.py: a program runs again only if nothing remains of the first run", &python, effects));
     trials.push(of_python("a command that changes PYTHONPATH keeps its statistics and values", &python, hook_stays));
     trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
@@ -858,6 +859,21 @@ fn error_of_values(python: &Path) -> Result<(), Failed> {
     let text = String::from_utf8_lossy(&again.stderr);
     let is_right = again.status.success() && again.stdout == b"True\n" && text.contains("it runs again with `--values cpu`");
     if is_right && once.status.code() == Some(1) && once.stdout.is_empty() { Ok(()) } else { Err(format!("{again:?}\n{once:?}").into()) }
+}
+
+fn without_torch(python: &Path) -> Result<(), Failed> {
+    // CUDA's runtime that is linked into a program begins in this way.
+    let program = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); f, s = ctypes.c_void_p(), ctypes.c_int(); \
+                   print(c.cuGetProcAddress_v2(b'cuGetExportTable', ctypes.byref(f), 13000, ctypes.c_uint64(0), ctypes.byref(s)))";
+    for (options, reason) in [(&["-c"][..], "the process did not import torch"), (&["-I", "-c"], "Python was started with -I, -E or -S")] {
+        let output = harness().args(["exec", "--"]).arg(python).args(options).arg(program).output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let parts = [reason, "cuGetExportTable", "CuPy, CTranslate2", "`nvcc --cudart shared`"];
+        if output.stdout != b"500\n" || !parts.iter().all(|part| text.contains(part)) {
+            return Err(format!("{options:?}: {output:?}").into());
+        }
+    }
+    Ok(())
 }
 
 fn effects(python: &Path) -> Result<(), Failed> {

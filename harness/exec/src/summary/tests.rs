@@ -12,7 +12,8 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
     Process {
         pid,
-        has_hook: true,
+        imports: Some(vec!["torch".to_owned()]),
+        program: "python3.11".to_owned(),
         torch: Some(TorchRecord {
             version: "2.11.0+cu130".to_owned(),
             rank: rank.map(str::to_owned),
@@ -96,6 +97,34 @@ fn failed() -> Process {
     failed.devices[0].injected = 0;
     failed.uncomputed_reads = 1;
     failed
+}
+
+#[test]
+fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
+    let reason = |imports: Option<&[&str]>, program: &str| {
+        let imports = imports.map(|names| names.iter().copied().map(str::to_owned).collect());
+        of_torch(&Process { torch: None, imports, program: program.to_owned(), ..process(7, None) })
+    };
+    let begin = "no statistics from torch: ";
+    assert_eq!(reason(Some(&[]), "python3.11"), format!("{begin}the process did not import torch"));
+    assert_eq!(reason(Some(&["torch"]), "python3.11"), format!("{begin}the process was killed before it used the GPU through torch"));
+    let jax = "the process imported jax instead, which harness does not support";
+    assert_eq!(reason(Some(&["jax"]), "python3.11"), format!("{begin}{jax}"));
+    assert_eq!(reason(None, "python3.11"), format!("{begin}Python was started with -I, -E or -S"));
+    assert_eq!(reason(None, "nbody"), format!("{begin}the process runs `nbody`, which is not Python"));
+}
+
+#[test]
+fn a_runtime_that_is_linked_in_is_named_with_a_remedy() {
+    let text = |names: &[&str]| {
+        let not_modelled = names.iter().copied().map(str::to_owned).collect();
+        let (record, settings) = record(vec![Process { not_modelled, ..process(7, None) }]);
+        simulated(&record, &settings)
+    };
+    let found = text(&["cuGetExportTable"]);
+    assert!(found.contains("success): cuGetExportTable\n"), "{found}");
+    assert!(found.contains("CuPy, CTranslate2") && found.contains("`nvcc --cudart shared`"), "{found}");
+    assert!(!text(&["cufileRead"]).contains("CuPy"));
 }
 
 #[test]

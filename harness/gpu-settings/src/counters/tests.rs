@@ -6,6 +6,11 @@ fn read(folder: &Path) -> Vec<ProcessCounters> {
     ProcessCounters::read_folder(folder).expect("read the folder")
 }
 
+fn program() -> String {
+    let program = std::env::current_exe().expect("know the program");
+    program.file_name().expect("it has a name").to_string_lossy().into_owned()
+}
+
 #[test]
 fn counters_are_read_from_the_file_of_their_process() {
     let folder = tempfile::tempdir().expect("create a folder");
@@ -35,6 +40,7 @@ fn counters_are_read_from_the_file_of_their_process() {
         slow: vec![(Call::Free, 1)],
         failed_calls: vec![(Call::HostAlloc, [2, 1])],
         not_modelled: vec!["cufileRead".to_owned(), "x".repeat(NAME_BYTES)],
+        program: program().chars().take(NAME_BYTES).collect(),
     };
     assert_eq!(read(folder.path()), [expected]);
     let file = fs::metadata(folder.path().join(format!("{}{ENDING}", std::process::id()))).expect("read the file's length");

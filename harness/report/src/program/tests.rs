@@ -45,7 +45,8 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     let device = DeviceRecord { index: 0, memory: 1 << 30, peak_reserved: 400 << 20, mallocs: 4, frees: 1, failed: 2, injected: 1 };
     let process = Process {
         pid: 7,
-        has_hook: true,
+        imports: Some(vec!["torch".to_owned()]),
+        program: "python3.11".to_owned(),
         torch: Some(torch),
         devices: vec![device],
         reads_free_memory: false,

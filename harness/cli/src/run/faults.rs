@@ -1,6 +1,8 @@
-use std::{num::NonZeroUsize, sync::atomic::Ordering};
+use std::sync::{Mutex, atomic::Ordering};
+use std::{num::NonZeroUsize, time::Duration, time::Instant};
 
 use clap::Args;
+use harness_base::words::count;
 use harness_devices::DeviceSource;
 use harness_record::FaultedRuns;
 use harness_report::trials::{self, Trials};
@@ -9,6 +11,7 @@ use harness_run::session::every_fault::{self, Chosen, Engine};
 use harness_scenario::{AskedFault, Scenario};
 use indicatif::ProgressBar;
 
+use super::elapsed;
 use crate::error::{CliError, Failures};
 use crate::{Format, exit::Exit, interrupt::Interrupt, terminal};
 
@@ -57,11 +60,14 @@ impl FaultOptions {
     ) -> Result<Exit, Failures> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let jobs = if source.simulated_because().is_some() { self.jobs.map_or(cores, NonZeroUsize::get) } else { 1 };
-        let bar = show.bar;
-        let begun = |runs: usize| bar.set_length(bar.position() + runs as u64);
-        let engine = Engine { plan, source, chosen, jobs, stop: interrupt, begun: &begun, progress: &|| bar.inc(1) };
+        let began = Instant::now();
+        let last = Mutex::new(began);
+        let begun = |runs: usize| show.begun(runs as u64);
+        let progress = || show.advance(began, &last);
+        let engine = Engine { plan, source, chosen, jobs, stop: interrupt, begun: &begun, progress: &progress };
         let runs = every_fault::every_fault(&engine).map_err(CliError::from)?;
-        bar.finish_and_clear();
+        show.bar.finish_and_clear();
+        show.say(&format!("{} in {}", count(show.bar.position(), "run"), elapsed(began.elapsed())));
         show.print(&runs)?;
         let exit = if runs.passed() { Exit::Passed } else { Exit::Failed };
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
@@ -74,7 +80,38 @@ pub(super) struct Shown<'a> {
     pub(super) quiet: bool,
 }
 
+/// The interval between two lines about the progress, if standard error is not a terminal.
+const PROGRESS: Duration = Duration::from_secs(10);
+
 impl Shown<'_> {
+    fn say(&self, text: &str) {
+        if !self.quiet {
+            self.bar.suspend(|| terminal::message(text));
+        }
+    }
+
+    /// Announces more runs.
+    fn begun(&self, runs: u64) {
+        let done = self.bar.position();
+        self.bar.set_length(done + runs);
+        match (done, runs) {
+            (_, 0) => {}
+            (0, _) => self.say(&format!("{} without injected failures, to count the device calls", count(runs, "run"))),
+            _ => self.say(&format!("{} with an injected failure", count(runs, "run"))),
+        }
+    }
+
+    /// Counts a run, and prints a line now and then.
+    fn advance(&self, began: Instant, last: &Mutex<Instant>) {
+        self.bar.inc(1);
+        let Ok(mut last) = last.try_lock() else { return };
+        if self.bar.is_hidden() && last.elapsed() >= PROGRESS {
+            *last = Instant::now();
+            let (done, all) = (self.bar.position(), self.bar.length().unwrap_or_default());
+            self.say(&format!("{done} of {} after {}", count(all, "run"), elapsed(began.elapsed())));
+        }
+    }
+
     fn print(&self, runs: &FaultedRuns) -> Result<(), CliError> {
         match self.format {
             Format::Json => terminal::print_json(runs),

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use harness_allocator::allocator::caching::{TorchVersion, TorchVersionError};
 use harness_devices::{DeviceChoice, DeviceSource, ParseDeviceError, shipped};
-use harness_gpu_settings::gpus::{GPUS, Gpu};
+use harness_gpu_settings::gpus::Gpu;
 use harness_scenario::steps::exec::similar_gpus;
 
 use super::{error::CliError, probe::probe, terminal};
@@ -80,15 +80,10 @@ pub(crate) fn explain_choice(choice: DeviceChoice, source: &DeviceSource) {
 /// Parses the value of `--gpu`: the name of a GPU, or a file that describes one.
 pub(crate) fn gpu_or_file(text: &str) -> Result<String, String> {
     let is_file = text.contains('/') || Path::new(text).extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-    if is_file || Gpu::named(text).is_some() {
+    if is_file {
         return Ok(text.to_owned());
     }
-    // `h100` is enough if only one GPU with this name before the memory exists.
-    let is_meant = |gpu: &&Gpu| gpu.name.rsplit_once('-').is_some_and(|(model, _)| model.eq_ignore_ascii_case(text));
-    match *GPUS.iter().filter(is_meant).collect::<Vec<_>>() {
-        [gpu] => Ok(gpu.name.to_string()),
-        _ => Err(format!("unknown GPU; {}", similar_gpus(text))),
-    }
+    Gpu::named(text).map(|gpu| gpu.name.clone()).ok_or_else(|| format!("unknown GPU; {}", similar_gpus(text)))
 }
 
 /// Finds the GPU of a name, or reads the file.

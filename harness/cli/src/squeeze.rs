@@ -8,11 +8,12 @@ use harness_allocator::device::{Device as _, DeviceError, DeviceMemory, TestDevi
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
 use harness_cuda::CudaDevice;
+use harness_devices::DeviceChoice;
 use harness_exec::process::HeldSignals;
 use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
-use super::exec::{ordinal, trials, write_report};
+use super::exec::{trials, write_report};
 use super::{Format, probe, program, terminal};
 
 const EXAMPLES: &str = "Examples:
@@ -41,7 +42,7 @@ pub(super) struct Squeeze {
     #[arg(long = "leave-free", value_name = "SIZE", value_parser = Bytes::parse)]
     leave: Bytes,
     /// The GPU, by its number in this process.
-    #[arg(long, value_name = "cuda:N", value_parser = ordinal, default_value = "cuda:0")]
+    #[arg(long, value_name = "cuda:N", value_parser = real, default_value = "cuda:0")]
     device: u32,
     /// The interval between two measurements of device memory.
     #[arg(long, value_name = "TIME", default_value = EVERY, value_parser = Nanos::parse)]
@@ -60,9 +61,17 @@ pub(super) struct Squeeze {
     command: Vec<OsString>,
 }
 
+fn real(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
+        _ => Err("expected a real GPU, as in `cuda:0`; `harness exec` runs a program on a simulated one".to_owned()),
+    }
+}
+
 impl Squeeze {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
-        probe::probe()?.require(self.device)?;
+        let help = "`harness doctor` lists the GPUs; without one, `harness exec --memory SIZE` runs the program on a simulated GPU";
+        probe::probe()?.require(self.device).map_err(|error| CliError::device(&error, help))?;
         // This must come before the driver starts threads.
         let signals = HeldSignals::hold().map_err(|error| internal(&error))?;
         let (ready, taken) = mpsc::channel();

@@ -32,7 +32,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
         }
     }
     text += &hang(record);
-    text += &ended_by_signal(record);
+    text += &how_it_ended(record);
     text += &slow_calls(record, &settings.latencies);
     text += &models(record, settings);
     text += &timing(record, settings.events);
@@ -103,7 +103,7 @@ fn limited(record: &Record, name: &str, limits: &Limits) -> String {
     let memory = memory.map_or_else(|| format!("all of its {device}"), |memory| format!("{memory} of its {device} for each process"));
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
     text += &of_processes(record, false, &record.gpu);
-    text += &ended_by_signal(record);
+    text += &how_it_ended(record);
     text += &slow_calls(record, &limits.latencies);
     text += "real: GPU, driver, CUDA and torch; reserved bytes and the limit exclude the CUDA context\n";
     text
@@ -149,8 +149,8 @@ fn hang(record: &Record) -> String {
     text
 }
 
-/// Names the signal that ended the program, or that ended a process whose exit code a shell passed on as 128 + n.
-fn ended_by_signal(record: &Record) -> String {
+/// Names the exit code, the signal that ended the program, or the signal that ended a process whose exit code a shell passed on as 128 + n.
+fn how_it_ended(record: &Record) -> String {
     let of_shell = record.exit_code.checked_sub(128).filter(|_| record.signal.is_none());
     match (record.signal, of_shell.and_then(cause_of)) {
         (Some(signal), _) => {
@@ -158,7 +158,8 @@ fn ended_by_signal(record: &Record) -> String {
             format!("signal {signal} ended the program{cause}\n")
         }
         (None, Some(cause)) => format!("exit code {} means that a signal ended a process: {cause}\n", record.exit_code),
-        (None, None) => String::new(),
+        (None, None) if record.exit_code == 0 => String::new(),
+        (None, None) => format!("the program ended with exit code {}\n", record.exit_code),
     }
 }
 

@@ -38,6 +38,9 @@ pub enum TorchError {
     #[error("cannot find the program `{command}`: no such file, and nothing in PATH has that name")]
     #[diagnostic(help("give the program and its arguments after `--`, as in `-- python train.py`"))]
     NoCommand { command: String },
+    #[error("the file `{command}` is not executable")]
+    #[diagnostic(help("start it with Python, as in `-- python {command}`, or make it executable with `chmod +x {command}`"))]
+    NotExecutable { command: String },
     #[error("`{command}` is not a Python program, and PATH contains no `python3` or `python` that it could start")]
     #[diagnostic(help("activate the environment of the program, or name its Python with `--python PATH`"))]
     NoPython { command: String },
@@ -199,7 +202,10 @@ impl Interpreter {
     /// Python or a Python script, as in `timeout 1h python train.py`, then the Python in PATH, which a shell script would start.
     fn of_command(command: &[OsString]) -> Result<Self, TorchError> {
         let name = || command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let first = command.first().and_then(|name| in_path(name)).ok_or_else(|| TorchError::NoCommand { command: name() })?;
+        let first = command.first().and_then(|name| in_path(name)).ok_or_else(|| match command.first() {
+            Some(file) if Path::new(file).is_file() => TorchError::NotExecutable { command: name() },
+            _ => TorchError::NoCommand { command: name() },
+        })?;
         if let Some(interpreter) = Self::of_program(&first, &command[1..]) {
             return Ok(interpreter);
         }

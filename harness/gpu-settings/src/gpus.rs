@@ -135,8 +135,32 @@ impl Gpu {
         self.peer_access.unwrap_or(!is_of_system && !["GeForce", " MIG "].iter().any(|kind| self.device.contains(kind)))
     }
 
+    /// Finds the GPU with this name, with this alias, or else the only one whose name or alias begins with the text. Case, spaces and dashes do not count.
     pub fn named(name: &str) -> Option<&'static Self> {
-        GPUS.iter().find(|gpu| gpu.name == name)
+        if let Some(exact) = GPUS.iter().find(|gpu| gpu.name == name) {
+            return Some(exact);
+        }
+        let wanted = plain(name);
+        let only = |is_meant: &dyn Fn(&str) -> bool| {
+            let mut meant = GPUS.iter().filter(|gpu| gpu.spellings().iter().any(|spelling| is_meant(spelling)));
+            meant.next().filter(|_| meant.next().is_none())
+        };
+        if wanted.is_empty() { None } else { only(&|known| known == wanted).or_else(|| only(&|known| known.starts_with(&wanted))) }
+    }
+
+    /// The name without its memory, and the driver's name without the vendor, if only this GPU has them.
+    pub fn aliases(&self) -> Vec<String> {
+        let model = self.name.rsplit_once('-').map(|(model, _)| model.to_owned());
+        let driver = self.device.replace("NVIDIA ", "").replace("GeForce ", "").to_lowercase().replace(' ', "-");
+        let mut aliases: Vec<String> = model.into_iter().chain([driver]).filter(|alias| *alias != self.name).collect();
+        aliases.retain(|alias| Self::named(alias).is_some_and(|gpu| gpu.name == self.name));
+        aliases.dedup();
+        aliases
+    }
+
+    fn spellings(&self) -> [String; 3] {
+        let model = self.name.rsplit_once('-').map_or(&*self.name, |(model, _)| model);
+        [&*self.name, model, &*self.device].map(plain)
     }
 
     /// Keeps a GPU that does not ship with the program until the process ends.
@@ -159,6 +183,11 @@ impl Gpu {
         let [threads, blocks, shared_memory, shared_memory_of_a_block] = known.unwrap_or(&CAPABILITIES[6]).1;
         Limits { threads, blocks, shared_memory: shared_memory << 10, shared_memory_of_a_block: shared_memory_of_a_block << 10 }
     }
+}
+
+fn plain(name: &str) -> String {
+    let lower = name.to_lowercase().replace("nvidia", "").replace("geforce", "");
+    lower.chars().filter(|letter| letter.is_alphanumeric()).collect()
 }
 
 #[cfg(test)]

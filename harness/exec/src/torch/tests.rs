@@ -115,6 +115,9 @@ fn the_interpreter_comes_from_the_command_its_first_lines_or_an_argument() {
     assert_eq!(Torch::find(&[shell], Some(Path::new(path))).unwrap().folder, torch);
     let other = OsString::from("/nonexistent/train");
     assert!(matches!(find(&[&other]), Err(TorchError::NoCommand { .. })));
+    let script = environment.program("gpt.py", "print(1)\n");
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    assert!(matches!(find(&[&script]), Err(TorchError::NotExecutable { .. })));
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn every_row_is_a_plausible_gpu() {
         assert!((512 << 10..=128 << 20).contains(l2_cache), "{name}");
         assert!(!source.is_empty() && device.len() < 256, "{name}");
         assert!(gpu.pcie.is_none_or(|generation| (3..=5).contains(&generation)), "{name}");
-        let parent = name.rsplit_once('-').and_then(|(parent, _)| Gpu::named(parent));
+        let parent = name.rsplit_once('-').and_then(|(parent, _)| GPUS.iter().find(|gpu| gpu.name == parent));
         if let Some(parent) = parent {
             assert!(memory <= &parent.memory && *multiprocessors <= parent.multiprocessors && *l2_cache <= parent.l2_cache, "{name}");
             assert!(device.starts_with(&parent.device) && *capability == parent.capability, "{name}");
@@ -53,4 +53,31 @@ fn a_variable_carries_a_gpu_by_name_or_with_its_properties() {
     let own: &Gpu = Gpu { memory: Bytes::gib(20), ..shipped.clone() }.leak();
     assert_eq!(of_variable::<&Gpu>(&to_variable(&own)), Ok(own));
     assert_eq!(of_variable::<&Gpu>("\"rtx4090-25\"").map_err(|error| error.to_string()), Err("`rtx4090-25` is not a GPU".to_owned()));
+}
+
+#[test]
+fn a_gpu_is_found_by_its_name_its_aliases_and_unique_beginnings() {
+    let found = |text: &str| Gpu::named(text).map(|gpu| &*gpu.name);
+    for (text, name) in [
+        ("h100-80", "h100-80"),
+        ("h100", "h100-80"),
+        ("H100", "h100-80"),
+        ("h100-pcie", "h100-pcie-80"),
+        ("h100-n", "h100-nvl-94"),
+        ("h200", "h200-141"),
+        ("rtx4090", "rtx4090-24"),
+        ("RTX 4090", "rtx4090-24"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090-24"),
+        ("NVIDIA H100 80GB HBM3", "h100-80"),
+    ] {
+        assert_eq!(found(text), Some(name), "{text}");
+    }
+    for text in ["", "-", "a100", "a100-8", "rtx", "nvidia", "h101"] {
+        assert_eq!(found(text), None, "{text}");
+    }
+    for gpu in &*GPUS {
+        for alias in gpu.aliases() {
+            assert_eq!(found(&alias), Some(&*gpu.name), "{alias}");
+        }
+    }
 }

@@ -511,6 +511,7 @@ impl TestDevice for CudaDevice {
             context_overhead: self.context_overhead,
             pressure: self.external_memory.held(),
             processes: Bytes::ZERO,
+            process_contexts: Bytes::ZERO,
         })
     }
 

@@ -118,9 +118,52 @@ pub struct RunRecord {
     pub calls: DeviceCalls,
     /// The allocator's counters after the last step.
     pub stats: MemoryStats,
+    /// The figures of a run with several programs or processes. Absent for a run with one, and in records of older builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<RunProcesses>,
     /// The simulated device's charge for each operation. Empty for a real device.
     #[serde(default)]
     pub cost_figures: Vec<CostFigure>,
+}
+
+/// The figures of the programs and processes of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunProcesses {
+    /// The main process first. Processes that share a name, such as repetitions of a step, share an entry.
+    pub each: Vec<ProcessFigures>,
+    /// All at the same time, which may be less than the sum of the peaks.
+    pub together: MemoryFigures,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessFigures {
+    pub name: String,
+    #[serde(flatten)]
+    pub figures: MemoryFigures,
+}
+
+/// `None` is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFigures {
+    pub peak_reserved: Option<Bytes>,
+    pub peak_allocated: Option<Bytes>,
+    pub ooms: Option<u64>,
+    pub retries: Option<u64>,
+}
+
+impl MemoryFigures {
+    /// Returns the figures of two processes that ran one after the other.
+    #[must_use]
+    pub fn then(self, other: Self) -> Self {
+        let counted = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        let peak = |a: Option<Bytes>, b: Option<Bytes>| Some(a?.max(b?));
+        Self {
+            peak_reserved: peak(self.peak_reserved, other.peak_reserved),
+            peak_allocated: peak(self.peak_allocated, other.peak_allocated),
+            ooms: counted(self.ooms, other.ooms),
+            retries: counted(self.retries, other.retries),
+        }
+    }
 }
 
 /// Prefix of a note about an unmet expectation that does not fail the run.
@@ -282,7 +325,14 @@ pub struct StepRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
     pub outcome: Outcome,
+    /// The program or process that ran the step. `None` for the main process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// The memory of that process after the step.
     pub accounts: Accounts,
+    /// The figures of the program that an `exec` step ran. `accounts` describes the process that started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<MemoryFigures>,
     /// Duration on the device's clock. `None` if the run was not timed.
     pub duration: Option<Nanos>,
     /// Values that the step reports, by metric name: bytes, nanoseconds or counts.
@@ -469,6 +519,23 @@ pub struct Accounts {
     pub device: DeviceMemory,
 }
 
+impl Accounts {
+    pub const fn new(stats: &MemoryStats, device: DeviceMemory) -> Self {
+        Self {
+            requested: Bytes(stats.requested_bytes.all.current),
+            allocated: Bytes(stats.allocated_bytes.all.current),
+            active: Bytes(stats.active_bytes.all.current),
+            reserved: Bytes(stats.reserved_bytes.all.current),
+            peak_allocated: Bytes(stats.allocated_bytes.all.peak),
+            peak_reserved: Bytes(stats.reserved_bytes.all.peak),
+            retries: stats.num_alloc_retries,
+            ooms: stats.num_ooms,
+            device,
+        }
+    }
+}
+
+/// Sums over all programs and processes of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
     /// Its position among all points of the run, including dropped ones. Absent in records of older builds.
@@ -483,7 +550,7 @@ pub struct CurvePoint {
     pub active: Option<Bytes>,
     /// Bytes reserved from the driver.
     pub reserved: Bytes,
-    /// Device memory in use, without the context overhead.
+    /// Device memory in use, without the contexts.
     pub used: Bytes,
     /// `num_ooms` so far. A picture marks each increase.
     pub ooms: u64,

@@ -365,6 +365,9 @@ impl Page {
             Verdict::Passed => {}
         }
         self.facts(arm, run);
+        if let Some(processes) = &run.processes {
+            self.grid(&words::processes(processes));
+        }
         self.expected_shortages(run);
         let selection = Selection::notable(run);
         match run.steps.len() {

@@ -13,7 +13,7 @@ use super::svg::{
 use super::why;
 use super::words::{self, shortened};
 use harness_base::printable::printable;
-use harness_record::{CurvePoint, RunRecord, StepRecord};
+use harness_record::{CurvePoint, RunProcesses, RunRecord, StepRecord};
 
 const HEAD: u32 = 52;
 const PANEL: u32 = 252;
@@ -62,16 +62,23 @@ fn in_words(run: &RunRecord) -> String {
     });
     let shortages: String = shortages.collect();
     format!(
-        "{}: {}; peak {} allocated, {} reserved and {} device used without the context overhead; limit {}; allocator retries: {}, OOMs: {}.{shortages}",
+        "{}: {}; peak {} allocated, {} reserved and {} device used without the context overhead{}; limit {}; allocator retries: {}, OOMs: {}.{shortages}",
         run.allocator,
         words::verdict(&run.verdict),
         highest(|point| point.allocated),
         highest(|point| point.reserved),
         highest(|point| point.used),
+        run.processes.as_ref().map_or_else(String::new, |processes| format!(" ({})", sums(processes))),
         words::size(run.scenario.memory),
         last.map_or(0, |point| point.retries),
         last.map_or(0, |point| point.ooms),
     )
+}
+
+/// Says whose memory the curves show.
+fn sums(processes: &RunProcesses) -> String {
+    let each = processes.each.iter().map(|one| format!("{} {}", one.name, words::or_unknown(one.figures.peak_reserved)));
+    format!("sums; peak reserved per process: {}", each.collect::<Vec<_>>().join(", "))
 }
 
 struct Axes<'a> {
@@ -184,7 +191,11 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
     let name = words::unnamed_settings(run).map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
     let title = shortened(&printable(&name), TITLE.saturating_sub(rest.chars().count())) + &rest;
     area.draw(&Text::new(title, (LEFT as i32, 2), font(13, INK, HPos::Left, VPos::Top)))?;
-    // The cause of the last failed request.
+    // The cause of the last failed request, or the processes.
+    if let Some(processes) = run.processes.as_ref().filter(|_| why::failed_requests(run).next().is_none()) {
+        let text = cut(&printable(&sums(processes)), CAUSE);
+        area.draw(&Text::new(text, (LEFT as i32, 18), font(11, LIMIT, HPos::Left, VPos::Top)))?;
+    }
     if let Some((step, shortage)) = why::failed_requests(run).last() {
         let requests = why::failed_requests(run).count();
         let more = if requests > 1 { format!(" (last of {requests})") } else { String::new() };
@@ -249,8 +260,11 @@ fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) 
         }
         free_from = right * axes.pixels() + MARK_SPACING;
         let left = right - BAR / axes.pixels();
-        let bottom = axes.y(shortage.accounts.active).min(highest);
-        let top = axes.y(shortage.accounts.active + shortage.requested).min(highest);
+        // In a run with several processes, the bar stands on what all of them hold.
+        let at = points.partition_point(|(x, _)| *x <= right).checked_sub(1).map(|at| points[at].1);
+        let held = at.filter(|_| run.processes.is_some()).and_then(|point| point.active).unwrap_or(shortage.accounts.active);
+        let bottom = axes.y(held).min(highest);
+        let top = axes.y(held + shortage.requested).min(highest);
         chart.draw_series([Rectangle::new([(left, bottom), (right, top)], OOM.mix(0.3).filled())])?;
         chart.draw_series([Rectangle::new([(left, bottom), (right, top)], OOM.stroke_width(1))])?;
         let text = shortage.requested.to_string();

@@ -32,10 +32,12 @@ impl<'a> Selection<'a> {
         }
         // An unusual outcome, a note, a table, a retry or an OOM.
         let has_event = |&index: &usize| {
-            let (step, before) = (&steps[index], &steps[index - 1].accounts);
+            let step = &steps[index];
+            let earlier = steps[..index].iter().rev().find(|earlier| earlier.process == step.process);
+            let [retries, ooms] = earlier.map_or([0; 2], |earlier| [earlier.accounts.retries, earlier.accounts.ooms]);
             let is_usual = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 });
             let is_plain = is_usual && step.notes.is_empty() && step.tables.is_empty();
-            !is_plain || step.accounts.retries > before.retries || step.accounts.ooms > before.ooms
+            !is_plain || step.accounts.retries > retries || step.accounts.ooms > ooms
         };
         let notable = (EDGE..steps.len() - EDGE).filter(has_event).take(NOTABLE);
         let shown: BTreeSet<usize> = (0..EDGE).chain(notable).chain(steps.len() - EDGE..steps.len()).collect();
@@ -79,9 +81,15 @@ fn push_gap(grid: &mut Grid, steps: usize, what: &str) {
 fn cells(step: &StepRecord) -> Vec<String> {
     let Accounts { allocated, reserved, active, peak_allocated, peak_reserved, retries, device, .. } = step.accounts;
     let names = [step.number.to_string(), step.line.to_string(), what(step), words::outcome(&step.outcome)];
-    let used = device.used.saturating_sub(device.context_overhead);
-    let sizes = [allocated, reserved, active, used, device.pressure, peak_allocated, peak_reserved].map(words::size);
-    names.into_iter().chain(sizes).chain([retries.to_string(), words::or_nothing(step.duration)]).collect()
+    let sizes = [allocated, reserved, active, device.used_without_contexts(), device.pressure].map(words::size);
+    let figures = match &step.program {
+        Some(program) => {
+            let [reserved, allocated, _, retries] = words::figures(program);
+            [allocated, reserved, retries]
+        }
+        None => [words::size(peak_allocated), words::size(peak_reserved), retries.to_string()],
+    };
+    names.into_iter().chain(sizes).chain(figures).chain([words::or_nothing(step.duration)]).collect()
 }
 
 fn what(step: &StepRecord) -> String {

@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr;
 use super::escape::{log_line, log_lines};
 use super::timing::{self, Timing};
 use super::words::{self, Align, Grid, NOTHING};
-use super::{Report, claims, recovery, steps::Selection, why};
+use super::{ArmGroup, Report, claims, recovery, steps::Selection, why};
 use harness_record::{RunRecord, StepRecord, Verdict, Violation};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +197,8 @@ impl Text {
             })
             .collect();
         self.some(&observed, "more observation", detail);
+        let processes: Vec<String> = report.arms().filter_map(|(scenario, _, arm)| processes_of(&scenario.info.name, arm)).collect();
+        self.some(&processes, "more run with several processes", detail);
         if detail == Detail::Full {
             for (scenario, _, arm) in report.arms() {
                 if let Some(settings) = arm.unnamed_settings() {
@@ -367,7 +369,17 @@ impl Text {
     }
 }
 
+/// The peaks of each process of a run, which the table has together.
+fn processes_of(scenario: &str, arm: &ArmGroup<'_>) -> Option<String> {
+    let processes = arm.shown().processes.as_ref()?;
+    let each = processes.each.iter().map(|one| format!("{} {}", one.name, words::or_unknown(one.figures.peak_reserved)));
+    Some(format!("peak reserved per process: {scenario} with {}: {}", arm.allocator, each.collect::<Vec<_>>().join(", ")))
+}
+
 fn figures_of(run: &RunRecord) -> [String; 4] {
+    if let Some(processes) = &run.processes {
+        return words::figures(&processes.together);
+    }
     let Some(last) = run.steps.last() else { return [NOTHING; 4].map(str::to_owned) };
     let accounts = || run.steps.iter().map(|step| &step.accounts);
     [

@@ -7,7 +7,7 @@ use indexmap::IndexSet;
 
 use super::{ArmGroup, Counts, DeviceGroup, Report};
 pub(super) use harness_base::words::count;
-use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
+use harness_record::{MemoryFigures, NOT_JUDGED, Outcome, Records, Rule, RunProcesses, RunRecord, StepRecord, Verdict, Violation};
 
 /// Shown in place of a missing figure.
 pub(super) const NOTHING: &str = "–";
@@ -73,6 +73,28 @@ pub(super) fn step_place(step: &StepRecord) -> String {
 
 pub(super) fn or_nothing(value: Option<impl Display>) -> String {
     value.map_or_else(|| NOTHING.to_owned(), |value| value.to_string())
+}
+
+/// Formats a figure that may be unknown.
+pub(super) fn or_unknown(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "unknown".to_owned(), |value| value.to_string())
+}
+
+/// Formats peak reserved, peak allocated, OOMs and retries.
+pub(super) fn figures(figures: &MemoryFigures) -> [String; 4] {
+    let [reserved, allocated] = [figures.peak_reserved, figures.peak_allocated].map(or_unknown);
+    let [ooms, retries] = [figures.ooms, figures.retries].map(or_unknown);
+    [reserved, allocated, ooms, retries]
+}
+
+pub(super) const FIGURES: [&str; 4] = ["peak reserved", "peak allocated", "OOMs", "allocator retries"];
+
+/// Tabulates the figures of the processes of a run, and of all together.
+pub(super) fn processes(processes: &RunProcesses) -> Grid {
+    let each = processes.each.iter().map(|one| (one.name.as_str(), &one.figures));
+    let rows = each.chain([("together", &processes.together)]);
+    let rows = rows.map(|(name, one)| std::iter::once(name.to_owned()).chain(figures(one)).collect());
+    Grid::new("lr", ["process"].into_iter().chain(FIGURES), rows)
 }
 
 pub(super) fn unless_empty(text: String) -> String {

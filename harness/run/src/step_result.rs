@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_record::{Cause, CauseKind, FailedRequest, Outcome, Recovery, Table, causes};
+use harness_record::{Cause, CauseKind, FailedRequest, MemoryFigures, Outcome, Recovery, Table, causes};
 use harness_scenario::{Expected, Position, ReportKey, Step};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ pub(crate) struct StepResult {
     pub(crate) unmet: Vec<Unmet>,
     pub(crate) failed_request: Option<FailedRequest>,
     pub(crate) size: Option<Bytes>,
+    /// The figures of the program of an `exec` step.
+    pub(crate) program: Option<MemoryFigures>,
     /// The recovery record of a step with policies.
     pub(crate) recovery: Option<Recovery>,
 }

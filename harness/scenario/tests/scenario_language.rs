@@ -132,6 +132,7 @@ fn every_account_can_be_read_from_the_readings() {
         context_overhead: Bytes(4),
         pressure: Bytes(5),
         processes: Bytes::ZERO,
+        process_contexts: Bytes::ZERO,
     };
     let calls = DeviceCalls { malloc: 6, malloc_failures: 7, free: 8, synchronize: 9, ..DeviceCalls::default() };
     let mut stats = MemoryStats { num_ooms: 10, ..MemoryStats::default() };

@@ -154,6 +154,16 @@ pub struct DeviceMemory {
     /// Memory of other processes of the same run, including their contexts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub processes: Bytes,
+    /// The contexts in `processes`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub process_contexts: Bytes,
+}
+
+impl DeviceMemory {
+    /// Returns the used memory without the contexts of this process and of the run's other processes.
+    pub fn used_without_contexts(&self) -> Bytes {
+        self.used.saturating_sub(self.context_overhead + self.process_contexts)
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands out a reference")]

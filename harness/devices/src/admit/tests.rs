@@ -2,7 +2,7 @@ use super::*;
 
 fn memory(total: Bytes, used: Bytes, process: Option<Bytes>) -> DeviceMemory {
     let context_overhead = Bytes::mib(500);
-    DeviceMemory { total, free: total - used, used, process, context_overhead, pressure: Bytes::ZERO, processes: Bytes::ZERO }
+    DeviceMemory { total, free: total - used, used, process, context_overhead, ..DeviceMemory::default() }
 }
 
 #[test]

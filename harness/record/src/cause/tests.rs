@@ -10,7 +10,7 @@ const fn mib(count: u64) -> Bytes {
 }
 
 fn memory(total: Bytes, free: Bytes, used: Bytes) -> DeviceMemory {
-    DeviceMemory { total, free, used, process: None, context_overhead: Bytes::ZERO, pressure: Bytes::ZERO, processes: Bytes::ZERO }
+    DeviceMemory { total, free, used, ..DeviceMemory::default() }
 }
 
 /// A request on a device of 1 GiB. The allocator reserves 20 MiB, of which 16 MiB are free.

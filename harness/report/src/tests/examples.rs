@@ -385,6 +385,7 @@ const fn nothing_held() -> Accounts {
             context_overhead: OVERHEAD,
             pressure: Bytes::ZERO,
             processes: Bytes::ZERO,
+            process_contexts: Bytes::ZERO,
         },
     }
 }
@@ -417,6 +418,7 @@ impl Builder {
             timings: Timings::default(),
             calls: DeviceCalls::default(),
             stats: MemoryStats::default(),
+            processes: None,
             cost_figures: vec![figure("malloc", "240 µs"), figure("free", "180 µs")],
         };
         Self { record, now }
@@ -442,7 +444,9 @@ impl Builder {
             iteration: None,
             size: None,
             outcome,
+            process: None,
             accounts: *now,
+            program: None,
             duration: Some(duration),
             reports: BTreeMap::new(),
             notes: Vec::new(),

@@ -14,12 +14,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId, caching::Config};
 use harness_allocator::device::{Clock, DeviceInfo, EventId, StreamId};
 use harness_allocator::stats::{MemoryStats, StatKey};
+use harness_allocator::units::Bytes;
 
 use self::needs::{asks_for_memory, evicts, looks_at_sites, sizes_use_measured_memory};
 use self::{live_blocks::LiveBlocks, requests::Requests};
 use crate::processes::{Inside, Processes};
-use crate::rig::{Buffer, ProgramId, Rig, Stop, without_faults};
+use crate::rig::{Buffer, Peaks, ProgramId, Rig, Stop, without_faults};
 use crate::shared_memory::SharedMemory;
+use harness_record::{MemoryFigures, ProcessFigures, RunProcesses};
 use harness_scenario::{
     BufferName, BufferRef, DeviceKind, EventName, GrowthSite, MeasureName, Number, PoolName, ProgramName, Readings, ReportKey, Scenario,
     StepName, StreamName, VariableName, steps::Action,
@@ -265,6 +267,41 @@ impl RunContext {
         let (stats, calls) = (self.rig.stats(), self.rig.calls());
         let memory = if memory { Some(self.rig.memory()?) } else { None };
         Ok(Readings { stats, memory, calls, now: self.rig.now() })
+    }
+
+    /// The name of the current program; `None` for the main one.
+    pub(crate) fn name_of_program(&self, scenario: &Scenario) -> Option<String> {
+        let place = self.programs.iter().position(|&program| program == self.rig.entered())?;
+        scenario.programs.get(place).map(ToString::to_string)
+    }
+
+    /// The figures of each program and process; `None` if there is only the main one.
+    pub(crate) fn figures_of_processes(&self, scenario: &Scenario) -> Option<RunProcesses> {
+        let named = |name: String, program: ProgramId| ProcessFigures { name, figures: self.rig.figures_of(program) };
+        let programs = scenario.programs.iter().zip(&self.programs).map(|(name, &program)| named(name.to_string(), program));
+        let ranks = self.ranks.iter().flat_map(|(step, programs)| {
+            programs.iter().zip(1..).map(move |(&program, rank)| named(format!("rank {rank} of {step}"), program))
+        });
+        let mut each: Vec<ProcessFigures> = programs.chain(ranks).chain(self.processes.figures.iter().cloned()).collect();
+        if each.is_empty() {
+            return None;
+        }
+        let main = named("main process".to_owned(), ProgramId::FIRST);
+        if main.figures != Peaks::default().figures(0, 0) {
+            each.insert(0, main);
+        }
+        let sum = |counter: fn(&MemoryFigures) -> Option<u64>| each.iter().map(|one| counter(&one.figures)).sum::<Option<u64>>();
+        let peaks = self.rig.together().figures(0, 0);
+        let is_known = |peak: fn(&MemoryFigures) -> Option<Bytes>| {
+            !self.processes.has_parallel_programs && each.iter().all(|one| peak(&one.figures).is_some())
+        };
+        let together = MemoryFigures {
+            peak_reserved: peaks.peak_reserved.filter(|_| is_known(|one| one.peak_reserved)),
+            peak_allocated: peaks.peak_allocated.filter(|_| is_known(|one| one.peak_allocated)),
+            ooms: sum(|one| one.ooms),
+            retries: sum(|one| one.retries),
+        };
+        Some(RunProcesses { each, together })
     }
 
     pub(crate) fn free_everything(&mut self) -> Result<(), Stop> {

@@ -24,12 +24,12 @@ use harness_exec::forked::{Forked, ForkedChild, fork};
 use harness_exec::launch::RunFolder;
 use harness_exec::process::{End, Started};
 use harness_gpu_settings::ledger::Ledger;
-use harness_record::Rule;
+use harness_record::{Accounts, MemoryFigures, ProcessFigures, Rule};
 use harness_scenario::{ProcessName, Readings, Scenario, Step};
 
 use self::shared::{Shared, unavailable};
 use self::wire::{Answer, Done, Order, Reply, Start};
-use crate::rig::{Finding, Rig, Stop};
+use crate::rig::{Finding, Peaks, Rig, Stop, Totals};
 use crate::step_result::{StepResult, Unmet};
 use crate::{control::DEFAULT_TIME_LIMIT, faults::Faults};
 
@@ -124,6 +124,10 @@ pub(crate) struct Processes {
     readings: BTreeMap<ProcessName, Readings>,
     /// OOMs of all these processes.
     pub(crate) ooms: u64,
+    /// The figures of these processes and of the programs of `exec` steps, in order of their first step.
+    pub(crate) figures: Vec<ProcessFigures>,
+    /// True if an `exec` step ran at the same time as other steps, so the peak of all together is unknown.
+    pub(crate) has_parallel_programs: bool,
     faults: Option<Faults>,
 }
 
@@ -227,12 +231,43 @@ impl Process {
 }
 
 impl Processes {
-    pub(crate) const fn new(group: Option<ProcessGroup>, faults: Option<Faults>) -> Self {
-        Self { group, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
+    pub(crate) fn new(group: Option<ProcessGroup>, faults: Option<Faults>) -> Self {
+        Self { group, running: BTreeMap::new(), readings: BTreeMap::new(), faults, ..Self::default() }
     }
 
     pub(crate) fn readings(&self, process: &ProcessName) -> Option<&Readings> {
         self.readings.get(process)
+    }
+
+    /// The memory of a process after its last step.
+    pub(crate) fn accounts(&self, process: &ProcessName) -> Option<Accounts> {
+        let readings = self.readings.get(process)?;
+        Some(Accounts::new(&readings.stats, readings.memory?))
+    }
+
+    /// What the running processes hold, without one of them, and the counters of all.
+    fn held(&self, without: Option<&ProcessName>) -> Totals {
+        let running = self.running.keys().filter(|&name| Some(name) != without);
+        let held = running.filter_map(|name| Some(Totals::of(&self.readings.get(name)?.stats))).fold(Totals::default(), Totals::and);
+        let sum = |counter: fn(&MemoryFigures) -> Option<u64>| self.figures.iter().filter_map(|one| counter(&one.figures)).sum();
+        Totals { ooms: sum(|figures| figures.ooms), retries: sum(|figures| figures.retries), ..held }
+    }
+
+    /// Notes the figures of the program of an `exec` step.
+    pub(crate) fn note_exec(&mut self, rig: &mut Rig, name: &str, figures: MemoryFigures, is_alone: bool) {
+        self.add(name, figures);
+        rig.set_elsewhere(self.held(None));
+        self.has_parallel_programs |= !is_alone;
+        if let (Some(reserved), true) = (figures.peak_reserved, is_alone) {
+            rig.plot_exec(Peaks { reserved, allocated: figures.peak_allocated.unwrap_or_default() });
+        }
+    }
+
+    fn add(&mut self, name: &str, figures: MemoryFigures) {
+        match self.figures.iter_mut().find(|one| one.name == name) {
+            Some(one) => one.figures = one.figures.then(figures),
+            None => self.figures.push(ProcessFigures { name: name.to_owned(), figures }),
+        }
     }
 
     fn faults_of(&self, process: &ProcessName) -> Option<&Injector> {
@@ -293,9 +328,12 @@ impl Processes {
     }
 
     fn note(&mut self, name: &ProcessName, now: Readings) {
-        let before = self.readings.insert(name.clone(), now).map_or(0, |before| before.stats.num_ooms);
-        // The counter of a restarted process starts at zero.
-        self.ooms += now.stats.num_ooms.saturating_sub(before);
+        let before = self.readings.insert(name.clone(), now).map(|before| before.stats).unwrap_or_default();
+        // The counters of a restarted process start at zero.
+        let ooms = now.stats.num_ooms.saturating_sub(before.num_ooms);
+        let retries = now.stats.num_alloc_retries.saturating_sub(before.num_alloc_retries);
+        self.ooms += ooms;
+        self.add(&name.to_string(), Peaks::of(&now.stats).figures(ooms, retries));
     }
 
     pub(crate) fn run(
@@ -329,9 +367,12 @@ impl Processes {
     ) -> Result<Option<StepResult>, Stop> {
         let began = Instant::now();
         let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
+        let before = self.readings(name).map(|before| Peaks::of(&before.stats)).unwrap_or_default();
         match self.order(name, order, step, &mut give_up)? {
             Heard::Reply(Reply::Done(done)) => {
-                let Done { mut result, findings, .. } = *done;
+                let Done { mut result, findings, readings, curve } = *done;
+                let risen = Peaks::of(&readings.stats).above(before);
+                rig.plot_process(&curve, risen, self.held(Some(name)), self.held(None));
                 findings.into_iter().for_each(|finding| rig.note(named(name, finding)));
                 let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
                 injected.for_each(|refused| refused.process = Some(name.to_string()));
@@ -362,6 +403,7 @@ impl Processes {
         let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
         let attributed = readings.and_then(|readings| readings.memory?.process);
         let killed = self.end(name, |process| process.running.kill()).transpose();
+        rig.set_elsewhere(self.held(None));
         killed.map_err(|error| failed(format!("the process `{name}` to be killed"), error.to_string()))?;
         await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
         let released = before.used.saturating_sub(rig.memory()?.used);
@@ -395,6 +437,7 @@ impl Processes {
     fn close_one(&mut self, rig: &mut Rig, name: &ProcessName) -> Result<(), Stop> {
         let closed = self.order_to_end(rig, name, &Order::Close, "it released everything");
         let end = self.end(name, Process::end);
+        rig.set_elsewhere(self.held(None));
         closed.and_then(|()| match end.flatten() {
             Some(End::Code(0)) => Ok(()),
             end => Err(failed(format!("the process `{name}` to exit with code 0"), how(end))),

@@ -54,11 +54,11 @@ impl Shared {
         Ok(done)
     }
 
-    /// The memory of other processes, without and with their contexts.
+    /// The memory of other processes without their contexts, and their contexts.
     fn elsewhere(&mut self) -> (Bytes, Bytes) {
         let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.entered_by_others(number));
         self.inner.set_held_elsewhere(memory);
-        (memory, memory + contexts)
+        (memory, contexts)
     }
 }
 
@@ -111,12 +111,13 @@ impl wrapper::DeviceWrapper for Shared {
 
 impl wrapper::TestDeviceWrapper for Shared {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let (_, processes) = self.elsewhere();
+        let (held, process_contexts) = self.elsewhere();
+        let processes = held + process_contexts;
         let memory = TestDevice::memory(&mut self.inner)?;
         // A real device already includes the others.
         let is_simulated = Device::info(&self.inner).clock == Clock::Simulated;
         let used = if is_simulated { memory.used + processes } else { memory.used };
-        Ok(DeviceMemory { used, processes, ..memory })
+        Ok(DeviceMemory { used, processes, process_contexts, ..memory })
     }
 
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
 
 use harness_allocator::{device::faulty::InjectorState, units::Bytes};
-use harness_record::Rule;
+use harness_record::{CurvePoint, Rule};
 use harness_scenario::Readings;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -81,6 +81,8 @@ pub(crate) struct Done {
     pub(crate) result: StepResult,
     pub(crate) findings: Vec<Finding>,
     pub(crate) readings: Readings,
+    /// The process's memory during the step.
+    pub(crate) curve: Vec<CurvePoint>,
 }
 
 pub(crate) fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! The figures of a run: accounts, device memory, the allocator's counters and structure, and the memory curve.
 //!
-//! The accounts and the curve describe the first program. The device's own figures cover all programs.
+//! The accounts describe one program. The curve has the sums over all programs and processes, and the device's own figures cover all of them.
 
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory, DevicePtr, StreamId};
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
@@ -8,7 +8,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::{ProgramId, Rig, Stop};
 use crate::control::Call;
-use harness_record::{Accounts, CurvePoint};
+use harness_record::{Accounts, CurvePoint, MemoryFigures};
 
 /// The memory state that a request meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,18 +69,73 @@ impl Rig {
     }
 
     pub fn accounts_of(&mut self, program: ProgramId) -> Result<Accounts, Stop> {
+        Ok(Accounts::new(&self.stats_of(program), self.memory()?))
+    }
+
+    /// The figures of a program since the start of the run.
+    pub(crate) fn figures_of(&self, program: ProgramId) -> MemoryFigures {
         let stats = self.stats_of(program);
-        Ok(Accounts {
-            requested: Bytes(stats.requested_bytes.all.current),
-            allocated: Bytes(stats.allocated_bytes.all.current),
-            active: Bytes(stats.active_bytes.all.current),
-            reserved: Bytes(stats.reserved_bytes.all.current),
-            peak_allocated: Bytes(stats.allocated_bytes.all.peak),
-            peak_reserved: Bytes(stats.reserved_bytes.all.peak),
-            retries: stats.num_alloc_retries,
-            ooms: stats.num_ooms,
-            device: self.memory()?,
-        })
+        self.programs[program.index()].peaks.higher(Peaks::of(&stats)).figures(stats.num_ooms, stats.num_alloc_retries)
+    }
+
+    /// The peaks of all programs and processes together.
+    pub(crate) const fn together(&self) -> Peaks {
+        self.together
+    }
+
+    /// Adds the points of a step of another process to the curve. `others` is what the remaining processes hold, and `after` what all hold
+    /// afterwards. `risen` has the process's new peaks.
+    pub(crate) fn plot_process(&mut self, points: &[CurvePoint], risen: Peaks, others: Totals, after: Totals) {
+        self.elsewhere = after;
+        if self.is_timed() {
+            return;
+        }
+        let (own, end) = (self.totals_of_programs(), points.last().copied());
+        let held = others.and(own);
+        self.together = self.together.higher(Peaks { allocated: held.allocated, reserved: held.reserved }.and(risen));
+        for point in points {
+            let of_process = Peaks { allocated: point.allocated, reserved: point.reserved };
+            self.together = self.together.higher(Peaks { allocated: held.allocated, reserved: held.reserved }.and(of_process));
+            let earlier = |last: u64, now: u64| last.saturating_sub(now);
+            self.curve.push(CurvePoint {
+                step: self.step,
+                allocated: held.allocated + point.allocated,
+                active: Some(held.active + point.active.unwrap_or(point.allocated)),
+                reserved: held.reserved + point.reserved,
+                ooms: own.ooms + after.ooms - end.map_or(0, |end| earlier(end.ooms, point.ooms)),
+                retries: own.retries + after.retries - end.map_or(0, |end| earlier(end.retries, point.retries)),
+                ..*point
+            });
+        }
+    }
+
+    /// Sets what other processes hold.
+    pub(crate) const fn set_elsewhere(&mut self, held: Totals) {
+        self.elsewhere = held;
+    }
+
+    /// Adds the peak of a program that ran while everything else was idle, such as an `exec` step.
+    pub(crate) fn plot_exec(&mut self, peak: Peaks) {
+        if self.is_timed() {
+            return;
+        }
+        let held = self.elsewhere.and(self.totals_of_programs());
+        let all = Peaks { allocated: held.allocated, reserved: held.reserved }.and(peak);
+        self.together = self.together.higher(all);
+        let used = self.last_memory.used_without_contexts();
+        let point = CurvePoint {
+            at: 0,
+            step: self.step,
+            allocated: held.allocated,
+            active: Some(held.active),
+            reserved: held.reserved,
+            used,
+            ooms: held.ooms,
+            retries: held.retries,
+        };
+        self.curve.push(point);
+        let active = Some(held.active + peak.allocated);
+        self.curve.push(CurvePoint { allocated: all.allocated, active, reserved: all.reserved, used: used + peak.reserved, ..point });
     }
 
     /// The points of the memory curve; empty for a timed run.
@@ -94,17 +149,96 @@ impl Rig {
         Ok(())
     }
 
+    /// Adds a point with the sums over all programs and processes.
     pub(super) fn plot(&mut self) {
-        let stats = self.stats_of(ProgramId::FIRST);
+        let mut risen = Peaks::default();
+        for program in &mut self.programs {
+            let stats = program.allocator.stats();
+            let (now, peaks) = (Totals::of(&stats), Peaks::of(&stats));
+            // A peak within an operation exceeds both of its ends.
+            let beyond = |peak: Bytes, seen: Bytes, now: Bytes| if peak > seen { peak.saturating_sub(now) } else { Bytes::ZERO };
+            risen.allocated += beyond(peaks.allocated, program.peaks_seen.allocated, now.allocated);
+            risen.reserved += beyond(peaks.reserved, program.peaks_seen.reserved, now.reserved);
+            (program.peaks, program.peaks_seen) = (program.peaks.higher(peaks), peaks);
+        }
+        let held = self.elsewhere.and(self.totals_of_programs());
+        self.together = self.together.higher(Peaks { allocated: held.allocated, reserved: held.reserved }.and(risen));
         self.curve.push(CurvePoint {
             at: 0,
             step: self.step,
+            allocated: held.allocated,
+            active: Some(held.active),
+            reserved: held.reserved,
+            used: self.last_memory.used_without_contexts(),
+            ooms: held.ooms,
+            retries: held.retries,
+        });
+    }
+
+    fn totals_of_programs(&self) -> Totals {
+        self.programs.iter().fold(Totals::default(), |held, program| held.and(Totals::of(&program.allocator.stats())))
+    }
+}
+
+/// What several allocators hold, and their counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) allocated: Bytes,
+    pub(crate) active: Bytes,
+    pub(crate) reserved: Bytes,
+    pub(crate) ooms: u64,
+    pub(crate) retries: u64,
+}
+
+impl Totals {
+    pub(crate) const fn of(stats: &MemoryStats) -> Self {
+        Self {
             allocated: Bytes(stats.allocated_bytes.all.current),
-            active: Some(Bytes(stats.active_bytes.all.current)),
+            active: Bytes(stats.active_bytes.all.current),
             reserved: Bytes(stats.reserved_bytes.all.current),
-            used: self.last_memory.used.saturating_sub(self.last_memory.context_overhead),
             ooms: stats.num_ooms,
             retries: stats.num_alloc_retries,
-        });
+        }
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            allocated: self.allocated + other.allocated,
+            active: self.active + other.active,
+            reserved: self.reserved + other.reserved,
+            ooms: self.ooms + other.ooms,
+            retries: self.retries + other.retries,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Peaks {
+    pub(crate) allocated: Bytes,
+    pub(crate) reserved: Bytes,
+}
+
+impl Peaks {
+    pub(crate) const fn of(stats: &MemoryStats) -> Self {
+        Self { allocated: Bytes(stats.allocated_bytes.all.peak), reserved: Bytes(stats.reserved_bytes.all.peak) }
+    }
+
+    pub(crate) fn higher(self, other: Self) -> Self {
+        Self { allocated: self.allocated.max(other.allocated), reserved: self.reserved.max(other.reserved) }
+    }
+
+    /// The peaks that exceed the earlier ones; zeros for the others.
+    pub(crate) fn above(self, earlier: Self) -> Self {
+        let above = |now: Bytes, earlier: Bytes| if now > earlier { now } else { Bytes::ZERO };
+        Self { allocated: above(self.allocated, earlier.allocated), reserved: above(self.reserved, earlier.reserved) }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { allocated: self.allocated + other.allocated, reserved: self.reserved + other.reserved }
+    }
+
+    pub(crate) const fn figures(self, ooms: u64, retries: u64) -> MemoryFigures {
+        let Self { allocated, reserved } = self;
+        MemoryFigures { peak_reserved: Some(reserved), peak_allocated: Some(allocated), ooms: Some(ooms), retries: Some(retries) }
     }
 }

@@ -41,7 +41,8 @@ impl Rig {
         let refused = self.faults.as_ref().and_then(Injector::refused);
         let injected = refused.map(|made| RefusedCall { process: None, call: made.call.name().to_owned(), number: made.number });
         let mut accounts = self.accounts_of(self.entered())?;
-        accounts.device.pressure += self.charged_to_other_programs() + accounts.device.processes;
+        accounts.device.pressure +=
+            self.charged_to_other_programs() + accounts.device.processes.saturating_sub(accounts.device.process_contexts);
         Ok(Some(FailedRequest {
             requested,
             stream,

@@ -38,6 +38,7 @@ use harness_allocator::device::{CallSite, DeviceCalls, DeviceError, DeviceMemory
 use harness_allocator::{allocator::Allocator, hash::Mixer, units::Nanos};
 use harness_cuda::nvtx::Ranges;
 
+pub(crate) use self::accounts::{Peaks, Totals};
 pub(crate) use self::audit::check_structure;
 pub use self::audit::{Audit, Finding, Held};
 pub(crate) use self::names::{held_back, release_unit};
@@ -152,6 +153,10 @@ pub struct Rig {
     findings: Vec<Finding>,
     names: Names,
     curve: Curve,
+    /// What other processes of the run hold.
+    elsewhere: Totals,
+    /// The peaks of all programs and processes together.
+    together: Peaks,
     /// The device's memory when the scenario began. Memory of its streams counts as context overhead.
     start: DeviceMemory,
     last_memory: DeviceMemory,
@@ -194,6 +199,8 @@ impl Rig {
             findings: Vec::new(),
             names: Names::default(),
             curve: Curve::default(),
+            elsewhere: Totals::default(),
+            together: Peaks::default(),
             start: memory,
             last_memory: memory,
             last_calls: calls,
@@ -221,7 +228,7 @@ impl Rig {
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
-        self.start = DeviceMemory { context_overhead: memory.used, ..memory };
+        self.start = DeviceMemory { context_overhead: memory.used.saturating_sub(memory.processes), ..memory };
         self.last_memory = self.start;
         for audit in self.programs.iter_mut().filter_map(|program| program.audit.as_mut()) {
             audit.begin(self.start);
@@ -288,7 +295,7 @@ impl Rig {
         if !cut_short {
             self.check_step()?;
         }
-        let accounts = self.accounts()?;
+        let accounts = self.accounts_of(self.entered)?;
         self.last_memory = accounts.device;
         self.plot();
         Ok(StepEnd { duration: None, accounts: Some(accounts) })

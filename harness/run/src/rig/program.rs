@@ -9,7 +9,7 @@ use harness_allocator::allocator::{Allocator, PrivatePoolId};
 use harness_allocator::device::{DeviceMemory, TestDevice};
 use harness_allocator::{stats::MemoryStats, units::Bytes};
 
-use super::{Audit, Checks, Finding, Held, Rig, Stop};
+use super::{Audit, Checks, Finding, Held, Peaks, Rig, Stop};
 
 /// A program on the rig's device, numbered in order of addition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +34,9 @@ pub(super) struct Program {
     pub(super) open_pools: Vec<PrivatePoolId>,
     /// The number of pool ids so far.
     pub(super) named_pools: u32,
+    /// Its peaks since the start of the run, and the allocator's peaks at the last look.
+    pub(super) peaks: Peaks,
+    pub(super) peaks_seen: Peaks,
 }
 
 impl Program {
@@ -50,7 +53,16 @@ impl Program {
             Checks::Accounts | Checks::Timing => None,
         };
         audit.iter_mut().filter(|_| asleep).for_each(Audit::sleep);
-        Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: Vec::new(), named_pools: 0 }
+        Self {
+            allocator,
+            audit,
+            retries: 0,
+            private_pools: BTreeSet::new(),
+            open_pools: Vec::new(),
+            named_pools: 0,
+            peaks: Peaks::default(),
+            peaks_seen: Peaks::default(),
+        }
     }
 
     /// The device memory that its allocator holds, in whole granules. Linear in blocks.

@@ -203,6 +203,7 @@ impl<'a, 'o> Run<'a, 'o> {
         let (figures, unused_at_peak) = (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
         (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
         (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
+        record.processes = ctx.figures_of_processes(request.scenario);
         let ooms = record.stats.num_ooms + ctx.processes.ooms;
         runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
         if let Some(receive) = &mut runner.observer.record
@@ -239,6 +240,7 @@ impl RunRequest<'_> {
             timings: Timings::default(),
             calls: DeviceCalls::default(),
             stats: MemoryStats::default(),
+            processes: None,
             cost_figures: Vec::new(),
         }
     }

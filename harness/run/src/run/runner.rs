@@ -281,6 +281,12 @@ impl Runner<'_, '_> {
         for finding in ctx.rig.take_findings() {
             self.find(finding, Some(step));
         }
+        if let Some(figures) = result.as_ref().and_then(|result| result.program) {
+            let name = step.id.as_ref().map_or_else(|| step.action.to_string(), ToString::to_string);
+            // Other steps ran at the same time.
+            let is_alone = self.number == number && ctx.rig.running_programs == 0;
+            ctx.processes.note_exec(&mut ctx.rig, &name, figures, is_alone);
+        }
         // A step that was cut short leaves partial state, so later checks would be meaningless.
         let cut_short = result.is_none() || ended.is_none();
         if let (Some(result), false) = (&mut result, cut_short) {
@@ -314,6 +320,9 @@ impl Runner<'_, '_> {
         }
         let accounts = if self.checks == Checks::Timing { None } else { accounts.or_else(|| ctx.rig.accounts().ok()) };
         let Some(accounts) = accounts else { return };
+        let inside = ctx.inside.as_ref().map(|inside| &inside.process);
+        let accounts = inside.and_then(|process| ctx.processes.accounts(process)).unwrap_or(accounts);
+        let process = inside.map(ToString::to_string).or_else(|| ctx.name_of_program(self.request.scenario));
         if !self.steps.keeps() {
             self.steps.count();
             return;
@@ -328,7 +337,9 @@ impl Runner<'_, '_> {
             iteration,
             size: result.size,
             outcome,
+            process,
             accounts,
+            program: result.program,
             duration: None,
             reports: named,
             notes: result.notes,

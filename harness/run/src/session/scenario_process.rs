@@ -118,7 +118,8 @@ impl Process {
         match done {
             Ok((result, readings)) => {
                 let (findings, readings) = (self.ctx.rig.take_findings(), Readings { now: Nanos::ZERO, ..readings });
-                Reply::Done(Box::new(Done { result, findings, readings }))
+                let curve = self.ctx.rig.take_curve();
+                Reply::Done(Box::new(Done { result, findings, readings, curve }))
             }
             Err(stop) => stopped(stop, self.faults.as_ref()),
         }

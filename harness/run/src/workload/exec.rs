@@ -14,7 +14,7 @@ use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
 use harness_exec::{hang::Hang, machine::Machine, record::Record};
 use harness_gpu_settings::{limits::Limits, settings::Settings};
-use harness_record::Outcome;
+use harness_record::{MemoryFigures, Outcome};
 use harness_scenario::ReportKey;
 use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
@@ -195,14 +195,35 @@ fn result(
     }
     unmet.extend(missed.map(|fault| Unmet::at(step, format!("`{fault}` to be reached"), "the program made too few allocation attempts")));
     let outcome = if observed.ended_out_of_memory { Outcome::OutOfMemory } else { Outcome::Done };
-    let Observed { peak_reserved, peak_allocated, retries, ooms, .. } = *observed;
-    let (retries, ooms) = (count(retries, "retry"), count(ooms, "out of memory error"));
-    let mut notes = vec![format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")];
+    let figures = figures(record, observed);
+    let known = |figure: Option<String>| figure.unwrap_or_else(|| "unknown".to_owned());
+    let per_process = if observed.processes > 1 { " of a process" } else { "" };
+    let (retries, ooms) = (figures.retries.map(|many| count(many, "retry")), figures.ooms.map(|many| count(many, "out of memory error")));
+    let mut notes = vec![format!(
+        "peak reserved{per_process} {}, peak allocated {}, {}, {}",
+        observed.peak_reserved,
+        known(figures.peak_allocated.map(|peak| peak.to_string())),
+        known(retries.or_else(|| Some("retries unknown".to_owned()))),
+        known(ooms.or_else(|| Some("out of memory errors unknown".to_owned()))),
+    )];
+    notes.extend(observed.unreported.clone());
     notes.extend(record.hang.iter().flat_map(Hang::lines));
     if !unmet.is_empty() {
         notes.push(again);
     }
-    StepResult { outcome, reports, notes, unmet, ..StepResult::default() }
+    StepResult { outcome, reports, notes, unmet, program: Some(figures), ..StepResult::default() }
+}
+
+/// The program's figures, as far as they are known. Peaks of several processes need not coincide.
+fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
+    let has_torch = observed.unreported.is_none() && record.processes.iter().any(|process| process.torch.is_some());
+    let is_single = observed.processes <= 1;
+    MemoryFigures {
+        peak_reserved: is_single.then_some(observed.peak_reserved),
+        peak_allocated: (is_single && has_torch).then_some(observed.peak_allocated),
+        ooms: has_torch.then_some(observed.ooms),
+        retries: has_torch.then_some(observed.retries),
+    }
 }
 
 fn seen(record: &Record, observed: &Observed) -> String {

@@ -503,6 +503,7 @@ impl TestDevice for SimDevice {
             context_overhead,
             pressure,
             processes: Bytes::ZERO,
+            process_contexts: Bytes::ZERO,
         })
     }
 

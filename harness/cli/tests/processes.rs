@@ -33,6 +33,58 @@ fn run(staging: Option<&Staging>, scenario: &str) -> (Option<i32>, String) {
     (code, out + &err)
 }
 
+/// The peak of reserved memory of each process, and of all at the same time, in MiB.
+fn peaks(scenario: &str) -> (Vec<(String, Option<u64>)>, Option<u64>) {
+    let folder = TempDir::new().expect("there is a folder for temporary files");
+    fs::write(folder.path().join("scenario.yaml"), scenario).expect("it can be written");
+    let run = ["run", "scenario.yaml", "--no-report", "--device", "sim", "--allocator", "caching", "--format", "json"];
+    let (code, out, err) = harness(folder.path(), None, &run);
+    assert_eq!(code, Some(0), "{out}{err}");
+    let document: serde_json::Value = serde_json::from_str(&out).expect("the output is JSON");
+    let processes = &document["runs"][0]["processes"];
+    let peak = |figures: &serde_json::Value| figures["peak_reserved"].as_u64().map(|bytes| bytes >> 20);
+    let each = processes["each"].as_array().expect("there are processes");
+    let each = each.iter().map(|one| (one["name"].as_str().unwrap_or_default().to_owned(), peak(one)));
+    (each.collect(), peak(&processes["together"]))
+}
+
+#[test]
+fn the_peak_of_all_processes_together_may_be_less_than_the_sum_of_their_peaks() {
+    // The second process begins after the first has released its memory, and the main process holds 64 MiB throughout.
+    let scenario = "about: Two processes take turns.
+needs: { memory: 1GiB }
+processes: [first, second]
+steps:
+  - alloc: { buffer: a, size: 64MiB }
+  - process: first
+    steps:
+      - alloc: { buffer: a, size: 200MiB }
+      - free: a
+      - empty_cache
+  - process: second
+    steps: [alloc: { buffer: a, size: 300MiB }]
+";
+    let named = |figures: [(&str, u64); 3]| figures.map(|(name, peak)| (name.to_owned(), Some(peak))).to_vec();
+    assert_eq!(peaks(scenario), (named([("main process", 64), ("first", 200), ("second", 300)]), Some(364)));
+    let both = scenario.replace("      - free: a\n      - empty_cache\n", "");
+    assert_eq!(peaks(&both), (named([("main process", 64), ("first", 200), ("second", 300)]), Some(564)));
+}
+
+#[test]
+fn a_process_that_is_killed_and_starts_again_keeps_its_highest_peak() {
+    let scenario = "about: A process is restarted.
+needs: { memory: 1GiB }
+processes: [worker]
+steps:
+  - process: worker
+    steps: [alloc: { buffer: a, size: 400MiB }]
+  - kill: worker
+  - process: worker
+    steps: [alloc: { buffer: a, size: 100MiB }, reset_peak_stats]
+";
+    assert_eq!(peaks(scenario), (vec![("worker".to_owned(), Some(400))], Some(400)));
+}
+
 const TWO: &str = "about: Two processes.
 needs: { memory: 512MiB, features: [process_memory] }
 allocators: [caching, expandable, direct]

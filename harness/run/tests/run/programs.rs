@@ -75,7 +75,7 @@ fn a_buffer_is_freed_in_its_own_program_and_counters_are_of_the_current_one() {
     assert_eq!(rig.entered(), other, "a free of another program's buffer leaves the entered program as it is");
     assert_eq!((rig.stats().allocation.all.current, rig.stats_of(ProgramId::FIRST).allocation.all.current), (1, 0));
     let accounts = rig.end_step(false).unwrap().accounts.unwrap();
-    assert_eq!((accounts.allocated, accounts.reserved), (Bytes::ZERO, reserved(&rig, ProgramId::FIRST)), "of the first program");
+    assert_eq!((accounts.allocated, accounts.reserved), (Bytes::mib(4), reserved(&rig, other)), "of the entered program");
     let used = accounts.device.used - accounts.device.context_overhead;
     assert_eq!(used, reserved(&rig, ProgramId::FIRST) + reserved(&rig, other), "of both");
     rig.free(theirs).unwrap();

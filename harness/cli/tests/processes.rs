@@ -41,6 +41,8 @@ fn peaks(scenario: &str) -> (Vec<(String, Option<u64>)>, Option<u64>) {
     let (code, out, err) = harness(folder.path(), None, &run);
     assert_eq!(code, Some(0), "{out}{err}");
     let document: serde_json::Value = serde_json::from_str(&out).expect("the output is JSON");
+    let curve = document["runs"][0]["curve"].as_array().expect("there is a curve");
+    assert!(curve.iter().all(|point| point["used"].as_u64() >= point["reserved"].as_u64()), "{curve:?}");
     let processes = &document["runs"][0]["processes"];
     let peak = |figures: &serde_json::Value| figures["peak_reserved"].as_u64().map(|bytes| bytes >> 20);
     let each = processes["each"].as_array().expect("there are processes");

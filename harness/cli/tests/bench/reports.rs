@@ -71,8 +71,9 @@ fn measured_times_are_put_side_by_side_round_by_round() {
 fn a_case_that_the_time_does_not_reach_waits_for_the_next_run_which_begins_with_it() {
     // 18 entries are more than one block, and one nanosecond is used up by the first of them.
     let suite = "about: A test.\nneeds: { memory: 64MiB }\narms: [caching, expandable, bfc, rmm_pool, async_pool, direct]\n\
-                 time: [threads: { counts: [1, 2, 3] }]\n";
-    let world = World::without_gpu().with("suite.yaml", suite);
+                 time: [trace: { file: a.txt }, trace: { file: b.txt }, trace: { file: c.txt }]\n";
+    let trace = "a 1 1024 0\nf 1\n";
+    let world = World::without_gpu().with("suite.yaml", suite).with("a.txt", trace).with("b.txt", trace).with("c.txt", trace);
     let run = ["suite.yaml", "--device", "sim", "--budget", "1ns", "--accepted", PROGRAM, "--format", "json"];
     let waiting = || {
         let ran = world.bench(&run);

@@ -372,7 +372,7 @@ impl Processes {
             Heard::Reply(Reply::Done(done)) => {
                 let Done { mut result, findings, readings, curve } = *done;
                 let risen = Peaks::of(&readings.stats).above(before);
-                rig.plot_process(&curve, risen, self.held(Some(name)), self.held(None));
+                rig.plot_process(&curve, risen, self.held(Some(name)), self.held(None))?;
                 findings.into_iter().for_each(|finding| rig.note(named(name, finding)));
                 let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
                 injected.for_each(|refused| refused.process = Some(name.to_string()));

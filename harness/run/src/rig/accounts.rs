@@ -85,10 +85,10 @@ impl Rig {
 
     /// Adds the points of a step of another process to the curve. `others` is what the remaining processes hold, and `after` what all hold
     /// afterwards. `risen` has the process's new peaks.
-    pub(crate) fn plot_process(&mut self, points: &[CurvePoint], risen: Peaks, others: Totals, after: Totals) {
+    pub(crate) fn plot_process(&mut self, points: &[CurvePoint], risen: Peaks, others: Totals, after: Totals) -> Result<(), Stop> {
         self.elsewhere = after;
         if self.is_timed() {
-            return;
+            return Ok(());
         }
         let (own, end) = (self.totals_of_programs(), points.last().copied());
         let held = others.and(own);
@@ -107,6 +107,9 @@ impl Rig {
                 ..*point
             });
         }
+        // The next points of this process show what the other one has changed.
+        self.last_memory = self.memory()?;
+        Ok(())
     }
 
     /// Sets what other processes hold.

@@ -8,9 +8,14 @@ use std::{env, path::Path, process::Command};
 
 /// The sources of all packages, relative to this one. Changes in other places do not change the program.
 fn sources() -> Vec<String> {
-    let packages = std::fs::read_dir("..").into_iter().flatten().flatten();
-    let names: Vec<String> = packages.filter_map(|package| package.file_name().into_string().ok()).collect();
-    let sources = names.iter().flat_map(|name| ["src", "build.rs", "Cargo.toml"].map(|part| format!("../{name}/{part}")));
+    let inside = |folder: String| {
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.map(|name| format!("{folder}/{name}")).collect::<Vec<_>>()
+    };
+    let rooms = inside("..".to_owned());
+    let packages = rooms.iter().cloned().chain(rooms.iter().cloned().flat_map(inside));
+    let sources = packages.flat_map(|package| ["src", "build.rs", "Cargo.toml"].map(|part| format!("{package}/{part}")));
     sources.chain(["../../Cargo.lock".to_owned()]).filter(|source| Path::new(source).exists()).collect()
 }
 

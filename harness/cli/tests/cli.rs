@@ -974,7 +974,7 @@ fn every_command_gives_up_on_a_hanging_driver() {
 
 #[test]
 fn every_memory_option_accepts_the_memory_of_large_gpus() {
-    let snapshot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/streams.pickle.gz");
+    let snapshot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots/streams.pickle.gz");
     let snapshot = snapshot.to_str().unwrap();
     for gib in [80_u64, 141, 192] {
         let (memory, half) = (format!("{gib}GiB"), gib << 29);
@@ -1446,7 +1446,7 @@ fn settings_without_effect_are_named_for_scenarios_and_options() {
 
 #[test]
 fn snapshots_become_one_page_for_a_browser() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/snapshots");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/trace/tests/snapshots");
     let [one, other] = ["protocol4.pickle", "packed.pickle.gz"].map(|name| folder.join(name).display().to_string());
     let world = World::without_gpu();
     let ran = world.harness(&["explain", &one, &other, "--format", "html", "--out", "memory.html"]);

@@ -356,7 +356,7 @@ fn a_forked_child_gets_the_drivers_error_for_its_parents_context(world: World) {
 }
 
 fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot(world: World) {
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots/features.pickle.gz");
     world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n");
     let options = ["--record", "run.json", "--snapshot", "new/oom.pickle", "--memory", "2GiB"];
     let ran = Ran::of(world.command(&options, &["python3", "train.py"]).env("RECORDED", &recorded).output().unwrap());
@@ -372,7 +372,7 @@ fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot(world: World) {
 }
 
 fn a_caught_out_of_memory_error_is_not_explained(world: World) {
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots/features.pickle.gz");
     let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
     world.write("train.py", program);
     let mut command = world.command(&["--snapshot", "end.pickle"], &["python3", "train.py"]);

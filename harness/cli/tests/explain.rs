@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 /// A recording that is part of the project.
 fn recorded(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots").join(format!("{name}.pickle.gz"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots").join(format!("{name}.pickle.gz"))
 }
 
 /// Returns the exit code, standard output, and standard error without its line breaks.

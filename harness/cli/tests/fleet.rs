@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const HAS_PARQUET: bool = cfg!(feature = "parquet");
-const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../explain/tests/snapshots");
+const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../snapshot/explain/tests/snapshots");
 
 /// Runs `harness fleet` in this folder.
 fn fleet(folder: &Path, arguments: &[&str]) -> Output {

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
 
-const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../explain/tests/snapshots/kept-features.pickle.gz");
+const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../snapshot/explain/tests/snapshots/kept-features.pickle.gz");
 
 struct Client {
     server: Child,

@@ -30,7 +30,11 @@ fn folder_with_trace() -> tempfile::TempDir {
 
 /// A snapshot in the project.
 fn recorded(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots").join(format!("{name}.pickle.gz")).canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../snapshot/explain/tests/snapshots")
+        .join(format!("{name}.pickle.gz"))
+        .canonicalize()
+        .unwrap()
 }
 
 /// A snapshot outside of the project.

@@ -276,7 +276,7 @@ fn pytorchs_viewer_reads_the_snapshots_of_runs() {
         written == fs::read(&kept).unwrap(),
         "other bytes than the viewer has read: set UPDATE and HARNESS_TEST_PYTHON, and look at what changes"
     );
-    let viewer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/snapshots/viewer.py");
+    let viewer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/trace/tests/snapshots/viewer.py");
     let python = std::env::var_os("HARNESS_TEST_PYTHON").unwrap_or_else(|| "python3".into());
     match Command::new(python).arg(viewer).arg(&kept).output() {
         Ok(output) if output.status.code() != Some(2) => {

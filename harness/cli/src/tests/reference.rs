@@ -69,7 +69,7 @@ fn entry(argument: &Arg) -> String {
 
 const GPU_PAGE: &str = "# GPUs
 
-This page is generated from `harness/gpu-settings/src/gpus.tsv`. To renew it, run `UPDATE=1 cargo test -p harness --bin harness reference`.
+This page is generated from `harness/gpu/settings/src/gpus.tsv`. To renew it, run `UPDATE=1 cargo test -p harness --bin harness reference`.
 
 `harness exec --gpu NAME`, `gpu: NAME` in an `exec` step, and `--device-profile NAME` simulate these GPUs:
 

@@ -1,4 +1,4 @@
-# The workspaces of the convolutions and products of harness/gpu-settings/src/workspaces/measured.tsv, which were measured on two GPUs.
+# The workspaces of the convolutions and products of harness/gpu/settings/src/workspaces/measured.tsv, which were measured on two GPUs.
 import json, torch
 from torch.nn.functional import conv2d
 

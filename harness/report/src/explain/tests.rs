@@ -13,7 +13,7 @@ use super::{json, markdown, text};
 use crate::text::Style;
 
 fn recorded(name: &str) -> Snapshot {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots");
     Snapshot::read(&folder.join(format!("{name}.pickle.gz"))).expect("the project contains the recording")
 }
 

@@ -1,0 +1,54 @@
+//! Allocators and devices for GPU memory.
+//!
+//! * [`device`]: the interface of a device, and a simulated device that is stricter than hardware ([`device::sim`]). GPUs are in `harness-cuda`.
+//! * [`allocator`]: a caching allocator that behaves byte for byte like PyTorch's ([`allocator::caching`]), the allocators of TensorFlow
+//!   ([`allocator::bfc`]) and RMM ([`allocator::rmm_pool`]), the driver's own pool ([`allocator::async_pool`]), and a baseline without a cache
+//!   ([`allocator::direct`]).
+//! * [`stats`]: the counters, with the names of `torch.cuda.memory_stats()`.
+//! * [`hash`]: hashes that are the same on every machine.
+//!
+//! # A caching allocator for your program
+//!
+//! ```
+//! use harness_allocator::allocator::shared::SharedAllocator;
+//! use harness_allocator::allocator::{Request, caching::{CachingAllocator, Config}};
+//! use harness_allocator::device::sim::{SimConfig, SimDevice};
+//! use harness_allocator::units::Bytes;
+//!
+//! let device = SimDevice::new(SimConfig::default()); // or `harness_cuda::CudaDevice::open(0)?`
+//! let allocator = SharedAllocator::new(CachingAllocator::new(Config::parse("expandable_segments:True")?), device);
+//! let allocation = allocator.allocate(Request::new(Bytes::mib(64)))?; // on the default stream; `.on(stream)` names another one
+//! let address: u64 = allocation.ptr().0; // for kernels and `cuMemcpy*`
+//! allocator.free(allocation.ptr())?; // from any thread, also while work of that stream uses the memory
+//! assert_eq!(allocator.stats().allocated_bytes.all.peak, 64 << 20);
+//! # assert_ne!(address, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `harness/gpu/cuda/examples/caching.rs` is a complete program with several threads.
+//!
+//! # Which interface
+//!
+//! | your program has | use | free takes |
+//! |---|---|---|
+//! | several host threads, or only addresses | [`allocator::shared::SharedAllocator`], which owns its device | the address |
+//! | one thread, or its own lock | [`allocator::Allocator`], which borrows the device for each call and has the fastest hits | the allocation |
+//!
+//! # Which allocator
+//!
+//! [`allocator::AllocatorKind`] lists them. `caching` is the default choice. `expandable` suits sizes that change from step to step, such as varying
+//! sequence lengths: its segments grow and shrink instead of fragmenting. It needs a device that can map memory. `async_pool` leaves caching to
+//! the driver and shares one pool with other users of `cudaMallocAsync` in the process. `bfc` and `rmm_pool` are for comparison. `direct` calls
+//! the driver for each request, so a memory checker sees every buffer.
+//!
+//! This crate does not depend on scenarios, reports or a command line.
+
+#![forbid(unsafe_code)]
+
+pub mod allocator;
+pub mod device;
+pub mod hash;
+mod named;
+pub mod stats;
+pub mod units;
+mod wrap;

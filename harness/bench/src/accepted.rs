@@ -1,4 +1,5 @@
-//! The accepted build: the commit in [`FILE`] among the reports. Only `harness report accept` changes it.
+//! The accepted build: the commit in [`FILE`] among the reports. Only `harness report accept`
+//! changes it.
 
 use std::{fmt::Display, fs, io::ErrorKind, path::Path};
 
@@ -23,11 +24,18 @@ pub struct AcceptedBuild {
 
 pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     let path = root.join(FILE);
-    let failed = |why: &dyn Display| format!("cannot read the accepted build from `{}`: {why}", path.display());
+    let failed = |why: &dyn Display| {
+        format!(
+            "cannot read the accepted build from `{}`: {why}",
+            path.display()
+        )
+    };
     match fs::read(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(&error)),
-        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| failed(&error)),
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| failed(&error)),
     }
 }
 

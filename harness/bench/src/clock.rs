@@ -21,7 +21,9 @@ impl Stopwatch {
 
     /// Elapsed picoseconds, with the clock's resolution of nanoseconds.
     pub fn elapsed_ps(self) -> u64 {
-        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
+        u64::try_from(self.0.elapsed().as_nanos())
+            .unwrap_or(u64::MAX)
+            .saturating_mul(1000)
     }
 
     pub fn elapsed_ns(self) -> u64 {
@@ -30,10 +32,18 @@ impl Stopwatch {
 }
 
 pub(super) const fn quantity(clock: Clock) -> Quantity {
-    if matches!(clock, Clock::Measured) { Quantity::HostTime } else { Quantity::ModelTime }
+    if matches!(clock, Clock::Measured) {
+        Quantity::HostTime
+    } else {
+        Quantity::ModelTime
+    }
 }
 
-pub(super) fn time<R>(clock: Clock, device: &mut dyn TestDevice, region: impl FnOnce(&mut dyn TestDevice) -> R) -> (R, u64) {
+pub(super) fn time<R>(
+    clock: Clock,
+    device: &mut dyn TestDevice,
+    region: impl FnOnce(&mut dyn TestDevice) -> R,
+) -> (R, u64) {
     match clock {
         Clock::Measured => {
             let watch = Stopwatch::start();
@@ -43,7 +53,10 @@ pub(super) fn time<R>(clock: Clock, device: &mut dyn TestDevice, region: impl Fn
         Clock::Simulated => {
             let start = device.now();
             let result = region(device);
-            (result, device.now().saturating_sub(start).0.saturating_mul(1000))
+            (
+                result,
+                device.now().saturating_sub(start).0.saturating_mul(1000),
+            )
         }
     }
 }

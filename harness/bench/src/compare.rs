@@ -1,74 +1,118 @@
 //! Compares a run with the accepted build and with earlier runs. Pure functions of records.
 //!
-//! **Side by side.** If the accepted build was measured in the same rounds, the ratio of the two builds in each round is judged,
-//! because both met the same machine state. An entry is worse if the ratio is above one by more than the suite's threshold and
-//! the whole 99 % interval by more than half of it. Better is the mirror image.
+//! **Side by side.** If the accepted build was measured in the same rounds, the ratio of the two
+//! builds in each round is judged, because both met the same machine state. An entry is worse if
+//! the ratio is above one by more than the suite's threshold and the whole 99 % interval by more
+//! than half of it. Better is the mirror image.
 //!
-//! **Earlier runs.** Ratios to the same accepted build can be compared between runs. An entry is also worse if it is above the
-//! best earlier run by more than the threshold, so an improvement cannot hide a later loss. It is worse, too, if
-//! [`change_points`] find a lasting step of half the threshold, which one run is too noisy to show.
+//! **Earlier runs.** Ratios to the same accepted build can be compared between runs. An entry is
+//! also worse if it is above the best earlier run by more than the threshold, so an improvement
+//! cannot hide a later loss. It is worse, too, if [`change_points`] find a lasting step of half the
+//! threshold, which one run is too noisy to show.
 //!
-//! **Exact figures**, model times and memory, have no threshold: any difference comes from the code.
+//! **Exact figures**, model times and memory, have no threshold: any difference comes from the
+//! code.
 //!
-//! **A contended machine** decides nothing: a measured time that changed while other programs disturbed the machine is unsure.
+//! **A contended machine** decides nothing: a measured time that changed while other programs
+//! disturbed the machine is unsure.
 //!
-//! **Without the accepted build** the medians of the rounds are compared with those of an earlier run, if possible one of the
-//! accepted commit. A machine varies more between runs than within one, so the threshold is at least `BETWEEN_RUNS`, and only
-//! runs on the same processor model are compared. The comparison states this, and no run fails by it ([`BenchRun::fails`]).
+//! **Without the accepted build** the medians of the rounds are compared with those of an earlier
+//! run, if possible one of the accepted commit. A machine varies more between runs than within one,
+//! so the threshold is at least `BETWEEN_RUNS`, and only runs on the same processor model are
+//! compared. The comparison states this, and no run fails by it ([`BenchRun::fails`]).
 
 use std::collections::BTreeMap;
 
 use crate::history::change_points;
 use crate::inference::{Estimate, centre};
 use crate::record::{
-    Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured, NOT_IN_TURN, Outcome, Quantity, SuiteRecord,
-    Verdict,
+    Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured,
+    NOT_IN_TURN, Outcome, Quantity, SuiteRecord, Verdict,
 };
 
-/// Minimum threshold for measured times of different runs. Runs of one build on two cores of a virtual machine differed by up to
-/// 12 % (20 November 2026, 20 runs of the suite `traces`).
+/// Minimum threshold for measured times of different runs. Runs of one build on two cores of a
+/// virtual machine differed by up to 12 % (20 November 2026, 20 runs of the suite `traces`).
 const BETWEEN_RUNS: f64 = 0.15;
 
 /// Compares a run with the accepted build and with earlier runs, given in any order.
-pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -> Option<Comparison> {
-    let mut before: Vec<&BenchRun> =
-        earlier.iter().copied().filter(|other| other.started < run.started && other.shard == run.shard).collect();
+pub fn compare(
+    run: &BenchRun,
+    earlier: &[&BenchRun],
+    base: Option<&BenchRun>,
+) -> Option<Comparison> {
+    let mut before: Vec<&BenchRun> = earlier
+        .iter()
+        .copied()
+        .filter(|other| other.started < run.started && other.shard == run.shard)
+        .collect();
     before.sort_by(|a, b| a.started.cmp(&b.started));
-    let side_by_side = run.accepted.missing.is_none() && run.entries().any(|(_, entry)| entry.accepted.is_some());
+    let side_by_side =
+        run.accepted.missing.is_none() && run.entries().any(|(_, entry)| entry.accepted.is_some());
     let base = base.or_else(|| base_among(run, &before));
     let basis = match base {
-        _ if side_by_side => Basis::SideBySide { commit: run.accepted.commit.clone() },
+        _ if side_by_side => Basis::SideBySide {
+            commit: run.accepted.commit.clone(),
+        },
         Some(base) => Basis::Records {
             started: base.started.clone(),
             build: base.build.clone(),
-            why: run.accepted.missing.clone().unwrap_or_else(|| "it was not requested".to_owned()),
+            why: run
+                .accepted
+                .missing
+                .clone()
+                .unwrap_or_else(|| "it was not requested".to_owned()),
         },
         None => return None,
     };
-    let base_entries: BTreeMap<EntryName, (&BenchRun, &Entry)> =
-        base.into_iter().flat_map(|base| base.entries().map(move |(suite, entry)| (EntryName::of(suite, entry), (base, entry)))).collect();
-    let history: Vec<&BenchRun> = before.iter().copied().filter(|other| is_comparable(other, run)).collect();
+    let base_entries: BTreeMap<EntryName, (&BenchRun, &Entry)> = base
+        .into_iter()
+        .flat_map(|base| {
+            base.entries()
+                .map(move |(suite, entry)| (EntryName::of(suite, entry), (base, entry)))
+        })
+        .collect();
+    let history: Vec<&BenchRun> = before
+        .iter()
+        .copied()
+        .filter(|other| is_comparable(other, run))
+        .collect();
     let (mut changes, mut new, mut redefined) = (Vec::new(), Vec::new(), Vec::new());
     for (suite, entry) in run.entries() {
         let name = EntryName::of(suite, entry);
-        let earlier = Earlier { run, name: &name, entry, history: &history };
+        let earlier = Earlier {
+            run,
+            name: &name,
+            entry,
+            history: &history,
+        };
         match (&entry.accepted, base_entries.get(&name)) {
             (Some(accepted), _) => changes.push(earlier.judged(suite, accepted, None)),
             (None, Some((_, old))) if old.hash != entry.hash => redefined.push(name),
-            (None, Some((base, old))) => changes.push(earlier.judged(suite, &old.outcome, Some(base))),
+            (None, Some((base, old))) => {
+                changes.push(earlier.judged(suite, &old.outcome, Some(base)))
+            }
             (None, None) => new.push(name),
         }
     }
     let measured: Vec<&str> = run.suites.iter().map(|suite| suite.name.as_str()).collect();
     let is_gone = |name: &&EntryName| {
         (measured.contains(&name.suite.as_str()) || run.is_whole)
-            && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name || is_part_of_skipped(name, suite, entry))
+            && !run.entries().any(|(suite, entry)| {
+                EntryName::of(suite, entry) == **name || is_part_of_skipped(name, suite, entry)
+            })
     };
     let last = base.or(before.last().copied());
-    let same_host = before.iter().rev().copied().filter(|other| other.machine.is_same_host(&run.machine));
+    let same_host = before
+        .iter()
+        .rev()
+        .copied()
+        .filter(|other| other.machine.is_same_host(&run.machine));
     Some(Comparison {
         machine: last.map_or_else(Vec::new, |last| last.machine.differences(&run.machine)),
-        contended_runs: std::iter::once(run).chain(same_host).take_while(|run| !run.conditions.contended.is_empty()).count(),
+        contended_runs: std::iter::once(run)
+            .chain(same_host)
+            .take_while(|run| !run.conditions.contended.is_empty())
+            .count(),
         missing: base_entries.keys().filter(is_gone).cloned().collect(),
         basis,
         changes,
@@ -77,18 +121,30 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
     })
 }
 
-/// The run that replaces the accepted build: the last run of its commit, or else the last run on this device.
+/// The run that replaces the accepted build: the last run of its commit, or else the last run on
+/// this device.
 fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRun> {
     // A run that lost entries must not hide the loss from the next run.
-    let usable = || before.iter().rev().copied().filter(|other| other.machine.is_same_device(&run.machine) && !other.has_losses());
+    let usable = || {
+        before
+            .iter()
+            .rev()
+            .copied()
+            .filter(|other| other.machine.is_same_device(&run.machine) && !other.has_losses())
+    };
     let accepted = run.accepted.commit.as_deref();
-    let of_accepted = usable().find(|other| accepted.is_some() && other.build.commit.as_deref() == accepted);
-    of_accepted.or_else(|| usable().find(|other| other.is_whole || !run.is_whole)).or_else(|| usable().next())
+    let of_accepted =
+        usable().find(|other| accepted.is_some() && other.build.commit.as_deref() == accepted);
+    of_accepted
+        .or_else(|| usable().find(|other| other.is_whole || !run.is_whole))
+        .or_else(|| usable().next())
 }
 
 /// Returns whether an entry is a part of a case for which the time of a run did not suffice.
 fn is_part_of_skipped(name: &EntryName, suite: &SuiteRecord, entry: &Entry) -> bool {
-    let is_same_case = name.suite == suite.name && name.arm == entry.arm && name.case.starts_with(&format!("{}: ", entry.group));
+    let is_same_case = name.suite == suite.name
+        && name.arm == entry.arm
+        && name.case.starts_with(&format!("{}: ", entry.group));
     is_same_case && entry.outcome.reason() == Some(NOT_IN_TURN)
 }
 
@@ -108,26 +164,57 @@ impl<'r> Earlier<'_, 'r> {
     /// `base` is the run that `other` belongs to, if it is not this run.
     fn judged(&self, suite: &SuiteRecord, other: &Outcome, base: Option<&BenchRun>) -> Change {
         let (verdict, reason) = match (other, &self.entry.outcome) {
-            (Outcome::Measured(old), Outcome::Measured(new)) => return self.measured(suite, old, new, base),
-            (Outcome::Skipped { reason }, _) | (_, Outcome::Skipped { reason }) => (Verdict::NotCompared, Some(reason)),
-            (Outcome::Measured(_), Outcome::Failed { reason } | Outcome::OutOfMemory { reason }) => (Verdict::Broken, Some(reason)),
-            (Outcome::OutOfMemory { .. }, Outcome::Failed { reason }) => (Verdict::Broken, Some(reason)),
+            (Outcome::Measured(old), Outcome::Measured(new)) => {
+                return self.measured(suite, old, new, base);
+            }
+            (Outcome::Skipped { reason }, _) | (_, Outcome::Skipped { reason }) => {
+                (Verdict::NotCompared, Some(reason))
+            }
+            (
+                Outcome::Measured(_),
+                Outcome::Failed { reason } | Outcome::OutOfMemory { reason },
+            ) => (Verdict::Broken, Some(reason)),
+            (Outcome::OutOfMemory { .. }, Outcome::Failed { reason }) => {
+                (Verdict::Broken, Some(reason))
+            }
             (_, Outcome::Measured(_)) => (Verdict::Fixed, None),
-            (_, Outcome::Failed { reason } | Outcome::OutOfMemory { reason }) => (Verdict::StillBroken, Some(reason)),
+            (_, Outcome::Failed { reason } | Outcome::OutOfMemory { reason }) => {
+                (Verdict::StillBroken, Some(reason))
+            }
         };
-        Change { reason: reason.cloned(), ..self.change(verdict, None) }
+        Change {
+            reason: reason.cloned(),
+            ..self.change(verdict, None)
+        }
     }
 
     fn change(&self, verdict: Verdict, figures: Option<ChangeFigures>) -> Change {
-        Change { entry: self.name.clone(), verdict, figures, worse_than_run: None, since: None, reason: None }
+        Change {
+            entry: self.name.clone(),
+            verdict,
+            figures,
+            worse_than_run: None,
+            since: None,
+            reason: None,
+        }
     }
 
-    fn measured(&self, suite: &SuiteRecord, old: &Measured, new: &Measured, base: Option<&BenchRun>) -> Change {
+    fn measured(
+        &self,
+        suite: &SuiteRecord,
+        old: &Measured,
+        new: &Measured,
+        base: Option<&BenchRun>,
+    ) -> Change {
         let quantity = self.name.quantity;
         let is_other_host = base.is_some_and(|base| !base.machine.is_same_host(&self.run.machine));
         if !quantity.is_exact() && is_other_host {
-            let reason = "measured times of different processors are not comparable between runs".to_owned();
-            return Change { reason: Some(reason), ..self.change(Verdict::NotCompared, None) };
+            let reason =
+                "measured times of different processors are not comparable between runs".to_owned();
+            return Change {
+                reason: Some(reason),
+                ..self.change(Verdict::NotCompared, None)
+            };
         }
         let is_ratio = base.is_none() && !quantity.is_exact();
         let threshold = match (quantity.is_exact(), base) {
@@ -135,8 +222,14 @@ impl<'r> Earlier<'_, 'r> {
             (false, None) => suite.threshold,
             (false, Some(_)) => suite.threshold.max(BETWEEN_RUNS),
         };
-        let reference = if is_ratio { Some(UNCHANGED) } else { level(quantity, old, None) };
-        let (Some(now), Some(reference)) = (level(quantity, new, is_ratio.then_some(old)), reference) else {
+        let reference = if is_ratio {
+            Some(UNCHANGED)
+        } else {
+            level(quantity, old, None)
+        };
+        let (Some(now), Some(reference)) =
+            (level(quantity, new, is_ratio.then_some(old)), reference)
+        else {
             return self.change(Verdict::Unsure, None);
         };
         let figures = ChangeFigures {
@@ -148,14 +241,29 @@ impl<'r> Earlier<'_, 'r> {
         };
         let levels = self.levels(is_ratio);
         let found = self.change(verdict(now, reference, threshold), Some(figures));
-        let found = if found.verdict == Verdict::Worse { found } else { self.against_runs(found, now, &levels, threshold) };
+        let found = if found.verdict == Verdict::Worse {
+            found
+        } else {
+            self.against_runs(found, now, &levels, threshold)
+        };
         let changed = matches!(found.verdict, Verdict::Worse | Verdict::Better);
-        let is_disturbed = || [Some(self.run), base].into_iter().flatten().any(|run| !run.conditions.contended.is_empty());
+        let is_disturbed = || {
+            [Some(self.run), base]
+                .into_iter()
+                .flatten()
+                .any(|run| !run.conditions.contended.is_empty())
+        };
         if changed && !quantity.is_exact() && is_disturbed() {
-            return Change { reason: Some("the machine was contended".to_owned()), ..self.change(Verdict::Unsure, Some(figures)) };
+            return Change {
+                reason: Some("the machine was contended".to_owned()),
+                ..self.change(Verdict::Unsure, Some(figures))
+            };
         }
         let since = || self.since(found.verdict, reference, &levels, threshold);
-        Change { since: changed.then(|| found.since.clone().unwrap_or_else(since)), ..found }
+        Change {
+            since: changed.then(|| found.since.clone().unwrap_or_else(since)),
+            ..found
+        }
     }
 
     /// The entry's levels in earlier runs, oldest first: ratios to the accepted build, or figures.
@@ -164,64 +272,138 @@ impl<'r> Earlier<'_, 'r> {
         let of_run = |run: &&'_ BenchRun| {
             let (_, entry) = run
                 .entries()
-                .filter(|(_, entry)| entry.hash == self.entry.hash && entry.arm == self.entry.arm && entry.quantity == quantity)
+                .filter(|(_, entry)| {
+                    entry.hash == self.entry.hash
+                        && entry.arm == self.entry.arm
+                        && entry.quantity == quantity
+                })
                 .find(|(suite, entry)| EntryName::of(suite, entry) == *self.name)?;
             if !is_ratio && !quantity.is_exact() && !run.machine.is_same_host(&self.run.machine) {
                 return None;
             }
-            let accepted = if is_ratio { Some(entry.accepted.as_ref()?.measured()?) } else { None };
+            let accepted = if is_ratio {
+                Some(entry.accepted.as_ref()?.measured()?)
+            } else {
+                None
+            };
             level(quantity, entry.outcome.measured()?, accepted)
         };
-        self.history.iter().filter_map(|run| Some((run.started.as_str(), of_run(run)?))).collect()
+        self.history
+            .iter()
+            .filter_map(|run| Some((run.started.as_str(), of_run(run)?)))
+            .collect()
     }
 
     /// Worse than the best earlier run, or by a lasting step of half the threshold.
-    fn against_runs(&self, change: Change, now: Estimate, levels: &[(&str, Estimate)], threshold: f64) -> Change {
+    fn against_runs(
+        &self,
+        change: Change,
+        now: Estimate,
+        levels: &[(&str, Estimate)],
+        threshold: f64,
+    ) -> Change {
         let best = levels.iter().min_by(|a, b| a.1.high.total_cmp(&b.1.high));
-        if let Some((started, best)) = best.filter(|(_, best)| verdict(now, *best, threshold) == Verdict::Worse) {
+        if let Some((started, best)) =
+            best.filter(|(_, best)| verdict(now, *best, threshold) == Verdict::Worse)
+        {
             let since = self.since(Verdict::Worse, *best, levels, threshold);
-            return Change { verdict: Verdict::Worse, worse_than_run: Some((*started).to_owned()), since: Some(since), ..change };
+            return Change {
+                verdict: Verdict::Worse,
+                worse_than_run: Some((*started).to_owned()),
+                since: Some(since),
+                ..change
+            };
         }
         if self.name.quantity.is_exact() || change.verdict == Verdict::Better {
             return change;
         }
         // A run with an interval wider than the threshold cannot show a step of half of it.
-        let is_precise = |level: &Estimate| level.high - level.low <= 2.0 * threshold * level.middle;
+        let is_precise =
+            |level: &Estimate| level.high - level.low <= 2.0 * threshold * level.middle;
         if !is_precise(&now) {
             return change;
         }
-        let levels: Vec<(&str, Estimate)> = levels.iter().copied().filter(|(_, level)| is_precise(level)).collect();
-        let series: Vec<f64> = levels.iter().map(|(_, level)| level.middle).chain([now.middle]).collect();
+        let levels: Vec<(&str, Estimate)> = levels
+            .iter()
+            .copied()
+            .filter(|(_, level)| is_precise(level))
+            .collect();
+        let series: Vec<f64> = levels
+            .iter()
+            .map(|(_, level)| level.middle)
+            .chain([now.middle])
+            .collect();
         let points = change_points(&series, threshold / 2.0);
         // The first of the last upward points: the start of the creep.
-        let up = points.iter().rev().take_while(|point| point.after > point.before).last();
+        let up = points
+            .iter()
+            .rev()
+            .take_while(|point| point.after > point.before)
+            .last();
         match up {
             Some(first) if first.at < levels.len() && now.low > first.before => {
-                let (worse_than_run, since) = (levels[first.at - 1].0.to_owned(), levels[first.at].0.to_owned());
-                Change { verdict: Verdict::Worse, worse_than_run: Some(worse_than_run), since: Some(since), ..change }
+                let (worse_than_run, since) = (
+                    levels[first.at - 1].0.to_owned(),
+                    levels[first.at].0.to_owned(),
+                );
+                Change {
+                    verdict: Verdict::Worse,
+                    worse_than_run: Some(worse_than_run),
+                    since: Some(since),
+                    ..change
+                }
             }
             _ => change,
         }
     }
 
     /// The first run of the latest stretch on the same side of the reference by half the threshold.
-    fn since(&self, verdict: Verdict, reference: Estimate, levels: &[(&str, Estimate)], threshold: f64) -> String {
+    fn since(
+        &self,
+        verdict: Verdict,
+        reference: Estimate,
+        levels: &[(&str, Estimate)],
+        threshold: f64,
+    ) -> String {
         let is_alike = |level: &Estimate| match verdict {
             Verdict::Worse => level.middle > reference.middle * (1.0 + threshold / 2.0),
             _ => level.middle < reference.middle * (1.0 - threshold / 2.0),
         };
         let stretch = levels.iter().rev().take_while(|(_, level)| is_alike(level));
-        stretch.last().map_or(self.run.started.as_str(), |(started, _)| *started).to_owned()
+        stretch
+            .last()
+            .map_or(self.run.started.as_str(), |(started, _)| *started)
+            .to_owned()
     }
 }
 
-/// An entry in this run and in comparable earlier runs, oldest first, each with the run's start: its ratio to the accepted build,
-/// or the figure itself if it is exact.
-pub fn over_runs<'r>(run: &'r BenchRun, earlier: &[&'r BenchRun], name: &EntryName) -> Vec<(&'r str, Estimate)> {
-    let Some((_, entry)) = run.entries().find(|(suite, entry)| EntryName::of(suite, entry) == *name) else { return Vec::new() };
-    let mut history: Vec<&BenchRun> = earlier.iter().copied().filter(|other| is_comparable(other, run)).chain([run]).collect();
+/// An entry in this run and in comparable earlier runs, oldest first, each with the run's start:
+/// its ratio to the accepted build, or the figure itself if it is exact.
+pub fn over_runs<'r>(
+    run: &'r BenchRun,
+    earlier: &[&'r BenchRun],
+    name: &EntryName,
+) -> Vec<(&'r str, Estimate)> {
+    let Some((_, entry)) = run
+        .entries()
+        .find(|(suite, entry)| EntryName::of(suite, entry) == *name)
+    else {
+        return Vec::new();
+    };
+    let mut history: Vec<&BenchRun> = earlier
+        .iter()
+        .copied()
+        .filter(|other| is_comparable(other, run))
+        .chain([run])
+        .collect();
     history.sort_by(|a, b| a.started.cmp(&b.started));
-    Earlier { run, name, entry, history: &history }.levels(!name.quantity.is_exact() && entry.accepted.is_some())
+    Earlier {
+        run,
+        name,
+        entry,
+        history: &history,
+    }
+    .levels(!name.quantity.is_exact() && entry.accepted.is_some())
 }
 
 /// The ratio of two figures; zero counts as one unit.
@@ -230,41 +412,70 @@ fn ratio(new: f64, old: f64) -> f64 {
     least(new) / least(old)
 }
 
-/// Returns whether the estimate is beyond the reference by more than the threshold, and the whole interval by more than half of it.
+/// Returns whether the estimate is beyond the reference by more than the threshold, and the whole
+/// interval by more than half of it.
 fn verdict(now: Estimate, reference: Estimate, threshold: f64) -> Verdict {
     let (most, certain) = (threshold, threshold / 2.0);
     match (now, reference) {
-        _ if now.middle > reference.middle * (1.0 + most) && now.low > reference.high * (1.0 + certain) => Verdict::Worse,
-        _ if now.middle < reference.middle * (1.0 - most) && now.high < reference.low * (1.0 - certain) => Verdict::Better,
-        _ if threshold > 0.0 && now.high > reference.high * (1.0 + 2.0 * threshold) => Verdict::Unsure,
+        _ if now.middle > reference.middle * (1.0 + most)
+            && now.low > reference.high * (1.0 + certain) =>
+        {
+            Verdict::Worse
+        }
+        _ if now.middle < reference.middle * (1.0 - most)
+            && now.high < reference.low * (1.0 - certain) =>
+        {
+            Verdict::Better
+        }
+        _ if threshold > 0.0 && now.high > reference.high * (1.0 + 2.0 * threshold) => {
+            Verdict::Unsure
+        }
         _ => Verdict::Same,
     }
 }
 
 /// The ratio of two equal builds.
-const UNCHANGED: Estimate = Estimate { low: 1.0, middle: 1.0, high: 1.0 };
+const UNCHANGED: Estimate = Estimate {
+    low: 1.0,
+    middle: 1.0,
+    high: 1.0,
+};
 
-/// An entry's level in a unit that is comparable between runs: exact figures as they are, measured times divided by the accepted
-/// build's, round by round, if given. `None` if there are too few rounds.
+/// An entry's level in a unit that is comparable between runs: exact figures as they are, measured
+/// times divided by the accepted build's, round by round, if given. `None` if there are too few
+/// rounds.
 fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -> Option<Estimate> {
     if quantity.is_exact() {
-        let [low, middle, high] = [measured.summary.min, measured.summary.median, measured.summary.max].map(|value| value as f64);
+        let [low, middle, high] = [
+            measured.summary.min,
+            measured.summary.median,
+            measured.summary.max,
+        ]
+        .map(|value| value as f64);
         return Some(Estimate { low, middle, high });
     }
     let log = |figure: u64| (figure.max(1) as f64).ln();
     let logs: Vec<f64> = match accepted {
         Some(accepted) => {
             let pairs = measured.rounds.iter().zip(&accepted.rounds);
-            pairs.filter_map(|(new, old)| Some(log((*new)?) - log((*old)?))).collect()
+            pairs
+                .filter_map(|(new, old)| Some(log((*new)?) - log((*old)?)))
+                .collect()
         }
-        None => measured.rounds.iter().flatten().map(|&round| log(round)).collect(),
+        None => measured
+            .rounds
+            .iter()
+            .flatten()
+            .map(|&round| log(round))
+            .collect(),
     };
     centre(&logs).map(|logs| logs.map(f64::exp))
 }
 
 impl Machine {
     pub fn is_same_device(&self, other: &Self) -> bool {
-        (&self.device, self.clock, &self.cost_model) == (&other.device, other.clock, &other.cost_model)
+        (&self.device, self.clock, &self.cost_model)
+            == (&other.device, other.clock, &other.cost_model)
     }
 
     pub fn is_same_host(&self, other: &Self) -> bool {
@@ -272,17 +483,26 @@ impl Machine {
     }
 }
 
-/// Important changes first: broken, worse, better, fixed; then by the end of the interval nearer to no change.
+/// Important changes first: broken, worse, better, fixed; then by the end of the interval nearer to
+/// no change.
 pub fn by_importance(comparison: &Comparison) -> Vec<&Change> {
-    const ORDER: [Verdict; 4] = [Verdict::Broken, Verdict::Worse, Verdict::Better, Verdict::Fixed];
+    const ORDER: [Verdict; 4] = [
+        Verdict::Broken,
+        Verdict::Worse,
+        Verdict::Better,
+        Verdict::Fixed,
+    ];
     let rank = |change: &Change| ORDER.iter().position(|verdict| *verdict == change.verdict);
     let size = |change: &Change| match (change.verdict, change.figures) {
         (Verdict::Worse, Some(figures)) => figures.low,
         (Verdict::Better, Some(figures)) => 1.0 / figures.high.max(f64::MIN_POSITIVE),
         _ => f64::INFINITY,
     };
-    let mut ranked: Vec<(usize, f64, &Change)> =
-        comparison.changes.iter().filter_map(|change| Some((rank(change)?, size(change), change))).collect();
+    let mut ranked: Vec<(usize, f64, &Change)> = comparison
+        .changes
+        .iter()
+        .filter_map(|change| Some((rank(change)?, size(change), change)))
+        .collect();
     ranked.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
     ranked.into_iter().map(|(.., change)| change).collect()
 }

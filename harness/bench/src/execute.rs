@@ -1,16 +1,19 @@
 //! Runs a suite: takes a suite and a provider of devices, returns the suite's record.
 //!
-//! Each round runs every entry once, in an order drawn from the seed, so drift of the machine affects all entries alike. The
-//! accepted build's visit is adjacent to ours, in random order. The first rounds warm up and are dropped, except on a virtual
-//! clock. The suite ends when every interval is narrow enough, or when rounds or time are used up.
+//! Each round runs every entry once, in an order drawn from the seed, so drift of the machine
+//! affects all entries alike. The accepted build's visit is adjacent to ours, in random order. The
+//! first rounds warm up and are dropped, except on a virtual clock. The suite ends when every
+//! interval is narrow enough, or when rounds or time are used up.
 //!
-//! Side by side with the accepted build, a verdict needs many rounds. So measured cases take turns in blocks: each block runs
-//! until its entries are decided, then the next one begins. Cases whose last measurement is the oldest come first. A case that
-//! the time does not reach is skipped ([`NOT_IN_TURN`]), and a later run begins with it.
+//! Side by side with the accepted build, a verdict needs many rounds. So measured cases take turns
+//! in blocks: each block runs until its entries are decided, then the next one begins. Cases whose
+//! last measurement is the oldest come first. A case that the time does not reach is skipped
+//! ([`NOT_IN_TURN`]), and a later run begins with it.
 //!
-//! A visit may be skipped in one round, for example while other processes hold the device's memory. Only that round lacks samples. An entry
-//! that is skipped on its first three visits is dropped. An entry that was skipped more often than measured has no figures, because its
-//! lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the whole entry.
+//! A visit may be skipped in one round, for example while other processes hold the device's memory.
+//! Only that round lacks samples. An entry that is skipped on its first three visits is dropped. An
+//! entry that was skipped more often than measured has no figures, because its lucky rounds are not
+//! typical. A failure or an out-of-memory error in any round is the outcome of the whole entry.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,7 +32,9 @@ use super::inference::centre;
 use super::measure::visit::{Fault, Reading, Visit};
 use super::measure::{self};
 use super::provider::DeviceProvider;
-use super::record::{BenchRun, Entry, Measured, NOT_IN_TURN, Outcome, Quantity, Shard, Stopped, SuiteRecord};
+use super::record::{
+    BenchRun, Entry, Measured, NOT_IN_TURN, Outcome, Quantity, Shard, Stopped, SuiteRecord,
+};
 use super::suite::{Case, Suite, hash_of, hash_text};
 use super::summary::{median, precision, summarize};
 use super::torch::{TorchArm, Torches, torch_arms};
@@ -43,7 +48,8 @@ const GIVE_UP: u32 = 3;
 
 /// Entries of a block, so that its cases are measured in the same minute. A case is never divided.
 const BLOCK: usize = 12;
-/// The share of a suite's budget that one block may use: a noisy case must not take the time of all others.
+/// The share of a suite's budget that one block may use: a noisy case must not take the time of all
+/// others.
 const MOST_OF_BUDGET: f64 = 0.25;
 
 #[derive(Clone, Debug, Default)]
@@ -64,21 +70,33 @@ impl Turns {
     pub fn after<'r>(runs: impl IntoIterator<Item = &'r BenchRun>) -> Self {
         let mut last = BTreeMap::new();
         for run in runs {
-            for (suite, entry) in run.entries().filter(|(_, entry)| entry.accepted.as_ref().is_some_and(|other| other.measured().is_some()))
-            {
-                let started: &mut String = last.entry((suite.name.clone(), entry.case())).or_default();
+            for (suite, entry) in run.entries().filter(|(_, entry)| {
+                entry
+                    .accepted
+                    .as_ref()
+                    .is_some_and(|other| other.measured().is_some())
+            }) {
+                let started: &mut String =
+                    last.entry((suite.name.clone(), entry.case())).or_default();
                 *started = std::mem::take(started).max(run.started.clone());
             }
         }
         Self(last)
     }
 
-    /// The start of the last run that measured a case; the empty text, which is less than any other, if none did. The entries of a case with parts have
-    /// names that begin with those of the case.
+    /// The start of the last run that measured a case; the empty text, which is less than any
+    /// other, if none did. The entries of a case with parts have names that begin with those of the
+    /// case.
     fn last(&self, suite: &str, case: &Case) -> &str {
-        let of_case =
-            |(of, name): &(String, String)| of == suite && (*name == case.name() || name.starts_with(&format!("{}: ", case.group)));
-        self.0.iter().filter(|(entry, _)| of_case(entry)).map(|(_, started)| started.as_str()).min().unwrap_or_default()
+        let of_case = |(of, name): &(String, String)| {
+            of == suite && (*name == case.name() || name.starts_with(&format!("{}: ", case.group)))
+        };
+        self.0
+            .iter()
+            .filter(|(entry, _)| of_case(entry))
+            .map(|(_, started)| started.as_str())
+            .min()
+            .unwrap_or_default()
     }
 }
 
@@ -106,12 +124,15 @@ pub enum Arm<'a> {
 }
 
 impl Arm<'_> {
-    /// Hash of the work that an entry of this arm measures. It includes the settings, because an arm's name may hide them.
+    /// Hash of the work that an entry of this arm measures. It includes the settings, because an
+    /// arm's name may hide them.
     pub(crate) fn hash(&self, case: &Case) -> String {
         match self {
-            Self::Ours(arm) if arm.has_own_name() => {
-                hash_text([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])
-            }
+            Self::Ours(arm) if arm.has_own_name() => hash_text([
+                case.hash.as_str(),
+                arm.kind_name(),
+                arm.settings().unwrap_or_default().as_str(),
+            ]),
             Self::Ours(_) => case.hash.clone(),
             Self::Torch(arm) => hash_text([case.hash.as_str(), &arm.settings]),
         }
@@ -121,7 +142,9 @@ impl Arm<'_> {
 /// The cases of a shard. All arms of a case are in the same shard, independent of other suites.
 pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Case> {
     // No name contains a newline.
-    suite.cases.iter().filter(move |case| shard.is_none_or(|shard| shard.has(&format!("{}\n{}", suite.name, case.name()))))
+    suite.cases.iter().filter(move |case| {
+        shard.is_none_or(|shard| shard.has(&format!("{}\n{}", suite.name, case.name())))
+    })
 }
 
 pub fn run_suite(
@@ -132,20 +155,61 @@ pub fn run_suite(
     mut watch: impl FnMut(Progress<'_>),
 ) -> SuiteRecord {
     let overhead_ps = overhead_ps();
-    let torches = if processes.torches.is_some() { torch_arms(suite) } else { Vec::new() };
-    let torches_of = |case: &Case| if measure::torch::can(&case.measure) { torches.as_slice() } else { &[] };
-    let arms = |case| suite.arms.iter().map(Arm::Ours).chain(torches_of(case).iter().map(Arm::Torch));
+    let torches = if processes.torches.is_some() {
+        torch_arms(suite)
+    } else {
+        Vec::new()
+    };
+    let torches_of = |case: &Case| {
+        if measure::torch::can(&case.measure) {
+            torches.as_slice()
+        } else {
+            &[]
+        }
+    };
+    let arms = |case| {
+        suite
+            .arms
+            .iter()
+            .map(Arm::Ours)
+            .chain(torches_of(case).iter().map(Arm::Torch))
+    };
     let (clock, has_accepted) = (provider.clock(), processes.builds.is_some());
-    let task = |case, arm| Task::new(case, arm, clock, has_accepted && matches!(arm, Arm::Ours(_)));
-    let tasks = cases_of(suite, terms.shard).flat_map(|case| arms(case).map(move |arm| task(case, arm))).collect();
+    let task = |case, arm| {
+        Task::new(
+            case,
+            arm,
+            clock,
+            has_accepted && matches!(arm, Arm::Ours(_)),
+        )
+    };
+    let tasks = cases_of(suite, terms.shard)
+        .flat_map(|case| arms(case).map(move |arm| task(case, arm)))
+        .collect();
     let budget = terms.budget.unwrap_or(suite.budget);
-    let mut run = Run { suite, terms, provider, processes, tasks, overhead_ps, began: Stopwatch::start(), budget, round: 0, counted: 0 };
+    let mut run = Run {
+        suite,
+        terms,
+        provider,
+        processes,
+        tasks,
+        overhead_ps,
+        began: Stopwatch::start(),
+        budget,
+        round: 0,
+        counted: 0,
+    };
     let stopped = run.rounds(&mut watch).unwrap_or(Stopped::Interrupted);
     SuiteRecord {
         name: suite.name.clone(),
         about: suite.about.clone(),
         threshold: suite.threshold,
-        rounds: run.tasks.iter().map(|task| task.this.rounds()).max().unwrap_or_default(),
+        rounds: run
+            .tasks
+            .iter()
+            .map(|task| task.this.rounds())
+            .max()
+            .unwrap_or_default(),
         stopped,
         overhead_ps,
         entries: entries(run.tasks),
@@ -170,7 +234,11 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Result<Stopped, Fault> {
-        if self.tasks.iter().any(|task| task.accepted.is_some() && !task.quantity.is_exact()) {
+        if self
+            .tasks
+            .iter()
+            .any(|task| task.accepted.is_some() && !task.quantity.is_exact())
+        {
             return self.in_turns(watch);
         }
         let all: Vec<usize> = (0..self.tasks.len()).collect();
@@ -188,47 +256,70 @@ impl Run<'_> {
             if self.tasks.iter().all(Task::is_settled) {
                 return Ok(Stopped::Deterministic);
             }
-            if counted >= self.suite.rounds.least && self.tasks.iter().all(|task| task.is_precise(self.suite.precision)) {
+            if counted >= self.suite.rounds.least
+                && self
+                    .tasks
+                    .iter()
+                    .all(|task| task.is_precise(self.suite.precision))
+            {
                 return Ok(Stopped::Precise);
             }
-            if counted >= self.suite.rounds.most || self.time_is_up(self.began.elapsed_ns() - began) {
+            if counted >= self.suite.rounds.most || self.time_is_up(self.began.elapsed_ns() - began)
+            {
                 break;
             }
         }
         Ok(Stopped::Budget)
     }
 
-    /// Runs the blocks one after another, each until it is decided. At least one block with measured times runs, however short the time is.
+    /// Runs the blocks one after another, each until it is decided. At least one block with
+    /// measured times runs, however short the time is.
     fn in_turns(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Result<Stopped, Fault> {
         let (mut stopped, mut has_measured) = (Stopped::Precise, false);
         for block in self.blocks() {
             if has_measured && self.time_is_up(0) {
                 stopped = Stopped::Budget;
-                block.iter().for_each(|&index| self.tasks[index].is_in_turn = false);
+                block
+                    .iter()
+                    .for_each(|&index| self.tasks[index].is_in_turn = false);
                 continue;
             }
             if !self.block(&block, watch)? {
                 stopped = Stopped::Budget;
             }
-            has_measured |= block.iter().any(|&index| !self.tasks[index].quantity.is_exact());
+            has_measured |= block
+                .iter()
+                .any(|&index| !self.tasks[index].quantity.is_exact());
         }
         Ok(stopped)
     }
 
-    /// All tasks in groups of whole cases: exact figures first, because they take two rounds; then the cases that were not measured for the longest time.
+    /// All tasks in groups of whole cases: exact figures first, because they take two rounds; then
+    /// the cases that were not measured for the longest time.
     fn blocks(&self) -> Vec<Vec<usize>> {
         let mut cases: Vec<Vec<usize>> = Vec::new();
         for (index, task) in self.tasks.iter().enumerate() {
-            match cases.last_mut().filter(|case| std::ptr::eq(self.tasks[case[0]].case, task.case)) {
+            match cases
+                .last_mut()
+                .filter(|case| std::ptr::eq(self.tasks[case[0]].case, task.case))
+            {
                 Some(case) => case.push(index),
                 None => cases.push(vec![index]),
             }
         }
         let first = |case: &Vec<usize>| &self.tasks[case[0]];
-        cases.sort_by_key(|case| (!first(case).quantity.is_exact(), self.terms.turns.last(&self.suite.name, first(case).case)));
+        cases.sort_by_key(|case| {
+            (
+                !first(case).quantity.is_exact(),
+                self.terms.turns.last(&self.suite.name, first(case).case),
+            )
+        });
         let mut blocks: Vec<Vec<usize>> = Vec::new();
         for case in cases {
-            match blocks.last_mut().filter(|block| block.len() + case.len() <= BLOCK) {
+            match blocks
+                .last_mut()
+                .filter(|block| block.len() + case.len() <= BLOCK)
+            {
                 Some(block) => block.extend(case),
                 None => blocks.push(case),
             }
@@ -236,9 +327,17 @@ impl Run<'_> {
         blocks
     }
 
-    /// Runs rounds of some tasks until all of them are decided. Returns `false` if rounds or time were used up before that.
-    fn block(&mut self, block: &[usize], watch: &mut impl FnMut(Progress<'_>)) -> Result<bool, Fault> {
-        let most = self.began.elapsed_ns().saturating_add((self.budget.0 as f64 * MOST_OF_BUDGET) as u64);
+    /// Runs rounds of some tasks until all of them are decided. Returns `false` if rounds or time
+    /// were used up before that.
+    fn block(
+        &mut self,
+        block: &[usize],
+        watch: &mut impl FnMut(Progress<'_>),
+    ) -> Result<bool, Fault> {
+        let most = self
+            .began
+            .elapsed_ns()
+            .saturating_add((self.budget.0 as f64 * MOST_OF_BUDGET) as u64);
         self.counted = 0;
         for _ in 0..WARM_UP {
             self.round(block, watch, true)?;
@@ -247,7 +346,9 @@ impl Run<'_> {
             let began = self.began.elapsed_ns();
             self.round(block, watch, false)?;
             let (threshold, least) = (self.suite.threshold, self.suite.rounds.least as usize);
-            block.iter().for_each(|&index| self.tasks[index].decide(threshold, least));
+            block
+                .iter()
+                .for_each(|&index| self.tasks[index].decide(threshold, least));
             if block.iter().all(|&index| self.tasks[index].is_done()) {
                 return Ok(true);
             }
@@ -264,7 +365,12 @@ impl Run<'_> {
     }
 
     /// Visits each of these tasks once, unless it is done.
-    fn round(&mut self, tasks: &[usize], watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
+    fn round(
+        &mut self,
+        tasks: &[usize],
+        watch: &mut impl FnMut(Progress<'_>),
+        warm_up: bool,
+    ) -> Result<(), Fault> {
         self.round += 1;
         self.processes.builds.iter_mut().for_each(Builds::renew);
         let mut order = tasks.to_vec();
@@ -274,16 +380,31 @@ impl Run<'_> {
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
             let task = &self.tasks[index];
-            let sides = if rng.random() { [Side::This, Side::Accepted] } else { [Side::Accepted, Side::This] };
+            let sides = if rng.random() {
+                [Side::This, Side::Accepted]
+            } else {
+                [Side::Accepted, Side::This]
+            };
             if task.is_done() || (warm_up && task.quantity.is_exact()) {
                 continue;
             }
-            watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
+            watch(Progress {
+                suite: self.suite,
+                case: task.case,
+                arm: task.arm,
+                round: self.round,
+                used: used.min(1.0),
+            });
             let has_accepted = task.accepted.is_some();
-            for side in sides.into_iter().filter(|side| has_accepted || *side == Side::This) {
+            for side in sides
+                .into_iter()
+                .filter(|side| has_accepted || *side == Side::This)
+            {
                 let visited = self.visit(index, side);
                 // The interruption may have cut this visit short.
-                if self.terms.interrupt.load(Ordering::Relaxed) || visited == Err(Fault::Interrupted) {
+                if self.terms.interrupt.load(Ordering::Relaxed)
+                    || visited == Err(Fault::Interrupted)
+                {
                     return Err(Fault::Interrupted);
                 }
                 self.tasks[index].note(side, visited, warm_up, self.counted);
@@ -298,8 +419,17 @@ impl Run<'_> {
         let (case, memory, provider) = (task.case, suite.memory, &mut *self.provider);
         match (task.arm, &mut self.processes.builds) {
             (Arm::Torch(arm), _) => {
-                let torches = self.processes.torches.as_mut().ok_or_else(|| Fault::Skipped("PyTorch was not requested".to_owned()))?;
-                measure::torch::visit(torches.with(&arm.settings).map_err(Fault::Skipped)?, &suite.name, case, memory)
+                let torches = self
+                    .processes
+                    .torches
+                    .as_mut()
+                    .ok_or_else(|| Fault::Skipped("PyTorch was not requested".to_owned()))?;
+                measure::torch::visit(
+                    torches.with(&arm.settings).map_err(Fault::Skipped)?,
+                    &suite.name,
+                    case,
+                    memory,
+                )
             }
             (Arm::Ours(arm), Some(builds)) => {
                 let request = Request {
@@ -315,7 +445,17 @@ impl Run<'_> {
             }
             (Arm::Ours(arm), None) => {
                 let overhead_ps = self.overhead_ps;
-                measure::visit(&case.measure, &mut Visit { provider, arm, memory, overhead_ps, batch: &mut task.batch, interrupt })
+                measure::visit(
+                    &case.measure,
+                    &mut Visit {
+                        provider,
+                        arm,
+                        memory,
+                        overhead_ps,
+                        batch: &mut task.batch,
+                        interrupt,
+                    },
+                )
             }
         }
     }
@@ -366,8 +506,13 @@ impl Series {
 
     /// The logarithms of the ratios to another build, by round.
     fn log_ratios(&self, other: &Self) -> Vec<f64> {
-        let log = |round: &Vec<u64>| median(&mut round.clone()).map(|figure| (figure.max(1) as f64).ln());
-        self.rounds.iter().zip(&other.rounds).filter_map(|(new, old)| Some(log(new)? - log(old)?)).collect()
+        let log =
+            |round: &Vec<u64>| median(&mut round.clone()).map(|figure| (figure.max(1) as f64).ln());
+        self.rounds
+            .iter()
+            .zip(&other.rounds)
+            .filter_map(|(new, old)| Some(log(new)? - log(old)?))
+            .collect()
     }
 
     fn is_steady(&self) -> bool {
@@ -381,8 +526,16 @@ impl Series {
             Some(reason) if self.rounds.is_empty() => Outcome::Skipped { reason },
             _ => {
                 let summary = summarize(&self.rounds);
-                let rounds = self.rounds.into_iter().map(|mut round| median(&mut round)).collect();
-                Outcome::Measured(Measured { batch: self.batch, rounds, summary })
+                let rounds = self
+                    .rounds
+                    .into_iter()
+                    .map(|mut round| median(&mut round))
+                    .collect();
+                Outcome::Measured(Measured {
+                    batch: self.batch,
+                    rounds,
+                    summary,
+                })
             }
         }
     }
@@ -395,15 +548,36 @@ impl<'a> Task<'a> {
             Arm::Torch(_) => measure::torch::quantity(&case.measure),
         };
         let accepted = with_accepted.then(Results::default);
-        Self { case, arm, quantity, batch: None, this: Results::default(), accepted, is_decided: false, is_in_turn: true }
+        Self {
+            case,
+            arm,
+            quantity,
+            batch: None,
+            this: Results::default(),
+            accepted,
+            is_decided: false,
+            is_in_turn: true,
+        }
     }
 
     /// Records a visit; `before` is the number of earlier rounds.
-    fn note(&mut self, side: Side, visited: Result<Vec<Reading>, Fault>, warm_up: bool, before: usize) {
-        let results = if side == Side::This { &mut self.this } else { self.accepted.get_or_insert_default() };
+    fn note(
+        &mut self,
+        side: Side,
+        visited: Result<Vec<Reading>, Fault>,
+        warm_up: bool,
+        before: usize,
+    ) {
+        let results = if side == Side::This {
+            &mut self.this
+        } else {
+            self.accepted.get_or_insert_default()
+        };
         match visited {
             Err(Fault::Failed(reason)) => results.ended = Some(Outcome::Failed { reason }),
-            Err(Fault::OutOfMemory(reason)) => results.ended = Some(Outcome::OutOfMemory { reason }),
+            Err(Fault::OutOfMemory(reason)) => {
+                results.ended = Some(Outcome::OutOfMemory { reason })
+            }
             Err(Fault::Skipped(reason)) => results.skip(reason, warm_up, self.quantity),
             Ok(readings) if !warm_up => results.add(readings, before),
             Ok(_) => results.can_be_done = true,
@@ -415,15 +589,20 @@ impl<'a> Task<'a> {
         self.this.is_settled() && self.accepted.as_ref().is_none_or(Results::is_settled)
     }
 
-    /// Decides the task if the interval of the builds' ratio is narrower than the threshold. Only its width counts: a rule that looked at the ratio after
-    /// each round would stop at a chance difference.
+    /// Decides the task if the interval of the builds' ratio is narrower than the threshold. Only
+    /// its width counts: a rule that looked at the ratio after each round would stop at a chance
+    /// difference.
     fn decide(&mut self, threshold: f64, least: usize) {
-        let Some(accepted) = &self.accepted else { return };
+        let Some(accepted) = &self.accepted else {
+            return;
+        };
         let is_narrow = |(part, new): (&(Option<Cow<'static, str>>, Quantity), &Series)| {
             part.1.is_exact()
                 || accepted.series.get(part).is_none_or(|old| {
                     let logs = new.log_ratios(old);
-                    logs.len() >= least && centre(&logs).is_some_and(|ratio| ratio.high - ratio.low <= threshold.ln_1p())
+                    logs.len() >= least
+                        && centre(&logs)
+                            .is_some_and(|ratio| ratio.high - ratio.low <= threshold.ln_1p())
                 })
         };
         self.is_decided |= !self.this.series.is_empty() && self.this.series.iter().all(is_narrow);
@@ -434,21 +613,50 @@ impl<'a> Task<'a> {
     }
 
     fn is_precise(&self, wanted: f64) -> bool {
-        self.this.is_precise(wanted) && self.accepted.as_ref().is_none_or(|accepted| accepted.is_precise(wanted))
+        self.this.is_precise(wanted)
+            && self
+                .accepted
+                .as_ref()
+                .is_none_or(|accepted| accepted.is_precise(wanted))
     }
 
     /// One entry per part, or one with the reason for missing figures.
     fn entries(self) -> Vec<Entry> {
-        let (case, arm, first, hash) = (self.case, self.arm.to_string(), self.quantity, self.arm.hash(self.case));
-        let not_in_turn = || vec![(None, first, Outcome::Skipped { reason: NOT_IN_TURN.to_owned() })];
-        let accepted: Vec<_> = self.accepted.map(|results| results.outcomes(first)).unwrap_or_default();
+        let (case, arm, first, hash) = (
+            self.case,
+            self.arm.to_string(),
+            self.quantity,
+            self.arm.hash(self.case),
+        );
+        let not_in_turn = || {
+            vec![(
+                None,
+                first,
+                Outcome::Skipped {
+                    reason: NOT_IN_TURN.to_owned(),
+                },
+            )]
+        };
+        let accepted: Vec<_> = self
+            .accepted
+            .map(|results| results.outcomes(first))
+            .unwrap_or_default();
         let entry = |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, Outcome)| {
-            let known = accepted.iter().position(|(other, kind, _)| (other, *kind) == (&part, quantity));
+            let known = accepted
+                .iter()
+                .position(|(other, kind, _)| (other, *kind) == (&part, quantity));
             // A failed task has one outcome for all parts.
-            let whole = || accepted.iter().position(|(.., outcome)| outcome.measured().is_none());
+            let whole = || {
+                accepted
+                    .iter()
+                    .position(|(.., outcome)| outcome.measured().is_none())
+            };
             let accepted = known.or_else(whole).map(|at| accepted[at].2.clone());
             Entry {
-                group: part.map_or_else(|| case.group.clone(), |part| format!("{}: {part}", case.group)),
+                group: part.map_or_else(
+                    || case.group.clone(),
+                    |part| format!("{}: {part}", case.group),
+                ),
                 point: case.point.clone(),
                 arm: arm.clone(),
                 quantity,
@@ -457,7 +665,11 @@ impl<'a> Task<'a> {
                 accepted,
             }
         };
-        let outcomes = if self.is_in_turn { self.this.outcomes(first) } else { not_in_turn() };
+        let outcomes = if self.is_in_turn {
+            self.this.outcomes(first)
+        } else {
+            not_in_turn()
+        };
         outcomes.into_iter().map(entry).collect()
     }
 }
@@ -465,8 +677,18 @@ impl<'a> Task<'a> {
 impl Results {
     fn add(&mut self, readings: Vec<Reading>, before: usize) {
         self.can_be_done = true;
-        for Reading { part, quantity, batch, samples } in readings {
-            let new = || Series { batch, rounds: Vec::new(), missing: None };
+        for Reading {
+            part,
+            quantity,
+            batch,
+            samples,
+        } in readings
+        {
+            let new = || Series {
+                batch,
+                rounds: Vec::new(),
+                missing: None,
+            };
             let series = self.series.entry((part, quantity)).or_insert_with(new);
             match samples {
                 Ok(samples) => {
@@ -487,13 +709,22 @@ impl Results {
     }
 
     fn rounds(&self) -> u32 {
-        self.series.values().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
+        self.series
+            .values()
+            .map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX))
+            .max()
+            .unwrap_or_default()
     }
 
-    /// Returns whether further visits add nothing: it failed, was dropped, or a virtual clock returned the same figures each time.
+    /// Returns whether further visits add nothing: it failed, was dropped, or a virtual clock
+    /// returned the same figures each time.
     fn is_settled(&self) -> bool {
-        let is_steady = |((_, quantity), series): (&(_, Quantity), &Series)| quantity.is_exact() && series.is_steady();
-        self.ended.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(is_steady))
+        let is_steady = |((_, quantity), series): (&(_, Quantity), &Series)| {
+            quantity.is_exact() && series.is_steady()
+        };
+        self.ended.is_some()
+            || self.given_up
+            || (!self.series.is_empty() && self.series.iter().all(is_steady))
     }
 
     fn is_precise(&self, wanted: f64) -> bool {
@@ -509,12 +740,29 @@ impl Results {
         if let Some(ended) = self.ended {
             return vec![(None, first, ended)];
         }
-        let measured = self.series.values().map(|series| series.measured().count()).max().unwrap_or_default();
-        let (skipped, why) = (self.skipped_rounds, self.why_skipped.unwrap_or_else(|| "interrupted".to_owned()));
+        let measured = self
+            .series
+            .values()
+            .map(|series| series.measured().count())
+            .max()
+            .unwrap_or_default();
+        let (skipped, why) = (
+            self.skipped_rounds,
+            self.why_skipped.unwrap_or_else(|| "interrupted".to_owned()),
+        );
         let reason = match measured {
             0 => why,
-            _ if skipped > measured => format!("skipped in {skipped} of {} rounds; last reason: {why}", skipped + measured),
-            _ => return self.series.into_iter().map(|((part, quantity), series)| (part, quantity, series.outcome())).collect(),
+            _ if skipped > measured => format!(
+                "skipped in {skipped} of {} rounds; last reason: {why}",
+                skipped + measured
+            ),
+            _ => {
+                return self
+                    .series
+                    .into_iter()
+                    .map(|((part, quantity), series)| (part, quantity, series.outcome()))
+                    .collect();
+            }
         };
         vec![(None, first, Outcome::Skipped { reason })]
     }
@@ -524,7 +772,10 @@ impl Results {
 fn entries(tasks: Vec<Task<'_>>) -> Vec<Entry> {
     let mut cases: IndexMap<_, Vec<Entry>> = IndexMap::new();
     for entry in tasks.into_iter().flat_map(Task::entries) {
-        cases.entry((entry.group.clone(), entry.point.clone(), entry.quantity)).or_default().push(entry);
+        cases
+            .entry((entry.group.clone(), entry.point.clone(), entry.quantity))
+            .or_default()
+            .push(entry);
     }
     cases.into_values().flatten().collect()
 }

@@ -1,5 +1,6 @@
-//! The gate: the suites of the accepted build decide what a run measures and how it is judged. A change therefore cannot raise its own
-//! threshold, shorten its own measurement, or drop or redefine a case without being reported.
+//! The gate: the suites of the accepted build decide what a run measures and how it is judged. A
+//! change therefore cannot raise its own threshold, shorten its own measurement, or drop or
+//! redefine a case without being reported.
 
 use harness_allocator::units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -57,7 +58,8 @@ fn entries(suite: &Suite) -> Vec<AcceptedEntry> {
     suite.cases.iter().flat_map(of_case).map(entry).collect()
 }
 
-/// Applies the accepted terms to the suites, and returns what the suites lost, redefined or tried to override.
+/// Applies the accepted terms to the suites, and returns what the suites lost, redefined or tried
+/// to override.
 pub fn apply(suites: &mut [Suite], accepted: &[AcceptedSuite], scope: Scope) -> Gate {
     let mut gate = Gate::default();
     for accepted in accepted {
@@ -67,20 +69,40 @@ pub fn apply(suites: &mut [Suite], accepted: &[AcceptedSuite], scope: Scope) -> 
             }
             continue;
         };
-        let rounds = Rounds { least: accepted.rounds.0, most: accepted.rounds.1 };
+        let rounds = Rounds {
+            least: accepted.rounds.0,
+            most: accepted.rounds.1,
+        };
         let differs = [
             (suite.threshold != accepted.threshold, "threshold"),
             (suite.precision != accepted.precision, "precision"),
             (suite.budget != accepted.budget, "budget"),
             (suite.rounds != rounds, "rounds"),
         ];
-        gate.overridden.extend(differs.into_iter().filter(|(differs, _)| *differs).map(|(_, term)| format!("{}: {term}", suite.name)));
-        (suite.threshold, suite.precision, suite.budget, suite.rounds) = (accepted.threshold, accepted.precision, accepted.budget, rounds);
+        gate.overridden.extend(
+            differs
+                .into_iter()
+                .filter(|(differs, _)| *differs)
+                .map(|(_, term)| format!("{}: {term}", suite.name)),
+        );
+        (suite.threshold, suite.precision, suite.budget, suite.rounds) = (
+            accepted.threshold,
+            accepted.precision,
+            accepted.budget,
+            rounds,
+        );
         let now = entries(suite);
-        let in_shard = |entry: &&AcceptedEntry| scope.shard.is_none_or(|shard| shard.has(&format!("{}\n{}", accepted.name, entry.case)));
+        let in_shard = |entry: &&AcceptedEntry| {
+            scope
+                .shard
+                .is_none_or(|shard| shard.has(&format!("{}\n{}", accepted.name, entry.case)))
+        };
         for entry in accepted.entries.iter().filter(in_shard) {
             let name = format!("{}: {} on {}", accepted.name, entry.case, entry.arm);
-            match now.iter().find(|other| (&other.case, &other.arm) == (&entry.case, &entry.arm)) {
+            match now
+                .iter()
+                .find(|other| (&other.case, &other.arm) == (&entry.case, &entry.arm))
+            {
                 None => gate.lost.push(name),
                 Some(now) if now.hash != entry.hash => gate.redefined.push(name),
                 Some(_) => {}

@@ -16,11 +16,40 @@ use self::host::HostUse;
 use super::record::{Conditions, GpuState, Machine};
 
 pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
-    let DeviceInfo { name, clock, fingerprint, .. } = device.info().clone();
-    let Fingerprint { memory, uuid_hash, driver, cuda, mig, ecc, cost_model, .. } = fingerprint;
-    let cores = thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    let DeviceInfo {
+        name,
+        clock,
+        fingerprint,
+        ..
+    } = device.info().clone();
+    let Fingerprint {
+        memory,
+        uuid_hash,
+        driver,
+        cuda,
+        mig,
+        ecc,
+        cost_model,
+        ..
+    } = fingerprint;
+    let cores = thread::available_parallelism()
+        .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
     let (cpu, kernel, compiler) = (host::cpu(), host::kernel(), compiler.to_owned());
-    Machine { device: name, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler }
+    Machine {
+        device: name,
+        clock,
+        memory,
+        uuid_hash,
+        driver,
+        cuda,
+        mig,
+        ecc,
+        cost_model,
+        cpu,
+        cores,
+        kernel,
+        compiler,
+    }
 }
 
 impl Machine {
@@ -30,19 +59,42 @@ impl Machine {
         let pairs = self.facts().into_iter().zip(other.facts());
         pairs
             .filter(|((_, mine), (_, theirs))| mine != theirs)
-            .map(|((name, mine), (_, theirs))| format!("{name}: {} against {}", told(mine), told(theirs)))
+            .map(|((name, mine), (_, theirs))| {
+                format!("{name}: {} against {}", told(mine), told(theirs))
+            })
             .collect()
     }
 
     /// Every fact with its name. `None`: unknown.
     pub fn facts(&self) -> [(&'static str, Option<String>); 13] {
-        let Self { device, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler } = self;
-        let clock = if *clock == Clock::Simulated { "virtual" } else { "real" };
+        let Self {
+            device,
+            clock,
+            memory,
+            uuid_hash,
+            driver,
+            cuda,
+            mig,
+            ecc,
+            cost_model,
+            cpu,
+            cores,
+            kernel,
+            compiler,
+        } = self;
+        let clock = if *clock == Clock::Simulated {
+            "virtual"
+        } else {
+            "real"
+        };
         let on = |switch: &Option<bool>| switch.map(|on| if on { "on" } else { "off" }.to_owned());
         [
             ("device", Some(device.clone())),
             ("clock", Some(clock.to_owned())),
-            ("device memory", memory.map(|memory| format!("{memory} ({} bytes)", memory.0))),
+            (
+                "device memory",
+                memory.map(|memory| format!("{memory} ({} bytes)", memory.0)),
+            ),
             ("hash of the device's UUID", uuid_hash.clone()),
             ("driver", driver.clone()),
             ("CUDA version", cuda.clone()),
@@ -57,8 +109,8 @@ impl Machine {
     }
 }
 
-/// Share of the time in which power or heat may reduce the clocks. Below it, figures of a whole run move by less than the
-/// smallest change that suites look for.
+/// Share of the time in which power or heat may reduce the clocks. Below it, figures of a whole run
+/// move by less than the smallest change that suites look for.
 const MAX_HELD_DOWN: f64 = 0.01;
 
 /// In a shorter watch, one time slice of another program is a large share and means nothing.
@@ -74,12 +126,20 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Starts before anything is measured, with an open device. Devices may close and open during the watch.
+    /// Starts before anything is measured, with an open device. Devices may close and open during
+    /// the watch.
     pub fn start(device: &mut dyn TestDevice) -> Self {
         let free_at_start = device.memory().ok().map(|memory| memory.free);
         let nvml = nvml_of(device.info()).ok();
         let (began, cost_figures, host) = (Instant::now(), device.cost_figures(), HostUse::now());
-        let mut monitor = Self { began, nvml, cost_figures, free_at_start, gpu: GpuWatch::default(), host };
+        let mut monitor = Self {
+            began,
+            nvml,
+            cost_figures,
+            free_at_start,
+            gpu: GpuWatch::default(),
+            host,
+        };
         monitor.observe();
         monitor
     }
@@ -88,8 +148,18 @@ impl Monitor {
         self.observe();
         let waited = self.host.until(&HostUse::now(), self.began.elapsed());
         let host = host::contended(&waited).filter(|_| self.began.elapsed() >= LEAST_WATCH);
-        let contended = self.gpu.contended(self.began.elapsed()).into_iter().chain(host).collect();
-        Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
+        let contended = self
+            .gpu
+            .contended(self.began.elapsed())
+            .into_iter()
+            .chain(host)
+            .collect();
+        Conditions {
+            free_at_start: self.free_at_start,
+            gpu: self.gpu.states,
+            contended,
+            cost_figures: self.cost_figures,
+        }
     }
 
     pub fn observe(&mut self) {
@@ -113,7 +183,16 @@ struct GpuWatch {
 
 impl GpuWatch {
     fn note(&mut self, at: Duration, reading: Reading) {
-        let Reading { sm_mhz, memory_mhz, power_mw, temperature, throttled, held_by_power, held_by_heat, others } = reading;
+        let Reading {
+            sm_mhz,
+            memory_mhz,
+            power_mw,
+            temperature,
+            throttled,
+            held_by_power,
+            held_by_heat,
+            others,
+        } = reading;
         self.states.push(GpuState {
             at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
             sm_mhz,
@@ -121,10 +200,15 @@ impl GpuWatch {
             power_mw,
             temperature,
             throttle_reasons: match &throttled {
-                Some(reasons) => reasons.iter().map(|throttle| throttle.words.to_owned()).collect(),
+                Some(reasons) => reasons
+                    .iter()
+                    .map(|throttle| throttle.words.to_owned())
+                    .collect(),
                 None => vec![NOT_KNOWN.to_owned()],
             },
-            other_processes: others.as_ref().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
+            other_processes: others
+                .as_ref()
+                .map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
         });
         for other in others.into_iter().flatten() {
             let most = self.others.get(&other.pid).and_then(|known| known.used);
@@ -143,15 +227,26 @@ impl GpuWatch {
 
     fn contended(&self, watched: Duration) -> Vec<String> {
         let others = (!self.others.is_empty()).then(|| others_in_words(self.others.values()));
-        let seen = self.throttled.iter().map(|throttle| throttle.words.to_owned());
+        let seen = self
+            .throttled
+            .iter()
+            .map(|throttle| throttle.words.to_owned());
         let [first, last] = self.held.unwrap_or_default();
-        let lengths = ["power", "temperature"].into_iter().zip(first.into_iter().zip(last)).filter_map(|(cause, (first, last))| {
-            let share = Duration::from_nanos(last?.saturating_sub(first?).0).div_duration_f64(watched.max(Duration::from_nanos(1)));
-            (share > MAX_HELD_DOWN).then(|| format!("{cause}, for {:.0} % of the time", 100.0 * share.min(1.0)))
-        });
+        let lengths = ["power", "temperature"]
+            .into_iter()
+            .zip(first.into_iter().zip(last))
+            .filter_map(|(cause, (first, last))| {
+                let share = Duration::from_nanos(last?.saturating_sub(first?).0)
+                    .div_duration_f64(watched.max(Duration::from_nanos(1)));
+                (share > MAX_HELD_DOWN)
+                    .then(|| format!("{cause}, for {:.0} % of the time", 100.0 * share.min(1.0)))
+            });
         let held: Vec<String> = seen.chain(lengths).collect();
-        let held = (!held.is_empty()).then(|| format!("clocks were held down: {}", held.join("; ")));
-        let not_known = self.throttling_not_known.then(|| "NVML does not report throttling".to_owned());
+        let held =
+            (!held.is_empty()).then(|| format!("clocks were held down: {}", held.join("; ")));
+        let not_known = self
+            .throttling_not_known
+            .then(|| "NVML does not report throttling".to_owned());
         others.into_iter().chain(held).chain(not_known).collect()
     }
 }
@@ -160,11 +255,20 @@ impl GpuWatch {
 fn others_in_words<'a>(others: impl ExactSizeIterator<Item = &'a ProcessUse>) -> String {
     let count = others.len();
     let each = others.map(|other| {
-        let name = other.name.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or("a process without a name");
-        other.used.map_or_else(|| name.to_owned(), |used| format!("{name}, {used}"))
+        let name = other
+            .name
+            .as_deref()
+            .and_then(|path| path.rsplit('/').next())
+            .unwrap_or("a process without a name");
+        other
+            .used
+            .map_or_else(|| name.to_owned(), |used| format!("{name}, {used}"))
     });
     let processes = if count == 1 { "process" } else { "processes" };
-    format!("{count} other {processes} held memory of the GPU ({})", each.collect::<Vec<_>>().join("; "))
+    format!(
+        "{count} other {processes} held memory of the GPU ({})",
+        each.collect::<Vec<_>>().join("; ")
+    )
 }
 
 #[cfg(test)]

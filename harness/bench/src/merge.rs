@@ -1,7 +1,7 @@
 //! Merges the shards of one run.
 //!
-//! Shards must have the same build, seed and number of shards, and appear once. The merged run does not record differences
-//! between the machines.
+//! Shards must have the same build, seed and number of shards, and appear once. The merged run does
+//! not record differences between the machines.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,18 @@ use super::record::{BenchRun, SuiteRecord};
 
 /// Merges shards in any order.
 pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, String> {
-    let shard_of = |run: &BenchRun| run.shard.ok_or_else(|| format!("the run of {} is not a shard", run.started));
-    let mut parts = shards.iter().map(|run| Ok((shard_of(run)?, run))).collect::<Result<Vec<_>, String>>()?;
+    let shard_of = |run: &BenchRun| {
+        run.shard
+            .ok_or_else(|| format!("the run of {} is not a shard", run.started))
+    };
+    let mut parts = shards
+        .iter()
+        .map(|run| Ok((shard_of(run)?, run)))
+        .collect::<Result<Vec<_>, String>>()?;
     parts.sort_by_key(|(shard, _)| shard.index);
-    let Some(&(first, base)) = parts.first() else { return Err("no shards are given".to_owned()) };
+    let Some(&(first, base)) = parts.first() else {
+        return Err("no shards are given".to_owned());
+    };
     let missing = shard::missing(&parts.iter().map(|(shard, _)| *shard).collect::<Vec<_>>())?;
     for (shard, run) in &parts {
         let differs = [
@@ -31,24 +39,50 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
         return Err(shard::named(&missing));
     }
     let mut suites: BTreeMap<&str, SuiteRecord> = BTreeMap::new();
-    let mut whole = BenchRun { shard: None, suites: Vec::new(), comparison: None, ..base.clone() };
-    whole.conditions.contended.extend(missing.iter().map(|shard| format!("shard {shard} is missing")));
+    let mut whole = BenchRun {
+        shard: None,
+        suites: Vec::new(),
+        comparison: None,
+        ..base.clone()
+    };
+    whole.conditions.contended.extend(
+        missing
+            .iter()
+            .map(|shard| format!("shard {shard} is missing")),
+    );
     for (index, (_, run)) in parts.iter().enumerate() {
         whole.started = whole.started.min(run.started.clone());
         whole.took_ms = whole.took_ms.max(run.took_ms);
-        for (all, part) in [(&mut whole.gate.lost, &run.gate.lost), (&mut whole.gate.redefined, &run.gate.redefined)] {
-            all.extend(part.iter().filter(|name| !all.contains(name)).cloned().collect::<Vec<_>>());
+        for (all, part) in [
+            (&mut whole.gate.lost, &run.gate.lost),
+            (&mut whole.gate.redefined, &run.gate.redefined),
+        ] {
+            all.extend(
+                part.iter()
+                    .filter(|name| !all.contains(name))
+                    .cloned()
+                    .collect::<Vec<_>>(),
+            );
         }
         for suite in &run.suites {
             let more = |known: &mut SuiteRecord| {
                 known.rounds = known.rounds.max(suite.rounds);
                 known.entries.extend(suite.entries.iter().cloned());
             };
-            suites.entry(&suite.name).and_modify(more).or_insert_with(|| suite.clone());
+            suites
+                .entry(&suite.name)
+                .and_modify(more)
+                .or_insert_with(|| suite.clone());
         }
         if index > 0 {
-            whole.conditions.contended.extend(run.conditions.contended.iter().cloned());
-            whole.conditions.gpu.extend(run.conditions.gpu.iter().cloned());
+            whole
+                .conditions
+                .contended
+                .extend(run.conditions.contended.iter().cloned());
+            whole
+                .conditions
+                .gpu
+                .extend(run.conditions.gpu.iter().cloned());
         }
     }
     whole.suites = suites.into_values().collect();

@@ -15,12 +15,17 @@ pub struct Plan {
 
 impl Plan {
     pub fn suites(&self) -> Vec<&Suite> {
-        let mut suites: Vec<&Suite> = self.suites.iter().filter(|suite| cases_of(suite, self.terms.shard).next().is_some()).collect();
+        let mut suites: Vec<&Suite> = self
+            .suites
+            .iter()
+            .filter(|suite| cases_of(suite, self.terms.shard).next().is_some())
+            .collect();
         suites.sort_by(|a, b| (!a.headline, &a.name).cmp(&(!b.headline, &b.name)));
         suites
     }
 
-    /// Runs everything until the user interrupts. Calls `between` before each suite. Also returns the duration.
+    /// Runs everything until the user interrupts. Calls `between` before each suite. Also returns
+    /// the duration.
     pub fn run(
         &self,
         provider: &mut dyn DeviceProvider,
@@ -36,16 +41,24 @@ impl Plan {
                 break;
             }
             between();
-            let budget = self.terms.budget.map(|whole| share(whole.saturating_sub(Nanos(began.elapsed_ns())), &suites[index..]));
-            let terms = Terms { budget, ..self.terms.clone() };
+            let budget = self.terms.budget.map(|whole| {
+                share(
+                    whole.saturating_sub(Nanos(began.elapsed_ns())),
+                    &suites[index..],
+                )
+            });
+            let terms = Terms {
+                budget,
+                ..self.terms.clone()
+            };
             records.push(run_suite(suite, provider, processes, &terms, &mut watch));
         }
         (records, Nanos(began.elapsed_ns()))
     }
 }
 
-/// The first suite's share of the remaining time, in proportion to the suites' budgets, of which that of a headline suite counts three times. Unused
-/// time goes to later suites.
+/// The first suite's share of the remaining time, in proportion to the suites' budgets, of which
+/// that of a headline suite counts three times. Unused time goes to later suites.
 fn share(left: Nanos, suites: &[&Suite]) -> Nanos {
     let weight = |suite: &&Suite| u128::from(suite.budget.0) * if suite.headline { 3 } else { 1 };
     let all: u128 = suites.iter().map(weight).sum();

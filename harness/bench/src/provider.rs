@@ -1,5 +1,6 @@
-//! [`DeviceProvider`] supplies benchmarks with devices and allocators. Opening a GPU is slow, so a real device stays open between
-//! measurements. Simulated devices and all allocators are made anew each time.
+//! [`DeviceProvider`] supplies benchmarks with devices and allocators. Opening a GPU is slow, so a
+//! real device stays open between measurements. Simulated devices and all allocators are made anew
+//! each time.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,19 +8,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Clock, Device, DeviceError, DeviceInfo, DeviceMemory, TestDevice, limited::Limited, wrapper};
+use harness_allocator::device::{
+    Clock, Device, DeviceError, DeviceInfo, DeviceMemory, TestDevice, limited::Limited, wrapper,
+};
 use harness_allocator::units::Bytes;
 
 use harness_devices::DeviceSource;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// The device reports this size but does not count, which takes time. For measures that never reach the limit.
+    /// The device reports this size but does not count, which takes time. For measures that never
+    /// reach the limit.
     Reported,
     /// The device refuses requests beyond the limit, to the byte.
     Enforced,
-    /// As [`MemoryLimit::Reported`]. A simulated device runs without its cost model and uses as little host time as possible. For
-    /// the host path of allocators.
+    /// As [`MemoryLimit::Reported`]. A simulated device runs without its cost model and uses as
+    /// little host time as possible. For the host path of allocators.
     HostPath,
 }
 
@@ -33,7 +37,11 @@ pub trait DeviceProvider {
     }
 
     /// Returns a device with this much memory and no allocations.
-    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
+    fn device(
+        &mut self,
+        memory: Bytes,
+        limit: MemoryLimit,
+    ) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Closes open devices and opens one as a new process would.
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
@@ -61,16 +69,29 @@ type IdleDevice = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
 
 impl SharedDevice {
     /// Takes an open device of this source. `program` is this program, if it can be restarted.
-    pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
+    pub fn new(
+        source: DeviceSource,
+        device: Box<dyn TestDevice>,
+        program: Option<PathBuf>,
+    ) -> Self {
         let clock = device.info().clock;
-        Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, admitted: None }
+        Self {
+            source,
+            clock,
+            idle: Arc::new(Mutex::new(Some(device))),
+            program,
+            admitted: None,
+        }
     }
 
-    /// Checks that this much memory may be taken. NVML may take milliseconds, so it is called again only if more is requested or
-    /// less is free than at the last admission.
+    /// Checks that this much memory may be taken. NVML may take milliseconds, so it is called again
+    /// only if more is requested or less is free than at the last admission.
     fn admit(&mut self, device: &mut dyn TestDevice, memory: Bytes) -> Result<(), DeviceError> {
         let free = device.free_memory()?;
-        if self.admitted.is_some_and(|(most, free_then)| memory <= most && free >= free_then) {
+        if self
+            .admitted
+            .is_some_and(|(most, free_then)| memory <= most && free >= free_then)
+        {
             return Ok(());
         }
         self.source.admit(device, memory)?;
@@ -82,7 +103,11 @@ impl SharedDevice {
         if self.clock == Clock::Simulated {
             return self.source.open();
         }
-        let held = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         held.map_or_else(|| self.source.open(), Ok)
     }
 }
@@ -100,7 +125,11 @@ impl DeviceProvider for SharedDevice {
         self.source.arguments()
     }
 
-    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError> {
+    fn device(
+        &mut self,
+        memory: Bytes,
+        limit: MemoryLimit,
+    ) -> Result<Box<dyn TestDevice>, DeviceError> {
         if (self.clock, limit) == (Clock::Simulated, MemoryLimit::HostPath) {
             return Ok(Box::new(SimDevice::new(SimConfig::replay(memory))));
         }
@@ -139,18 +168,30 @@ impl Reused {
     fn new(mut device: Box<dyn TestDevice>, idle: IdleDevice) -> Result<Self, DeviceError> {
         let free = device.free_memory()?;
         let info = device.info().clone();
-        Ok(Self { device: Some(device), idle, info, free })
+        Ok(Self {
+            device: Some(device),
+            idle,
+            info,
+            free,
+        })
     }
 
     /// The part of the device's free memory that is within the reported total.
     fn within_total(&self, free: Bytes) -> Bytes {
-        free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
+        free.min(
+            self.info
+                .total
+                .saturating_sub(self.free.saturating_sub(free)),
+        )
     }
 }
 
 impl Drop for Reused {
     fn drop(&mut self) {
-        let device = self.device.take().filter(|device| device.info().clock == Clock::Measured && device.leaks().is_empty());
+        let device = self
+            .device
+            .take()
+            .filter(|device| device.info().clock == Clock::Measured && device.leaks().is_empty());
         *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = device;
     }
 }
@@ -159,11 +200,15 @@ impl wrapper::DeviceWrapper for Reused {
     type Inner = dyn TestDevice;
 
     fn inner(&self) -> &Self::Inner {
-        self.device.as_deref().expect("the device is present until drop")
+        self.device
+            .as_deref()
+            .expect("the device is present until drop")
     }
 
     fn inner_mut(&mut self) -> &mut Self::Inner {
-        self.device.as_deref_mut().expect("the device is present until drop")
+        self.device
+            .as_deref_mut()
+            .expect("the device is present until drop")
     }
 
     fn info(&self) -> &DeviceInfo {
@@ -179,6 +224,10 @@ impl wrapper::DeviceWrapper for Reused {
 impl wrapper::TestDeviceWrapper for Reused {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let memory = wrapper::DeviceWrapper::inner_mut(self).memory()?;
-        Ok(DeviceMemory { total: self.info.total, free: self.within_total(memory.free), ..memory })
+        Ok(DeviceMemory {
+            total: self.info.total,
+            free: self.within_total(memory.free),
+            ..memory
+        })
     }
 }

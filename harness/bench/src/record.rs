@@ -1,7 +1,8 @@
-//! The record of a benchmark run: plain, versioned data. Reports are rendered from it, and later runs are compared with it.
+//! The record of a benchmark run: plain, versioned data. Reports are rendered from it, and later
+//! runs are compared with it.
 //!
-//! [`Machine`] and [`Conditions`] describe where it was measured, [`Build`] what was measured. An entry has the figures of this
-//! build and those of the accepted build from the same rounds.
+//! [`Machine`] and [`Conditions`] describe where it was measured, [`Build`] what was measured. An
+//! entry has the figures of this build and those of the accepted build from the same rounds.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,7 +16,8 @@ pub use harness_base::shard::Shard;
 /// The version that this build writes. Versions up to 3 are refused.
 pub const BENCH_VERSION: u32 = 4;
 
-/// The reason of an entry that was skipped because the time was used up. A later run begins with its case.
+/// The reason of an entry that was skipped because the time was used up. A later run begins with
+/// its case.
 pub const NOT_IN_TURN: &str = "not in turn: the budget was used up, and a later run begins with it";
 
 /// A comparison with a larger share of unsure measured entries is inconclusive.
@@ -69,31 +71,52 @@ impl BenchRun {
     }
 
     pub fn entries(&self) -> impl Iterator<Item = (&SuiteRecord, &Entry)> {
-        self.suites.iter().flat_map(|suite| suite.entries.iter().map(move |entry| (suite, entry)))
+        self.suites
+            .iter()
+            .flat_map(|suite| suite.entries.iter().map(move |entry| (suite, entry)))
     }
 
     pub fn failed(&self) -> usize {
-        self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count()
+        self.entries()
+            .filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. }))
+            .count()
     }
 
-    /// Returns whether entries were lost or redefined: since the accepted build, or if that was not measured since the earlier run.
+    /// Returns whether entries were lost or redefined: since the accepted build, or if that was not
+    /// measured since the earlier run.
     pub fn has_losses(&self) -> bool {
-        let since_record = self.comparison.as_ref().filter(|comparison| matches!(comparison.basis, Basis::Records { .. }));
+        let since_record = self
+            .comparison
+            .as_ref()
+            .filter(|comparison| matches!(comparison.basis, Basis::Records { .. }));
         let is_ours = |name: &&EntryName| !name.arm.starts_with("torch");
-        let lost = since_record.into_iter().flat_map(|comparison| comparison.missing.iter().chain(&comparison.redefined)).filter(is_ours);
+        let lost = since_record
+            .into_iter()
+            .flat_map(|comparison| comparison.missing.iter().chain(&comparison.redefined))
+            .filter(is_ours);
         !self.gate.lost.is_empty() || !self.gate.redefined.is_empty() || lost.count() > 0
     }
 
-    /// Returns whether the accepted build was measured in the same rounds. The record of an earlier run shows changes, but is no basis for a verdict.
+    /// Returns whether the accepted build was measured in the same rounds. The record of an earlier
+    /// run shows changes, but is no basis for a verdict.
     pub fn is_side_by_side(&self) -> bool {
-        self.comparison.as_ref().is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. }))
+        self.comparison
+            .as_ref()
+            .is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. }))
     }
 
-    /// Returns whether an entry fails, is worse or broken side by side with the accepted build, or was lost since that.
+    /// Returns whether an entry fails, is worse or broken side by side with the accepted build, or
+    /// was lost since that.
     pub fn fails(&self) -> bool {
-        let changes = self.comparison.iter().flat_map(|comparison| &comparison.changes);
+        let changes = self
+            .comparison
+            .iter()
+            .flat_map(|comparison| &comparison.changes);
         let is_regression = self.is_side_by_side() && Counts::of(changes).is_regression();
-        is_regression || self.failed() > 0 || !self.gate.lost.is_empty() || !self.gate.redefined.is_empty()
+        is_regression
+            || self.failed() > 0
+            || !self.gate.lost.is_empty()
+            || !self.gate.redefined.is_empty()
     }
 
     /// The reason why the run supports no verdict.
@@ -101,32 +124,55 @@ impl BenchRun {
         if let (true, Some(why)) = (self.accepted.is_required, &self.accepted.missing) {
             return Some(format!("the accepted build was not measured: {why}"));
         }
-        let changes =
-            || self.comparison.iter().flat_map(|comparison| &comparison.changes).filter(|change| !change.entry.quantity.is_exact());
-        let disturbed = changes().filter(|change| change.verdict == Verdict::Unsure && change.reason.is_some()).count();
+        let changes = || {
+            self.comparison
+                .iter()
+                .flat_map(|comparison| &comparison.changes)
+                .filter(|change| !change.entry.quantity.is_exact())
+        };
+        let disturbed = changes()
+            .filter(|change| change.verdict == Verdict::Unsure && change.reason.is_some())
+            .count();
         if disturbed > 0 {
             let entries = count(disturbed, "measured entry");
-            return Some(format!("{entries} changed while other programs used the machine; measure again when nothing else runs"));
+            return Some(format!(
+                "{entries} changed while other programs used the machine; measure again when \
+                 nothing else runs"
+            ));
         }
         let counts = Counts::of(changes());
         let unsure = counts.with(Verdict::Unsure);
         let all = unsure + counts.compared();
-        (unsure as f64 > MOST_UNSURE * all as f64)
-            .then(|| format!("{unsure} of {all} measured entries are unsure; raise the budget, or free the machine"))
+        (unsure as f64 > MOST_UNSURE * all as f64).then(|| {
+            format!(
+                "{unsure} of {all} measured entries are unsure; raise the budget, or \
+                 free the machine"
+            )
+        })
     }
 
     /// Counts entries for which the time did not suffice.
     pub fn not_in_turn(&self) -> usize {
-        self.entries().filter(|(_, entry)| entry.outcome.reason() == Some(NOT_IN_TURN)).count()
+        self.entries()
+            .filter(|(_, entry)| entry.outcome.reason() == Some(NOT_IN_TURN))
+            .count()
     }
 
     /// Counts skipped entries and those that ran out of memory.
     pub fn skipped(&self) -> usize {
-        self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Skipped { .. } | Outcome::OutOfMemory { .. })).count()
+        self.entries()
+            .filter(|(_, entry)| {
+                matches!(
+                    entry.outcome,
+                    Outcome::Skipped { .. } | Outcome::OutOfMemory { .. }
+                )
+            })
+            .count()
     }
 }
 
-/// Differences between the suites of a run and the accepted ones, as in `latency: hit, 2 MiB on caching`.
+/// Differences between the suites of a run and the accepted ones, as in `latency: hit, 2 MiB on
+/// caching`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gate {
     /// Accepted entries that the suites no longer have.
@@ -143,7 +189,8 @@ pub struct Accepted {
     pub commit: Option<String>,
     /// Why it was not measured in this run; `None` if it was.
     pub missing: Option<String>,
-    /// `true` if an accepted build is configured or was requested, so a run without it is inconclusive.
+    /// `true` if an accepted build is configured or was requested, so a run without it is
+    /// inconclusive.
     #[serde(default)]
     pub is_required: bool,
 }
@@ -180,7 +227,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The profile of the build, unless it is the one that optimizes everything. `None` without a known profile.
+    /// The profile of the build, unless it is the one that optimizes everything. `None` without a
+    /// known profile.
     pub fn other_profile(&self) -> Option<&str> {
         let (_, profile) = self.compiler.rsplit_once(", ")?;
         (profile != "dist").then_some(profile)
@@ -193,13 +241,14 @@ pub struct Conditions {
     pub free_at_start: Option<Bytes>,
     /// GPU states before, between and after suites; empty on a simulated device.
     pub gpu: Vec<GpuState>,
-    /// Other users of the machine: processes on the GPU, throttling, a busy processor. Empty: uncontended.
+    /// Other users of the machine: processes on the GPU, throttling, a busy processor. Empty:
+    /// uncontended.
     pub contended: Vec<String>,
     pub cost_figures: Vec<CostFigure>,
 }
 
-/// A GPU at one moment, as NVML reports it. `None`: the value could not be read. Clocks are in MHz, power in milliwatts, the
-/// temperature in degrees Celsius.
+/// A GPU at one moment, as NVML reports it. `None`: the value could not be read. Clocks are in MHz,
+/// power in milliwatts, the temperature in degrees Celsius.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuState {
     /// Milliseconds since the run began.
@@ -223,7 +272,8 @@ pub struct SuiteRecord {
     pub threshold: f64,
     pub rounds: u32,
     pub stopped: Stopped,
-    /// Overhead of one timed region in picoseconds of the host's clock: the median of empty regions.
+    /// Overhead of one timed region in picoseconds of the host's clock: the median of empty
+    /// regions.
     pub overhead_ps: u64,
     /// Sorted by case; the arms of a case are adjacent.
     pub entries: Vec<Entry>,
@@ -257,7 +307,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Group and point, as in `hit, 2 MiB`. Suite, case, arm and quantity identify an entry from run to run.
+    /// Group and point, as in `hit, 2 MiB`. Suite, case, arm and quantity identify an entry from
+    /// run to run.
     pub fn case(&self) -> String {
         case_name(&self.group, self.point.as_ref())
     }
@@ -301,7 +352,12 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    pub const ALL: [Self; 4] = [Self::HostTime, Self::DeviceTime, Self::ModelTime, Self::Memory];
+    pub const ALL: [Self; 4] = [
+        Self::HostTime,
+        Self::DeviceTime,
+        Self::ModelTime,
+        Self::Memory,
+    ];
 
     pub const fn is_time(self) -> bool {
         !matches!(self, Self::Memory)
@@ -328,13 +384,19 @@ pub enum Outcome {
 
 impl Outcome {
     pub const fn measured(&self) -> Option<&Measured> {
-        if let Self::Measured(measured) = self { Some(measured) } else { None }
+        if let Self::Measured(measured) = self {
+            Some(measured)
+        } else {
+            None
+        }
     }
 
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Measured(_) => None,
-            Self::OutOfMemory { reason } | Self::Failed { reason } | Self::Skipped { reason } => Some(reason),
+            Self::OutOfMemory { reason } | Self::Failed { reason } | Self::Skipped { reason } => {
+                Some(reason)
+            }
         }
     }
 }
@@ -344,7 +406,8 @@ impl Outcome {
 pub struct Measured {
     /// Operations per sample, enough to make the timing overhead small.
     pub batch: u64,
-    /// Each round's median for one operation, in the unit of the entry's [`Quantity`]. `None`: skipped in that round.
+    /// Each round's median for one operation, in the unit of the entry's [`Quantity`]. `None`:
+    /// skipped in that round.
     pub rounds: Vec<Option<u64>>,
     pub summary: EntrySummary,
 }
@@ -359,7 +422,8 @@ pub struct EntrySummary {
     pub p99: Option<u64>,
     pub min: u64,
     pub max: u64,
-    /// Ends of the median's 95 % confidence interval over rounds; equal to the median for deterministic figures.
+    /// Ends of the median's 95 % confidence interval over rounds; equal to the median for
+    /// deterministic figures.
     pub low: u64,
     pub high: u64,
 }
@@ -367,7 +431,8 @@ pub struct EntrySummary {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     pub basis: Basis,
-    /// Differences of the machine from that of the other run. They are shown; the runs are compared anyway.
+    /// Differences of the machine from that of the other run. They are shown; the runs are compared
+    /// anyway.
     pub machine: Vec<String>,
     /// Number of consecutive contended runs, including this one.
     pub contended_runs: usize,
@@ -386,7 +451,11 @@ pub enum Basis {
     /// The accepted build, measured in the same run.
     SideBySide { commit: Option<String> },
     /// The record of an earlier run; `why` says why the accepted build was not measured.
-    Records { started: String, build: Build, why: String },
+    Records {
+        started: String,
+        build: Build,
+        why: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -399,7 +468,12 @@ pub struct EntryName {
 
 impl EntryName {
     pub fn of(suite: &SuiteRecord, entry: &Entry) -> Self {
-        Self { suite: suite.name.clone(), case: entry.case(), arm: entry.arm.clone(), quantity: entry.quantity }
+        Self {
+            suite: suite.name.clone(),
+            case: entry.case(),
+            arm: entry.arm.clone(),
+            quantity: entry.quantity,
+        }
     }
 }
 
@@ -409,7 +483,8 @@ pub struct Change {
     pub verdict: Verdict,
     /// The compared figures, if both sides have some.
     pub figures: Option<ChangeFigures>,
-    /// Start of the earlier run that this entry is worse than, if it is not worse than the accepted build.
+    /// Start of the earlier run that this entry is worse than, if it is not worse than the accepted
+    /// build.
     pub worse_than_run: Option<String>,
     /// The first run of the current stretch of worse or better runs.
     pub since: Option<String>,
@@ -438,8 +513,16 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    pub const ALL: [Self; 8] =
-        [Self::Worse, Self::Better, Self::Same, Self::Unsure, Self::Broken, Self::Fixed, Self::StillBroken, Self::NotCompared];
+    pub const ALL: [Self; 8] = [
+        Self::Worse,
+        Self::Better,
+        Self::Same,
+        Self::Unsure,
+        Self::Broken,
+        Self::Fixed,
+        Self::StillBroken,
+        Self::NotCompared,
+    ];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -472,7 +555,9 @@ impl Counts {
 
     /// Entries with a certain verdict.
     pub fn compared(&self) -> usize {
-        self.0.values().sum::<usize>() - self.with(Verdict::Unsure) - self.with(Verdict::NotCompared)
+        self.0.values().sum::<usize>()
+            - self.with(Verdict::Unsure)
+            - self.with(Verdict::NotCompared)
     }
 
     pub fn is_regression(&self) -> bool {

@@ -18,5 +18,7 @@ pub(crate) fn memory(text: &str) -> Result<Bytes, String> {
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);
     }
-    Err(format!("a device has from {MIN_MEMORY}, one small segment, to {MAX_MEMORY} of memory, not {memory}"))
+    Err(format!(
+        "a device has from {MIN_MEMORY}, one small segment, to {MAX_MEMORY} of memory, not {memory}"
+    ))
 }

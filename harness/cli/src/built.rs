@@ -18,9 +18,17 @@ pub(crate) fn version() -> &'static str {
 
 fn version_of(build: Build) -> String {
     let commit = match build {
-        Build { commit: Some(commit), dirty: Some(true) } => format!("{commit}, with uncommitted changes"),
-        Build { commit: Some(commit), .. } => commit,
-        Build { commit: None, .. } => "commit unknown: a debug build, or built without git".to_owned(),
+        Build {
+            commit: Some(commit),
+            dirty: Some(true),
+        } => format!("{commit}, with uncommitted changes"),
+        Build {
+            commit: Some(commit),
+            ..
+        } => commit,
+        Build { commit: None, .. } => {
+            "commit unknown: a debug build, or built without git".to_owned()
+        }
     };
     format!("{} ({commit})", env!("CARGO_PKG_VERSION"))
 }
@@ -28,7 +36,10 @@ fn version_of(build: Build) -> String {
 /// Parses `1a2b3c` or `1a2b3c-dirty`.
 fn built_from(text: &str) -> Build {
     let clean = text.strip_suffix("-dirty");
-    Build { commit: Some(clean.unwrap_or(text).to_owned()), dirty: Some(clean.is_some()) }
+    Build {
+        commit: Some(clean.unwrap_or(text).to_owned()),
+        dirty: Some(clean.is_some()),
+    }
 }
 
 #[cfg(test)]
@@ -38,11 +49,29 @@ mod tests {
     #[test]
     fn the_version_shows_the_commit_and_uncommitted_changes() {
         let commit = Some("1a2b3c".to_owned());
-        assert_eq!(built_from("1a2b3c"), Build { commit: commit.clone(), dirty: Some(false) });
-        assert_eq!(built_from("1a2b3c-dirty"), Build { commit, dirty: Some(true) });
+        assert_eq!(
+            built_from("1a2b3c"),
+            Build {
+                commit: commit.clone(),
+                dirty: Some(false)
+            }
+        );
+        assert_eq!(
+            built_from("1a2b3c-dirty"),
+            Build {
+                commit,
+                dirty: Some(true)
+            }
+        );
         let version = env!("CARGO_PKG_VERSION");
-        assert_eq!(version_of(built_from("1a2b3c")), format!("{version} (1a2b3c)"));
-        assert_eq!(version_of(built_from("1a2b3c-dirty")), format!("{version} (1a2b3c, with uncommitted changes)"));
+        assert_eq!(
+            version_of(built_from("1a2b3c")),
+            format!("{version} (1a2b3c)")
+        );
+        assert_eq!(
+            version_of(built_from("1a2b3c-dirty")),
+            format!("{version} (1a2b3c, with uncommitted changes)")
+        );
         assert!(version_of(Build::default()).starts_with(&format!("{version} (commit unknown")));
     }
 }

@@ -21,10 +21,21 @@ impl Check {
         let mut failures: Vec<CliError> = Vec::new();
         for path in inputs::files(&self.paths, "scenario")? {
             let checked = inputs::points(&path, &Settings::new());
-            let word = if checked.is_ok() { "valid  " } else { "invalid" };
-            terminal::print(&format!("{word}  {}\n", printable(&path.display().to_string())))?;
+            let word = if checked.is_ok() {
+                "valid  "
+            } else {
+                "invalid"
+            };
+            terminal::print(&format!(
+                "{word}  {}\n",
+                printable(&path.display().to_string())
+            ))?;
             failures.extend(checked.err());
         }
-        if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+        if failures.is_empty() {
+            Ok(Exit::Passed)
+        } else {
+            Err(Failures(failures))
+        }
     }
 }

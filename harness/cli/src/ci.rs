@@ -9,7 +9,8 @@ use super::{error::CliError, terminal};
 
 #[derive(Args)]
 pub(super) struct Ci {
-    /// Append a markdown summary to this file, cut to GitHub's size limit, as in `--summary "$GITHUB_STEP_SUMMARY"`.
+    /// Append a markdown summary to this file, cut to GitHub's size limit, as in `--summary
+    /// "$GITHUB_STEP_SUMMARY"`.
     #[arg(long, value_name = "FILE")]
     summary: Option<PathBuf>,
     /// Write passed, failed and skipped runs to this file in JUnit format.
@@ -19,7 +20,11 @@ pub(super) struct Ci {
 
 impl Ci {
     /// Writes the requested files. `summary` receives the number of bytes that it may use.
-    pub(super) fn write(&self, summary: impl FnOnce(usize) -> String, junit: impl FnOnce() -> String) -> Result<(), CliError> {
+    pub(super) fn write(
+        &self,
+        summary: impl FnOnce(usize) -> String,
+        junit: impl FnOnce() -> String,
+    ) -> Result<(), CliError> {
         if let Some(path) = &self.summary {
             add(path, summary).map_err(CliError::unwritten(path))?;
         }
@@ -30,11 +35,18 @@ impl Ci {
     }
 }
 
-/// Appends to the summary. GitHub's limit includes the text that earlier commands of the same step wrote.
+/// Appends to the summary. GitHub's limit includes the text that earlier commands of the same step
+/// wrote.
 fn add(path: &Path, summary: impl FnOnce(usize) -> String) -> io::Result<()> {
     files::append(path, |existing| {
-        let between = if existing.ends_with_empty_line { "" } else { "\n" };
-        let used = usize::try_from(existing.length).unwrap_or(usize::MAX).saturating_add(between.len());
+        let between = if existing.ends_with_empty_line {
+            ""
+        } else {
+            "\n"
+        };
+        let used = usize::try_from(existing.length)
+            .unwrap_or(usize::MAX)
+            .saturating_add(between.len());
         format!("{between}{}", summary(SUMMARY_LIMIT.saturating_sub(used)))
     })
 }

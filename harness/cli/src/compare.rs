@@ -18,7 +18,8 @@ const EXAMPLES: &str = "Examples:
 
 Two benchmark runs are compared by `harness report compare`.";
 
-/// Compare two memory snapshots, for example before and after an upgrade: memory growth by site and by cause.
+/// Compare two memory snapshots, for example before and after an upgrade: memory growth by site and
+/// by cause.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Compare {
@@ -49,19 +50,28 @@ enum MomentName {
 }
 
 const fn side((explanation, whole): &(Explanation, Whole)) -> Side<'_> {
-    Side { explanation, whole: *whole }
+    Side {
+        explanation,
+        whole: *whole,
+    }
 }
 
 impl Compare {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         self.refuse_records()?;
         let files = [self.before.clone(), self.after.clone()];
-        let (sides, failures) = Failures::split(snapshots::each(&files, |path| self.read(path, &snapshots::read(path)?)));
-        let [before, after] = sides.as_slice() else { return Err(Failures(failures)) };
+        let (sides, failures) = Failures::split(snapshots::each(&files, |path| {
+            self.read(path, &snapshots::read(path)?)
+        }));
+        let [before, after] = sides.as_slice() else {
+            return Err(Failures(failures));
+        };
         let comparison = compare::compare(side(before), side(after));
         let [before, after] = files.each_ref().map(|file| file.display().to_string());
         let (style, width) = (terminal::style(), terminal::width_of_output());
-        self.format.print(&comparison, || text::render_comparison([&before, &after], &comparison, style, width))?;
+        self.format.print(&comparison, || {
+            text::render_comparison([&before, &after], &comparison, style, width)
+        })?;
         Ok(Exit::Passed)
     }
 
@@ -73,17 +83,39 @@ impl Compare {
             path if benchmarks::is_of_benchmark(path) => Some("a benchmark run"),
             _ => None,
         };
-        let Some((path, what)) = [before, after].into_iter().find_map(|path| Some((path, what(path)?))) else { return Ok(()) };
+        let Some((path, what)) = [before, after]
+            .into_iter()
+            .find_map(|path| Some((path, what(path)?)))
+        else {
+            return Ok(());
+        };
         let [base, new] = [before, after].map(|path| quoted(&path.to_string_lossy()));
-        let help = format!("`harness report compare {base} {new}` compares two runs or two benchmark runs");
-        Err(CliError::input(format!("{}: this is the record of {what}, not a memory snapshot", path.display()), help))
+        let help = format!(
+            "`harness report compare {base} {new}` compares two runs or two benchmark runs"
+        );
+        Err(CliError::input(
+            format!(
+                "{}: this is the record of {what}, not a memory snapshot",
+                path.display()
+            ),
+            help,
+        ))
     }
 
     fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
-        let invalid = |message: String, help: &str| CliError::input(format!("{}: {message}", path.display()), help);
+        let invalid = |message: String, help: &str| {
+            CliError::input(format!("{}: {message}", path.display()), help)
+        };
         jobs::check_device(path, "device", self.device, &jobs::devices(path, snapshot)?)?;
-        let has_events = snapshot.traces.get(self.device as usize).is_some_and(|events| !events.is_empty());
-        let at = if self.at == MomentName::Peak && has_events { At::Peak } else { At::End };
+        let has_events = snapshot
+            .traces
+            .get(self.device as usize)
+            .is_some_and(|events| !events.is_empty());
+        let at = if self.at == MomentName::Peak && has_events {
+            At::Peak
+        } else {
+            At::End
+        };
         let explain = |at| {
             causes::explain(snapshot, self.device, Options { memory: None, at })
                 .map_err(|error| invalid(error.to_string(), "choose another `--at`"))

@@ -12,7 +12,8 @@ use super::arguments::time;
 use super::probe::{Finding, Findings, Message, ask_child};
 use super::{Format, error::Failures, exit::Exit};
 
-/// Report this machine's driver, NVML and GPUs, whether the GPUs can be used, and missing libraries.
+/// Report this machine's driver, NVML and GPUs, whether the GPUs can be used, and missing
+/// libraries.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness doctor
@@ -42,11 +43,22 @@ impl Doctor {
             return Ok(Exit::Passed);
         }
         let asked = ask_child(!self.no_open, Duration::from_nanos(self.limit.0));
-        let findings = asked.unwrap_or_else(|error| Err(format!("the driver was not called: this program cannot start itself: {error}")));
+        let findings = asked.unwrap_or_else(|error| {
+            Err(format!(
+                "the driver was not called: this program cannot start itself: {error}"
+            ))
+        });
         let findings = findings.unwrap_or_else(Findings::without);
         self.format.print(&findings, || findings.text())?;
-        let has_gpu = findings.devices.iter().any(|device| device.opens != Some(false));
-        Ok(if self.require_gpu && !has_gpu { Exit::Device } else { Exit::Passed })
+        let has_gpu = findings
+            .devices
+            .iter()
+            .any(|device| device.opens != Some(false));
+        Ok(if self.require_gpu && !has_gpu {
+            Exit::Device
+        } else {
+            Exit::Passed
+        })
     }
 
     fn look(&self) {
@@ -62,23 +74,44 @@ impl Findings {
     /// Opens the devices of `probe` if `open`. Calls `waits_for` before each step.
     fn new(probe: &Probe, open: bool, waits_for: impl Fn(&str)) -> Self {
         let mut missing = Vec::new();
-        let driver = probe.driver.as_ref().inspect_err(|error| missing.push(error.to_string())).ok();
+        let driver = probe
+            .driver
+            .as_ref()
+            .inspect_err(|error| missing.push(error.to_string()))
+            .ok();
         let found = driver.map_or(&[][..], |driver| &driver.devices);
         if let Err(why) = &probe.nvml {
-            missing.push(format!("NVML: {why}; without it, memory in use comes from the driver, and other processes are unknown"));
+            missing.push(format!(
+                "NVML: {why}; without it, memory in use comes from the driver, \
+                 and other processes are unknown"
+            ));
         }
-        let devices: Vec<Finding> = found.iter().map(|device| Finding::new(device, open, &waits_for, &mut missing)).collect();
+        let devices: Vec<Finding> = found
+            .iter()
+            .map(|device| Finding::new(device, open, &waits_for, &mut missing))
+            .collect();
         let cuda = driver.map(|driver| driver.cuda.clone());
         let conclusion = conclusion(probe, &devices);
-        let (harness, kernel_driver) = (env!("CARGO_PKG_VERSION").to_owned(), probe.nvml.as_ref().ok().cloned());
-        Self { harness, cuda, kernel_driver, devices, missing, conclusion }
+        let (harness, kernel_driver) = (
+            env!("CARGO_PKG_VERSION").to_owned(),
+            probe.nvml.as_ref().ok().cloned(),
+        );
+        Self {
+            harness,
+            cuda,
+            kernel_driver,
+            devices,
+            missing,
+            conclusion,
+        }
     }
 
     fn without(why: String) -> Self {
         Self {
             harness: env!("CARGO_PKG_VERSION").to_owned(),
             missing: vec![why],
-            conclusion: "scenarios run only with `--device sim`, which does not call the driver".to_owned(),
+            conclusion: "scenarios run only with `--device sim`, which does not call the driver"
+                .to_owned(),
             ..Self::default()
         }
     }
@@ -90,25 +123,47 @@ impl Findings {
             let _ = writeln!(out, "{head:<14} {text}");
         };
         line("harness", &self.harness);
-        line("CUDA driver", &self.cuda.as_ref().map_or_else(|| "not usable".to_owned(), |version| format!("CUDA {version}")));
-        line("kernel driver", self.kernel_driver.as_deref().unwrap_or("unknown"));
+        line(
+            "CUDA driver",
+            &self.cuda.as_ref().map_or_else(
+                || "not usable".to_owned(),
+                |version| format!("CUDA {version}"),
+            ),
+        );
+        line(
+            "kernel driver",
+            self.kernel_driver.as_deref().unwrap_or("unknown"),
+        );
         if self.devices.is_empty() {
             line("GPUs", "none");
         }
         for device in &self.devices {
-            line(&device.device, &format!("{}, compute capability {}", device.name, device.compute_capability));
+            line(
+                &device.device,
+                &format!(
+                    "{}, compute capability {}",
+                    device.name, device.compute_capability
+                ),
+            );
             line("  memory", &device.memory_text());
             line("  others", &device.others_text());
             line("  opens", device.opens_text());
         }
-        self.missing.iter().for_each(|missing| line("missing", missing));
+        self.missing
+            .iter()
+            .for_each(|missing| line("missing", missing));
         line("conclusion", &self.conclusion);
         out
     }
 }
 
 impl Finding {
-    fn new(found: &DeviceFound, open: bool, waits_for: impl Fn(&str), missing: &mut Vec<String>) -> Self {
+    fn new(
+        found: &DeviceFound,
+        open: bool,
+        waits_for: impl Fn(&str),
+        missing: &mut Vec<String>,
+    ) -> Self {
         let device = DeviceChoice::Cuda(found.ordinal).to_string();
         let nvml = found.nvml();
         if let Err(why) = &nvml {
@@ -144,13 +199,17 @@ impl Finding {
     }
 
     fn others_text(&self) -> String {
-        let Some(others) = &self.other_processes else { return "unknown".to_owned() };
+        let Some(others) = &self.other_processes else {
+            return "unknown".to_owned();
+        };
         if others.is_empty() {
             return "no other process".to_owned();
         }
         let processes = others.iter().map(|other| {
             let name = other.name.as_deref().unwrap_or("unnamed");
-            let used = other.used.map_or_else(|| "an unknown amount".to_owned(), |used| used.to_string());
+            let used = other
+                .used
+                .map_or_else(|| "an unknown amount".to_owned(), |used| used.to_string());
             format!("{name} (process {}) uses {used}", other.pid)
         });
         processes.collect::<Vec<_>>().join("; ")
@@ -169,12 +228,22 @@ fn conclusion(probe: &Probe, devices: &[Finding]) -> String {
     match DeviceChoice::Auto.resolve(probe) {
         Ok(Resolved::Cuda(ordinal)) => {
             let device = DeviceChoice::Cuda(ordinal).to_string();
-            let opens = devices.iter().find(|found| found.device == device).and_then(|found| found.opens);
+            let opens = devices
+                .iter()
+                .find(|found| found.device == device)
+                .and_then(|found| found.opens);
             match opens {
-                Some(false) => format!("scenarios would run on {device}, which cannot be used: choose another device, or `--device sim`"),
-                Some(true) | None => format!("scenarios run on {device}, unless `--device` names another device"),
+                Some(false) => format!(
+                    "scenarios would run on {device}, which cannot be used: choose another device, \
+                     or `--device sim`"
+                ),
+                Some(true) | None => {
+                    format!("scenarios run on {device}, unless `--device` names another device")
+                }
             }
         }
-        Ok(Resolved::Simulated { .. }) | Err(_) => "scenarios run on the simulated device".to_owned(),
+        Ok(Resolved::Simulated { .. }) | Err(_) => {
+            "scenarios run on the simulated device".to_owned()
+        }
     }
 }

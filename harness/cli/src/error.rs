@@ -45,7 +45,11 @@ pub(crate) enum CliError {
 
 impl CliError {
     fn other(message: String, help: impl Into<String>, exit: Exit) -> Self {
-        Self::Other { message, help: help.into(), exit }
+        Self::Other {
+            message,
+            help: help.into(),
+            exit,
+        }
     }
 
     pub(crate) fn input(message: impl Into<String>, help: impl Into<String>) -> Self {
@@ -61,7 +65,10 @@ impl CliError {
     }
 
     pub(crate) fn output(target: Option<&Path>, error: &io::Error, help: &str) -> Self {
-        let target = target.map_or_else(|| "standard output".to_owned(), |path| format!("`{}`", path.display()));
+        let target = target.map_or_else(
+            || "standard output".to_owned(),
+            |path| format!("`{}`", path.display()),
+        );
         Self::internal(format!("cannot write to {target}: {error}"), help)
     }
 
@@ -70,7 +77,10 @@ impl CliError {
     }
 
     pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
-        let place = (error.offset()..error.offset() + error.length(), "here".to_owned());
+        let place = (
+            error.offset()..error.offset() + error.length(),
+            "here".to_owned(),
+        );
         let excerpt = Excerpt::new(option, text, &[place]);
         Self::Conf {
             rule: shortened(&error.rule()).into_owned(),
@@ -82,12 +92,22 @@ impl CliError {
 
     /// The error of a file that the user named and that cannot be written.
     pub(crate) fn unwritten(path: &Path) -> impl Fn(io::Error) -> Self {
-        move |error| Self::output(Some(path), &error, "free disk space, make it writable, or choose another file")
+        move |error| {
+            Self::output(
+                Some(path),
+                &error,
+                "free disk space, make it writable, or choose another file",
+            )
+        }
     }
 
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Setup(SetupError::Launch(error)) | Self::Program(RunnerError::Launch(error)) if !error.is_of_input() => Exit::Internal,
+            Self::Setup(SetupError::Launch(error)) | Self::Program(RunnerError::Launch(error))
+                if !error.is_of_input() =>
+            {
+                Exit::Internal
+            }
             Self::Scenario(_) | Self::Setup(_) | Self::Conf { .. } => Exit::Invalid,
             Self::Program(RunnerError::Launch(_)) => Exit::Invalid,
             Self::Other { exit, .. } => *exit,
@@ -106,11 +126,17 @@ impl From<LaunchError> for CliError {
 impl From<DeviceError> for CliError {
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Unavailable { .. } | DeviceError::Driver { .. } | DeviceError::OutOfMemory { .. } => {
-                Self::device(&error, "see `harness doctor` for the available devices, or use `--device sim`")
-            }
+            DeviceError::Unavailable { .. }
+            | DeviceError::Driver { .. }
+            | DeviceError::OutOfMemory { .. } => Self::device(
+                &error,
+                "see `harness doctor` for the available devices, or use `--device sim`",
+            ),
             // Only a wrong call of the device returns the other errors.
-            _ => Self::internal(error.to_string(), "this is a bug in the harness: report it with the command"),
+            _ => Self::internal(
+                error.to_string(),
+                "this is a bug in the harness: report it with the command",
+            ),
         }
     }
 }
@@ -118,7 +144,10 @@ impl From<DeviceError> for CliError {
 /// Help for a build without a Cargo feature.
 #[cfg(not(all(feature = "cloud", feature = "mcp", feature = "parquet")))]
 pub(crate) fn with_feature(feature: &str) -> String {
-    format!("use the Python package or the program that `ci/install` installs, or build with `--features {feature}`")
+    format!(
+        "use the Python package or the program that `ci/install` installs, or build with \
+         `--features {feature}`"
+    )
 }
 
 /// All errors of a command; never empty.
@@ -126,22 +155,46 @@ pub(crate) fn with_feature(feature: &str) -> String {
 pub(crate) struct Failures(pub(crate) Vec<CliError>);
 
 impl Failures {
-    pub(crate) fn all<T, E: Into<CliError>>(results: impl IntoIterator<Item = Result<T, E>>) -> Result<Vec<T>, Self> {
+    pub(crate) fn all<T, E: Into<CliError>>(
+        results: impl IntoIterator<Item = Result<T, E>>,
+    ) -> Result<Vec<T>, Self> {
         let (done, failures) = Self::split(results);
-        if failures.is_empty() { Ok(done) } else { Err(Self(failures)) }
+        if failures.is_empty() {
+            Ok(done)
+        } else {
+            Err(Self(failures))
+        }
     }
 
-    pub(crate) fn both<T, E: Into<CliError>>(one: Result<T, E>, other: Result<T, E>) -> Result<(T, T), Self> {
+    pub(crate) fn both<T, E: Into<CliError>>(
+        one: Result<T, E>,
+        other: Result<T, E>,
+    ) -> Result<(T, T), Self> {
         match (one, other) {
             (Ok(one), Ok(other)) => Ok((one, other)),
-            (one, other) => Err(Self([one.err(), other.err()].into_iter().flatten().map(E::into).collect())),
+            (one, other) => Err(Self(
+                [one.err(), other.err()]
+                    .into_iter()
+                    .flatten()
+                    .map(E::into)
+                    .collect(),
+            )),
         }
     }
 
     /// Separates the results from the errors, which may be empty here.
-    pub(crate) fn split<T, E: Into<CliError>>(results: impl IntoIterator<Item = Result<T, E>>) -> (Vec<T>, Vec<CliError>) {
+    pub(crate) fn split<T, E: Into<CliError>>(
+        results: impl IntoIterator<Item = Result<T, E>>,
+    ) -> (Vec<T>, Vec<CliError>) {
         let (done, failures): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-        (done.into_iter().flatten().collect(), failures.into_iter().filter_map(Result::err).map(E::into).collect())
+        (
+            done.into_iter().flatten().collect(),
+            failures
+                .into_iter()
+                .filter_map(Result::err)
+                .map(E::into)
+                .collect(),
+        )
     }
 }
 

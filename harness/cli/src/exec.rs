@@ -1,4 +1,5 @@
-//! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real GPU, once or many times (`trials`).
+//! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real
+//! GPU, once or many times (`trials`).
 
 mod baseline;
 pub(crate) mod trials;
@@ -15,10 +16,19 @@ use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
-use harness_exec::{host_memory, machine::Machine, record::Record, setup, setup::Setup, summary, timeline::Timeline, torch};
+use harness_exec::{
+    host_memory, machine::Machine, record::Record, setup, setup::Setup, summary,
+    timeline::Timeline, torch,
+};
 use harness_explain::causes::{self, Options};
-use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED, Values};
-use harness_gpu_settings::{calls::Call, context_overhead::ContextOverhead, latency::Latency, limits::Limits, workspaces::HEADER};
+use harness_gpu_settings::settings::{
+    AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED,
+    Values,
+};
+use harness_gpu_settings::{
+    calls::Call, context_overhead::ContextOverhead, latency::Latency, limits::Limits,
+    workspaces::HEADER,
+};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
 
@@ -61,91 +71,117 @@ The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built f
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
-        _ => Err("expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated".to_owned()),
+        _ => Err(
+            "expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"
+                .to_owned(),
+        ),
     }
 }
 
-/// Run an unmodified PyTorch program on a simulated GPU with any amount of memory, or on a real GPU with less memory.
+/// Run an unmodified PyTorch program on a simulated GPU with any amount of memory, or on a real GPU
+/// with less memory.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Exec {
-    /// Memory of each simulated GPU, as in `24GiB` [default: all memory of the GPU]. PyTorch's allocator can use all of it; on a GPU, the CUDA context and
-    /// libraries take a part, which `--context-overhead` adds. With `--device`, it limits the memory of each process.
+    /// Memory of each simulated GPU, as in `24GiB` [default: all memory of the GPU]. PyTorch's
+    /// allocator can use all of it; on a GPU, the CUDA context and libraries take a part, which
+    /// `--context-overhead` adds. With `--device`, it limits the memory of each process.
     #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
-    /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
-    /// uses NVIDIA's driver and its own CUDA libraries.
+    /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the
+    /// program's memory and `--fail` injects failures. The program uses NVIDIA's driver and its own
+    /// CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
         "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values",
     ])]
     device: Option<u32>,
-    /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists
-    /// the names and describes the file.
+    /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as
+    /// in `my-gpu.yaml`. The page "GPUs" of the guide lists the names and describes the file.
     #[arg(long, value_name = "GPU", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
     gpu: String,
-    /// Number of simulated GPUs, at most 120. All processes of the program see all of them and share their memory.
+    /// Number of simulated GPUs, at most 120. All processes of the program see all of them and
+    /// share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
-    /// Memory that each process uses besides its allocations: a size, used from its start, or `h200`, as measured on an H200: 527 MiB for the context, and
-    /// at their first use 68 MiB for cuBLAS, 90 MiB for its 16-bit products, 8 MiB for cuDNN and 106 MiB for cuSOLVER, whose calls fail without it.
+    /// Memory that each process uses besides its allocations: a size, used from its start, or
+    /// `h200`, as measured on an H200: 527 MiB for the context, and at their first use 68 MiB for
+    /// cuBLAS, 90 MiB for its 16-bit products, 8 MiB for cuDNN and 106 MiB for cuSOLVER, whose
+    /// calls fail without it.
     #[arg(long, value_name = "SIZE", default_value = "0B")]
     context_overhead: ContextOverhead,
-    /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also after N further submissions of work.
+    /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`,
+    /// also after N further submissions of work.
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
-    /// The addresses of allocations: `linux`, as NVIDIA's driver chooses them there; `wsl` or `reuse`, the lowest free address, as under WSL; `up`; or
-    /// `down`. PyTorch prefers low addresses, so the order can change peaks. If the option is repeated, one run per order
-    /// compares them. `--least-memory` tries `linux` and `wsl`, and several `--alloc-conf` try them near the limit.
+    /// The addresses of allocations: `linux`, as NVIDIA's driver chooses them there; `wsl` or
+    /// `reuse`, the lowest free address, as under WSL; `up`; or `down`. PyTorch prefers low
+    /// addresses, so the order can change peaks. If the option is repeated, one run per order
+    /// compares them. `--least-memory` tries `linux` and `wsl`, and several `--alloc-conf` try them
+    /// near the limit.
     #[arg(long, value_name = "ORDER", default_value = "linux")]
     addresses: Vec<AddressOrder>,
-    /// The workspace that cuDNN requests: a path of cuDNN's own `libcudnn_graph.so.9`, which plans for the GPU (the default if the program's environment
-    /// has cuDNN 9.8 or later); `estimate`, a rule (the default otherwise); a table of sizes measured on your GPU, as in `measured.tsv`, with estimates
-    /// for the rest; `operands`, the model of earlier versions; or `none`.
+    /// The workspace that cuDNN requests: a path of cuDNN's own `libcudnn_graph.so.9`, which plans
+    /// for the GPU (the default if the program's environment has cuDNN 9.8 or later); `estimate`, a
+    /// rule (the default otherwise); a table of sizes measured on your GPU, as in `measured.tsv`,
+    /// with estimates for the rest; `operands`, the model of earlier versions; or `none`.
     #[arg(long, value_name = "MODEL")]
     cudnn_workspace: Option<CudnnWorkspace>,
-    /// The memory of NCCL's buffers: a table with the columns `ranks`, `collective` and `point_to_point`, as in `2`, `544MiB` and `0B`. Each communicator
-    /// uses the row with the most ranks up to its own. Without this option, NCCL uses no memory.
+    /// The memory of NCCL's buffers: a table with the columns `ranks`, `collective` and
+    /// `point_to_point`, as in `2`, `544MiB` and `0B`. Each communicator uses the row with the most
+    /// ranks up to its own. Without this option, NCCL uses no memory.
     #[arg(long, value_name = "FILE")]
     nccl_memory: Option<NcclMemory>,
-    /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
+    /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces
+    /// FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
-    /// The values that the program reads from GPU memory: `copies` (the default), values from small copies and of operations on tensors of at most
-    /// 64 elements, as far as their inputs are known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch, in half of
-    /// the host's free memory, so losses, masks and `generate` are real. Without this option, a program that reads a value which nothing computed, and
-    /// then ends with an error or a hang, runs again with `cpu`, unless it wrote files or opened sockets [default: the variable HARNESS_VALUES, else `values`
-    /// in the file .harness.yml of this folder or its repository, else `copies`].
+    /// The values that the program reads from GPU memory: `copies` (the default), values from small
+    /// copies and of operations on tensors of at most 64 elements, as far as their inputs are
+    /// known, otherwise zeros; `zeros`; or `cpu`: the CPU also computes each operation of PyTorch,
+    /// in half of the host's free memory, so losses, masks and `generate` are real. Without this
+    /// option, a program that reads a value which nothing computed, and then ends with an error or
+    /// a hang, runs again with `cpu`, unless it wrote files or opened sockets [default: the
+    /// variable HARNESS_VALUES, else `values` in the file .harness.yml of this folder or its
+    /// repository, else `copies`].
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
-    /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries a request for device
-    /// memory once, so COUNT 2 causes an out-of-memory error. It does not retry cudaHostAlloc and the calls that create handles, plans and modules of
-    /// libraries, such as cublasCreate and cuModuleLoadData. `any` counts all calls that allocate device memory together. May be repeated. The exit code is 1
-    /// if the program never reaches call FIRST.
+    /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than
+    /// MIN_SIZE do not count. PyTorch retries a request for device memory once, so COUNT 2 causes
+    /// an out-of-memory error. It does not retry cudaHostAlloc and the calls that create handles,
+    /// plans and modules of libraries, such as cublasCreate and cuModuleLoadData. `any` counts all
+    /// calls that allocate device memory together. May be repeated. The exit code is 1 if the
+    /// program never reaches call FIRST.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
     fail: Vec<Fault>,
-    /// Delay each call of a function, as in `cudaFree:3ms`. The functions are cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree,
-    /// cudaFreeAsync and cuMemUnmap, including their driver equivalents. `any` means those that allocate device memory, `all` means all of them. The program
-    /// really waits, and event times include the delay. May be repeated. The exit code is 1 if the program never makes such a call.
+    /// Delay each call of a function, as in `cudaFree:3ms`. The functions are cudaMalloc,
+    /// cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, cudaFreeAsync and cuMemUnmap,
+    /// including their driver equivalents. `any` means those that allocate device memory, `all`
+    /// means all of them. The program really waits, and event times include the delay. May be
+    /// repeated. The exit code is 1 if the program never makes such a call.
     #[arg(long, value_name = "CALL:DURATION")]
     latency: Vec<Latency>,
-    /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is repeated, the settings are compared.
+    /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is
+    /// repeated, the settings are compared.
     #[arg(long, value_name = "CONF")]
     alloc_conf: Vec<String>,
-    /// The Python whose torch the program imports, if the command does not show it. Given twice, runs the program with each of the two and compares its
-    /// memory, by line. The exit code is 1 if it differs.
+    /// The Python whose torch the program imports, if the command does not show it. Given twice,
+    /// runs the program with each of the two and compares its memory, by line. The exit code is 1
+    /// if it differs.
     #[arg(long, value_name = "PATH")]
     python: Vec<PathBuf>,
     /// Write a JSON record of each process to this file.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Write a memory snapshot at the end, and explain it if an out-of-memory error ended the program. Further processes write FILE.rankN.pickle.
+    /// Write a memory snapshot at the end, and explain it if an out-of-memory error ended the
+    /// program. Further processes write FILE.rankN.pickle.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
     /// Write the run as a JUnit test case, which fails if the exit code is not 0.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Compare the memory of the program with this file: peaks, retries, driver calls, and the bytes of each call site at the peak. The exit code is 1 if
-    /// they differ. The program then runs a second time, without output, to find out whether it is deterministic.
+    /// Compare the memory of the program with this file: peaks, retries, driver calls, and the
+    /// bytes of each call site at the peak. The exit code is 1 if they differ. The program then
+    /// runs a second time, without output, to find out whether it is deterministic.
     #[arg(long, value_name = "FILE", conflicts_with = "device")]
     baseline: Option<PathBuf>,
     /// Write the baseline instead, if two runs have the same figures.
@@ -167,9 +203,16 @@ impl Exec {
             self.values = values::settled()?;
         }
         let has_many = self.many.are_asked_for(&self.alloc_conf, &self.addresses)?;
-        let of_one_run = [&self.record, &self.snapshot, &self.junit, &self.unmeasured, &self.baseline];
+        let of_one_run = [
+            &self.record,
+            &self.snapshot,
+            &self.junit,
+            &self.unmeasured,
+            &self.baseline,
+        ];
         if has_many && of_one_run.iter().any(|option| option.is_some()) {
-            let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` are for one run, but the other options request many runs";
+            let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` \
+                 are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
         if let Some(warning) = host_memory::warning(self.devices) {
@@ -179,51 +222,108 @@ impl Exec {
             [] => None,
             [python] => Some(python.as_path()),
             [before, after] => return self.compare_environments(has_many, [before, after]),
-            _ => return Err(CliError::input("`--python` is given more than twice", "name two environments to compare").into()),
+            _ => {
+                return Err(CliError::input(
+                    "`--python` is given more than twice",
+                    "name two environments to compare",
+                )
+                .into());
+            }
         };
-        let setup = if self.device.is_some() { Setup::for_real_gpu(&self.command, python) } else { Setup::of(&self.command, python) };
+        let setup = if self.device.is_some() {
+            Setup::for_real_gpu(&self.command, python)
+        } else {
+            Setup::of(&self.command, python)
+        };
         let setup = setup?;
         if self.alloc_conf.is_empty() {
-            torch::settings_without_effect(&setup.torch.version, |name| std::env::var(name).ok()).iter().for_each(terminal::message);
+            torch::settings_without_effect(&setup.torch.version, |name| std::env::var(name).ok())
+                .iter()
+                .for_each(terminal::message);
         }
         let (mut machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
-                if let Some(fault) = self.fail.iter().find(|fault| fault.call.is_some_and(Call::is_of_library)) {
-                    let message = format!("`--fail {fault}` needs a simulated GPU: on a real one, only requests for memory can fail");
-                    return Err(CliError::input(message, "leave out `--device`, or fail a call such as cudaMalloc").into());
+                if let Some(fault) = self
+                    .fail
+                    .iter()
+                    .find(|fault| fault.call.is_some_and(Call::is_of_library))
+                {
+                    let message = format!(
+                        "`--fail {fault}` needs a simulated GPU: on a real one, only requests for \
+                         memory can fail"
+                    );
+                    return Err(CliError::input(
+                        message,
+                        "leave out `--device`, or fail a call such as cudaMalloc",
+                    )
+                    .into());
                 }
                 let device = self.real_device(ordinal)?;
                 let (faults, latencies) = (self.fail.clone(), self.latency.clone());
-                (Machine::Real(ordinal, Limits { device: device.total, memory: self.memory, faults, latencies }), Some(device.name))
+                (
+                    Machine::Real(
+                        ordinal,
+                        Limits {
+                            device: device.total,
+                            memory: self.memory,
+                            faults,
+                            latencies,
+                        },
+                    ),
+                    Some(device.name),
+                )
             }
         };
         if has_many {
-            return self.many.run(self.launch(&machine, &setup), &self.alloc_conf, &self.addresses);
+            return self.many.run(
+                self.launch(&machine, &setup),
+                &self.alloc_conf,
+                &self.addresses,
+            );
         }
         let settings = || self.memory_settings(&setup, &machine);
-        let comparison = self.baseline.as_deref().map(|path| Comparison::new(path, settings(), self.update)).transpose()?;
+        let comparison = self
+            .baseline
+            .as_deref()
+            .map(|path| Comparison::new(path, settings(), self.update))
+            .transpose()?;
         let run = |machine: &Machine, is_silent: bool| {
             let mut prepared = self.launch(machine, &setup).prepare()?;
             if is_silent {
-                prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                prepared
+                    .command
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null());
             }
             self.run_once(prepared, machine)
         };
         let (mut ended, mut record) = run(&machine, false)?;
-        let settings = if let Machine::Simulated(settings) = &mut machine { Some(settings) } else { None };
-        if let Some(settings) = settings.filter(|_| self.values.is_none() && record.obstacle_to_repetition().is_none())
+        let settings = if let Machine::Simulated(settings) = &mut machine {
+            Some(settings)
+        } else {
+            None
+        };
+        if let Some(settings) =
+            settings.filter(|_| self.values.is_none() && record.obstacle_to_repetition().is_none())
             && let Some(end) = record.end_by_values()
         {
             terminal::message(format_args!(
-                "\nThe program ended {end}, after it read values that nothing computed{}: it runs again with `--values cpu`; `--values {}` prevents this.\n",
+                "\nThe program ended {end}, after it read values that nothing computed{}: it runs \
+                 again with `--values cpu`; `--values {}` prevents this.\n",
                 summary::lines_of_reads(&record),
                 settings.values
             ));
             settings.values = Values::Cpu;
             (ended, record) = run(&machine, false)?;
         }
-        let differences = || comparison.map_or_else(|| Ok(Vec::new()), |it| it.check(&record, ended.folder(), || run(&machine, true)));
+        let differences = || {
+            comparison.map_or_else(
+                || Ok(Vec::new()),
+                |it| it.check(&record, ended.folder(), || run(&machine, true)),
+            )
+        };
         self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
     }
 
@@ -235,15 +335,38 @@ impl Exec {
 
     /// The settings that the figures of a run depend on.
     fn memory_settings(&self, setup: &Setup, machine: &Machine) -> Vec<String> {
-        baseline::settings(&setup.torch.version, &machine.to_string(), self.alloc_conf.first().map(String::as_str))
+        baseline::settings(
+            &setup.torch.version,
+            &machine.to_string(),
+            self.alloc_conf.first().map(String::as_str),
+        )
     }
 
     /// Runs the program in two environments and compares its memory.
-    fn compare_environments(&self, has_many: bool, pythons: [&PathBuf; 2]) -> Result<ExitCode, Failures> {
-        let for_one = [&self.record, &self.snapshot, &self.junit, &self.unmeasured, &self.baseline];
-        if has_many || self.device.is_some() || self.many.report().is_some() || for_one.iter().any(|option| option.is_some()) {
-            let message = "two `--python` compare two runs on the simulated GPU, but other options request many runs, a real GPU or files";
-            return Err(CliError::input(message, "leave the other options out, or give one `--python`").into());
+    fn compare_environments(
+        &self,
+        has_many: bool,
+        pythons: [&PathBuf; 2],
+    ) -> Result<ExitCode, Failures> {
+        let for_one = [
+            &self.record,
+            &self.snapshot,
+            &self.junit,
+            &self.unmeasured,
+            &self.baseline,
+        ];
+        if has_many
+            || self.device.is_some()
+            || self.many.report().is_some()
+            || for_one.iter().any(|option| option.is_some())
+        {
+            let message = "two `--python` compare two runs on the simulated GPU, but other options \
+                 request many runs, a real GPU or files";
+            return Err(CliError::input(
+                message,
+                "leave the other options out, or give one `--python`",
+            )
+            .into());
         }
         let prepare = |python: &PathBuf| {
             let setup = Setup::of(&self.command, Some(python))?;
@@ -253,13 +376,29 @@ impl Exec {
         let runs = Failures::all(pythons.into_iter().map(prepare))?;
         let mut done = Vec::new();
         for (command, setup, machine) in &runs {
-            let launch = Launch { command, snapshot: true, ..self.launch(machine, setup) };
+            let launch = Launch {
+                command,
+                snapshot: true,
+                ..self.launch(machine, setup)
+            };
             let (ended, record) = self.run_once(launch.prepare()?, machine)?;
-            terminal::message(format_args!("\n{}\n{}", shown(command), summary::render(&record, machine, None).trim_end()));
+            terminal::message(format_args!(
+                "\n{}\n{}",
+                shown(command),
+                summary::render(&record, machine, None).trim_end()
+            ));
             done.push((ended, record, self.memory_settings(setup, machine)));
         }
-        let least = if baseline::differ(&done)? { Exit::Failed } else { Exit::Passed };
-        Ok(done.iter().map(|(ended, ..)| ended.end.exit_code()).fold(least as u8, u8::max).into())
+        let least = if baseline::differ(&done)? {
+            Exit::Failed
+        } else {
+            Exit::Passed
+        };
+        Ok(done
+            .iter()
+            .map(|(ended, ..)| ended.end.exit_code())
+            .fold(least as u8, u8::max)
+            .into())
     }
 
     fn launch<'a>(&'a self, machine: &'a Machine, setup: &'a Setup) -> Launch<'a> {
@@ -284,7 +423,10 @@ impl Exec {
     ) -> Result<ExitCode, Failures> {
         // Standard output belongs to the program.
         if !self.quiet || record.exit_code != 0 {
-            terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
+            terminal::message(format_args!(
+                "\n{}",
+                summary::render(record, machine, gpu).trim_end()
+            ));
         }
         if let Some(path) = &self.record {
             terminal::save(path, &terminal::json(record)?)?;
@@ -296,31 +438,58 @@ impl Exec {
             terminal::save(path, unmeasured(ended.folder()))?;
         }
         let differences = &differences()?;
-        let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
+        let timelines = &machine
+            .timelines(ended.folder())
+            .map_err(RunnerError::Lost)?;
         let missed = self.not_reached(record, timelines);
         let command = &shown(&self.command);
         let again = &self.again(machine, command);
-        self.report(&Program { command, again, machine, gpu, record, timelines, missed: missed.as_deref(), differences })?;
+        self.report(&Program {
+            command,
+            again,
+            machine,
+            gpu,
+            record,
+            timelines,
+            missed: missed.as_deref(),
+            differences,
+        })?;
         Ok(exit_code(ended, missed.as_deref(), !differences.is_empty()))
     }
 
     /// The first `--fail` or `--latency` option without effect.
     fn not_reached(&self, record: &Record, timelines: &[Timeline]) -> Option<String> {
-        let fault = faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
-        fault.or_else(|| record.latency_not_reached(&self.latency).map(|latency| format!("--latency {latency}")))
+        let fault =
+            faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
+        fault.or_else(|| {
+            record
+                .latency_not_reached(&self.latency)
+                .map(|latency| format!("--latency {latency}"))
+        })
     }
 
     /// Finds the GPU and checks that it has at least the memory of `--memory`.
     fn real_device(&self, ordinal: u32) -> Result<DeviceFound, CliError> {
         let probe = probe::probe()?;
-        let unusable = |error: &dyn std::fmt::Display| CliError::input(error.to_string(), "leave out `--device` to simulate a GPU");
+        let unusable = |error: &dyn std::fmt::Display| {
+            CliError::input(error.to_string(), "leave out `--device` to simulate a GPU")
+        };
         probe.require(ordinal).map_err(|error| unusable(&error))?;
         let devices = probe.driver.map_err(|error| unusable(&error))?.devices;
-        let device = devices.into_iter().find(|device| device.ordinal == ordinal).ok_or_else(|| unusable(&"the GPU is gone"))?;
+        let device = devices
+            .into_iter()
+            .find(|device| device.ordinal == ordinal)
+            .ok_or_else(|| unusable(&"the GPU is gone"))?;
         match self.memory.filter(|memory| *memory > device.total) {
             Some(memory) => {
-                let message = format!("cuda:{ordinal} ({}) has {}, which is less than `--memory {memory}`", device.name, device.total);
-                Err(CliError::input(message, "give less `--memory`, or leave out `--device` to simulate a GPU"))
+                let message = format!(
+                    "cuda:{ordinal} ({}) has {}, which is less than `--memory {memory}`",
+                    device.name, device.total
+                );
+                Err(CliError::input(
+                    message,
+                    "give less `--memory`, or leave out `--device` to simulate a GPU",
+                ))
             }
             None => Ok(device),
         }
@@ -332,14 +501,24 @@ impl Exec {
         let overhead = self.context_overhead.of_context();
         if overhead >= memory {
             let message = format!("a context overhead of {overhead} uses all of {memory}");
-            return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
+            return Err(CliError::input(
+                message,
+                "give more `--memory` or less `--context-overhead`",
+            ));
         }
         let default = setup.settings(gpu, memory);
         Ok(self.context_overhead.applied_to(Settings {
             devices: self.devices,
             events: self.events,
-            addresses: self.addresses.first().copied().unwrap_or(AddressOrder::Linux),
-            cudnn_workspace: self.cudnn_workspace.clone().unwrap_or(default.cudnn_workspace),
+            addresses: self
+                .addresses
+                .first()
+                .copied()
+                .unwrap_or(AddressOrder::Linux),
+            cudnn_workspace: self
+                .cudnn_workspace
+                .clone()
+                .unwrap_or(default.cudnn_workspace),
             nccl_memory: self.nccl_memory.clone().map(Box::new),
             values: self.values.unwrap_or(default.values),
             faults: self.fail.clone(),
@@ -352,17 +531,30 @@ impl Exec {
         if let Some(path) = &self.junit {
             terminal::save(path, program::junit(run))?;
         }
-        let Some(path) = self.many.report() else { return Ok(()) };
-        write_report(&path, program::picture(run).as_deref(), |picture| program::markdown(run, picture))
+        let Some(path) = self.many.report() else {
+            return Ok(());
+        };
+        write_report(&path, program::picture(run).as_deref(), |picture| {
+            program::markdown(run, picture)
+        })
     }
 
     /// The command that repeats this run.
     fn again(&self, machine: &Machine, command: &str) -> String {
         let on = match machine {
             Machine::Simulated(settings) => {
-                let Settings { memory, devices, events, addresses, cudnn_workspace, values, .. } = settings;
+                let Settings {
+                    memory,
+                    devices,
+                    events,
+                    addresses,
+                    cudnn_workspace,
+                    values,
+                    ..
+                } = settings;
                 format!(
-                    "--gpu {} --memory {}B --devices {devices} --context-overhead {} --events {events} --addresses {addresses} \
+                    "--gpu {} --memory {}B --devices {devices} --context-overhead {} --events \
+                     {events} --addresses {addresses} \
                      --cudnn-workspace {cudnn_workspace} --values {values}",
                     shell::quoted(&self.gpu),
                     memory.0,
@@ -374,35 +566,73 @@ impl Exec {
                     .collect::<String>()
             }
             Machine::Real(ordinal, limits) => {
-                let memory = limits.memory.map(|memory| format!(" --memory {}B", memory.0));
+                let memory = limits
+                    .memory
+                    .map(|memory| format!(" --memory {}B", memory.0));
                 format!("--device cuda:{ordinal}{}", memory.unwrap_or_default())
             }
         };
-        let conf = self.alloc_conf.iter().map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)));
+        let conf = self
+            .alloc_conf
+            .iter()
+            .map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)));
         let faults = self.fail.iter().map(|fault| format!(" --fail {fault}"));
-        let latencies = self.latency.iter().map(|latency| format!(" --latency {latency}"));
+        let latencies = self
+            .latency
+            .iter()
+            .map(|latency| format!(" --latency {latency}"));
         let rest: String = conf.chain(faults).chain(latencies).collect();
         format!("{} exec {on}{rest} -- {command}", program_name())
     }
 
-    fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes) -> Result<(), CliError> {
-        let snapshots = record.snapshots(ended.folder()).map_err(RunnerError::Lost)?;
+    fn keep_snapshots(
+        &self,
+        path: &Path,
+        ended: &Ended,
+        record: &Record,
+        memory: Bytes,
+    ) -> Result<(), CliError> {
+        let snapshots = record
+            .snapshots(ended.folder())
+            .map_err(RunnerError::Lost)?;
         for process in record.without_snapshot(&snapshots) {
-            terminal::message(format_args!("no snapshot of process {process}: it used the GPU and ended before it could write one"));
+            terminal::message(format_args!(
+                "no snapshot of process {process}: it used the GPU and ended before it could write \
+                 one"
+            ));
         }
         for (index, snapshot) in snapshots.iter().enumerate() {
-            let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
-            let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
-            terminal::save(&file, std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?)?;
-            let moment =
-                if snapshot.is_of_error { " at an out-of-memory error, the last one that it wrote before it was killed" } else { "" };
-            terminal::message(format_args!("snapshot of process {}{moment}: {}", snapshot.pid, file.display()));
+            let rank = snapshot.rank.as_ref().map_or_else(
+                || format!("process{}", snapshot.pid),
+                |rank| format!("rank{rank}"),
+            );
+            let file = if index == 0 {
+                path.to_owned()
+            } else {
+                path.with_extension(format!("{rank}.pickle"))
+            };
+            terminal::save(
+                &file,
+                std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?,
+            )?;
+            let moment = if snapshot.is_of_error {
+                " at an out-of-memory error, the last one that it wrote before it was killed"
+            } else {
+                ""
+            };
+            terminal::message(format_args!(
+                "snapshot of process {}{moment}: {}",
+                snapshot.pid,
+                file.display()
+            ));
         }
         match snapshots.first() {
             Some(first) if first.ended_out_of_memory || first.is_of_error => explain(path, memory)?,
             Some(_) => {}
             None if record.without_snapshot(&snapshots).next().is_none() => {
-                terminal::message("no snapshot: no process with torch was using the GPU at its end");
+                terminal::message(
+                    "no snapshot: no process with torch was using the GPU at its end",
+                );
             }
             None => {}
         }
@@ -410,39 +640,60 @@ impl Exec {
     }
 }
 
-/// The table of convolutions with estimated workspaces, without duplicates. A run without any has no file.
+/// The table of convolutions with estimated workspaces, without duplicates. A run without any has
+/// no file.
 fn unmeasured(run: &Path) -> String {
     let rows = std::fs::read_to_string(run.join(UNMEASURED)).unwrap_or_default();
     let rows: BTreeSet<&str> = rows.split_inclusive('\n').collect();
     std::iter::once(HEADER).chain(rows).collect()
 }
 
-/// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.
-pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Option<&str>) -> String) -> Result<(), CliError> {
+/// Writes a report and its picture, and prints the report's path. `page` receives the picture's
+/// file name.
+pub(crate) fn write_report(
+    path: &Path,
+    svg: Option<&str>,
+    page: impl FnOnce(Option<&str>) -> String,
+) -> Result<(), CliError> {
     let picture = svg.map_or(Ok(None), |svg| terminal::save_picture(path, svg))?;
     terminal::save(path, page(picture.as_deref()))?;
     terminal::message(format_args!("report: {}", path.display()));
     Ok(())
 }
 
-/// The program's exit code, or 1 if the program ended with 0 but an option had no effect or the run differs from its baseline.
+/// The program's exit code, or 1 if the program ended with 0 but an option had no effect or the run
+/// differs from its baseline.
 fn exit_code(ended: &Ended, not_reached: Option<&str>, differs: bool) -> ExitCode {
     if let Some(option) = not_reached {
-        terminal::message(format_args!("`{option}` had no effect: the program did not make such a call"));
+        terminal::message(format_args!(
+            "`{option}` had no effect: the program did not make such a call"
+        ));
     }
-    let least = if differs || not_reached.is_some() { Exit::Failed } else { Exit::Passed };
+    let least = if differs || not_reached.is_some() {
+        Exit::Failed
+    } else {
+        Exit::Passed
+    };
     ended.end.exit_code().max(least as u8).into()
 }
 
 /// Prints the explanation of `harness explain`.
 fn explain(path: &Path, memory: Bytes) -> Result<(), CliError> {
     let snapshot = snapshots::read(path)?;
-    let options = Options { memory: Some(memory), ..Options::default() };
+    let options = Options {
+        memory: Some(memory),
+        ..Options::default()
+    };
     for device in snapshot.devices() {
         let name = path.display().to_string();
         match causes::explain(&snapshot, device, options) {
             Ok(explanation) if explanation.request.is_some() => {
-                let text = text::render(&name, &explanation, terminal::style_of_messages(), terminal::width_of_messages());
+                let text = text::render(
+                    &name,
+                    &explanation,
+                    terminal::style_of_messages(),
+                    terminal::width_of_messages(),
+                );
                 terminal::message(format_args!("\n{}", text.trim_end()));
             }
             Ok(_) => {}

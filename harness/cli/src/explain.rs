@@ -34,22 +34,26 @@ torch.cuda.memory._dump_snapshot(FILE) writes a snapshot. This code writes one w
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Explain {
-    /// Memory snapshots of PyTorch, plain or compressed with gzip. Of a folder, the *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files are read, without
-    /// subfolders. Allocation traces and RMM logs need `--memory`.
+    /// Memory snapshots of PyTorch, plain or compressed with gzip. Of a folder, the *.pickle, *.pkl, *.pickle.gz
+    /// and *.pkl.gz files are read, without subfolders. Allocation traces and RMM logs need
+    /// `--memory`.
     #[arg(value_name = "SNAPSHOT", required = true)]
     paths: Vec<PathBuf>,
-    /// The device's memory, as in `80GiB` [default: the reserved memory plus the free memory at a refused request].
+    /// The device's memory, as in `80GiB` [default: the reserved memory plus the free memory at a
+    /// refused request].
     #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
-    /// Explain only the device with this index [default: all devices, with details of the one that ran out of memory, else of the one with the most
-    /// reserved memory].
+    /// Explain only the device with this index [default: all devices, with details of the one that
+    /// ran out of memory, else of the one with the most reserved memory].
     #[arg(long, value_name = "N")]
     device: Option<u32>,
-    /// The version of PyTorch that wrote the snapshots [default: the newest one that agrees with each].
+    /// The version of PyTorch that wrote the snapshots [default: the newest one that agrees with
+    /// each].
     #[arg(long, value_name = "VERSION", value_parser = device::torch_version)]
     torch: Option<TorchVersion>,
-    /// The moment: `oom` (the last refused request), `peak` (of allocated memory), `end`, or the index of an event, from 0 [default: the out-of-memory
-    /// error if no allocation follows it, else the end].
+    /// The moment: `oom` (the last refused request), `peak` (of allocated memory), `end`, or the
+    /// index of an event, from 0 [default: the out-of-memory error if no allocation follows it,
+    /// else the end].
     #[arg(long, value_name = "MOMENT", value_parser = moment)]
     at: Option<At>,
     #[command(flatten)]
@@ -57,7 +61,8 @@ pub(super) struct Explain {
     /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
-    /// Write to this file instead of standard output. The picture of a markdown document goes into the same folder.
+    /// Write to this file instead of standard output. The picture of a markdown document goes into
+    /// the same folder.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -79,7 +84,10 @@ fn moment(text: &str) -> Result<At, String> {
         "oom" => Ok(At::Oom),
         "peak" => Ok(At::Peak),
         "end" => Ok(At::End),
-        number => number.parse().map(At::Event).map_err(|_| "a moment is `oom`, `peak`, `end`, or the index of an event".to_owned()),
+        number => number
+            .parse()
+            .map(At::Event)
+            .map_err(|_| "a moment is `oom`, `peak`, `end`, or the index of an event".to_owned()),
     }
 }
 
@@ -98,18 +106,41 @@ impl Explain {
         let explained: Vec<Explained> = explained.into_iter().flatten().collect();
         let reserved = |one: &&Explained| one.explanation.accounts.reserved;
         let most = || explained.iter().rev().max_by_key(reserved);
-        let Some(first) = explained.iter().find(|one| one.explanation.request.is_some()).or_else(most) else {
+        let Some(first) = explained
+            .iter()
+            .find(|one| one.explanation.request.is_some())
+            .or_else(most)
+        else {
             return Err(Failures(failures));
         };
         self.write(&explained, first)?;
         // Unreadable files do not prevent the explanation of the others.
-        if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+        if failures.is_empty() {
+            Ok(Exit::Passed)
+        } else {
+            Err(Failures(failures))
+        }
     }
 
     /// Writes one page about all these snapshots.
-    pub(super) fn page(paths: Vec<PathBuf>, memory: Option<Bytes>, out: PathBuf) -> Result<(), Failures> {
+    pub(super) fn page(
+        paths: Vec<PathBuf>,
+        memory: Option<Bytes>,
+        out: PathBuf,
+    ) -> Result<(), Failures> {
         let (categories, format) = (CategoryOptions::default(), Format::Html);
-        Self { paths, memory, device: None, torch: None, at: None, categories, format, out: Some(out) }.run().map(drop)
+        Self {
+            paths,
+            memory,
+            device: None,
+            torch: None,
+            at: None,
+            categories,
+            format,
+            out: Some(out),
+        }
+        .run()
+        .map(drop)
     }
 
     /// Reads a snapshot, or records one from the replay of a trace or an RMM log.
@@ -117,27 +148,56 @@ impl Explain {
         match jobs::requests(path, self.memory) {
             Some(requests) => {
                 let (requests, memory) = requests?;
-                requests.record(memory).map_err(|error| jobs::of_job(path, &error))
+                requests
+                    .record(memory)
+                    .map_err(|error| jobs::of_job(path, &error))
             }
-            None => Ok(Snapshot { given_torch: self.torch, ..snapshots::read(path)? }),
+            None => Ok(Snapshot {
+                given_torch: self.torch,
+                ..snapshots::read(path)?
+            }),
         }
     }
 
-    fn explain(&self, path: &Path, snapshot: &Snapshot, rules: &[Rule]) -> Result<Vec<Explained>, CliError> {
-        let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
+    fn explain(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+        rules: &[Rule],
+    ) -> Result<Vec<Explained>, CliError> {
+        let options = Options {
+            memory: self.memory,
+            at: self.at.unwrap_or_default(),
+        };
         let devices = jobs::devices(path, snapshot)?;
-        self.device.map_or(Ok(()), |device| jobs::check_device(path, "device", device, &devices))?;
+        self.device.map_or(Ok(()), |device| {
+            jobs::check_device(path, "device", device, &devices)
+        })?;
         let name = |device: u32| {
             let file = path.display().to_string();
-            if devices.len() > 1 { format!("{file} (device {device})") } else { file }
+            if devices.len() > 1 {
+                format!("{file} (device {device})")
+            } else {
+                file
+            }
         };
         let explain = |&device: &u32| {
-            let explanation = causes::explain_by(snapshot, device, options, rules).map_err(|error| invalid(path, &error))?;
+            let explanation = causes::explain_by(snapshot, device, options, rules)
+                .map_err(|error| invalid(path, &error))?;
             let name = name(device);
-            let shown = (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation));
-            Ok(Explained { name, explanation, shown })
+            let shown =
+                (self.format == Format::Html).then(|| RankData::new(&name, snapshot, &explanation));
+            Ok(Explained {
+                name,
+                explanation,
+                shown,
+            })
         };
-        devices.iter().filter(|&&device| self.device.is_none_or(|given| given == device)).map(explain).collect()
+        devices
+            .iter()
+            .filter(|&&device| self.device.is_none_or(|given| given == device))
+            .map(explain)
+            .collect()
     }
 
     fn write(&self, explained: &[Explained], first: &Explained) -> Result<(), CliError> {
@@ -146,7 +206,13 @@ impl Explain {
             None => (terminal::style(), terminal::width_of_output()),
         };
         let named = (first.name.as_str(), &first.explanation);
-        let ranks: Vec<Rank<'_>> = explained.iter().map(|one| Rank { name: &one.name, explanation: &one.explanation }).collect();
+        let ranks: Vec<Rank<'_>> = explained
+            .iter()
+            .map(|one| Rank {
+                name: &one.name,
+                explanation: &one.explanation,
+            })
+            .collect();
         let overview = (ranks.len() > 1).then(|| ranks::overview(&ranks));
         let document = match self.format {
             Format::Text => match &overview {
@@ -154,9 +220,14 @@ impl Explain {
                 None => text::render(named.0, named.1, style, width),
             },
             Format::Json => {
-                let documents = ranks.iter().map(|rank| json::Document::new(rank.name, rank.explanation));
+                let documents = ranks
+                    .iter()
+                    .map(|rank| json::Document::new(rank.name, rank.explanation));
                 match &overview {
-                    Some(overview) => terminal::json(&json::Documents { overview, snapshots: documents.collect() })?,
+                    Some(overview) => terminal::json(&json::Documents {
+                        overview,
+                        snapshots: documents.collect(),
+                    })?,
                     None => terminal::json(&json::Document::new(named.0, named.1))?,
                 }
             }
@@ -166,9 +237,24 @@ impl Explain {
                 markdown::render(overview.as_ref(), named, link.as_deref())
             }
             Format::Html => {
-                let title = if ranks.len() > 1 { format!("{} snapshots", ranks.len()) } else { first.name.clone() };
-                let differences = overview.iter().flat_map(|overview| &overview.differences).map(Difference::sentence).collect();
-                html::page(&PageData::new(title, differences, explained.iter().filter_map(|one| one.shown.clone()).collect()))
+                let title = if ranks.len() > 1 {
+                    format!("{} snapshots", ranks.len())
+                } else {
+                    first.name.clone()
+                };
+                let differences = overview
+                    .iter()
+                    .flat_map(|overview| &overview.differences)
+                    .map(Difference::sentence)
+                    .collect();
+                html::page(&PageData::new(
+                    title,
+                    differences,
+                    explained
+                        .iter()
+                        .filter_map(|one| one.shown.clone())
+                        .collect(),
+                ))
             }
         };
         match &self.out {
@@ -180,5 +266,8 @@ impl Explain {
 }
 
 fn invalid(path: &Path, error: &ExplainError) -> CliError {
-    CliError::input(format!("{}: {error}", path.display()), "see `harness explain --help` for `--at` and `--memory`")
+    CliError::input(
+        format!("{}: {error}", path.display()),
+        "see `harness explain --help` for `--at` and `--memory`",
+    )
 }

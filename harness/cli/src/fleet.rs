@@ -1,4 +1,5 @@
-//! `harness fleet`: the snapshots of many jobs as one table. Each core analyses one snapshot at a time and appends its row to a file.
+//! `harness fleet`: the snapshots of many jobs as one table. Each core analyses one snapshot at a
+//! time and appends its row to a file.
 
 mod cloud;
 mod rows;
@@ -32,12 +33,14 @@ const EXAMPLES: &str = "Examples:
 The folder of `--out` contains rows.jsonl (one line per snapshot, written as soon as it is analysed), fleet.parquet and fleet.html. Unchanged files are not
 analysed again. `merge` refuses a set of shards from which a row is missing.";
 
-/// Explain the out-of-memory errors of many jobs: causes, lines of code, and changes that a replay confirms, as one table.
+/// Explain the out-of-memory errors of many jobs: causes, lines of code, and changes that a replay
+/// confirms, as one table.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Fleet {
-    /// Memory snapshots, and folders with *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files, which are searched with their subfolders.
-    /// A folder may be a URL: s3://, gs:// or az://, with credentials and endpoint in the usual variables of the environment.
+    /// Memory snapshots, and folders with *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files, which
+    /// are searched with their subfolders. A folder may be a URL: s3://, gs:// or az://, with
+    /// credentials and endpoint in the usual variables of the environment.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -57,7 +60,8 @@ struct Output {
     /// The folder for the rows, which the next run reads, and for the results.
     #[arg(long, value_name = "FOLDER", default_value = "fleet")]
     out: PathBuf,
-    /// Also write the explanation of each job, as the page of `harness explain` for all its snapshots, and link it. The snapshots must be local files.
+    /// Also write the explanation of each job, as the page of `harness explain` for all its
+    /// snapshots, and link it. The snapshots must be local files.
     #[arg(long)]
     pages: bool,
     /// The format on standard output.
@@ -87,16 +91,34 @@ impl Fleet {
         }
         let Sources { all, clouds } = Sources::find(&self.paths)?;
         let found = all.len();
-        let sources: Vec<Source> = all.into_iter().filter(|source| self.shard.is_none_or(|shard| shard.has(&source.name))).collect();
-        let made_with = format!("{} {}", built::version(), self.memory.map(|memory| memory.to_string()).unwrap_or_default());
+        let sources: Vec<Source> = all
+            .into_iter()
+            .filter(|source| self.shard.is_none_or(|shard| shard.has(&source.name)))
+            .collect();
+        let made_with = format!(
+            "{} {}",
+            built::version(),
+            self.memory
+                .map(|memory| memory.to_string())
+                .unwrap_or_default()
+        );
         let known = Known::new(rows::usable(&self.output.out)?, &made_with);
         fs::create_dir_all(&self.output.out).map_err(CliError::unwritten(&self.output.out))?;
         let journal = Journal::open(&self.output.out)?;
-        let bar = terminal::progress(true, "{wide_bar} {pos}/{len} snapshots", Some(sources.len() as u64));
+        let bar = terminal::progress(
+            true,
+            "{wide_bar} {pos}/{len} snapshots",
+            Some(sources.len() as u64),
+        );
         let interrupted = interrupt::watch_with(&bar, "snapshots")?;
         let analyse = |source: &Source| {
-            let Some(row) = self.row(source, &clouds, &known, &interrupted) else { return Ok(None) };
-            let row = Row { made_with: made_with.clone(), ..row };
+            let Some(row) = self.row(source, &clouds, &known, &interrupted) else {
+                return Ok(None);
+            };
+            let row = Row {
+                made_with: made_with.clone(),
+                ..row
+            };
             if known.unchanged(source).is_none() {
                 journal.add(&row)?;
             }
@@ -115,43 +137,84 @@ impl Fleet {
             return Ok(Exit::Interrupted);
         }
         let rows = rows.into_iter().flatten().collect();
-        let paths = self.paths.iter().map(|path| sources::name_of(path)).collect();
-        let table = Table { shard: self.shard, paths, memory: self.memory, made_with, found, rows };
-        let places = sources.iter().map(|source| (source.name.as_str(), source.path.as_path())).collect();
+        let paths = self
+            .paths
+            .iter()
+            .map(|path| sources::name_of(path))
+            .collect();
+        let table = Table {
+            shard: self.shard,
+            paths,
+            memory: self.memory,
+            made_with,
+            found,
+            rows,
+        };
+        let places = sources
+            .iter()
+            .map(|source| (source.name.as_str(), source.path.as_path()))
+            .collect();
         self.output.write(&table, &places, &interrupted)
     }
 
     /// Returns `None` after Ctrl-C.
-    fn row(&self, source: &Source, clouds: &[Cloud], known: &Known, interrupted: &AtomicBool) -> Option<Row> {
+    fn row(
+        &self,
+        source: &Source,
+        clouds: &[Cloud],
+        known: &Known,
+        interrupted: &AtomicBool,
+    ) -> Option<Row> {
         if interrupted.load(Ordering::Relaxed) {
             return None;
         }
         if let Some(row) = known.unchanged(source) {
             return Some(row.clone());
         }
-        let row = source.row(clouds, self.memory, |hash| known.by_hash.get(hash).cloned(), interrupted);
+        let row = source.row(
+            clouds,
+            self.memory,
+            |hash| known.by_hash.get(hash).cloned(),
+            interrupted,
+        );
         // Ctrl-C ends the reading of a file, so its row is none.
-        (!interrupted.load(Ordering::Relaxed) || row.analysis.outcome != Outcome::Unreadable).then_some(row)
+        (!interrupted.load(Ordering::Relaxed) || row.analysis.outcome != Outcome::Unreadable)
+            .then_some(row)
     }
 }
 
 impl Merge {
     fn run(self) -> Result<Exit, Failures> {
         let table = rows::merged(&self.folders, &self.output.out)?;
-        let places = table.rows.iter().map(|row| (row.file.as_str(), Path::new(&row.file))).collect();
+        let places = table
+            .rows
+            .iter()
+            .map(|row| (row.file.as_str(), Path::new(&row.file)))
+            .collect();
         self.output.write(&table, &places, &AtomicBool::new(false))
     }
 }
 
 impl Output {
     /// `places`: the path of each row's file.
-    fn write(&self, table: &Table, places: &HashMap<&str, &Path>, interrupted: &AtomicBool) -> Result<Exit, Failures> {
+    fn write(
+        &self,
+        table: &Table,
+        places: &HashMap<&str, &Path>,
+        interrupted: &AtomicBool,
+    ) -> Result<Exit, Failures> {
         let Table { rows, memory, .. } = table;
         let summary = Summary::of(rows);
         terminal::save(&rows::path(&self.out), table.document()?)?;
-        let links = if self.pages { self.explain(rows, *memory, places, interrupted) } else { BTreeMap::new() };
+        let links = if self.pages {
+            self.explain(rows, *memory, places, interrupted)
+        } else {
+            BTreeMap::new()
+        };
         if interrupted.load(Ordering::Relaxed) {
-            terminal::message("all snapshots are analysed and kept; the same command writes the pages");
+            terminal::message(
+                "all snapshots are analysed and kept; the same command writes the pages",
+            );
             return Ok(Exit::Interrupted);
         }
         let page = self.out.join("fleet.html");
@@ -162,27 +225,38 @@ impl Output {
         if self.format == Format::Json {
             terminal::message(&place);
         }
-        self.format.print(&summary, || format!("{}\n{place}\n", render(&summary, style, width)))?;
+        self.format.print(&summary, || {
+            format!("{}\n{place}\n", render(&summary, style, width))
+        })?;
         Ok(Exit::Passed)
     }
 
     #[cfg(feature = "parquet")]
     fn write_columns(&self, rows: &[Row]) -> Result<(), CliError> {
         let columns = harness_report::fleet::parquet::file(rows);
-        let columns = columns.map_err(|error| CliError::internal(error.to_string(), "report this with rows.jsonl"))?;
+        let columns = columns.map_err(|error| {
+            CliError::internal(error.to_string(), "report this with rows.jsonl")
+        })?;
         terminal::save(&self.out.join("fleet.parquet"), columns)
     }
 
     #[cfg(not(feature = "parquet"))]
     fn write_columns(&self, _: &[Row]) -> Result<(), CliError> {
         let is_old = self.out.join("fleet.parquet").exists();
-        let state = if is_old { "is from an earlier run" } else { "is not written" };
+        let state = if is_old {
+            "is from an earlier run"
+        } else {
+            "is not written"
+        };
         let help = super::error::with_feature("parquet");
-        terminal::message(format_args!("fleet.parquet {state}: this harness is built without Parquet; {help}"));
+        terminal::message(format_args!(
+            "fleet.parquet {state}: this harness is built without Parquet; {help}"
+        ));
         Ok(())
     }
 
-    /// Writes the page of each job with a readable snapshot, until Ctrl-C. Returns the link of each page by its job.
+    /// Writes the page of each job with a readable snapshot, until Ctrl-C. Returns the link of each
+    /// page by its job.
     fn explain(
         &self,
         rows: &[Row],
@@ -191,26 +265,48 @@ impl Output {
         interrupted: &AtomicBool,
     ) -> BTreeMap<String, String> {
         let mut jobs: BTreeMap<&str, Vec<PathBuf>> = BTreeMap::new();
-        for row in rows.iter().filter(|row| row.analysis.outcome != Outcome::Unreadable) {
-            jobs.entry(&row.job).or_default().extend(places.get(row.file.as_str()).map(|path| path.to_path_buf()));
+        for row in rows
+            .iter()
+            .filter(|row| row.analysis.outcome != Outcome::Unreadable)
+        {
+            jobs.entry(&row.job)
+                .or_default()
+                .extend(places.get(row.file.as_str()).map(|path| path.to_path_buf()));
         }
         let jobs: Vec<(&str, Vec<PathBuf>)> = jobs.into_iter().collect();
-        let bar = terminal::progress(true, "{wide_bar} {pos}/{len} pages", Some(jobs.len() as u64));
+        let bar = terminal::progress(
+            true,
+            "{wide_bar} {pos}/{len} pages",
+            Some(jobs.len() as u64),
+        );
         let write = |(job, paths): &(&str, Vec<PathBuf>)| {
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(Ok(None));
             }
             // The hash keeps jobs apart whose names differ in other characters only.
-            let link = format!("pages/{}-{:08x}.html", slug(job), fnv1a(job.as_bytes()) & 0xffff_ffff);
-            let written = on_one_core(|| Explain::page(paths.clone(), memory, self.out.join(&link)));
+            let link = format!(
+                "pages/{}-{:08x}.html",
+                slug(job),
+                fnv1a(job.as_bytes()) & 0xffff_ffff
+            );
+            let written =
+                on_one_core(|| Explain::page(paths.clone(), memory, self.out.join(&link)));
             bar.inc(1);
             Ok::<_, std::convert::Infallible>(written.map(|()| Some(((*job).to_owned(), link))))
         };
         let Ok(written) = in_parallel(&jobs, write);
         bar.finish_and_clear();
         let without = written.iter().filter(|written| written.is_err()).count();
-        if let Some(first) = written.iter().filter_map(|written| written.as_ref().err()?.0.first()).next() {
-            terminal::message(format_args!("{} of {} without a page: {first}", count(without, "job"), jobs.len()));
+        if let Some(first) = written
+            .iter()
+            .filter_map(|written| written.as_ref().err()?.0.first())
+            .next()
+        {
+            terminal::message(format_args!(
+                "{} of {} without a page: {first}",
+                count(without, "job"),
+                jobs.len()
+            ));
         }
         written.into_iter().flatten().flatten().collect()
     }
@@ -225,11 +321,23 @@ struct Known {
 impl Known {
     fn new(mut rows: Vec<Row>, made_with: &str) -> Self {
         rows.retain(|row| row.made_with == made_with);
-        let by_hash = rows.iter().filter(|row| !row.hash.is_empty()).map(|row| (row.hash.clone(), row.analysis.clone())).collect();
-        Self { by_file: rows.into_iter().map(|row| (row.file.clone(), row)).collect(), by_hash }
+        let by_hash = rows
+            .iter()
+            .filter(|row| !row.hash.is_empty())
+            .map(|row| (row.hash.clone(), row.analysis.clone()))
+            .collect();
+        Self {
+            by_file: rows
+                .into_iter()
+                .map(|row| (row.file.clone(), row))
+                .collect(),
+            by_hash,
+        }
     }
 
     fn unchanged(&self, source: &Source) -> Option<&Row> {
-        self.by_file.get(&source.name).filter(|row| row.stamp == source.stamp && !row.stamp.is_empty())
+        self.by_file
+            .get(&source.name)
+            .filter(|row| row.stamp == source.stamp && !row.stamp.is_empty())
     }
 }

@@ -32,7 +32,8 @@ pub(super) struct Import {
     /// A memory snapshot of PyTorch, plain or compressed with gzip.
     #[arg(value_name = "SNAPSHOT")]
     snapshot: PathBuf,
-    /// The device's memory [default: the memory in the recording, else the memory that the program reserves].
+    /// The device's memory [default: the memory in the recording, else the memory that the program
+    /// reserves].
     #[arg(long, value_name = "SIZE", value_parser = arguments::memory)]
     memory: Option<Bytes>,
     #[command(flatten)]
@@ -45,16 +46,28 @@ pub(super) struct Import {
 impl Import {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         if self.out.extension().is_none_or(|ending| ending != "yaml") {
-            let message = format!("{}: the name of a scenario file must end in .yaml", self.out.display());
-            return Err(CliError::input(message, "name it as in `--out scenarios/our_training.yaml`").into());
+            let message = format!(
+                "{}: the name of a scenario file must end in .yaml",
+                self.out.display()
+            );
+            return Err(CliError::input(
+                message,
+                "name it as in `--out scenarios/our_training.yaml`",
+            )
+            .into());
         }
-        Program::read(&self.snapshot, self.memory, &self.recording)?.write(&self.out, &self.snapshot)?;
+        Program::read(&self.snapshot, self.memory, &self.recording)?
+            .write(&self.out, &self.snapshot)?;
         Ok(Exit::Passed)
     }
 }
 
 fn ending(record: &RunRecord) -> &'static str {
-    if figure(record, "ooms") == 0 { "fits" } else { "oom" }
+    if figure(record, "ooms") == 0 {
+        "fits"
+    } else {
+        "oom"
+    }
 }
 
 fn expectations(record: &RunRecord) -> String {
@@ -67,7 +80,12 @@ fn expectations(record: &RunRecord) -> String {
 }
 
 fn figure(record: &RunRecord, report: &str) -> u64 {
-    record.steps.iter().find_map(|step| step.reports.get(report)).copied().unwrap_or_default()
+    record
+        .steps
+        .iter()
+        .find_map(|step| step.reports.get(report))
+        .copied()
+        .unwrap_or_default()
 }
 
 /// The trace of a program, with its settings and its memory.
@@ -79,37 +97,72 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    fn read(path: &Path, memory: Option<Bytes>, recording: &RecordingOptions) -> Result<Self, CliError> {
-        let Recovered { about_device, snapshot, job, .. } = jobs::read(path, memory, recording)?;
+    fn read(
+        path: &Path,
+        memory: Option<Bytes>,
+        recording: &RecordingOptions,
+    ) -> Result<Self, CliError> {
+        let Recovered {
+            about_device,
+            snapshot,
+            job,
+            ..
+        } = jobs::read(path, memory, recording)?;
         about_device.iter().for_each(terminal::message);
         let memory = match memory.or(job.memory) {
             Some(memory) => memory,
             None => reserved(path, &job)?,
         };
-        let mut about = format!("The allocations and frees of a PyTorch program, as recorded in {}.", file_name(path));
-        about.extend(about_device.is_some().then(|| format!(" Of several devices, it contains device {}.", job.device)));
+        let mut about = format!(
+            "The allocations and frees of a PyTorch program, as recorded in {}.",
+            file_name(path)
+        );
+        about.extend(
+            about_device
+                .is_some()
+                .then(|| format!(" Of several devices, it contains device {}.", job.device)),
+        );
         about.extend(job.notes.iter().map(|note| format!("\n\nNote: {note}.")));
         Ok(Self::of_job(about, &job, &snapshot, memory))
     }
 
     /// Uses a program that a command has changed.
-    pub(crate) fn of_job(about: String, job: &RecordedProgram, snapshot: &Snapshot, memory: Bytes) -> Self {
+    pub(crate) fn of_job(
+        about: String,
+        job: &RecordedProgram,
+        snapshot: &Snapshot,
+        memory: Bytes,
+    ) -> Self {
         let trace = plain(job, PendingFrees::Late).text(job, snapshot);
-        Self { about, config: job.config.clone(), memory, trace }
+        Self {
+            about,
+            config: job.config.clone(),
+            memory,
+            trace,
+        }
     }
 
     fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
         let (_, trace, memory) = jobs::trace(path, memory)?;
-        Ok(Self { about: format!("The allocation trace {}.", file_name(path)), config: Config::default(), memory, trace })
+        Ok(Self {
+            about: format!("The allocation trace {}.", file_name(path)),
+            config: Config::default(),
+            memory,
+            trace,
+        })
     }
 
-    /// Replays the trace on the simulated device, then writes the trace and a scenario that expects the same results.
+    /// Replays the trace on the simulated device, then writes the trace and a scenario that expects
+    /// the same results.
     pub(crate) fn write(&self, out: &Path, snapshot: &Path) -> Result<(), CliError> {
         let trace_file = out.with_extension("trace.gz");
         let name = file_name(&trace_file);
         let records = simulated::run(&self.scenario(&name, "any", ""), Some((&name, &self.trace)))?;
         let failed = || {
-            let message = format!("{}: the replay of the program violates an invariant", snapshot.display());
+            let message = format!(
+                "{}: the replay of the program violates an invariant",
+                snapshot.display()
+            );
             CliError::internal(message, "report this with the snapshot")
         };
         let record = records.first().ok_or_else(failed)?;
@@ -120,20 +173,40 @@ impl Program {
         let packed = packed::pack(&self.trace);
         terminal::save(&trace_file, &packed)?;
         terminal::save(out, &text)?;
-        let end = if ending(record) == "fits" { "every request succeeds" } else { "the program runs out of memory" };
-        terminal::message(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
+        let end = if ending(record) == "fits" {
+            "every request succeeds"
+        } else {
+            "the program runs out of memory"
+        };
+        terminal::message(format_args!(
+            "{} and {} ({} bytes): {end}",
+            out.display(),
+            trace_file.display(),
+            packed.len()
+        ));
         Ok(())
     }
 
     fn scenario(&self, trace: &str, ending: &str, expectations: &str) -> String {
-        let about: String = self.about.lines().map(|line| format!("{}\n", format!("  {line}").trim_end())).collect();
+        let about: String = self
+            .about
+            .lines()
+            .map(|line| format!("{}\n", format!("  {line}").trim_end()))
+            .collect();
         let Config { torch, .. } = self.config;
         let torch = (torch != TorchVersion::default()).then(|| format!("torch: \"{torch}\""));
-        let conf = Some(self.config.to_string()).filter(|conf| !conf.is_empty()).map(|conf| format!("conf: \"{conf}\""));
+        let conf = Some(self.config.to_string())
+            .filter(|conf| !conf.is_empty())
+            .map(|conf| format!("conf: \"{conf}\""));
         let fields: Vec<String> = torch.into_iter().chain(conf).collect();
-        let allocator = if fields.is_empty() { "caching".to_owned() } else { format!("{{ caching: {{ {} }} }}", fields.join(", ")) };
+        let allocator = if fields.is_empty() {
+            "caching".to_owned()
+        } else {
+            format!("{{ caching: {{ {} }} }}", fields.join(", "))
+        };
         format!(
-            "about: |\n{about}needs: {{ memory: {} }}\nallocator: {allocator}\nsteps:\n  - replay: {{ id: program, trace: {trace}, expect: {ending} }}\n{expectations}",
+            "about: |\n{about}needs: {{ memory: {} }}\nallocator: {allocator}\nsteps:\n  - replay: \
+             {{ id: program, trace: {trace}, expect: {ending} }}\n{expectations}",
             exact_size(self.memory)
         )
     }
@@ -142,21 +215,49 @@ impl Program {
 /// The memory that a program reserves on a device without a limit.
 fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
     // Scenarios run on a device with rising addresses.
-    let setup = Setup { memory: UNLIMITED, placement: Placement::InOrder(AddressOrder::Up), ..job.recorded_setup() };
-    let replayed = job.prepare().and_then(|prepared| prepared.replay(&setup)).map_err(|error| jobs::of_job(path, &error))?;
-    Ok(Bytes(replayed.stats.reserved_bytes.all.peak.next_multiple_of(2 << 20)))
+    let setup = Setup {
+        memory: UNLIMITED,
+        placement: Placement::InOrder(AddressOrder::Up),
+        ..job.recorded_setup()
+    };
+    let replayed = job
+        .prepare()
+        .and_then(|prepared| prepared.replay(&setup))
+        .map_err(|error| jobs::of_job(path, &error))?;
+    Ok(Bytes(
+        replayed
+            .stats
+            .reserved_bytes
+            .all
+            .peak
+            .next_multiple_of(2 << 20),
+    ))
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
-/// Like [`inputs::load`], and turns a memory snapshot or a trace into a scenario that replays it on a device with that memory.
-pub(crate) fn load_with_programs(paths: &[PathBuf], settings: &Settings, memory: Option<Bytes>) -> Result<Vec<Scenario>, Failures> {
-    inputs::load_by(paths, |path| as_scenario(path, memory).map_or_else(|| inputs::points(path, settings), |scenario| Ok(vec![scenario?])))
+/// Like [`inputs::load`], and turns a memory snapshot or a trace into a scenario that replays it on
+/// a device with that memory.
+pub(crate) fn load_with_programs(
+    paths: &[PathBuf],
+    settings: &Settings,
+    memory: Option<Bytes>,
+) -> Result<Vec<Scenario>, Failures> {
+    inputs::load_by(paths, |path| {
+        as_scenario(path, memory).map_or_else(
+            || inputs::points(path, settings),
+            |scenario| Ok(vec![scenario?]),
+        )
+    })
 }
 
-/// Turns a snapshot or a trace into a scenario with one step, in which every request must succeed; `None` for other files.
+/// Turns a snapshot or a trace into a scenario with one step, in which every request must succeed;
+/// `None` for other files.
 fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
     let program = match kind::of(path)? {
         Kind::Pickle => Program::read(path, memory, &RecordingOptions::default()),

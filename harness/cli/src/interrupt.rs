@@ -8,12 +8,16 @@ use super::{error::CliError, exit::Exit, terminal};
 /// `true` after the first Ctrl-C.
 pub(crate) type Interrupt = Arc<AtomicBool>;
 
-/// Handles Ctrl-C. The first one prints, above the progress bar, that the command stops after the current piece of work.
+/// Handles Ctrl-C. The first one prints, above the progress bar, that the command stops after the
+/// current piece of work.
 pub(crate) fn watch_with(bar: &ProgressBar, current: &'static str) -> Result<Interrupt, CliError> {
     let bar = bar.clone();
     watch(move || {
         bar.suspend(|| {
-            terminal::message(format_args!("interrupted: stopping after the current {current}; press Ctrl-C again to stop immediately"))
+            terminal::message(format_args!(
+                "interrupted: stopping after the current {current}; \
+                 press Ctrl-C again to stop immediately"
+            ))
         })
     })
 }

@@ -1,4 +1,5 @@
-//! The list of failed runs for `harness run --last-failed`: a small file next to the numbered reports.
+//! The list of failed runs for `harness run --last-failed`: a small file next to the numbered
+//! reports.
 
 use std::{collections::BTreeSet, fmt::Display, fs, io::ErrorKind, path::PathBuf};
 
@@ -21,7 +22,10 @@ pub(crate) struct LastFailed {
 
 impl Default for LastFailed {
     fn default() -> Self {
-        Self { version: VERSION, failed: BTreeSet::new() }
+        Self {
+            version: VERSION,
+            failed: BTreeSet::new(),
+        }
     }
 }
 
@@ -29,13 +33,16 @@ impl LastFailed {
     /// Reads the list, which is empty if there is no file.
     pub(crate) fn read() -> Result<Self, CliError> {
         let path = path();
-        let invalid = |why: &dyn Display| CliError::input(format!("{}: {why}", path.display()), HELP);
+        let invalid =
+            |why: &dyn Display| CliError::input(format!("{}: {why}", path.display()), HELP);
         let text = match fs::read_to_string(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
             read => read.map_err(|error| invalid(&error))?,
         };
         match serde_json::from_str(&text).map_err(|error| invalid(&error))? {
-            known @ Self { version: VERSION, .. } => Ok(known),
+            known @ Self {
+                version: VERSION, ..
+            } => Ok(known),
             // Version 1 identified scenarios by name alone, which is ambiguous.
             Self { version: 1, .. } => Ok(Self::default()),
             Self { version, .. } => Err(invalid(&format_args!("version {version} is unknown"))),
@@ -56,12 +63,22 @@ impl LastFailed {
         for run in runs.iter().filter(|run| run.verdict == Verdict::Passed) {
             self.failed.remove(&pair(run));
         }
-        self.failed.extend(runs.iter().filter(|run| matches!(run.verdict, Verdict::Failed { .. })).map(pair));
+        self.failed.extend(
+            runs.iter()
+                .filter(|run| matches!(run.verdict, Verdict::Failed { .. }))
+                .map(pair),
+        );
     }
 
     pub(crate) fn write(&self) -> Result<(), CliError> {
         let path = path();
-        let failed = |error| CliError::output(Some(&path), &error, "free disk space, or run with `--no-report`");
+        let failed = |error| {
+            CliError::output(
+                Some(&path),
+                &error,
+                "free disk space, or run with `--no-report`",
+            )
+        };
         if self.is_empty() && !path.exists() {
             return Ok(());
         }

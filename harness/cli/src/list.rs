@@ -13,7 +13,8 @@ use super::{Format, error::Failures, exit::Exit, inputs};
 #[derive(Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Examples:\n  harness list gpus\n  harness list\n  harness list my-scenarios --format json | jq -r '.[].path'"
+    after_help = "Examples:\n  harness list gpus\n  harness list\n  harness list my-scenarios \
+         --format json | jq -r '.[].path'"
 )]
 pub(super) struct List {
     #[command(subcommand)]
@@ -31,7 +32,8 @@ enum What {
     Gpus(Gpus),
 }
 
-/// List the GPUs that can be simulated: name, memory, and other accepted names. A unique beginning of a name is accepted too.
+/// List the GPUs that can be simulated: name, memory, and other accepted names. A unique beginning
+/// of a name is accepted too.
 #[derive(Args)]
 struct Gpus {
     /// The output format.
@@ -42,8 +44,20 @@ struct Gpus {
 impl Gpus {
     fn run(&self) -> Result<Exit, Failures> {
         let document = |gpu: &Gpu| json!({ "name": gpu.name, "device": gpu.device, "memory": gpu.memory, "aliases": gpu.aliases() });
-        let rows = || GPUS.iter().map(|gpu| [gpu.name.clone(), gpu.device.clone(), gpu.memory.to_string(), gpu.aliases().join(", ")]);
-        self.format.print(&GPUS.iter().map(document).collect::<Vec<_>>(), || aligned(&rows().collect::<Vec<_>>()))?;
+        let rows = || {
+            GPUS.iter().map(|gpu| {
+                [
+                    gpu.name.clone(),
+                    gpu.device.clone(),
+                    gpu.memory.to_string(),
+                    gpu.aliases().join(", "),
+                ]
+            })
+        };
+        self.format
+            .print(&GPUS.iter().map(document).collect::<Vec<_>>(), || {
+                aligned(&rows().collect::<Vec<_>>())
+            })?;
         Ok(Exit::Passed)
     }
 }
@@ -79,7 +93,12 @@ fn table(scenarios: &[Scenario]) -> String {
         .iter()
         .map(|scenario| {
             let memory = scenario.needs.memory.to_string();
-            let cells = [scenario.name.clone(), allocators(scenario).join(", "), memory, first_sentence(&scenario.about)];
+            let cells = [
+                scenario.name.clone(),
+                allocators(scenario).join(", "),
+                memory,
+                first_sentence(&scenario.about),
+            ];
             cells.map(|cell| printable(&cell).into_owned())
         })
         .collect();
@@ -87,18 +106,30 @@ fn table(scenarios: &[Scenario]) -> String {
 }
 
 fn aligned(rows: &[[String; 4]]) -> String {
-    let columns: [usize; 3] = std::array::from_fn(|column| rows.iter().map(|row| row[column].width()).max().unwrap_or(0));
+    let columns: [usize; 3] = std::array::from_fn(|column| {
+        rows.iter()
+            .map(|row| row[column].width())
+            .max()
+            .unwrap_or(0)
+    });
     let mut text = String::new();
     for [name, kinds, memory, about] in rows {
         let blanks = |cell: &str, column: usize| " ".repeat(columns[column] - cell.width());
-        let (after_name, after_kinds, before_memory) = (blanks(name, 0), blanks(kinds, 1), blanks(memory, 2));
-        text.push_str(&format!("{name}{after_name}  {kinds}{after_kinds}  {before_memory}{memory}  {about}\n"));
+        let (after_name, after_kinds, before_memory) =
+            (blanks(name, 0), blanks(kinds, 1), blanks(memory, 2));
+        text.push_str(&format!(
+            "{name}{after_name}  {kinds}{after_kinds}  {before_memory}{memory}  {about}\n"
+        ));
     }
     text
 }
 
 fn allocators(scenario: &Scenario) -> Vec<String> {
-    scenario.allocators.iter().map(ToString::to_string).collect()
+    scenario
+        .allocators
+        .iter()
+        .map(ToString::to_string)
+        .collect()
 }
 
 /// The text up to the first full stop before a space, on one line.

@@ -1,7 +1,8 @@
 //! The program `harness`: its command line, with one file per subcommand.
 //!
-//! A command returns an [`Exit`] code, or [`Failures`] that go to standard error. Results go to standard output. All output passes through
-//! [`terminal`], because the print macros of the standard library panic after the reader has closed the pipe.
+//! A command returns an [`Exit`] code, or [`Failures`] that go to standard error. Results go to
+//! standard output. All output passes through [`terminal`], because the print macros of the
+//! standard library panic after the reader has closed the pipe.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -73,8 +74,16 @@ fn run() -> ExitCode {
     terminal::choose_colour(cli.color);
     let done = match cli.command {
         // These two return the exit code of the program that they run.
-        Command::Exec(command) => return command.run().unwrap_or_else(|failures| terminal::fail(failures).into()),
-        Command::Squeeze(command) => return command.run().unwrap_or_else(|failures| terminal::fail(failures).into()),
+        Command::Exec(command) => {
+            return command
+                .run()
+                .unwrap_or_else(|failures| terminal::fail(failures).into());
+        }
+        Command::Squeeze(command) => {
+            return command
+                .run()
+                .unwrap_or_else(|failures| terminal::fail(failures).into());
+        }
         Command::LibraryHost(command) => return command.run(),
         Command::ScenarioProcess(command) => return command.run(),
         Command::Run(command) => command.run(),
@@ -98,12 +107,19 @@ fn run() -> ExitCode {
     exit.into()
 }
 
-/// Test how programs and GPU memory allocators behave when GPU memory runs out, with or without a GPU.
+/// Test how programs and GPU memory allocators behave when GPU memory runs out, with or without a
+/// GPU.
 #[derive(Parser)]
 #[command(name = "harness", version = built::version(), after_help = exit::explained(), arg_required_else_help = true)]
 struct Cli {
     /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set or TERM is `dumb`.
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 100)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        display_order = 100
+    )]
     color: ColorChoice,
     #[command(subcommand)]
     command: Command,
@@ -120,7 +136,11 @@ enum Format {
 
 impl Format {
     /// Prints a result on standard output.
-    fn print(self, document: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
+    fn print(
+        self,
+        document: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), CliError> {
         match self {
             Self::Text => terminal::print(&text()),
             Self::Json => terminal::print_json(document),

@@ -11,11 +11,13 @@ const EXAMPLES: &str = "Examples:
   claude mcp add harness -- harness mcp
   { \"mcpServers\": { \"harness\": { \"command\": \"harness\", \"args\": [\"mcp\", \"--allow-exec\"] } } }";
 
-/// Serve explain, advise, compare and exec as tools for coding agents: a server of the Model Context Protocol on standard input and output.
+/// Serve explain, advise, compare and exec as tools for coding agents: a server of the Model
+/// Context Protocol on standard input and output.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Mcp {
-    /// Also offer the tool `exec`, which runs programs on the simulated GPU. Without it, all tools only read files.
+    /// Also offer the tool `exec`, which runs programs on the simulated GPU. Without it, all tools
+    /// only read files.
     #[arg(long)]
     allow_exec: bool,
 }

@@ -1,4 +1,5 @@
-//! The recordings of `harness run`: `--snapshot` writes them as PyTorch memory snapshots, `--explain` explains the memory at the end of each run.
+//! The recordings of `harness run`: `--snapshot` writes them as PyTorch memory snapshots,
+//! `--explain` explains the memory at the end of each run.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,8 +33,13 @@ pub(crate) struct Recordings {
 }
 
 impl Recordings {
-    /// Checks before the first run that the runs can be recorded and written. `None` if no recording is requested.
-    pub(crate) fn new(plan: &Plan, out: Option<&Path>, explained: Option<Explained>) -> Result<Option<(Self, Sender<Snapshot>)>, CliError> {
+    /// Checks before the first run that the runs can be recorded and written. `None` if no
+    /// recording is requested.
+    pub(crate) fn new(
+        plan: &Plan,
+        out: Option<&Path>,
+        explained: Option<Explained>,
+    ) -> Result<Option<(Self, Sender<Snapshot>)>, CliError> {
         if out.is_none() && explained.is_none() {
             return Ok(None);
         }
@@ -43,18 +49,35 @@ impl Recordings {
             None => Vec::new(),
         };
         let (sender, receiver) = mpsc::channel();
-        Ok(Some((Self { files, explained, screens: Vec::new(), receiver, failed: None }, sender)))
+        Ok(Some((
+            Self {
+                files,
+                explained,
+                screens: Vec::new(),
+                receiver,
+                failed: None,
+            },
+            sender,
+        )))
     }
 
     /// Writes and explains the recording of a finished run.
     pub(crate) fn run_ended(&mut self, run: &RunRecord) {
-        // A run sends its recording before it ends. A run that did not start or was stuck sends nothing.
-        let Ok(snapshot) = self.receiver.try_recv() else { return };
+        // A run sends its recording before it ends. A run that did not start or was stuck sends
+        // nothing.
+        let Ok(snapshot) = self.receiver.try_recv() else {
+            return;
+        };
         let is_of = |(planned, _): &(PlannedRun, PathBuf)| {
-            (&planned.scenario, &planned.allocator, planned.repetition) == (&run.scenario.name, &run.allocator, run.repetition)
+            (&planned.scenario, &planned.allocator, planned.repetition)
+                == (&run.scenario.name, &run.allocator, run.repetition)
         };
         // Scenarios with the same name in two folders run in the order of their files.
-        if let Some((_, file)) = self.files.iter().position(is_of).map(|place| self.files.remove(place))
+        if let Some((_, file)) = self
+            .files
+            .iter()
+            .position(is_of)
+            .map(|place| self.files.remove(place))
             && let Err(error) = snapshots::write(&file, &snapshot)
         {
             self.failed.get_or_insert(error);
@@ -62,7 +85,10 @@ impl Recordings {
         let is_explained = match self.explained {
             None => false,
             Some(Explained::All) => true,
-            Some(Explained::Failed) => matches!(run.verdict, Verdict::Failed { .. } | Verdict::FailedAsExpected { .. }),
+            Some(Explained::Failed) => matches!(
+                run.verdict,
+                Verdict::Failed { .. } | Verdict::FailedAsExpected { .. }
+            ),
         };
         if is_explained {
             self.screens.extend(self.screen(run, &snapshot));
@@ -75,9 +101,18 @@ impl Recordings {
         if self.explained == Some(Explained::Failed) && explanation.request.is_none() {
             return None;
         }
-        let repetition = if run.repetition > 0 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
+        let repetition = if run.repetition > 0 {
+            format!(", repetition {}", run.repetition + 1)
+        } else {
+            String::new()
+        };
         let name = format!("{} with {}{repetition}", run.scenario.name, run.allocator);
-        Some(text::render(&name, &explanation, terminal::style(), terminal::width_of_output()))
+        Some(text::render(
+            &name,
+            &explanation,
+            terminal::style(),
+            terminal::width_of_output(),
+        ))
     }
 
     pub(crate) fn finish(self) -> Result<String, CliError> {
@@ -85,9 +120,16 @@ impl Recordings {
             return Err(error);
         }
         if self.explained == Some(Explained::Failed) && self.screens.is_empty() {
-            terminal::message("nothing to explain: no run failed at a refused request; `--explain=all` explains the end of every run");
+            terminal::message(
+                "nothing to explain: no run failed at a refused request; `--explain=all` explains \
+                 the end of every run",
+            );
         }
-        Ok(self.screens.iter().map(|screen| format!("\n{screen}")).collect())
+        Ok(self
+            .screens
+            .iter()
+            .map(|screen| format!("\n{screen}"))
+            .collect())
     }
 }
 
@@ -101,11 +143,18 @@ fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
             Some(why) => drop(refused.insert((planned.allocator, why))),
         }
     }
-    let sentence = |(allocator, why): &(String, &str)| format!("runs with {allocator} cannot be recorded: {why}");
+    let sentence = |(allocator, why): &(String, &str)| {
+        format!("runs with {allocator} cannot be recorded: {why}")
+    };
     match (runs.as_slice(), refused.first()) {
-        ([], Some(first)) => Err(CliError::input(sentence(first), "choose another allocator with `--allocator`, or leave out the option")),
+        ([], Some(first)) => Err(CliError::input(
+            sentence(first),
+            "choose another allocator with `--allocator`, or leave out the option",
+        )),
         _ => {
-            refused.iter().for_each(|refused| terminal::message(sentence(refused)));
+            refused
+                .iter()
+                .for_each(|refused| terminal::message(sentence(refused)));
             Ok(runs)
         }
     }
@@ -117,34 +166,61 @@ fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBu
     let files: Vec<(PlannedRun, PathBuf)> = match <[PlannedRun; 1]>::try_from(runs) {
         Ok([run]) if out.is_dir() || out.to_string_lossy().ends_with(std::path::is_separator) => {
             let message = format!("--snapshot {shown} is a folder, but one run writes one file");
-            return Err(CliError::input(message, format!("name a file, as in `--snapshot {}`", out.join(file_name(&run)).display())));
+            return Err(CliError::input(
+                message,
+                format!(
+                    "name a file, as in `--snapshot {}`",
+                    out.join(file_name(&run)).display()
+                ),
+            ));
         }
         Ok([run]) => vec![(run, out.to_owned())],
         Err(runs) => {
             if out.exists() && !out.is_dir() {
-                let message = format!("--snapshot {shown} is a file, but {} runs write one file each", runs.len());
-                let help = "name a folder, or select one run with `--allocator`, `--filter` and `--repeat 1`";
+                let message = format!(
+                    "--snapshot {shown} is a file, but {} runs write one file each",
+                    runs.len()
+                );
+                let help = "name a folder, or select one run with `--allocator`, `--filter` and \
+                     `--repeat 1`";
                 return Err(CliError::input(message, help));
             }
             let mut names = BTreeSet::new();
-            runs.into_iter().map(|run| (out.join(unused(file_name(&run), &mut names)), run)).map(|(file, run)| (run, file)).collect()
+            runs.into_iter()
+                .map(|run| (out.join(unused(file_name(&run), &mut names)), run))
+                .map(|(file, run)| (run, file))
+                .collect()
         }
     };
-    files.first().map_or(Ok(()), |(_, file)| files::check_place(file).map_err(CliError::unwritten(out)))?;
+    files.first().map_or(Ok(()), |(_, file)| {
+        files::check_place(file).map_err(CliError::unwritten(out))
+    })?;
     Ok(files)
 }
 
-/// The file name of a run: `oom_retry-caching.pickle`, or `oom_retry-caching-2.pickle` for the second repetition.
+/// The file name of a run: `oom_retry-caching.pickle`, or `oom_retry-caching-2.pickle` for the
+/// second repetition.
 fn file_name(run: &PlannedRun) -> String {
-    let repetition = if run.repetition > 0 { format!("-{}", run.repetition + 1) } else { String::new() };
-    format!("{}-{}{repetition}.pickle", files::slug(&run.scenario), files::slug(&run.allocator))
+    let repetition = if run.repetition > 0 {
+        format!("-{}", run.repetition + 1)
+    } else {
+        String::new()
+    };
+    format!(
+        "{}-{}{repetition}.pickle",
+        files::slug(&run.scenario),
+        files::slug(&run.allocator)
+    )
 }
 
 /// Adds a number to the name if an earlier run uses it.
 fn unused(name: String, names: &mut BTreeSet<String>) -> String {
     let stem = name.trim_end_matches(".pickle");
     let numbered = (2..).map(|number| format!("{stem}_{number}.pickle"));
-    let unused = std::iter::once(name.clone()).chain(numbered).find(|name| !names.contains(name)).unwrap_or_else(|| name.clone());
+    let unused = std::iter::once(name.clone())
+        .chain(numbered)
+        .find(|name| !names.contains(name))
+        .unwrap_or_else(|| name.clone());
     names.insert(unused.clone());
     unused
 }
@@ -154,18 +230,34 @@ mod tests {
     use super::*;
 
     fn run(scenario: &str, allocator: &str, repetition: u32) -> PlannedRun {
-        PlannedRun { scenario: scenario.to_owned(), allocator: allocator.to_owned(), repetition }
+        PlannedRun {
+            scenario: scenario.to_owned(),
+            allocator: allocator.to_owned(),
+            repetition,
+        }
     }
 
     #[test]
     fn every_run_has_its_own_file_name() {
-        assert_eq!(file_name(&run("oom_retry", "caching", 0)), "oom_retry-caching.pickle");
         assert_eq!(
-            file_name(&run("kv_cache[batch=8]", "caching(max_split_size_mb:512)", 1)),
+            file_name(&run("oom_retry", "caching", 0)),
+            "oom_retry-caching.pickle"
+        );
+        assert_eq!(
+            file_name(&run(
+                "kv_cache[batch=8]",
+                "caching(max_split_size_mb:512)",
+                1
+            )),
             "kv_cache-batch-8-caching-max_split_size_mb-512-2.pickle"
         );
         let mut names = BTreeSet::new();
-        let names: Vec<String> = ["a/b", "a b", "a+b"].map(|name| unused(file_name(&run(name, "bfc", 0)), &mut names)).into();
-        assert_eq!(names, ["a-b-bfc.pickle", "a-b-bfc_2.pickle", "a-b-bfc_3.pickle"]);
+        let names: Vec<String> = ["a/b", "a b", "a+b"]
+            .map(|name| unused(file_name(&run(name, "bfc", 0)), &mut names))
+            .into();
+        assert_eq!(
+            names,
+            ["a-b-bfc.pickle", "a-b-bfc_2.pickle", "a-b-bfc_3.pickle"]
+        );
     }
 }

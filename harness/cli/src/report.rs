@@ -25,7 +25,10 @@ const EXAMPLES: &str = "Examples:
   harness report render reports/nightly/*
   harness report index";
 
-pub(super) const RENDERER: store::Renderer = store::Renderer { run: bench::render, index: bench::index };
+pub(super) const RENDERER: store::Renderer = store::Renderer {
+    run: bench::render,
+    index: bench::index,
+};
 
 /// The length of `most_important` in JSON.
 const MOST_IMPORTANT: usize = 3;
@@ -59,10 +62,12 @@ impl Report {
     }
 }
 
-/// Compare the records of two runs. The exit code is 1 if an entry is worse or broken, and 5 if too many entries are unsure.
+/// Compare the records of two runs. The exit code is 1 if an entry is worse or broken, and 5 if too
+/// many entries are unsure.
 ///
-/// Model times and memory are exact, so every difference counts, on all machines. Measured times of different runs count if they differ by 15 % on the same
-/// kind of processor. `harness bench --accepted` compares side by side, which is more precise.
+/// Model times and memory are exact, so every difference counts, on all machines. Measured times of
+/// different runs count if they differ by 15 % on the same kind of processor. `harness bench --accepted`
+/// compares side by side, which is more precise.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -80,11 +85,18 @@ struct Compare {
 impl Compare {
     fn run(self) -> Result<Exit, Failures> {
         if scenario_runs::is_of_run(&self.base) && scenario_runs::is_of_run(&self.new) {
-            let (base, new) = Failures::both(scenario_runs::read(&self.base), scenario_runs::read(&self.new))?;
+            let (base, new) = Failures::both(
+                scenario_runs::read(&self.base),
+                scenario_runs::read(&self.new),
+            )?;
             let compared = runs::compare(&base, &new);
             self.format.print(&compared, || compared.text.clone())?;
             // A configuration fails that passed before.
-            return Ok(if compared.is_worse { Exit::Failed } else { Exit::Passed });
+            return Ok(if compared.is_worse {
+                Exit::Failed
+            } else {
+                Exit::Passed
+            });
         }
         let (base, mut new) = Failures::both(store::read(&self.base), store::read(&self.new))?;
         // The user names the base, so the accepted build of the new run does not count.
@@ -94,10 +106,25 @@ impl Compare {
             entry.accepted = None;
         }
         new.comparison = compare::compare(&new, &[], Some(&base));
-        let counts = Counts::of(new.comparison.iter().flat_map(|comparison| &comparison.changes));
+        let counts = Counts::of(
+            new.comparison
+                .iter()
+                .flat_map(|comparison| &comparison.changes),
+        );
         let comparison = new.comparison.as_ref();
-        let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
-        self.format.print(&Document { counts: &counts, most_important, comparison }, || bench::comparison(&new))?;
+        let most_important = comparison
+            .into_iter()
+            .flat_map(compare::by_importance)
+            .take(MOST_IMPORTANT)
+            .collect();
+        self.format.print(
+            &Document {
+                counts: &counts,
+                most_important,
+                comparison,
+            },
+            || bench::comparison(&new),
+        )?;
         Ok(match counts.is_regression() || new.has_losses() {
             true => Exit::Failed,
             false if new.inconclusive().is_some() => Exit::Inconclusive,
@@ -137,27 +164,50 @@ impl Accept {
         let named = self.commit.as_deref();
         let commit = named.map_or_else(|| last_measured(&self.reports), resolved)?;
         let suites = gate::definitions(&suites_of(&commit)?);
-        let build = AcceptedBuild { suites, commit, date: Date::of(SystemTime::now()).to_string(), reason: self.reason };
+        let build = AcceptedBuild {
+            suites,
+            commit,
+            date: Date::of(SystemTime::now()).to_string(),
+            reason: self.reason,
+        };
         let file = self.reports.join(accepted::FILE);
         store::write_text(&file, accepted::document(&build)).map_err(CliError::from)?;
-        terminal::print(&format!("accepted: {} in {}\n", build.commit, file.display()))?;
+        terminal::print(&format!(
+            "accepted: {} in {}\n",
+            build.commit,
+            file.display()
+        ))?;
         Ok(Exit::Passed)
     }
 }
 
-/// The suites of a commit, which judge later runs. The list is empty if the commit has no such folder.
+/// The suites of a commit, which judge later runs. The list is empty if the commit has no such
+/// folder.
 fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
     let failed = |error: &dyn std::fmt::Display| {
-        CliError::input(format!("cannot read the suites of {commit}: {error}"), "accept a commit whose suites this build can read")
+        CliError::input(
+            format!("cannot read the suites of {commit}: {error}"),
+            "accept a commit whose suites this build can read",
+        )
     };
     let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
     let archive = folder.path().join("suites.tar");
-    let archived =
-        Process::new("git").args(["archive", "--output"]).arg(&archive).args([commit, "scenarios"]).stderr(Stdio::null()).status();
+    let archived = Process::new("git")
+        .args(["archive", "--output"])
+        .arg(&archive)
+        .args([commit, "scenarios"])
+        .stderr(Stdio::null())
+        .status();
     if !archived.is_ok_and(|status| status.success()) {
         return Ok(Vec::new());
     }
-    let unpacked = Process::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(folder.path()).status();
+    let unpacked = Process::new("tar")
+        .arg("--extract")
+        .arg("--file")
+        .arg(&archive)
+        .arg("--directory")
+        .arg(folder.path())
+        .status();
     if !unpacked.is_ok_and(|status| status.success()) {
         return Err(failed(&"tar failed"));
     }
@@ -165,23 +215,41 @@ fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
     if !suites.is_dir() {
         return Ok(Vec::new());
     }
-    inputs::files(&[suites], "suite")?.iter().map(|path| Suite::load(path).map_err(|error| failed(&error))).collect()
+    inputs::files(&[suites], "suite")?
+        .iter()
+        .map(|path| Suite::load(path).map_err(|error| failed(&error)))
+        .collect()
 }
 
 fn last_measured(root: &Path) -> Result<String, CliError> {
     let mut runs = store::load(root)?.whole;
     runs.extend(store::load(&root.join(store::UNJUDGED))?.whole);
-    let Some((folder, last)) = runs.iter().max_by(|(_, a), (_, b)| a.started.cmp(&b.started)) else {
-        return Err(CliError::input(format!("{}: there is no run yet", root.display()), "run `harness bench` first, or name a commit"));
+    let Some((folder, last)) = runs
+        .iter()
+        .max_by(|(_, a), (_, b)| a.started.cmp(&b.started))
+    else {
+        return Err(CliError::input(
+            format!("{}: there is no run yet", root.display()),
+            "run `harness bench` first, or name a commit",
+        ));
     };
     if let Some(profile) = last.machine.other_profile() {
-        let message = format!("{folder}: this run measured a build with the profile `{profile}`, and only one with `dist` can be accepted");
-        return Err(CliError::input(message, "measure with `cargo run --profile dist -- bench`, or name a commit"));
+        let message = format!(
+            "{folder}: this run measured a build with the profile `{profile}`, and only one with \
+             `dist` can be accepted"
+        );
+        return Err(CliError::input(
+            message,
+            "measure with `cargo run --profile dist -- bench`, or name a commit",
+        ));
     }
     match (&last.build.commit, last.build.dirty) {
         (Some(commit), Some(false)) => Ok(commit.clone()),
         _ => {
-            let message = format!("{folder}: this run measured uncommitted changes or an unknown commit, so its build cannot be repeated");
+            let message = format!(
+                "{folder}: this run measured uncommitted changes or an unknown commit, so its \
+                 build cannot be repeated"
+            );
             Err(CliError::input(message, "name a commit"))
         }
     }
@@ -189,25 +257,41 @@ fn last_measured(root: &Path) -> Result<String, CliError> {
 
 fn resolved(name: &str) -> Result<String, CliError> {
     let revision = format!("{name}^{{commit}}");
-    let output = Process::new("git").args(["rev-parse", "--quiet", "--verify", "--end-of-options", &revision]).output();
-    let found = output.ok().filter(|output| output.status.success()).and_then(|output| String::from_utf8(output.stdout).ok());
-    let help = "name a commit, branch or tag of the current repository, as in `harness report accept HEAD`";
-    found
-        .map(|hash| hash.trim().to_owned())
-        .ok_or_else(|| CliError::input(format!("`{name}` is not a commit of the current repository"), help))
+    let output = Process::new("git")
+        .args([
+            "rev-parse",
+            "--quiet",
+            "--verify",
+            "--end-of-options",
+            &revision,
+        ])
+        .output();
+    let found = output
+        .ok()
+        .filter(|output| output.status.success())
+        .and_then(|output| String::from_utf8(output.stdout).ok());
+    let help = "name a commit, branch or tag of the current repository, as in `harness report \
+         accept HEAD`";
+    found.map(|hash| hash.trim().to_owned()).ok_or_else(|| {
+        CliError::input(
+            format!("`{name}` is not a commit of the current repository"),
+            help,
+        )
+    })
 }
 
 /// Merge the shards of a run of `harness bench` or `harness exec`.
 ///
-/// The shards must have the same build, seed and kind of device, or be of the same program and options. Missing and repeated shards are errors. Results of
-/// `harness exec` are also printed.
+/// The shards must have the same build, seed and kind of device, or be of the same program and
+/// options. Missing and repeated shards are errors. Results of `harness exec` are also printed.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report merge 1.json 2.json -o every-fault.json                of `harness exec --every-fault --shard I/2 --format json`
   harness report merge shards/*/benchmark.json -o benchmark.json
   harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {
-    /// The shards: their `benchmark.json` files or the folders of these, or results of `harness exec --format json`.
+    /// The shards: their `benchmark.json` files or the folders of these, or results of `harness
+    /// exec --format json`.
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
     /// The file for the merged run.
@@ -225,8 +309,12 @@ impl Merge {
             return self.of_trials();
         }
         let shards = Failures::all(self.shards.iter().map(|path| store::read(path)))?;
-        let mut run = merge::merge(&shards, self.allow_missing)
-            .map_err(|error| CliError::input(error.to_string(), "shards come from `harness bench --shard I/N` with the same N and seed"))?;
+        let mut run = merge::merge(&shards, self.allow_missing).map_err(|error| {
+            CliError::input(
+                error.to_string(),
+                "shards come from `harness bench --shard I/N` with the same N and seed",
+            )
+        })?;
         run.comparison = compare::compare(&run, &[], None);
         store::write(&self.output, &run)?;
         terminal::print(&format!("run: {}\n", self.output.display()))?;
@@ -235,7 +323,8 @@ impl Merge {
 
     /// Merges results of `harness exec`.
     fn of_trials(self) -> Result<Exit, Failures> {
-        let help = "shards come from `harness exec --shard I/N --format json` with the same N, program and options";
+        let help = "shards come from `harness exec --shard I/N --format json` with the same N, \
+             program and options";
         let merged = parts::merge(Failures::all(self.shards.iter().map(|path| trials(path)))?);
         let (report, missing) = merged.map_err(|error| CliError::input(error, help))?;
         if !missing.is_empty() && !self.allow_missing {
@@ -247,7 +336,11 @@ impl Merge {
             parts::Report::Least(report) => Trials::Least(report),
             parts::Report::Settings(report) => Trials::Settings(report),
         };
-        terminal::print(&text(trials, terminal::style(), terminal::width_of_output()))?;
+        terminal::print(&text(
+            trials,
+            terminal::style(),
+            terminal::width_of_output(),
+        ))?;
         if !missing.is_empty() {
             terminal::message(shard::named(&missing));
         }
@@ -256,14 +349,33 @@ impl Merge {
 
     /// Rejects an output file that would replace a shard.
     fn check_output(&self) -> Result<(), CliError> {
-        let Ok(output) = self.output.canonicalize() else { return Ok(()) };
-        let record = |shard: &Path| if shard.is_dir() { shard.join(store::RECORD) } else { shard.to_owned() };
-        let is_output = |shard: &&PathBuf| record(shard).canonicalize().is_ok_and(|shard| shard == output);
+        let Ok(output) = self.output.canonicalize() else {
+            return Ok(());
+        };
+        let record = |shard: &Path| {
+            if shard.is_dir() {
+                shard.join(store::RECORD)
+            } else {
+                shard.to_owned()
+            }
+        };
+        let is_output = |shard: &&PathBuf| {
+            record(shard)
+                .canonicalize()
+                .is_ok_and(|shard| shard == output)
+        };
         match self.shards.iter().find(is_output) {
             None => Ok(()),
             Some(shard) => {
-                let message = format!("{}: the output would replace the shard {}", self.output.display(), shard.display());
-                Err(CliError::input(message, "choose another output with `-o FILE`"))
+                let message = format!(
+                    "{}: the output would replace the shard {}",
+                    self.output.display(),
+                    shard.display()
+                );
+                Err(CliError::input(
+                    message,
+                    "choose another output with `-o FILE`",
+                ))
             }
         }
     }
@@ -272,15 +384,22 @@ impl Merge {
 /// Reads a result of `harness exec`.
 fn trials(path: &Path) -> Result<parts::Document, CliError> {
     let text = harness_base::files::read_to_string(path).map_err(|error| error.to_string());
-    let report = text.and_then(|text| parts::Document::read(&text).map_err(|_| "this is not a result of `harness exec`".to_owned()));
+    let report = text.and_then(|text| {
+        parts::Document::read(&text)
+            .map_err(|_| "this is not a result of `harness exec`".to_owned())
+    });
     report.map_err(|error| {
-        CliError::input(format!("{}: {error}", path.display()), "name files with the output of `harness exec --format json`")
+        CliError::input(
+            format!("{}: {error}", path.display()),
+            "name files with the output of `harness exec --format json`",
+        )
     })
 }
 
 /// Render the reports and pictures of runs from their records, each in its own folder.
 ///
-/// Trends use the runs on the same device in the same parent folder. The command names unreadable runs, and renders the others.
+/// Trends use the runs on the same device in the same parent folder. The command names unreadable
+/// runs, and renders the others.
 #[derive(Args)]
 #[command(after_help = "Example:\n  harness report render reports/nightly/*")]
 struct Render {
@@ -302,7 +421,10 @@ fn render(path: &Path) -> Result<(), CliError> {
         scenario_runs::REPORT
     } else {
         let run = store::read(&folder.join(store::RECORD))?;
-        let others = root_of(folder).map(|root| store::load(&root)).transpose()?.unwrap_or_default();
+        let others = root_of(folder)
+            .map(|root| store::load(&root))
+            .transpose()?
+            .unwrap_or_default();
         store::render_again(folder, &run, &others.whole, RENDERER)?;
         store::REPORT
     };
@@ -314,7 +436,9 @@ fn folder_of(run: &Path) -> &Path {
     if !run.is_file() || !(run.ends_with(store::RECORD) || scenario_runs::is_of_run(run)) {
         return run;
     }
-    run.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
+    run.parent()
+        .filter(|folder| *folder != Path::new(""))
+        .unwrap_or(Path::new("."))
 }
 
 /// Write the index of all runs. The command names unreadable runs, and leaves them out.
@@ -330,7 +454,10 @@ impl Index {
     fn run(self) -> Result<Exit, Failures> {
         check_root(&self.root)?;
         let broken = store::save_index(&self.root, RENDERER)?;
-        terminal::print(&format!("index: {}\n", self.root.join(store::INDEX).display()))?;
+        terminal::print(&format!(
+            "index: {}\n",
+            self.root.join(store::INDEX).display()
+        ))?;
         Failures::all(broken.into_iter().map(Err::<(), _>)).map(|_| Exit::Passed)
     }
 }
@@ -338,12 +465,25 @@ impl Index {
 fn check_root(root: &Path) -> Result<(), CliError> {
     const HELP: &str = "name the folder of `harness bench --reports DIR`";
     if !root.is_dir() {
-        let why = if root.exists() { "this is not a folder" } else { "there is no such folder" };
+        let why = if root.exists() {
+            "this is not a folder"
+        } else {
+            "there is no such folder"
+        };
         return Err(CliError::input(format!("{}: {why}", root.display()), HELP));
     }
-    let Some(above) = too_deep(root) else { return Ok(()) };
-    let message = format!("{}: this folder has no subfolder `{}` with runs", root.display(), store::NIGHTLY);
-    Err(CliError::input(message, format!("name the reports folder: {}", above.display())))
+    let Some(above) = too_deep(root) else {
+        return Ok(());
+    };
+    let message = format!(
+        "{}: this folder has no subfolder `{}` with runs",
+        root.display(),
+        store::NIGHTLY
+    );
+    Err(CliError::input(
+        message,
+        format!("name the reports folder: {}", above.display()),
+    ))
 }
 
 /// The reports folder, if `root` is its subfolder with all runs or with one run.
@@ -352,16 +492,30 @@ fn too_deep(root: &Path) -> Option<PathBuf> {
         return None;
     }
     let here = root.canonicalize().ok()?;
-    let above = if here.ends_with(store::NIGHTLY) { here.parent()?.to_owned() } else { root_of(&here.join(store::RECORD))? };
+    let above = if here.ends_with(store::NIGHTLY) {
+        here.parent()?.to_owned()
+    } else {
+        root_of(&here.join(store::RECORD))?
+    };
     // Prefer the user's own spelling of the path.
-    let written = root.ancestors().find(|ancestor| ancestor.canonicalize().is_ok_and(|ancestor| ancestor == above));
+    let written = root.ancestors().find(|ancestor| {
+        ancestor
+            .canonicalize()
+            .is_ok_and(|ancestor| ancestor == above)
+    });
     Some(written.map_or(above, Path::to_owned))
 }
 
 /// The reports folder that contains this run's folder or a file of it.
 fn root_of(run: &Path) -> Option<PathBuf> {
     let path = run.canonicalize().ok()?;
-    let folder = if path.is_dir() { path.as_path() } else { path.parent()? };
-    let nightly = folder.parent().filter(|nightly| nightly.ends_with(store::NIGHTLY))?;
+    let folder = if path.is_dir() {
+        path.as_path()
+    } else {
+        path.parent()?
+    };
+    let nightly = folder
+        .parent()
+        .filter(|nightly| nightly.ends_with(store::NIGHTLY))?;
     Some(nightly.parent()?.to_owned())
 }

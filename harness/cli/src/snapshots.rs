@@ -1,4 +1,5 @@
-//! Memory snapshots that the user names, directly or by their folder. All cores read them, one file per core.
+//! Memory snapshots that the user names, directly or by their folder. All cores read them, one file
+//! per core.
 
 use std::path::{Path, PathBuf};
 use std::{convert::Infallible, io};
@@ -12,15 +13,21 @@ use super::{error::CliError, inputs, terminal};
 /// File name endings of the snapshots in a folder.
 const ENDINGS: [&str; 4] = [".pickle", ".pkl", ".pickle.gz", ".pkl.gz"];
 
-/// Expands paths to files in the given order, each once. The snapshots of a folder are sorted by name, with `rank2` before `rank10`.
+/// Expands paths to files in the given order, each once. The snapshots of a folder are sorted by
+/// name, with `rank2` before `rank10`.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
-    let sort = |files: &mut Vec<PathBuf>| files.sort_by_cached_key(|path| by_numbers(&path.to_string_lossy()));
+    let sort = |files: &mut Vec<PathBuf>| {
+        files.sort_by_cached_key(|path| by_numbers(&path.to_string_lossy()))
+    };
     inputs::expand(paths, ("snapshot", &ENDINGS.join(", ")), is_named_so, sort)
 }
 
 /// Returns whether a file's name is that of a snapshot.
 pub(crate) fn is_named_so(path: &Path) -> bool {
-    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().to_lowercase())
+        .unwrap_or_default();
     ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
@@ -29,9 +36,16 @@ fn by_numbers(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = name;
     while !rest.is_empty() {
-        let text = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let digits = rest[text..].find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len() - text);
-        parts.push((rest[..text].to_owned(), rest[text..text + digits].parse().unwrap_or(u64::MAX)));
+        let text = rest
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        let digits = rest[text..]
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len() - text);
+        parts.push((
+            rest[..text].to_owned(),
+            rest[text..text + digits].parse().unwrap_or(u64::MAX),
+        ));
         rest = &rest[text + digits..];
     }
     parts
@@ -53,8 +67,12 @@ fn invalid(path: &Path, error: &SnapshotError) -> CliError {
         return kind.instead_of("a memory snapshot", path);
     }
     let why = match error {
-        SnapshotError::Io(error) if error.kind() == io::ErrorKind::NotFound => "there is no such file".to_owned(),
-        SnapshotError::Io(error) if error.kind() == io::ErrorKind::IsADirectory => "this is a folder, not a snapshot".to_owned(),
+        SnapshotError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+            "there is no such file".to_owned()
+        }
+        SnapshotError::Io(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            "this is a folder, not a snapshot".to_owned()
+        }
         error => error.to_string(),
     };
     CliError::input(
@@ -64,8 +82,15 @@ fn invalid(path: &Path, error: &SnapshotError) -> CliError {
 }
 
 /// Calls `make` for each file on all cores. Returns the results in the order of the files.
-pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path) -> Result<T, CliError> + Sync) -> Vec<Result<T, CliError>> {
-    let bar = terminal::progress(files.len() > 1 && uses_all_cores(), "{wide_bar} {pos}/{len}", Some(files.len() as u64));
+pub(crate) fn each<T: Send>(
+    files: &[PathBuf],
+    make: impl Fn(&Path) -> Result<T, CliError> + Sync,
+) -> Vec<Result<T, CliError>> {
+    let bar = terminal::progress(
+        files.len() > 1 && uses_all_cores(),
+        "{wide_bar} {pos}/{len}",
+        Some(files.len() as u64),
+    );
     let Ok(made) = in_parallel(files, |path| {
         let made = make(path);
         bar.inc(1);
@@ -77,9 +102,13 @@ pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path) -> Result<T,
 
 /// Writes a snapshot and creates its folder.
 pub(crate) fn write(file: &Path, snapshot: &Snapshot) -> Result<(), CliError> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     let made = folder.map_or(Ok(()), std::fs::create_dir_all);
-    let written = made.and_then(|()| harness_base::files::write_by(file, |out| snapshot.write(out).map(Ok::<_, Infallible>)));
+    let written = made.and_then(|()| {
+        harness_base::files::write_by(file, |out| snapshot.write(out).map(Ok::<_, Infallible>))
+    });
     written.map(drop).map_err(CliError::unwritten(file))
 }
 
@@ -89,8 +118,23 @@ mod tests {
 
     #[test]
     fn numbers_in_names_are_sorted_by_value() {
-        let mut names = ["rank10.pickle", "rank2.pickle", "rank1.pickle.gz", "a", "rank2.pkl"];
+        let mut names = [
+            "rank10.pickle",
+            "rank2.pickle",
+            "rank1.pickle.gz",
+            "a",
+            "rank2.pkl",
+        ];
         names.sort_by_key(|name| by_numbers(name));
-        assert_eq!(names, ["a", "rank1.pickle.gz", "rank2.pickle", "rank2.pkl", "rank10.pickle"]);
+        assert_eq!(
+            names,
+            [
+                "a",
+                "rank1.pickle.gz",
+                "rank2.pickle",
+                "rank2.pkl",
+                "rank10.pickle"
+            ]
+        );
     }
 }

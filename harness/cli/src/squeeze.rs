@@ -38,7 +38,8 @@ const MOST_POINTS: usize = 4096;
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Squeeze {
-    /// The memory that the driver reports as free when the program starts, as in `6GiB`, exact to 2 MiB. The program shares it with all other processes.
+    /// The memory that the driver reports as free when the program starts, as in `6GiB`, exact to 2
+    /// MiB. The program shares it with all other processes.
     #[arg(long = "leave-free", value_name = "SIZE", value_parser = Bytes::parse)]
     leave: Bytes,
     /// The GPU, by its number in this process.
@@ -50,10 +51,12 @@ pub(super) struct Squeeze {
     /// Write the results and the curve of device memory in use to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Write a markdown report, with a picture of device memory in use next to it. In a folder, the file is `report.md`.
+    /// Write a markdown report, with a picture of device memory in use next to it. In a folder, the
+    /// file is `report.md`.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// The output format. `json` prints the content of `--record` to standard output; the program's standard output goes to standard error.
+    /// The output format. `json` prints the content of `--record` to standard output; the program's
+    /// standard output goes to standard error.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
     /// The program and its arguments.
@@ -64,14 +67,20 @@ pub(super) struct Squeeze {
 fn real(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
-        _ => Err("expected a real GPU, as in `cuda:0`; `harness exec` runs a program on a simulated one".to_owned()),
+        _ => Err(
+            "expected a real GPU, as in `cuda:0`; `harness exec` runs a program on a simulated one"
+                .to_owned(),
+        ),
     }
 }
 
 impl Squeeze {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
-        let help = "`harness doctor` lists the GPUs; without one, `harness exec --memory SIZE` runs the program on a simulated GPU";
-        probe::probe()?.require(self.device).map_err(|error| CliError::device(&error, help))?;
+        let help = "`harness doctor` lists the GPUs; without one, `harness exec --memory SIZE` \
+             runs the program on a simulated GPU";
+        probe::probe()?
+            .require(self.device)
+            .map_err(|error| CliError::device(&error, help))?;
         // This must come before the driver starts threads.
         let signals = HeldSignals::hold().map_err(|error| internal(&error))?;
         let (ready, taken) = mpsc::channel();
@@ -81,8 +90,12 @@ impl Squeeze {
             let watcher = scope.spawn(move || command.watch(&ready, &stopped));
             // The watcher opens the device, allocates the memory, and releases it.
             if taken.recv().is_err() {
-                let failed = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)).err();
-                return Err(failed.unwrap_or_else(|| internal(&io::Error::other("the device was not opened"))));
+                let failed = watcher
+                    .join()
+                    .unwrap_or_else(|payload| std::panic::resume_unwind(payload))
+                    .err();
+                return Err(failed
+                    .unwrap_or_else(|| internal(&io::Error::other("the device was not opened"))));
             }
             let began = Instant::now();
             let mut command = Command::new(&self.command[0]);
@@ -94,11 +107,16 @@ impl Squeeze {
             let took = began.elapsed();
             // Wakes the watcher, which releases the memory of the GPU.
             drop(stop);
-            let squeezed = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))?;
+            let squeezed = watcher
+                .join()
+                .unwrap_or_else(|payload| std::panic::resume_unwind(payload))?;
             Ok((ended, squeezed, took))
         })?;
         let end = ended.map_err(|error| {
-            let message = format!("`{}` cannot be started: {error}", self.command[0].to_string_lossy());
+            let message = format!(
+                "`{}` cannot be started: {error}",
+                self.command[0].to_string_lossy()
+            );
             CliError::input(message, "give an executable program after `--`")
         })?;
         squeezed.exit_code = end.exit_code();
@@ -112,22 +130,41 @@ impl Squeeze {
             terminal::save(path, &terminal::json(&squeezed)?)?;
         }
         if let Some(path) = &self.report {
-            let page = |picture: Option<&str>| squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command));
-            write_report(&trials::in_folder(path), squeeze::picture(&squeezed).as_deref(), page)?;
+            let page = |picture: Option<&str>| {
+                squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command))
+            };
+            write_report(
+                &trials::in_folder(path),
+                squeeze::picture(&squeezed).as_deref(),
+                page,
+            )?;
         }
         Ok(end.exit_code().into())
     }
 
-    /// Opens the device, allocates the memory, sends `ready`, and measures until `stopped` closes. Dropping the device releases the memory.
+    /// Opens the device, allocates the memory, sends `ready`, and measures until `stopped` closes.
+    /// Dropping the device releases the memory.
     fn watch(&self, ready: &Sender<()>, stopped: &Receiver<()>) -> Result<Squeezed, CliError> {
         let mut device = CudaDevice::open_for_allocation(self.device)?;
         let free_before = device.free_memory()?;
-        let mut measured = Squeezed { command: program::shown(&self.command), leave: self.leave, free_before, ..Squeezed::default() };
+        let mut measured = Squeezed {
+            command: program::shown(&self.command),
+            leave: self.leave,
+            free_before,
+            ..Squeezed::default()
+        };
         if measured.free_before < self.leave {
             let what = format!("{} of free memory", self.leave);
-            let why = format!("cuda:{} has only {} free", self.device, measured.free_before);
-            let help = "give less `--leave-free`; `harness doctor` lists the processes that use the GPU";
-            return Err(CliError::device(&DeviceError::Unavailable { what, why }, help));
+            let why = format!(
+                "cuda:{} has only {} free",
+                self.device, measured.free_before
+            );
+            let help =
+                "give less `--leave-free`; `harness doctor` lists the processes that use the GPU";
+            return Err(CliError::device(
+                &DeviceError::Unavailable { what, why },
+                help,
+            ));
         }
         measured.taken = take(&mut device, self.leave)?;
         let mut memory = device.memory()?;
@@ -136,7 +173,9 @@ impl Squeeze {
         let began = Instant::now();
         add(&mut measured, began.elapsed(), memory);
         // The channel closes when the program has ended.
-        while stopped.recv_timeout(Duration::from_nanos(self.every.0)) == Err(RecvTimeoutError::Timeout) {
+        while stopped.recv_timeout(Duration::from_nanos(self.every.0))
+            == Err(RecvTimeoutError::Timeout)
+        {
             match device.memory() {
                 Ok(now) => memory = now,
                 Err(error) => {
@@ -146,40 +185,78 @@ impl Squeeze {
             }
             add(&mut measured, began.elapsed(), memory);
         }
-        add(&mut measured, began.elapsed(), device.memory().unwrap_or(memory));
+        add(
+            &mut measured,
+            began.elapsed(),
+            device.memory().unwrap_or(memory),
+        );
         Ok(measured)
     }
 
     fn summary(&self, squeezed: &Squeezed) -> String {
-        let Squeezed { exit_code, signal, taken, free_at_start, peak_used, least_free, .. } = squeezed;
+        let Squeezed {
+            exit_code,
+            signal,
+            taken,
+            free_at_start,
+            peak_used,
+            least_free,
+            ..
+        } = squeezed;
         let how = match signal {
             None => format!("exit code {exit_code}"),
             Some(signal) => format!("signal {signal} ended it (exit code {exit_code})"),
         };
-        let (took, looks) = (Nanos(squeezed.milliseconds.saturating_mul(1_000_000)), count(squeezed.looks, "measurement"));
-        let lost = squeezed.lost.iter().map(|error| format!("\nlost           the measurements ended early: {error}"));
+        let (took, looks) = (
+            Nanos(squeezed.milliseconds.saturating_mul(1_000_000)),
+            count(squeezed.looks, "measurement"),
+        );
+        let lost = squeezed
+            .lost
+            .iter()
+            .map(|error| format!("\nlost           the measurements ended early: {error}"));
         format!(
-            "\nsqueezed       {taken} taken of cuda:{}, {free_at_start} free at the start\nprogram        {how}, after {took}\ndevice used    at most {peak_used}, at least {least_free} free, in {looks}{}",
+            "\nsqueezed       {taken} taken of cuda:{}, {free_at_start} free at the \
+             start\nprogram        {how}, after {took}\ndevice used    at most {peak_used}, at \
+             least {least_free} free, in {looks}{}",
             self.device,
             lost.collect::<String>()
         )
     }
 
     fn again(&self, command: &str) -> String {
-        let Self { leave, device, every, .. } = self;
+        let Self {
+            leave,
+            device,
+            every,
+            ..
+        } = self;
         let program = program::name();
-        format!("{program} squeeze --leave-free {}B --device cuda:{device} --every {}ns -- {command}", leave.0, every.0)
+        format!(
+            "{program} squeeze --leave-free {}B --device cuda:{device} --every {}ns -- {command}",
+            leave.0, every.0
+        )
     }
 }
 
 /// Adds a measurement. A full curve keeps the points with the most memory in use.
 fn add(squeezed: &mut Squeezed, since: Duration, memory: DeviceMemory) {
     let DeviceMemory { used, free, .. } = memory;
-    let Squeezed { curve, looks, peak_used, least_free, .. } = squeezed;
+    let Squeezed {
+        curve,
+        looks,
+        peak_used,
+        least_free,
+        ..
+    } = squeezed;
     *looks += 1;
     *peak_used = used.max(*peak_used);
     *least_free = free.min(*least_free);
-    let point = Look { milliseconds: milliseconds(since), used, free };
+    let point = Look {
+        milliseconds: milliseconds(since),
+        used,
+        free,
+    };
     // A stretch without change needs only its first and last point.
     if let [.., before, last] = curve.as_mut_slice()
         && (before.used, before.free, last.used, last.free) == (used, free, used, free)
@@ -189,7 +266,10 @@ fn add(squeezed: &mut Squeezed, since: Duration, memory: DeviceMemory) {
     }
     curve.push(point);
     if curve.len() > MOST_POINTS {
-        *curve = curve.chunks(2).filter_map(|pair| pair.iter().copied().max_by_key(|point| point.used)).collect();
+        *curve = curve
+            .chunks(2)
+            .filter_map(|pair| pair.iter().copied().max_by_key(|point| point.used))
+            .collect();
     }
 }
 
@@ -216,5 +296,8 @@ fn milliseconds(time: Duration) -> u64 {
 
 fn internal(error: &io::Error) -> CliError {
     let message = format!("the program cannot be supervised: {error}");
-    CliError::internal(message, "check this machine's limits on threads and signals")
+    CliError::internal(
+        message,
+        "check this machine's limits on threads and signals",
+    )
 }

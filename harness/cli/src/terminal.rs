@@ -1,7 +1,8 @@
-//! All output of the program: results on standard output ([`print`]), messages on standard error ([`message`], [`fail`]).
+//! All output of the program: results on standard output ([`print`]), messages on standard error
+//! ([`message`], [`fail`]).
 //!
-//! [`print`] and [`message`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
-//! own escapes go through [`print_document`].
+//! [`print`] and [`message`] escape all control characters, because file names, devices and traces
+//! may contain some. Documents that define their own escapes go through [`print_document`].
 
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -13,7 +14,10 @@ use harness_base::files;
 use harness_base::printable::{for_terminal, printable_lines};
 use harness_report::text::Style;
 use indicatif::{ProgressBar, ProgressStyle};
-use miette::{Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode, ThemeStyles};
+use miette::{
+    Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode,
+    ThemeStyles,
+};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -44,11 +48,19 @@ pub(crate) fn choose_colour(choice: ColorChoice) {
 }
 
 pub(crate) fn style() -> Style {
-    if COLOUR_OUT.load(Ordering::Relaxed) { Style::Colour } else { Style::Plain }
+    if COLOUR_OUT.load(Ordering::Relaxed) {
+        Style::Colour
+    } else {
+        Style::Plain
+    }
 }
 
 pub(crate) fn style_of_messages() -> Style {
-    if COLOUR_ERR.load(Ordering::Relaxed) { Style::Colour } else { Style::Plain }
+    if COLOUR_ERR.load(Ordering::Relaxed) {
+        Style::Colour
+    } else {
+        Style::Plain
+    }
 }
 
 /// Shows all errors on standard error. Returns the exit code of the first.
@@ -65,8 +77,15 @@ fn show(error: CliError) {
             self.0.debug(self.1, f)
         }
     }
-    let styles = if COLOUR_ERR.load(Ordering::Relaxed) { ThemeStyles::ansi() } else { ThemeStyles::none() };
-    let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
+    let styles = if COLOUR_ERR.load(Ordering::Relaxed) {
+        ThemeStyles::ansi()
+    } else {
+        ThemeStyles::none()
+    };
+    let theme = GraphicalTheme {
+        styles,
+        ..GraphicalTheme::unicode()
+    };
     // Our messages contain their causes.
     let options = MietteHandlerOpts::new()
         .without_cause_chain()
@@ -74,9 +93,16 @@ fn show(error: CliError) {
         .break_words(false)
         .graphical_theme(theme)
         .force_graphical(true);
-    let width = if io::stderr().is_terminal() { None } else { Some(WIDTH_OF_FILES) };
+    let width = if io::stderr().is_terminal() {
+        None
+    } else {
+        Some(WIDTH_OF_FILES)
+    };
     let options = width.into_iter().fold(options, MietteHandlerOpts::width);
-    message(format_args!("{:?}", Shown(&options.build(), &Printable::new(error))));
+    message(format_args!(
+        "{:?}",
+        Shown(&options.build(), &Printable::new(error))
+    ));
 }
 
 /// An error with escaped message and help. [`harness_base::excerpt`] escapes the excerpt.
@@ -90,7 +116,11 @@ struct Printable {
 impl Printable {
     fn new(error: CliError) -> Self {
         let shown = |text: &dyn Display| printable_lines(&text.to_string()).into_owned();
-        Self { message: shown(&error), help: error.help().map(|help| shown(&help)), error }
+        Self {
+            message: shown(&error),
+            help: error.help().map(|help| shown(&help)),
+            error,
+        }
     }
 }
 
@@ -104,7 +134,9 @@ impl std::error::Error for Printable {}
 
 impl Diagnostic for Printable {
     fn help<'a>(&'a self) -> Option<Box<dyn Display + 'a>> {
-        self.help.as_ref().map(|help| Box::new(help) as Box<dyn Display>)
+        self.help
+            .as_ref()
+            .map(|help| Box::new(help) as Box<dyn Display>)
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
@@ -127,10 +159,13 @@ pub(crate) fn width_of_messages() -> Option<usize> {
 }
 
 fn width_of(stream: impl AsFd) -> Option<usize> {
-    terminal_size::terminal_size_of(stream).map(|(width, _)| usize::from(width.0)).filter(|&columns| columns > 0)
+    terminal_size::terminal_size_of(stream)
+        .map(|(width, _)| usize::from(width.0))
+        .filter(|&columns| columns > 0)
 }
 
-/// Returns whether the variables `NO_COLOR` (<https://no-color.org>) and `TERM` permit colour. A dumb terminal prints escape codes as text.
+/// Returns whether the variables `NO_COLOR` (<https://no-color.org>) and `TERM` permit colour. A
+/// dumb terminal prints escape codes as text.
 fn shows_colour(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
@@ -139,12 +174,19 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     print_document(&for_terminal(text, COLOUR_OUT.load(Ordering::Relaxed)))
 }
 
-/// Writes a document, for example JSON or HTML, to standard output. A reader that closes the pipe, as in `harness list | head`, is no error.
+/// Writes a document, for example JSON or HTML, to standard output. A reader that closes the pipe,
+/// as in `harness list | head`, is no error.
 pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|error| CliError::output(None, &error, "free disk space, or redirect the output to another place")),
+        other => other.map_err(|error| {
+            CliError::output(
+                None,
+                &error,
+                "free disk space, or redirect the output to another place",
+            )
+        }),
     }
 }
 
@@ -157,17 +199,23 @@ pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>) -> Result<(), CliErro
 pub(crate) fn save_picture(report: &Path, svg: &str) -> Result<Option<String>, CliError> {
     let picture = report.with_extension("svg");
     save(&picture, svg)?;
-    Ok(picture.file_name().map(|name| name.to_string_lossy().into_owned()))
+    Ok(picture
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned()))
 }
 
-/// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.
+/// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe
+/// changes neither the work nor the exit code.
 pub(crate) fn message(line: impl Display) {
     let line = format!("{line}\n");
     // One write per line keeps the lines of several processes apart.
-    let _ = io::stderr().lock().write_all(for_terminal(&line, COLOUR_ERR.load(Ordering::Relaxed)).as_bytes());
+    let _ = io::stderr()
+        .lock()
+        .write_all(for_terminal(&line, COLOUR_ERR.load(Ordering::Relaxed)).as_bytes());
 }
 
-/// A progress bar on standard error if that is a terminal and `is_shown`. Without a `length` it is a spinner.
+/// A progress bar on standard error if that is a terminal and `is_shown`. Without a `length` it is
+/// a spinner.
 pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> ProgressBar {
     if !is_shown || !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -181,7 +229,9 @@ pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> P
 }
 
 pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError> {
-    let internal = |error: serde_json::Error| CliError::internal(error.to_string(), "report this with the command");
+    let internal = |error: serde_json::Error| {
+        CliError::internal(error.to_string(), "report this with the command")
+    };
     Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")
 }
 
@@ -195,8 +245,18 @@ mod tests {
 
     #[test]
     fn a_dumb_terminal_and_the_variable_no_color_switch_colour_off() {
-        let shown = |no_color: Option<&str>, term: Option<&str>| shows_colour(no_color.map(OsStr::new), term.map(OsStr::new));
-        assert!(shown(None, Some("xterm-256color")) && shown(None, None) && shown(Some(""), Some("xterm")));
-        assert!(!shown(None, Some("dumb")) && !shown(Some("1"), Some("xterm")) && !shown(Some(""), Some("dumb")));
+        let shown = |no_color: Option<&str>, term: Option<&str>| {
+            shows_colour(no_color.map(OsStr::new), term.map(OsStr::new))
+        };
+        assert!(
+            shown(None, Some("xterm-256color"))
+                && shown(None, None)
+                && shown(Some(""), Some("xterm"))
+        );
+        assert!(
+            !shown(None, Some("dumb"))
+                && !shown(Some("1"), Some("xterm"))
+                && !shown(Some(""), Some("dumb"))
+        );
     }
 }

@@ -16,7 +16,13 @@ impl Timelines {
     pub(crate) fn new(file: &Path) -> Result<(Self, Sender<Timeline>), CliError> {
         files::check_place(file).map_err(CliError::unwritten(file))?;
         let (sender, receiver) = mpsc::channel();
-        Ok((Self { file: file.to_owned(), receiver }, sender))
+        Ok((
+            Self {
+                file: file.to_owned(),
+                receiver,
+            },
+            sender,
+        ))
     }
 
     pub(crate) fn finish(self) -> Result<(), CliError> {
@@ -26,7 +32,10 @@ impl Timelines {
             return Ok(());
         }
         terminal::save(&self.file, timeline::render(&timelines))?;
-        terminal::message(format_args!("timeline: {}; open it in https://ui.perfetto.dev", quoted(&self.file.to_string_lossy())));
+        terminal::message(format_args!(
+            "timeline: {}; open it in https://ui.perfetto.dev",
+            quoted(&self.file.to_string_lossy())
+        ));
         Ok(())
     }
 }

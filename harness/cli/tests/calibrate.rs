@@ -1,5 +1,5 @@
-//! Calibration of a device with known costs, which is the simulated device with its virtual clock; and the command on the
-//! simulated GPU, whose times do not apply to real GPUs.
+//! Calibration of a device with known costs, which is the simulated device with its virtual clock;
+//! and the command on the simulated GPU, whose times do not apply to real GPUs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,12 @@ use tempfile::TempDir;
 
 fn device(cost: CostModel) -> SimDevice {
     let context_overhead = cost.context_overhead.value;
-    SimDevice::new(SimConfig { total: Bytes::gib(16), context_overhead, cost, ..SimConfig::default() })
+    SimDevice::new(SimConfig {
+        total: Bytes::gib(16),
+        context_overhead,
+        cost,
+        ..SimConfig::default()
+    })
 }
 
 fn measured(device: &mut dyn TestDevice) -> Figures {
@@ -31,13 +36,38 @@ fn measured(device: &mut dyn TestDevice) -> Figures {
 fn profile_of(device: &mut dyn TestDevice) -> Profile {
     let figures = measured(device);
     let day: Date = "2026-11-20".to_owned().try_into().unwrap();
-    Profile::new(ProfileName::of_device("Known costs"), day, device.info(), Vec::new(), figures)
+    Profile::new(
+        ProfileName::of_device("Known costs"),
+        day,
+        device.info(),
+        Vec::new(),
+        figures,
+    )
 }
 
 /// Returns the figures without names and sources.
 fn values(cost: &CostModel) -> [u64; 15] {
-    let CostModel { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = cost;
-    let CostModel { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = cost;
+    let CostModel {
+        context_overhead,
+        malloc,
+        malloc_per_mib,
+        free,
+        free_per_mib,
+        map_page,
+        unmap_page,
+        pool_call,
+        ..
+    } = cost;
+    let CostModel {
+        submit,
+        stream_create,
+        event_create,
+        event_record,
+        event_query,
+        synchronize,
+        transfer_per_gib,
+        ..
+    } = cost;
     [
         context_overhead.value.0,
         malloc.value.0,
@@ -57,8 +87,8 @@ fn values(cost: &CostModel) -> [u64; 15] {
     ]
 }
 
-/// A cost model with times in the range of each field. Calls take less than 100 µs, so three calls are shorter than the head
-/// start of a fill.
+/// A cost model with times in the range of each field. Calls take less than 100 µs, so three calls
+/// are shorter than the head start of a fill.
 fn model(times: &[u64], transfer: u64) -> CostModel {
     let mut model = CostModel::PUBLISHED;
     let fields = [
@@ -87,12 +117,25 @@ fn model(times: &[u64], transfer: u64) -> CostModel {
 fn calibrating_the_simulated_device_returns_its_cost_model() {
     for cost in [CostModel::PUBLISHED, CostModel::FREE_OF_CHARGE] {
         let profile = profile_of(&mut device(cost.clone()));
-        assert_eq!(values(&profile.cost_model()), values(&cost), "{}", cost.name);
+        assert_eq!(
+            values(&profile.cost_model()),
+            values(&cost),
+            "{}",
+            cost.name
+        );
         let yaml = profile.to_yaml();
         let errors = yaml.lines().filter(|line| line.contains("fit_error"));
-        assert!(errors.clone().all(|line| line.ends_with("fit_error: { median: 0, worst: 0 } }")), "{yaml}");
+        assert!(
+            errors
+                .clone()
+                .all(|line| line.ends_with("fit_error: { median: 0, worst: 0 } }")),
+            "{yaml}"
+        );
         assert_eq!(errors.count(), 15);
-        assert_eq!(parse::<Profile>(&yaml, Path::new("p.yaml")).unwrap(), profile);
+        assert_eq!(
+            parse::<Profile>(&yaml, Path::new("p.yaml")).unwrap(),
+            profile
+        );
     }
 }
 
@@ -105,7 +148,8 @@ proptest! {
         let found = values(&profile_of(&mut device(cost.clone())).cost_model());
         let known = values(&cost);
         prop_assert_eq!(&found[..14], &known[..14]);
-        // The device rounds each fill down to whole nanoseconds, so half a GiB is off by up to two nanoseconds per GiB.
+        // The device rounds each fill down to whole nanoseconds, so half a GiB is off by up to two
+        // nanoseconds per GiB.
         prop_assert!(found[14].abs_diff(known[14]) <= 2, "{} instead of {}", found[14], known[14]);
     }
 }
@@ -132,7 +176,12 @@ fn calibration_leaks_nothing() {
 fn a_device_with_too_little_memory_is_refused() {
     let mut small = Limited::new(Box::new(device(CostModel::PUBLISHED)), Bytes::mib(127)).unwrap();
     let error = calibrate(&mut small, 1, |_, _| ControlFlow::Continue(())).unwrap_err();
-    assert_eq!(error, CalibrateError::TooSmall { free: Bytes::mib(127) });
+    assert_eq!(
+        error,
+        CalibrateError::TooSmall {
+            free: Bytes::mib(127)
+        }
+    );
     let mut enough = Limited::new(Box::new(device(CostModel::PUBLISHED)), Bytes::mib(128)).unwrap();
     let figures = measured(&mut enough);
     assert_eq!(figures.malloc.value, CostModel::PUBLISHED.malloc.value.0);
@@ -143,9 +192,19 @@ fn calibration_reports_each_round_and_can_be_stopped() {
     let mut rounds = Vec::new();
     let error = calibrate(&mut device(CostModel::PUBLISHED), 5, |done, all| {
         rounds.push((done, all));
-        if done == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if done == 3 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     });
-    assert_eq!((error, rounds), (Err(CalibrateError::Interrupted), vec![(1, 7), (2, 7), (3, 7)]));
+    assert_eq!(
+        (error, rounds),
+        (
+            Err(CalibrateError::Interrupted),
+            vec![(1, 7), (2, 7), (3, 7)]
+        )
+    );
 }
 
 /// A folder and a machine.
@@ -156,14 +215,22 @@ struct World {
 
 /// A small GPU, because the simulated GPU really writes its memory.
 fn small_gpu() -> Settings {
-    Settings { memory: Bytes::mib(512), context_overhead: Bytes::mib(100), ..strict() }
+    Settings {
+        memory: Bytes::mib(512),
+        context_overhead: Bytes::mib(100),
+        ..strict()
+    }
 }
 
-const SCENARIO: &str = "about: One allocation.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 2MiB }\n  - free: a\n";
+const SCENARIO: &str = "about: One allocation.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { \
+     buffer: a, size: 2MiB }\n  - free: a\n";
 
 impl World {
     fn with_gpu(config: &Settings) -> Self {
-        let world = Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() };
+        let world = Self {
+            folder: TempDir::new().unwrap(),
+            staging: Staging::new(config).unwrap(),
+        };
         fs::write(world.path("one.yaml"), SCENARIO).unwrap();
         world
     }
@@ -175,14 +242,25 @@ impl World {
     /// Returns the exit code, standard output and standard error.
     fn harness(&self, arguments: &str) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-        command.arg0("harness").args(arguments.split(' ')).current_dir(self.folder.path()).env_remove("HARNESS_DEVICE").env_remove("CARGO");
+        command
+            .arg0("harness")
+            .args(arguments.split(' '))
+            .current_dir(self.folder.path())
+            .env_remove("HARNESS_DEVICE")
+            .env_remove("CARGO");
         self.staging.apply(&mut command);
         let output = command.output().unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     }
 
     fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let entries = fs::read_dir(self.folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = entries.filter(|name| name != "one.yaml").collect();
         names.sort();
         names
@@ -194,42 +272,97 @@ fn the_simulated_device_uses_the_profile_of_a_calibrated_gpu() {
     let world = World::with_gpu(&small_gpu());
     let (code, out, err) = world.harness("calibrate --rounds 3");
     assert_eq!(code, Some(0), "{out}{err}");
-    assert!(out.ends_with("profile: scenarios/devices/simulated-gpu.yaml\n"), "{out}");
-    assert_eq!(err.lines().next(), Some("warning: the figures may be wrong: clocks were held down: power cap"));
+    assert!(
+        out.ends_with("profile: scenarios/devices/simulated-gpu.yaml\n"),
+        "{out}"
+    );
+    assert_eq!(
+        err.lines().next(),
+        Some("warning: the figures may be wrong: clocks were held down: power cap")
+    );
     let profile = Profile::load(&world.path("scenarios/devices/simulated-gpu.yaml")).unwrap();
-    assert_eq!((profile.memory, profile.figures.context_overhead.value), (Bytes::mib(512), 100 << 20));
-    assert_eq!((profile.device.as_str(), profile.driver.as_deref()), ("Simulated GPU", Some("simulated")));
+    assert_eq!(
+        (profile.memory, profile.figures.context_overhead.value),
+        (Bytes::mib(512), 100 << 20)
+    );
+    assert_eq!(
+        (profile.device.as_str(), profile.driver.as_deref()),
+        ("Simulated GPU", Some("simulated"))
+    );
     assert_eq!(profile.figures.malloc.samples, 3 * 6, "2 MiB to 64 MiB");
-    assert!(profile.figures.malloc.value > 0 && profile.figures.event_query.value > 0, "calls take time");
+    assert!(
+        profile.figures.malloc.value > 0 && profile.figures.event_query.value > 0,
+        "calls take time"
+    );
 
-    let (code, out, err) = world.harness("run one.yaml --device sim --device-profile scenarios/devices/simulated-gpu.yaml --report r");
+    let (code, out, err) = world.harness(
+        "run one.yaml --device sim --device-profile \
+         scenarios/devices/simulated-gpu.yaml --report r",
+    );
     assert_eq!(code, Some(0), "{out}{err}");
     let report = fs::read_to_string(world.path("r/report.md")).unwrap();
     assert!(report.contains(&profile.title()), "{report}");
-    assert!(report.contains("measured on Simulated GPU, driver simulated"), "{report}");
-    let records: Records = serde_json::from_str(&fs::read_to_string(world.path("r/records.json")).unwrap()).unwrap();
+    assert!(
+        report.contains("measured on Simulated GPU, driver simulated"),
+        "{report}"
+    );
+    let records: Records =
+        serde_json::from_str(&fs::read_to_string(world.path("r/records.json")).unwrap()).unwrap();
     let device = &records.runs[0].device;
-    assert_eq!((device.clock, device.fingerprint.cost_model.as_ref()), (Clock::Simulated, Some(&profile.title())));
-    assert!(records.runs[0].reproduce.contains(" --device sim --device-profile scenarios/devices/simulated-gpu.yaml "));
+    assert_eq!(
+        (device.clock, device.fingerprint.cost_model.as_ref()),
+        (Clock::Simulated, Some(&profile.title()))
+    );
+    assert!(
+        records.runs[0]
+            .reproduce
+            .contains(" --device sim --device-profile scenarios/devices/simulated-gpu.yaml ")
+    );
 }
 
 #[test]
 fn a_profile_omits_features_that_the_gpu_lacks() {
-    let world = World::with_gpu(&Settings { mapping: false, pools: false, ..small_gpu() });
-    let (code, out, err) = world.harness("calibrate --rounds 3 --quiet --output p.yaml --name plain");
+    let world = World::with_gpu(&Settings {
+        mapping: false,
+        pools: false,
+        ..small_gpu()
+    });
+    let (code, out, err) =
+        world.harness("calibrate --rounds 3 --quiet --output p.yaml --name plain");
     assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
     let profile = Profile::load(&world.path("p.yaml")).unwrap();
-    assert_eq!((profile.figures.map_page, profile.figures.unmap_page, profile.figures.pool_call), (None, None, None));
-    assert!(profile.title().starts_with("plain measured "), "{}", profile.title());
+    assert_eq!(
+        (
+            profile.figures.map_page,
+            profile.figures.unmap_page,
+            profile.figures.pool_call
+        ),
+        (None, None, None)
+    );
+    assert!(
+        profile.title().starts_with("plain measured "),
+        "{}",
+        profile.title()
+    );
 }
 
 #[test]
 fn calibration_requires_a_gpu() {
-    let world = World::with_gpu(&Settings { devices: 0, ..strict() });
+    let world = World::with_gpu(&Settings {
+        devices: 0,
+        ..strict()
+    });
     let (code, _, err) = world.harness("calibrate --device sim");
     assert_eq!(code, Some(2), "{err}");
-    assert!(err.contains("the simulated device cannot be measured"), "{err}");
-    for device in ["calibrate", "calibrate --device auto", "calibrate --device cuda:1"] {
+    assert!(
+        err.contains("the simulated device cannot be measured"),
+        "{err}"
+    );
+    for device in [
+        "calibrate",
+        "calibrate --device auto",
+        "calibrate --device cuda:1",
+    ] {
         let (code, _, err) = world.harness(device);
         assert_eq!(code, Some(3), "{err}");
         assert!(err.contains("sees no GPU"), "{err}");
@@ -239,10 +372,20 @@ fn calibration_requires_a_gpu() {
 
 #[test]
 fn a_broken_or_full_gpu_writes_no_profile() {
-    for config in [small_gpu().failing("cuMemAlloc_v2", 9, 2), Settings { others: Bytes::mib(300), ..small_gpu() }] {
+    for config in [
+        small_gpu().failing("cuMemAlloc_v2", 9, 2),
+        Settings {
+            others: Bytes::mib(300),
+            ..small_gpu()
+        },
+    ] {
         let world = World::with_gpu(&config);
         let (code, out, err) = world.harness("calibrate --rounds 3 --output p.yaml");
-        assert_eq!((code, world.names()), (Some(3), Vec::<String>::new()), "{out}{err}");
+        assert_eq!(
+            (code, world.names()),
+            (Some(3), Vec::<String>::new()),
+            "{out}{err}"
+        );
     }
 }
 
@@ -251,7 +394,11 @@ fn a_profile_that_cannot_be_written_is_an_error_and_leaves_the_old_file() {
     let world = World::with_gpu(&small_gpu());
     fs::create_dir(world.path("p.yaml")).unwrap();
     let (code, _, err) = world.harness("calibrate --rounds 3 --output p.yaml");
-    assert_eq!((code, world.names()), (Some(4), vec!["p.yaml".to_owned()]), "{err}");
+    assert_eq!(
+        (code, world.names()),
+        (Some(4), vec!["p.yaml".to_owned()]),
+        "{err}"
+    );
     assert!(err.contains("cannot write to `p.yaml`"), "{err}");
 }
 
@@ -260,9 +407,18 @@ fn an_invalid_profile_is_refused_with_its_position_and_a_gpu_takes_none() {
     let world = World::with_gpu(&small_gpu());
     fs::write(world.path("bad.yaml"), "version: 1\nnme: x\n").unwrap();
     let told = [
-        ("run one.yaml --device sim --device-profile bad.yaml", "bad.yaml:2:1: unknown field `nme`"),
-        ("run one.yaml --device sim --device-profile none.yaml", "none.yaml: there is no such file"),
-        ("run one.yaml --device cuda --device-profile bad.yaml", "a device profile is for the simulated device, but the device is cuda:0"),
+        (
+            "run one.yaml --device sim --device-profile bad.yaml",
+            "bad.yaml:2:1: unknown field `nme`",
+        ),
+        (
+            "run one.yaml --device sim --device-profile none.yaml",
+            "none.yaml: there is no such file",
+        ),
+        (
+            "run one.yaml --device cuda --device-profile bad.yaml",
+            "a device profile is for the simulated device, but the device is cuda:0",
+        ),
     ];
     for (arguments, sentence) in told {
         let (code, _, err) = world.harness(&format!("{arguments} --no-report"));
@@ -274,19 +430,49 @@ fn an_invalid_profile_is_refused_with_its_position_and_a_gpu_takes_none() {
 #[test]
 fn workspaces_are_measured_by_a_python_with_torch() {
     let world = World::with_gpu(&small_gpu());
-    let table = "operator\tinput_shapes\tdtypes\tbytes\nforward\t[[2, 64, 8, 8], [64, 64, 3, 3]]\ttorch.float32\t4096\n";
+    let table = "operator\tinput_shapes\tdtypes\tbytes\nforward\t[[2, 64, 8, 8], [64, 64, 3, \
+         3]]\ttorch.float32\t4096\n";
     fs::write(world.path("estimates.tsv"), table).unwrap();
     let python = world.path("python");
-    fs::write(&python, "#!/bin/sh\n[ \"$1\" = -c ] && [ \"$4\" = 0 ] && sed s/4096/512/ \"$3\"\n").unwrap();
+    fs::write(
+        &python,
+        "#!/bin/sh\n[ \"$1\" = -c ] && [ \"$4\" = 0 ] && sed s/4096/512/ \"$3\"\n",
+    )
+    .unwrap();
     fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-    let measure = |rest: &str| world.harness(&format!("calibrate --workspaces {rest} --python {}", python.display()));
-    assert_eq!(measure("estimates.tsv"), (Some(0), "workspaces: measured.tsv\n".to_owned(), String::new()));
-    assert_eq!(fs::read_to_string(world.path("measured.tsv")).unwrap(), table.replace("4096", "512"));
+    let measure = |rest: &str| {
+        world.harness(&format!(
+            "calibrate --workspaces {rest} --python {}",
+            python.display()
+        ))
+    };
+    assert_eq!(
+        measure("estimates.tsv"),
+        (
+            Some(0),
+            "workspaces: measured.tsv\n".to_owned(),
+            String::new()
+        )
+    );
+    assert_eq!(
+        fs::read_to_string(world.path("measured.tsv")).unwrap(),
+        table.replace("4096", "512")
+    );
 
-    fs::write(world.path("broken.tsv"), table.replace("forward", "backward")).unwrap();
+    fs::write(
+        world.path("broken.tsv"),
+        table.replace("forward", "backward"),
+    )
+    .unwrap();
     let (code, _, err) = measure("broken.tsv");
-    assert!(code == Some(2) && err.contains("broken.tsv:2:1: `backward` is not"), "{err}");
+    assert!(
+        code == Some(2) && err.contains("broken.tsv:2:1: `backward` is not"),
+        "{err}"
+    );
     fs::write(&python, "#!/bin/sh\nexit 3\n").unwrap();
     let (code, _, err) = measure("estimates.tsv");
-    assert!(code == Some(2) && err.contains("the measurement ended with exit status: 3"), "{err}");
+    assert!(
+        code == Some(2) && err.contains("the measurement ended with exit status: 3"),
+        "{err}"
+    );
 }

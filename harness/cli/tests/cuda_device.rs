@@ -1,14 +1,14 @@
 //! Runs the CUDA device's code against the simulated GPU, each test in its own child process.
 //!
-//! These tests cover the code between the [`Device`] trait and the driver's functions. Only a GPU can test the driver itself. The
-//! times are those of the simulated GPU and do not apply to others.
+//! These tests cover the code between the [`Device`] trait and the driver's functions. Only a GPU
+//! can test the driver itself. The times are those of the simulated GPU and do not apply to others.
 
 use std::{env, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::{
-    CallSite, Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag,
-    TestDevice, limited::Limited,
+    CallSite, Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice,
+    MemoryRange, PooledDevice, StreamId, Tag, TestDevice, limited::Limited,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};
@@ -28,8 +28,8 @@ const ARGUMENT: &str = "CUDA_DEVICE_TEST_ARGUMENT";
 const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
 const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
 
-/// Declares a test whose body runs in a child process with the configured machine. Its contexts must be empty when they are
-/// released.
+/// Declares a test whose body runs in a child process with the configured machine. Its contexts
+/// must be empty when they are released.
 macro_rules! on_the_simulated_gpu {
     ($(fn $name:ident($config:expr) $body:block)*) => {$(
         #[test]
@@ -47,7 +47,10 @@ macro_rules! on_the_simulated_gpu {
 /// The staged GPU reports each released context. None may have held memory.
 fn assert_nothing_left(staging: &Staging) {
     let left = staging.left().unwrap_or_default();
-    let leftovers: Vec<_> = left.lines().filter(|line| !line.ends_with(NOTHING_LEFT)).collect();
+    let leftovers: Vec<_> = left
+        .lines()
+        .filter(|line| !line.ends_with(NOTHING_LEFT))
+        .collect();
     assert!(leftovers.is_empty(), "{leftovers:?}");
 }
 
@@ -58,11 +61,22 @@ fn is_child(test: &str) -> bool {
 /// Runs one test again in a child process on the staged machine.
 fn run_child(test: &str, staging: &Staging, argument: &str) {
     let mut command = Command::new(env::current_exe().expect("the test program has a path"));
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, test).env(ARGUMENT, argument);
+    command
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, test)
+        .env(ARGUMENT, argument);
     staging.apply(&mut command);
     let output = command.output().expect("the test program starts");
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && text.contains("1 passed"), "the child of {test} ({argument}): {}\n{text}", output.status);
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "the child of {test} ({argument}): {}\n{text}",
+        output.status
+    );
 }
 
 fn device() -> CudaDevice {
@@ -85,14 +99,16 @@ fn used_memory(device: &mut CudaDevice) -> Bytes {
     device.memory().expect("the driver reports memory").used
 }
 
-/// Starts programs that hold memory. Each writes a file `pid.N` to a folder, and ends after a file `held.N` appears.
+/// Starts programs that hold memory. Each writes a file `pid.N` to a folder, and ends after a file
+/// `held.N` appears.
 fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
     while programs > 0 {
         for entry in std::fs::read_dir(folder).expect("it is there").flatten() {
             let name = entry.file_name();
             if let Some(pid) = name.to_str().and_then(|name| name.strip_prefix("pid.")) {
                 harness_staging::hold_for(pid.parse().expect("a number"), held).expect("it runs");
-                std::fs::rename(entry.path(), folder.join(format!("held.{pid}"))).expect("the file can be renamed");
+                std::fs::rename(entry.path(), folder.join(format!("held.{pid}")))
+                    .expect("the file can be renamed");
                 programs -= 1;
             }
         }
@@ -107,35 +123,77 @@ fn calls() -> Vec<String> {
 
 /// The number of NVML calls so far.
 fn nvml_calls() -> usize {
-    calls().into_iter().filter(|call| call.starts_with("nvml")).count()
+    calls()
+        .into_iter()
+        .filter(|call| call.starts_with("nvml"))
+        .count()
 }
 
 /// A machine whose NVML has only the deprecated functions.
 fn without_successors() -> Settings {
-    let newer = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFieldValues"];
-    newer.into_iter().fold(strict(), |config, function| config.failing(function, 0, 13))
+    let newer = [
+        "nvmlDeviceGetTemperatureV",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetFieldValues",
+    ];
+    newer
+        .into_iter()
+        .fold(strict(), |config, function| config.failing(function, 0, 13))
 }
 
 /// The values that NVML returns through deprecated functions or their successors.
 fn assert_told(reading: &Reading) {
-    let throttled = reading.throttled.as_ref().map(|reasons| reasons.iter().map(|reason| reason.words).collect::<Vec<_>>());
-    assert_eq!((reading.temperature, throttled), (Some(40), Some(vec!["power cap"])));
-    assert_eq!((reading.held_by_power, reading.held_by_heat), (Some(Nanos(0)), Some(Nanos(0))));
+    let throttled = reading.throttled.as_ref().map(|reasons| {
+        reasons
+            .iter()
+            .map(|reason| reason.words)
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(
+        (reading.temperature, throttled),
+        (Some(40), Some(vec!["power cap"]))
+    );
+    assert_eq!(
+        (reading.held_by_power, reading.held_by_heat),
+        (Some(Nanos(0)), Some(Nanos(0)))
+    );
 }
 
-/// One call inside a mapping of four pages fails. The mapping must leave nothing, and must succeed when repeated.
+/// One call inside a mapping of four pages fails. The mapping must leave nothing, and must succeed
+/// when repeated.
 fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
     let mut device = device();
     let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
     let whole = range(start, 0, 8 << 20);
     let free = free_memory(&mut device);
-    let error = device.map(whole, Bytes::mib(2)).expect_err("a call is refused");
-    assert!(matches!(error, DeviceError::Driver { call, code, .. } if call == refused_call && code == refused_code), "{error}");
-    assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (4, 4, free));
-    assert!(matches!(device.fill(StreamId::DEFAULT, whole, TAG), Err(DeviceError::InvalidAccess { .. })));
-    device.map(whole, Bytes::mib(2)).expect("the second try succeeds");
-    device.fill(StreamId::DEFAULT, whole, TAG).expect("all of it is mapped");
-    device.verify(StreamId::DEFAULT, whole, TAG).expect("it is intact");
+    let error = device
+        .map(whole, Bytes::mib(2))
+        .expect_err("a call is refused");
+    assert!(
+        matches!(error, DeviceError::Driver { call, code, .. } if call == refused_call && code == refused_code),
+        "{error}"
+    );
+    assert_eq!(
+        (
+            device.calls().create,
+            device.calls().release,
+            free_memory(&mut device)
+        ),
+        (4, 4, free)
+    );
+    assert!(matches!(
+        device.fill(StreamId::DEFAULT, whole, TAG),
+        Err(DeviceError::InvalidAccess { .. })
+    ));
+    device
+        .map(whole, Bytes::mib(2))
+        .expect("the second try succeeds");
+    device
+        .fill(StreamId::DEFAULT, whole, TAG)
+        .expect("all of it is mapped");
+    device
+        .verify(StreamId::DEFAULT, whole, TAG)
+        .expect("it is intact");
     device.unmap(whole).expect("it is mapped");
     device.unreserve(start).expect("nothing is mapped");
 }
@@ -149,7 +207,8 @@ on_the_simulated_gpu! {
         assert_eq!(folder.path().read_dir().expect("it can be read").count(), 0);
         device.host_free(host).expect("it is held");
         let missing = folder.path().join("missing");
-        let refused = device.host_alloc(Bytes::mib(3), &memory(&missing)).expect_err("there is no folder").to_string();
+        let refused = device.host_alloc(Bytes::mib(3), &memory(&missing)).expect_err("there is no \
+             folder").to_string();
         assert!(refused.starts_with("mmap of 3 MiB failed: a temporary file in ") && refused.contains("missing"), "{refused}");
     }
 
@@ -165,7 +224,8 @@ on_the_simulated_gpu! {
         let handle = lender.raw_stream(lent).expect("the stream exists");
         let mut device = device();
         // SAFETY: the stream lives until the end of the test.
-        let stream = unsafe { device.borrow_stream(handle) }.expect("the stream belongs to the same context");
+        let stream = unsafe { device.borrow_stream(handle) }.expect("the stream belongs to the \
+             same context");
         let start = device.malloc(Bytes::mib(2)).expect("memory is free");
         let host = device.host_alloc(Bytes::mib(2), &HostMemory::Pageable).expect("memory is free");
         let waits = || calls().iter().filter(|call| *call == "cuStreamSynchronize").count();
@@ -218,7 +278,8 @@ on_the_simulated_gpu! {
     ) {
         let folder = tempfile::tempdir().expect("a folder");
         let python = folder.path().join("python");
-        let script = "#!/bin/sh\ncd \"${0%/*}\" && echo > pid.$$ && while ! [ -e held.$$ ]; do sleep 0.01; done\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
+        let script = "#!/bin/sh\ncd \"${0%/*}\" && echo > pid.$$ && while ! [ -e held.$$ ]; do \
+             sleep 0.01; done\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
         std::fs::write(&python, script).expect("it is written");
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("the script is executable");
         let opened = device();
@@ -242,7 +303,8 @@ on_the_simulated_gpu! {
     fn a_run_on_a_shared_gpu_is_contended(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let machine = machine(&device, "rustc");
-        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Simulated GPU", Some("simulated"), Some(true)));
+        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Simulated \
+             GPU", Some("simulated"), Some(true)));
         let mut monitor = Monitor::start(&mut device);
         drop(device);
         monitor.observe();
@@ -252,14 +314,16 @@ on_the_simulated_gpu! {
         assert_eq!(states, [(Some(1980), Some(2619), Some(1)); 3], "before, between and after");
         let states: Vec<_> = conditions.gpu.iter().map(|state| (state.power_mw, state.temperature)).collect();
         assert_eq!(states, [(Some(250_000), Some(40)); 3]);
-        let told = ["1 other process held memory of the GPU (other-process, 64 MiB)", "clocks were held down: power cap"];
+        let told = ["1 other process held memory of the GPU (other-process, 64 MiB)", "clocks were \
+             held down: power cap"];
         assert_eq!(conditions.contended[..2], told);
     }
 
     fn in_a_container_this_process_is_recognized(Settings { container: true, ..strict() }) {
         let mut device = device();
         let memory = device.memory().expect("the driver reports memory");
-        assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
+        assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came \
+             with it");
         let nvml = machine::nvml_of(device.info()).expect("there is NVML");
         assert_eq!(nvml.other_processes(), Ok(Vec::new()));
     }
@@ -325,7 +389,8 @@ on_the_simulated_gpu! {
     }
 
     fn a_failed_allocation_does_not_call_nvml(Settings { list_calls: true, ..strict() }) {
-        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("the device has this much memory");
+        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("the device has \
+             this much memory");
         assert!(nvml_calls() > 0, "opening and admitting query NVML");
         for kind in AllocatorKind::ALL {
             let mut allocator = kind.build();
@@ -386,9 +451,11 @@ on_the_simulated_gpu! {
         device.malloc(Bytes::mib(2)).expect("the second");
         let error = device.malloc(Bytes::mib(2)).expect_err("the third");
         let sentence = error.to_string();
-        assert!(sentence.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719). Earlier work broke the context"), "{sentence}");
+        assert!(sentence.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719). \
+             Earlier work broke the context"), "{sentence}");
         device.malloc(Bytes::mib(2)).expect("the fourth");
-        assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only out of memory counts as an allocation failure");
+        assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only out \
+             of memory counts as an allocation failure");
     }
 
     fn an_unknown_code_gives_a_readable_error(strict().failing("cuEventQuery", 1, 9999)) {
@@ -430,7 +497,8 @@ on_the_simulated_gpu! {
                 let after = range(inner.end(), 0, 4096);
                 device.fill(stream, whole, OTHER).expect("the whole is filled");
                 device.fill(stream, inner, TAG).expect("the inner range is filled");
-                device.verify(stream, inner, TAG).unwrap_or_else(|error| panic!("{offset} {len}: {error}"));
+                device.verify(stream, inner, TAG).unwrap_or_else(|error| panic!("{offset} {len}: \
+                     {error}"));
                 device.verify(stream, range(ptr, 0, 8192 + offset), OTHER).unwrap_or_else(|error| panic!("before {offset} {len}: {error}"));
                 let shifted = Tag(OTHER.0.rotate_right(((8192 + offset + len) % 8) as u32 * 8));
                 device.verify(stream, after, shifted).unwrap_or_else(|error| panic!("after {offset} {len}: {error}"));
@@ -583,20 +651,24 @@ on_the_simulated_gpu! {
             asked
         };
         assert_eq!(asked(&mut device()), 10, "one query of reserved memory per call");
-        let mut limited = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
-        assert_eq!(asked(&mut limited), 4 * 10, "reserved memory is queried for the room, before, after, and by the allocator");
+        let mut limited = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that \
+             much");
+        assert_eq!(asked(&mut limited), 4 * 10, "reserved memory is queried for the room, before, \
+             after, and by the allocator");
     }
 
     fn working_verification_passes_its_check(strict()) {
         let mut device = device();
         let calls = device.calls();
         device.check_verification().expect("it works");
-        assert_eq!((device.calls(), device.leaks()), (calls, Leaks::default()), "it leaks nothing and counts no call");
+        assert_eq!((device.calls(), device.leaks()), (calls, Leaks::default()), "it leaks nothing \
+             and counts no call");
     }
 
     fn a_blind_verify_kernel_is_found_before_a_run(Settings { blind_verify: true, ..strict() }) {
         let error = device().check_verification().expect_err("no wrong byte is found").to_string();
-        assert!(error.starts_with("verification of GPU memory: a wrong byte at offset 0 of 4.00 KiB was not found"), "{error}");
+        assert!(error.starts_with("verification of GPU memory: a wrong byte at offset 0 of 4.00 \
+             KiB was not found"), "{error}");
         let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
         assert!(source.open().is_err(), "no run uses this device");
     }
@@ -605,7 +677,8 @@ on_the_simulated_gpu! {
         Settings { wrong_write: Some(WrongWrite { nth: 3, offset: 4000 }), ..strict() }
     ) {
         let error = device().check_verification().expect_err("a byte is wrong").to_string();
-        assert!(error.starts_with("verification of GPU memory: a correct range was reported as corrupted ("), "{error}");
+        assert!(error.starts_with("verification of GPU memory: a correct range was reported as \
+             corrupted ("), "{error}");
     }
 
     fn newer_functions_of_nvml_are_preferred(Settings { list_calls: true, ..strict() }) {
@@ -633,7 +706,8 @@ on_the_simulated_gpu! {
         Settings { container: true, ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
     ) {
         let mut device = device();
-        assert_eq!(device.memory().expect("the driver reports memory").process, None, "memory from before the context is unknown");
+        assert_eq!(device.memory().expect("the driver reports memory").process, None, "memory from \
+             before the context is unknown");
     }
 
     fn external_memory_takes_the_requested_or_the_free_memory(strict()) {
@@ -654,7 +728,8 @@ on_the_simulated_gpu! {
         let left = free_memory(&mut device);
         assert!(device.malloc(left + Bytes(1)).is_err());
         device.malloc(left).expect("the remaining memory fits");
-        assert_eq!(device.set_external_memory(Bytes::mib(702)), Ok(Bytes::mib(700)), "nothing is left");
+        assert_eq!(device.set_external_memory(Bytes::mib(702)), Ok(Bytes::mib(700)), "nothing is \
+             left");
         assert_eq!(device.leaks().allocations, 1, "external memory is not a leak");
         assert_eq!(device.set_external_memory(Bytes::ZERO), Ok(Bytes::ZERO));
         let calls = device.calls();
@@ -739,7 +814,8 @@ on_the_simulated_gpu! {
         let mut device = device();
         assert!(device.pooled().is_none());
         let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
-        assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no stream-ordered memory pools"), "{refused}");
+        assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no \
+             stream-ordered memory pools"), "{refused}");
     }
 
     fn a_pool_that_cannot_be_configured_is_destroyed(strict().failing("cuMemPoolSetAttribute", 2, 999)) {
@@ -793,9 +869,11 @@ on_the_simulated_gpu! {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
         let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool fails");
-        assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
+        assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: \
+             CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (0, 0));
-        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next try succeeds");
+        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next \
+             try succeeds");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
         allocator.free(&mut device, held).expect("it is live");
         allocator.close(&mut device).expect("nothing is live");
@@ -817,7 +895,8 @@ on_the_simulated_gpu! {
         let mut device = device();
         let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
         let free = free_memory(&mut device);
-        let error = device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect_err("the third page is refused");
+        let error = device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect_err("the third page \
+             is refused");
         assert!(matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 999, .. }), "{error}");
         assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (3, 2, free));
         device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect("the second try succeeds");
@@ -841,7 +920,8 @@ on_the_simulated_gpu! {
         let error = device.unmap(range(start, 0, 6 << 20)).expect_err("the second page is refused");
         assert!(matches!(error, DeviceError::Driver { call: "cuMemUnmap", code: 206, .. }), "{error}");
         assert_eq!((free_memory(&mut device), device.leaks().bytes), (free + Bytes::mib(2), Bytes::mib(4)));
-        device.fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG).expect("the rest is mapped");
+        device.fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG).expect("the rest is \
+             mapped");
         device.synchronize().expect("the context is not broken");
         device.unmap(range(start, 2 << 20, 4 << 20)).expect("the second try succeeds");
         device.unreserve(start).expect("nothing is mapped");
@@ -891,7 +971,8 @@ on_the_simulated_gpu! {
     }
 
     fn a_driver_without_a_gpu_differs_from_a_missing_driver(Settings { devices: 0, ..strict() }) {
-        let no_gpu = "CUDA device 0: the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES";
+        let no_gpu = "CUDA device 0: the driver is installed but sees no GPU; see `nvidia-smi -L` \
+             and CUDA_VISIBLE_DEVICES";
         assert_eq!(refused(CudaDevice::open(0)).to_string(), no_gpu);
         let probe = machine::probe();
         assert_eq!(probe.driver.as_ref().map(|driver| (driver.cuda.as_str(), driver.devices.len())), Ok(("12.9", 0)));
@@ -900,13 +981,16 @@ on_the_simulated_gpu! {
     }
 
     fn an_unknown_ordinal_lists_the_devices(Settings { devices: 3, ..strict() }) {
-        assert_eq!(refused(CudaDevice::open(3)).to_string(), "CUDA device 3: the driver has 3 devices, cuda:0 to cuda:2");
-        assert_eq!(refused(CudaDevice::open(u32::MAX)).to_string(), "CUDA device 4294967295: the driver has 3 devices, cuda:0 to cuda:2");
+        assert_eq!(refused(CudaDevice::open(3)).to_string(), "CUDA device 3: the driver has 3 \
+             devices, cuda:0 to cuda:2");
+        assert_eq!(refused(CudaDevice::open(u32::MAX)).to_string(), "CUDA device 4294967295: the \
+             driver has 3 devices, cuda:0 to cuda:2");
     }
 
     fn a_driver_that_fails_to_start_gives_advice(strict().failing("cuInit", 0, 803)) {
         let sentence = refused(CudaDevice::open(0)).to_string();
-        assert!(sentence.starts_with("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The driver's installation"), "{sentence}");
+        assert!(sentence.starts_with("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The \
+             driver's installation"), "{sentence}");
         let Ok(Resolved::Simulated { reason }) = DeviceChoice::Auto.resolve(&machine::probe()) else { panic!("there is no usable GPU") };
         assert_eq!(reason, format!("no CUDA device can be opened: {sentence}"));
     }
@@ -916,25 +1000,52 @@ on_the_simulated_gpu! {
 fn an_unloadable_driver_is_explained_and_the_simulated_device_is_chosen() {
     const NAME: &str = "an_unloadable_driver_is_explained_and_the_simulated_device_is_chosen";
     if !is_child(NAME) {
-        return run_child(NAME, &Staging::with_broken_libraries().expect("the folder is made"), "");
+        return run_child(
+            NAME,
+            &Staging::with_broken_libraries().expect("the folder is made"),
+            "",
+        );
     }
     let sentence = refused(CudaDevice::open(0)).to_string();
-    assert!(sentence.starts_with("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "), "{sentence}");
+    assert!(
+        sentence
+            .starts_with("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "),
+        "{sentence}"
+    );
     let probe = machine::probe();
-    assert!(probe.nvml.as_ref().is_err_and(|why| why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: ")), "{probe:?}");
+    assert!(
+        probe
+            .nvml
+            .as_ref()
+            .is_err_and(|why| why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: ")),
+        "{probe:?}"
+    );
     let reason = format!("no CUDA device can be opened: {sentence}");
-    assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
-    assert_eq!(DeviceChoice::Cuda(0).resolve(&probe).expect_err("there is none").to_string(), sentence);
+    assert_eq!(
+        DeviceChoice::Auto.resolve(&probe),
+        Ok(Resolved::Simulated { reason })
+    );
+    assert_eq!(
+        DeviceChoice::Cuda(0)
+            .resolve(&probe)
+            .expect_err("there is none")
+            .to_string(),
+        sentence
+    );
 }
 
-/// Fails every driver function of `open` in turn. Each time, the error names the function, and nothing is leaked.
+/// Fails every driver function of `open` in turn. Each time, the error names the function, and
+/// nothing is leaked.
 #[test]
 fn a_failed_call_while_opening_is_named_and_nothing_leaks() {
     const NAME: &str = "a_failed_call_while_opening_is_named_and_nothing_leaks";
     if is_child(NAME) {
         let (call, code) = (env::var(ARGUMENT).expect("the parent told"), 999);
         let error = refused(CudaDevice::open(0));
-        assert!(matches!(error, DeviceError::Driver { call: refused, code: 999, .. } if refused == call), "{call} {code}: {error}");
+        assert!(
+            matches!(error, DeviceError::Driver { call: refused, code: 999, .. } if refused == call),
+            "{call} {code}: {error}"
+        );
         return;
     }
     let calls = [
@@ -957,7 +1068,8 @@ fn a_failed_call_while_opening_is_named_and_nothing_leaks() {
         "cuMemGetInfo_v2",
     ];
     for call in calls {
-        let staging = Staging::new(&strict().failing(call, 1, 999)).expect("the simulated GPU is set up");
+        let staging =
+            Staging::new(&strict().failing(call, 1, 999)).expect("the simulated GPU is set up");
         run_child(NAME, &staging, call);
         assert_nothing_left(&staging);
     }
@@ -969,24 +1081,47 @@ fn a_dropped_device_leaks_nothing() {
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
-        return assert_eq!(staging.left().expect("the context was released"), format!("device 0 {NOTHING_LEFT}\n"));
+        return assert_eq!(
+            staging.left().expect("the context was released"),
+            format!("device 0 {NOTHING_LEFT}\n")
+        );
     }
     let mut device = device();
     let stream = device.create_stream().expect("a stream");
     let event = device.create_event().expect("an event");
     let ptr = device.malloc(Bytes::mib(10)).expect("it fits");
-    device.set_external_memory(Bytes::mib(100)).expect("it fits");
-    device.busy(stream, Nanos::millis(20)).expect("it is queued");
-    device.fill(stream, range(ptr, 0, 10 << 20), TAG).expect("it is queued");
+    device
+        .set_external_memory(Bytes::mib(100))
+        .expect("it fits");
+    device
+        .busy(stream, Nanos::millis(20))
+        .expect("it is queued");
+    device
+        .fill(stream, range(ptr, 0, 10 << 20), TAG)
+        .expect("it is queued");
     device.record_event(event, stream).expect("it is queued");
     let start = device.reserve(Bytes::mib(40)).expect("there are addresses");
-    device.map(range(start, 2 << 20, 8 << 20), Bytes::mib(4)).expect("it fits");
-    device.fill(stream, range(start, 2 << 20, 8 << 20), TAG).expect("it is queued");
+    device
+        .map(range(start, 2 << 20, 8 << 20), Bytes::mib(4))
+        .expect("it fits");
+    device
+        .fill(stream, range(start, 2 << 20, 8 << 20), TAG)
+        .expect("it is queued");
     let pool = device.create_pool(Bytes(u64::MAX)).expect("a pool");
-    device.malloc_async(pool, Bytes::mib(3), stream).expect("it fits");
+    device
+        .malloc_async(pool, Bytes::mib(3), stream)
+        .expect("it fits");
     assert_eq!(
         device.leaks(),
-        Leaks { allocations: 2, reservations: 1, pools: 1, bytes: Bytes::mib(18 + 32), streams: 1, events: 1, host: 0 }
+        Leaks {
+            allocations: 2,
+            reservations: 1,
+            pools: 1,
+            bytes: Bytes::mib(18 + 32),
+            streams: 1,
+            events: 1,
+            host: 0
+        }
     );
 }
 
@@ -996,19 +1131,36 @@ fn work_on_unmapped_memory_breaks_the_context() {
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
-        // The memory of a broken context cannot be freed call by call. The driver releases it with the context.
+        // The memory of a broken context cannot be freed call by call. The driver releases it with
+        // the context.
         let left = staging.left().expect("the context was released");
-        return assert!(left.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{left}");
+        return assert!(
+            left.starts_with(
+                "device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"
+            ),
+            "{left}"
+        );
     }
     let mut device = device();
     let stream = device.create_stream().expect("a stream");
     let start = device.reserve(Bytes::mib(2)).expect("there are addresses");
-    device.map(range(start, 0, 2 << 20), Bytes::mib(2)).expect("it fits");
-    device.busy(stream, Nanos::millis(20)).expect("it is queued");
-    device.fill(stream, range(start, 0, 2 << 20), TAG).expect("it is queued");
-    device.unmap(range(start, 0, 2 << 20)).expect("unmapping does not wait");
+    device
+        .map(range(start, 0, 2 << 20), Bytes::mib(2))
+        .expect("it fits");
+    device
+        .busy(stream, Nanos::millis(20))
+        .expect("it is queued");
+    device
+        .fill(stream, range(start, 0, 2 << 20), TAG)
+        .expect("it is queued");
+    device
+        .unmap(range(start, 0, 2 << 20))
+        .expect("unmapping does not wait");
     let error = device.synchronize().expect_err("the fill found no memory");
-    assert!(matches!(error, DeviceError::Driver { code: 700, .. }), "{error}");
+    assert!(
+        matches!(error, DeviceError::Driver { code: 700, .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -1018,16 +1170,43 @@ fn an_unordered_read_after_a_write_breaks_the_context() {
         let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
         let left = staging.left().expect("the context was released");
-        return assert!(left.starts_with("device 0 left: 1 allocations, 0 reservations, 0 pages, 0 pools, 2 streams"), "{left}");
+        return assert!(
+            left.starts_with(
+                "device 0 left: 1 allocations, 0 reservations, 0 pages, 0 pools, 2 streams"
+            ),
+            "{left}"
+        );
     }
     let mut device = device();
-    let (writer, reader) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
+    let (writer, reader) = (
+        device.create_stream().expect("a stream"),
+        device.create_stream().expect("a stream"),
+    );
     let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
-    device.fill(writer, range(ptr, 0, 2 << 20), TAG).expect("it is queued");
-    let error = device.verify(reader, range(ptr, 0, 2 << 20), TAG).expect_err("the reader did not wait");
-    assert!(matches!(error, DeviceError::Driver { call: "cuLaunchKernel", code: 719, .. }), "{error}");
-    let error = device.synchronize().expect_err("the context is broken for good");
-    assert!(matches!(error, DeviceError::Driver { code: 719, .. }), "{error}");
+    device
+        .fill(writer, range(ptr, 0, 2 << 20), TAG)
+        .expect("it is queued");
+    let error = device
+        .verify(reader, range(ptr, 0, 2 << 20), TAG)
+        .expect_err("the reader did not wait");
+    assert!(
+        matches!(
+            error,
+            DeviceError::Driver {
+                call: "cuLaunchKernel",
+                code: 719,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = device
+        .synchronize()
+        .expect_err("the context is broken for good");
+    assert!(
+        matches!(error, DeviceError::Driver { code: 719, .. }),
+        "{error}"
+    );
 }
 
 /// Runs `harness doctor` on a staged machine. Returns its exit code and its output.
@@ -1036,7 +1215,10 @@ fn doctor(staging: &Staging, arguments: &[&str]) -> (Option<i32>, String) {
     command.arg("doctor").args(arguments);
     staging.apply(&mut command);
     let output = command.output().expect("the program runs");
-    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
 }
 
 #[test]
@@ -1044,28 +1226,56 @@ fn doctor_gives_up_on_a_hanging_driver_and_names_the_step() {
     for (function, waits_for) in [
         ("cuInit", "the CUDA driver and NVML to list the GPUs"),
         ("nvmlInit_v2", "the CUDA driver and NVML to list the GPUs"),
-        ("cuDevicePrimaryCtxRetain", "cuda:0 to open and to pass a memory test"),
+        (
+            "cuDevicePrimaryCtxRetain",
+            "cuda:0 to open and to pass a memory test",
+        ),
     ] {
-        let staging = Staging::new(&strict().hanging(function, 1)).expect("the simulated GPU is set up");
+        let staging =
+            Staging::new(&strict().hanging(function, 1)).expect("the simulated GPU is set up");
         let (code, text) = doctor(&staging, &["--limit", "2s", "--require-gpu"]);
         assert_eq!(code, Some(3), "{function}: {text}");
-        assert!(text.contains(&format!("waiting for {waits_for}: the driver hangs; ")), "{function}: {text}");
-        assert!(text.contains("scenarios run only with `--device sim`"), "{function}: {text}");
+        assert!(
+            text.contains(&format!("waiting for {waits_for}: the driver hangs; ")),
+            "{function}: {text}"
+        );
+        assert!(
+            text.contains("scenarios run only with `--device sim`"),
+            "{function}: {text}"
+        );
     }
 }
 
 #[test]
 fn doctor_refuses_a_gpu_whose_verification_finds_nothing() {
-    let staging = Staging::new(&Settings { blind_verify: true, ..strict() }).expect("the simulated GPU is set up");
+    let staging = Staging::new(&Settings {
+        blind_verify: true,
+        ..strict()
+    })
+    .expect("the simulated GPU is set up");
     let (code, text) = doctor(&staging, &["--require-gpu"]);
     assert_eq!(code, Some(3), "{text}");
-    assert!(text.contains("cuda:0 cannot be used: verification of GPU memory: a wrong byte at offset 0"), "{text}");
+    assert!(
+        text.contains(
+            "cuda:0 cannot be used: verification of GPU memory: a wrong byte at offset 0"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
 fn doctor_distinguishes_a_broken_library_from_a_missing_one() {
-    let (code, text) = doctor(&Staging::with_broken_libraries().expect("the folder is made"), &[]);
+    let (code, text) = doctor(
+        &Staging::with_broken_libraries().expect("the folder is made"),
+        &[],
+    );
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "), "{text}");
-    assert!(text.contains("NVML: libnvidia-ml.so.1 exists but cannot be loaded: "), "{text}");
+    assert!(
+        text.contains("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "),
+        "{text}"
+    );
+    assert!(
+        text.contains("NVML: libnvidia-ml.so.1 exists but cannot be loaded: "),
+        "{text}"
+    );
 }

@@ -1,8 +1,11 @@
-//! The documentation is current: command output and files that it quotes, links, and the length of the README.
+//! The documentation is current: command output and files that it quotes, links, and the length of
+//! the README.
 //!
-//! `UPDATE=1 cargo test -p harness --test docs` rewrites the quotations. A page quotes with a comment above a code block, and `<!-- end -->` below it:
+//! `UPDATE=1 cargo test -p harness --test docs` rewrites the quotations. A page quotes with a
+//! comment above a code block, and `<!-- end -->` below it:
 //!
-//! * `<!-- output: COMMAND -->` quotes what `harness COMMAND` prints; `| from: TEXT` and `| until: TEXT` select lines by how they begin;
+//! * `<!-- output: COMMAND -->` quotes what `harness COMMAND` prints; `| from: TEXT` and `| until:
+//!   TEXT` select lines by how they begin;
 //! * `<!-- file: PATH -->` quotes a file of the project.
 
 use std::path::{Path, PathBuf};
@@ -14,16 +17,30 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 const END: &str = "<!-- end -->";
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project's root exists")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("the project's root exists")
 }
 
 /// The hand-written pages and the generated references, without generated reports.
 fn pages() -> Vec<PathBuf> {
     let root = root();
-    let mut pages = ["README.md", "harness/ARCHITECTURE.md", "ci/README.md", "scenarios/README.md"].map(|page| root.join(page)).to_vec();
+    let mut pages = [
+        "README.md",
+        "harness/ARCHITECTURE.md",
+        "ci/README.md",
+        "scenarios/README.md",
+    ]
+    .map(|page| root.join(page))
+    .to_vec();
     for folder in ["harness/book/src", "scenarios/bench", "scenarios/devices"] {
-        let entries = fs::read_dir(root.join(folder)).expect("the folder exists").map(|entry| entry.expect("it is readable").path());
-        pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+        let entries = fs::read_dir(root.join(folder))
+            .expect("the folder exists")
+            .map(|entry| entry.expect("it is readable").path());
+        pages.extend(
+            entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")),
+        );
     }
     pages.sort();
     pages
@@ -37,7 +54,10 @@ fn read(path: &Path) -> String {
 fn quoted(comment: &str) -> Option<String> {
     if let Some(file) = comment.strip_prefix("file: ") {
         let language = if file.ends_with(".py") { "python" } else { "" };
-        return Some(format!("```{language}\n{}\n```\n", read(&root().join(file)).trim_end()));
+        return Some(format!(
+            "```{language}\n{}\n```\n",
+            read(&root().join(file)).trim_end()
+        ));
     }
     let mut parts = comment.strip_prefix("output: harness ")?.split(" | ");
     let command = parts.next().expect("split yields at least one part");
@@ -58,10 +78,18 @@ fn quoted(comment: &str) -> Option<String> {
         .expect("harness starts");
     let text = String::from_utf8(output.stdout).expect("the output is UTF-8");
     for mark in [from, until].into_iter().flatten() {
-        assert!(text.lines().any(|line| line.starts_with(mark)), "`harness {command}` prints no line that begins with `{mark}`:\n{text}");
+        assert!(
+            text.lines().any(|line| line.starts_with(mark)),
+            "`harness {command}` prints no line that begins with `{mark}`:\n{text}"
+        );
     }
-    let lines = text.lines().map(str::trim_end).skip_while(|line| from.is_some_and(|from| !line.starts_with(from)));
-    let lines: Vec<&str> = lines.take_while(|line| until.is_none_or(|until| !line.starts_with(until))).collect();
+    let lines = text
+        .lines()
+        .map(str::trim_end)
+        .skip_while(|line| from.is_some_and(|from| !line.starts_with(from)));
+    let lines: Vec<&str> = lines
+        .take_while(|line| until.is_none_or(|until| !line.starts_with(until)))
+        .collect();
     Some(format!("```text\n{}\n```\n", lines.join("\n").trim_end()))
 }
 
@@ -72,10 +100,16 @@ fn renewed(page: &str) -> String {
     while let Some(line) = lines.next() {
         renewed += line;
         renewed.push('\n');
-        let block = line.strip_prefix("<!-- ").and_then(|line| line.strip_suffix(" -->")).and_then(quoted);
+        let block = line
+            .strip_prefix("<!-- ")
+            .and_then(|line| line.strip_suffix(" -->"))
+            .and_then(quoted);
         if let Some(block) = block {
             renewed += &block;
-            assert!(lines.by_ref().any(|line| line == END), "no `{END}` below `{line}`");
+            assert!(
+                lines.by_ref().any(|line| line == END),
+                "no `{END}` below `{line}`"
+            );
             renewed += END;
             renewed.push('\n');
         }
@@ -97,14 +131,24 @@ fn quoted_output_and_files_are_current() {
 }
 
 fn assert_current(path: &Path, page: &str, renewed: &str) {
-    let different = page.lines().zip(renewed.lines()).find(|(old, new)| old != new);
-    assert!(page == renewed, "{}: a quotation is out of date, first at {different:?}; run with UPDATE=1", path.display());
+    let different = page
+        .lines()
+        .zip(renewed.lines())
+        .find(|(old, new)| old != new);
+    assert!(
+        page == renewed,
+        "{}: a quotation is out of date, first at {different:?}; run with UPDATE=1",
+        path.display()
+    );
 }
 
 /// A heading's anchor, by GitHub's rules.
 fn slug(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
-    kept.chars().filter(|&c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_')).map(|c| if c == ' ' { '-' } else { c }).collect()
+    kept.chars()
+        .filter(|&c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
 }
 
 /// The link targets and the anchors of a page.
@@ -112,12 +156,16 @@ fn links_and_anchors(page: &str) -> (Vec<String>, BTreeSet<String>) {
     let (mut links, mut anchors, mut heading) = (Vec::new(), BTreeSet::new(), None);
     for event in Parser::new_ext(page, Options::ENABLE_TABLES) {
         match event {
-            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => links.push(dest_url.to_string()),
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                links.push(dest_url.to_string())
+            }
             Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
             Event::End(TagEnd::Heading(_)) => {
                 let base = slug(&heading.take().unwrap_or_default());
                 let numbered = (1..).map(|n| format!("{base}-{n}"));
-                let anchor = std::iter::once(base.clone()).chain(numbered).find(|anchor| !anchors.contains(anchor));
+                let anchor = std::iter::once(base.clone())
+                    .chain(numbered)
+                    .find(|anchor| !anchors.contains(anchor));
                 anchors.extend(anchor);
             }
             Event::Text(text) | Event::Code(text) => {
@@ -126,7 +174,11 @@ fn links_and_anchors(page: &str) -> (Vec<String>, BTreeSet<String>) {
                 }
             }
             Event::Html(html) | Event::InlineHtml(html) => {
-                anchors.extend(html.split("id=\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+                anchors.extend(
+                    html.split("id=\"")
+                        .skip(1)
+                        .filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())),
+                );
             }
             _ => {}
         }
@@ -143,15 +195,31 @@ fn every_link_between_pages_has_its_target() {
                 continue;
             }
             let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
-            let target = if file.is_empty() { path.clone() } else { path.parent().expect("a page is in a folder").join(file) };
-            let is_page = target.extension().is_some_and(|extension| extension == "md");
-            let found = target.exists() && (anchor.is_empty() || !is_page || links_and_anchors(&read(&target)).1.contains(anchor));
+            let target = if file.is_empty() {
+                path.clone()
+            } else {
+                path.parent().expect("a page is in a folder").join(file)
+            };
+            let is_page = target
+                .extension()
+                .is_some_and(|extension| extension == "md");
+            let found = target.exists()
+                && (anchor.is_empty()
+                    || !is_page
+                    || links_and_anchors(&read(&target)).1.contains(anchor));
             if !found {
-                broken.push(format!("{}: {link}", path.strip_prefix(root()).unwrap_or(&path).display()));
+                broken.push(format!(
+                    "{}: {link}",
+                    path.strip_prefix(root()).unwrap_or(&path).display()
+                ));
             }
         }
     }
-    assert!(broken.is_empty(), "links without a target:\n{}", broken.join("\n"));
+    assert!(
+        broken.is_empty(),
+        "links without a target:\n{}",
+        broken.join("\n")
+    );
 }
 
 #[test]
@@ -161,7 +229,13 @@ fn the_summary_of_the_book_lists_every_chapter() {
     let listed: BTreeSet<String> = links.into_iter().chain(["SUMMARY.md".to_owned()]).collect();
     let chapters: BTreeSet<String> = fs::read_dir(folder)
         .expect("the folder exists")
-        .map(|entry| entry.expect("it is readable").file_name().to_string_lossy().into_owned())
+        .map(|entry| {
+            entry
+                .expect("it is readable")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
         .collect();
     assert_eq!(listed, chapters);
 }
@@ -170,41 +244,80 @@ fn the_summary_of_the_book_lists_every_chapter() {
 fn the_readme_fits_on_two_hundred_lines_and_has_a_picture_at_the_top() {
     let readme = read(&root().join("README.md"));
     let (lines, words) = (readme.lines().count(), readme.split_whitespace().count());
-    assert!(lines <= 200 && words <= 1500, "{lines} lines and {words} words");
-    assert!(readme.lines().take(30).any(|line| line.starts_with("![")), "no picture in the first 30 lines");
+    assert!(
+        lines <= 200 && words <= 1500,
+        "{lines} lines and {words} words"
+    );
+    assert!(
+        readme.lines().take(30).any(|line| line.starts_with("![")),
+        "no picture in the first 30 lines"
+    );
 }
 
-/// Programs of an `exec` run if HARNESS_TEST_PYTHON names a Python with torch; otherwise that example is skipped.
+/// Programs of an `exec` run if HARNESS_TEST_PYTHON names a Python with torch; otherwise that
+/// example is skipped.
 #[test]
 fn the_example_of_every_step_runs_and_passes() {
     let folder = tempfile::tempdir().expect("a folder can be created");
-    for entry in fs::read_dir(root().join("scenarios")).expect("the folder exists").map(|entry| entry.expect("it is readable")) {
+    for entry in fs::read_dir(root().join("scenarios"))
+        .expect("the folder exists")
+        .map(|entry| entry.expect("it is readable"))
+    {
         if entry.path().is_dir() {
-            std::os::unix::fs::symlink(entry.path(), folder.path().join(entry.file_name())).expect("a link can be created");
+            std::os::unix::fs::symlink(entry.path(), folder.path().join(entry.file_name()))
+                .expect("a link can be created");
         }
     }
     for kind in StepKind::ALL {
-        fs::write(folder.path().join(format!("{kind}.yaml")), example(*kind)).expect("a file can be written");
+        fs::write(folder.path().join(format!("{kind}.yaml")), example(*kind))
+            .expect("a file can be written");
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-    command.arg("run").arg(folder.path()).args(["--device", "sim", "--no-report"]);
+    command
+        .arg("run")
+        .arg(folder.path())
+        .args(["--device", "sim", "--no-report"]);
     let python = env::var_os("HARNESS_TEST_PYTHON").map(PathBuf::from);
     if let Some(python) = &python {
         let others = env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{}:{others}", python.parent().expect("the path has a folder").display()));
+        command.env(
+            "PATH",
+            format!(
+                "{}:{others}",
+                python.parent().expect("the path has a folder").display()
+            ),
+        );
     }
     let output = command.output().expect("harness starts");
-    let (passed, skipped) = if python.is_some() { (StepKind::ALL.len(), 0) } else { (StepKind::ALL.len() - 1, 1) };
-    let expected =
-        if skipped == 0 { format!("All {passed} runs passed.") } else { format!("No run failed: {passed} passed, 0 failed, 1 skipped.") };
+    let (passed, skipped) = if python.is_some() {
+        (StepKind::ALL.len(), 0)
+    } else {
+        (StepKind::ALL.len() - 1, 1)
+    };
+    let expected = if skipped == 0 {
+        format!("All {passed} runs passed.")
+    } else {
+        format!("No run failed: {passed} passed, 0 failed, 1 skipped.")
+    };
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains(&expected), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && text.contains(&expected),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
 fn git_ignores_the_places_that_commands_write_to_by_default() {
     let folder = tempfile::tempdir().expect("there is space");
-    let git = |arguments: &[&str]| Command::new("git").args(arguments).current_dir(folder.path()).status().expect("git starts").success();
+    let git = |arguments: &[&str]| {
+        Command::new("git")
+            .args(arguments)
+            .current_dir(folder.path())
+            .status()
+            .expect("git starts")
+            .success()
+    };
     assert!(git(&["init", "--quiet"]));
     fs::copy(root().join(".gitignore"), folder.path().join(".gitignore")).expect("the file exists");
     let is_ignored = |path: &str| git(&["check-ignore", "--quiet", path]);
@@ -220,7 +333,12 @@ fn git_ignores_the_places_that_commands_write_to_by_default() {
     ] {
         assert!(is_ignored(path), "{path}");
     }
-    for path in ["harness/cli/src/fleet/rows.rs", "harness/report/src/fleet/mod.rs", "scenarios/devices/my-gpu.yaml", "reports/README.md"] {
+    for path in [
+        "harness/cli/src/fleet/rows.rs",
+        "harness/report/src/fleet/mod.rs",
+        "scenarios/devices/my-gpu.yaml",
+        "reports/README.md",
+    ] {
         assert!(!is_ignored(path), "{path}");
     }
 }

@@ -1,8 +1,9 @@
 //! Runs the catalogue and the scenarios that fail on purpose on the simulated GPU.
 //!
-//! The verdicts and figures of every run are compared with `kept_report/catalogue.txt`. Three of the scenarios make the report in
-//! `reports/example`, which is compared byte for byte.
-//! `UPDATE=1 cargo test --test example_report` rewrites all of it. Review the difference before you commit it.
+//! The verdicts and figures of every run are compared with `kept_report/catalogue.txt`. Three of
+//! the scenarios make the report in `reports/example`, which is compared byte for byte. `UPDATE=1
+//! cargo test --test example_report` rewrites all of it. Review the difference before you commit
+//! it.
 
 mod kept_report;
 
@@ -26,9 +27,18 @@ fn the_catalogue_gives_the_kept_figures_and_the_example_report() {
     std::env::set_current_dir(&root).expect("the project's root exists");
     // Processes of scenarios run the program, which this test is not.
     harness_allocator::allocator::library::name_program(env!("CARGO_BIN_EXE_harness").into());
-    let paths = [files_in("scenarios", "yaml"), files_in("scenarios/failing", "yaml")].concat();
+    let paths = [
+        files_in("scenarios", "yaml"),
+        files_in("scenarios/failing", "yaml"),
+    ]
+    .concat();
     let plan = Plan {
-        scenarios: paths.iter().flat_map(|path| Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid")).collect(),
+        scenarios: paths
+            .iter()
+            .flat_map(|path| {
+                Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid")
+            })
+            .collect(),
         selection: Selection::default(),
         seed: None,
         memory: None,
@@ -37,31 +47,58 @@ fn the_catalogue_gives_the_kept_figures_and_the_example_report() {
         fail_fast: false,
         program: "cargo run --".to_owned(),
     };
-    let records = plan.run(&DeviceSource::simulated(), &Arc::default()).expect("the simulated device opens");
-    let failed = records.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. }));
-    let failed: Vec<(&str, &str)> = failed.map(|run| (run.scenario.path.as_str(), run.allocator.as_str())).collect();
-    assert_eq!(failed, [("scenarios/failing/adapters.yaml", "caching")], "only the scenario that fails on purpose fails");
-    kept_report::compare_figures(&records, Path::new("harness/cli/tests/kept_report/catalogue.txt"));
+    let records = plan
+        .run(&DeviceSource::simulated(), &Arc::default())
+        .expect("the simulated device opens");
+    let failed = records.runs.iter().filter(|run| {
+        !matches!(
+            run.verdict,
+            Verdict::Passed | Verdict::FailedAsExpected { .. }
+        )
+    });
+    let failed: Vec<(&str, &str)> = failed
+        .map(|run| (run.scenario.path.as_str(), run.allocator.as_str()))
+        .collect();
+    assert_eq!(
+        failed,
+        [("scenarios/failing/adapters.yaml", "caching")],
+        "only the scenario that fails on purpose fails"
+    );
+    kept_report::compare_figures(
+        &records,
+        Path::new("harness/cli/tests/kept_report/catalogue.txt"),
+    );
     compare_report(records);
 }
 
 fn compare_report(records: Records) {
     let is_shown = |run: &RunRecord| SHOWN.contains(&run.scenario.name.as_str());
-    let records = Records { runs: records.runs.into_iter().filter(is_shown).collect(), ..records };
+    let records = Records {
+        runs: records.runs.into_iter().filter(is_shown).collect(),
+        ..records
+    };
     let made = tempfile::tempdir().expect("a temporary folder can be created");
     store::save_into(made.path(), &records).expect("the temporary folder can be written");
     if kept_report::updates() {
         kept_report::replace(made.path(), Path::new(EXAMPLE));
     }
-    let (made, kept) = (kept_report::files(made.path()), kept_report::files(Path::new(EXAMPLE)));
+    let (made, kept) = (
+        kept_report::files(made.path()),
+        kept_report::files(Path::new(EXAMPLE)),
+    );
     for name in made.keys().chain(kept.keys()) {
-        assert!(made.get(name) == kept.get(name), "{EXAMPLE}/{name} differs from what this build writes: run with UPDATE=1");
+        assert!(
+            made.get(name) == kept.get(name),
+            "{EXAMPLE}/{name} differs from what this build writes: run with UPDATE=1"
+        );
     }
 }
 
 fn files_in(folder: &str, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("the folder exists");
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == extension));
     paths.sort();
     paths

@@ -1,7 +1,8 @@
 //! Tests of `harness exec`: programs run unchanged on a simulated GPU, and the results are printed.
 //!
-//! Most tests use a fake torch: a few lines of Python on the library of the simulated GPU. If HARNESS_TEST_PYTHON names an
-//! interpreter with a real torch, that is tested too. Tests that lack their interpreter are shown as ignored.
+//! Most tests use a fake torch: a few lines of Python on the library of the simulated GPU. If
+//! HARNESS_TEST_PYTHON names an interpreter with a real torch, that is tested too. Tests that lack
+//! their interpreter are shown as ignored.
 
 #![allow(clippy::unwrap_used)]
 
@@ -81,10 +82,15 @@ fn main() -> ExitCode {
         a_failed_program_on_a_gpu_is_shown_with_its_command
         an_optional_program_that_cannot_run_is_skipped_with_its_expectations
     };
-    trials.extend(trials! { python_with_torch().is_some(), a_real_torch_runs_on_the_simulated_gpu });
+    trials
+        .extend(trials! { python_with_torch().is_some(), a_real_torch_runs_on_the_simulated_gpu });
     // An environment that an earlier `ci/torch` made lacks them.
-    let has_apps =
-        |python: String| Command::new(python).args(["-c", "import hydra, typer, pytest"]).output().is_ok_and(|it| it.status.success());
+    let has_apps = |python: String| {
+        Command::new(python)
+            .args(["-c", "import hydra, typer, pytest"])
+            .output()
+            .is_ok_and(|it| it.status.success())
+    };
     trials
         .extend(trials! { python_with_torch().is_some_and(has_apps), the_end_is_that_of_the_exception_which_hydra_typer_or_pytest_prints });
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -92,17 +98,24 @@ fn main() -> ExitCode {
 
 /// Returns the interpreter with a real torch.
 fn python_with_torch() -> Option<String> {
-    std::env::var("HARNESS_TEST_PYTHON").ok().filter(|python| !python.is_empty())
+    std::env::var("HARNESS_TEST_PYTHON")
+        .ok()
+        .filter(|python| !python.is_empty())
 }
 
 /// The functions of torch that the programs and the exit hook use.
 const TORCH: [(&str, &str); 4] = [
     (
         "__init__.py",
-        "import types\nclass OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\n\
-         _observers = []\n_C = types.SimpleNamespace(_cuda_init=lambda: None, _cuda_attach_out_of_memory_observer=_observers.append)\nfrom . import cuda\n",
+        "import types\nclass OutOfMemoryError(RuntimeError): pass\nfrom .version import \
+         __version__\n\
+         _observers = []\n_C = types.SimpleNamespace(_cuda_init=lambda: None, \
+         _cuda_attach_out_of_memory_observer=_observers.append)\nfrom . import cuda\n",
     ),
-    ("version.py", "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n"),
+    (
+        "version.py",
+        "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n",
+    ),
     (
         "cuda/__init__.py",
         r#"
@@ -142,8 +155,10 @@ def memory_stats(device):
     ),
     (
         "cuda/memory.py",
-        "import gzip, os, pickle\n_recorded = []\ndef _record_memory_history(**settings): _recorded.append(settings)\n\
-         def _snapshot():\n    assert len(_recorded) == 1, _recorded\n    return pickle.load(gzip.open(os.environ['RECORDED'])) if 'RECORDED' in os.environ else {}\n",
+        "import gzip, os, pickle\n_recorded = []\ndef _record_memory_history(**settings): \
+         _recorded.append(settings)\n\
+         def _snapshot():\n    assert len(_recorded) == 1, _recorded\n    return \
+         pickle.load(gzip.open(os.environ['RECORDED'])) if 'RECORDED' in os.environ else {}\n",
     ),
 ];
 
@@ -154,12 +169,19 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let world = Self { folder: TempDir::new().unwrap() };
+        let world = Self {
+            folder: TempDir::new().unwrap(),
+        };
         for (name, text) in TORCH {
             world.write(&format!("site/torch/{name}"), text);
         }
         // Like the real torch, it depends on the CUDA runtime.
-        let library = StubLibrary { soname: "libtorch_cuda.so", nodes: vec![], symbols: vec![], core: "libcudart.so.13" };
+        let library = StubLibrary {
+            soname: "libtorch_cuda.so",
+            nodes: vec![],
+            symbols: vec![],
+            core: "libcudart.so.13",
+        };
         let path = world.path("site/torch/lib/libtorch_cuda.so");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, library.bytes()).unwrap();
@@ -190,21 +212,57 @@ impl World {
 
     /// Runs a scenario with these steps on the simulated device.
     fn run_scenario(&self, steps: &str) -> Ran {
-        self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
-        Ran::of(self.harness().args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report"]).output().unwrap())
+        self.write(
+            "scenarios/test.yaml",
+            &format!(
+                "about: A test.\nneeds: {{ memory: 1GiB \
+             }}\nallocators: [expandable]\nsteps:\n{steps}"
+            ),
+        );
+        Ran::of(
+            self.harness()
+                .args([
+                    "run",
+                    "scenarios/test.yaml",
+                    "--device",
+                    "sim",
+                    "--no-report",
+                ])
+                .output()
+                .unwrap(),
+        )
     }
 
-    /// Runs a scenario on a GPU. The driver and NVML are those of a simulated GPU with 8 GiB, which executes the kernels of the
-    /// CUDA device but not those of programs.
+    /// Runs a scenario on a GPU. The driver and NVML are those of a simulated GPU with 8 GiB, which
+    /// executes the kernels of the CUDA device but not those of programs.
     fn run_scenario_on_gpu(&self, steps: &str, format: &str) -> Ran {
-        self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
-        let python = "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" PATH=\"${PATH#*:}\" exec python3 \"$@\"\n";
+        self.write(
+            "scenarios/test.yaml",
+            &format!(
+                "about: A test.\nneeds: {{ memory: 1GiB \
+             }}\nallocators: [expandable]\nsteps:\n{steps}"
+            ),
+        );
+        let python =
+            "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" PATH=\"${PATH#*:}\" exec python3 \"$@\"\n";
         self.write("bin/python3", python);
         fs::set_permissions(self.path("bin/python3"), fs::Permissions::from_mode(0o755)).unwrap();
         let script = "OF_PROGRAMS=\"$HARNESS_GPU\" \
-                      HARNESS_GPU=$(echo \"$HARNESS_GPU\" | sed 's/\"noop\"/\"execute\"/; s/\"processes\":false/\"processes\":true/') PATH=\"$PWD/bin:$PATH\" \
-                      exec \"$1\" run scenarios/test.yaml --device cuda:0 --no-report --repeat 1 --format \"$2\"";
-        self.run(&["--memory", "8GiB"], &["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_harness"), format])
+                      HARNESS_GPU=$(echo \"$HARNESS_GPU\" | sed 's/\"noop\"/\"execute\"/; \
+                      s/\"processes\":false/\"processes\":true/') PATH=\"$PWD/bin:$PATH\" \
+                      exec \"$1\" run scenarios/test.yaml --device cuda:0 --no-report --repeat 1 \
+                      --format \"$2\"";
+        self.run(
+            &["--memory", "8GiB"],
+            &[
+                "sh",
+                "-c",
+                script,
+                "sh",
+                env!("CARGO_BIN_EXE_harness"),
+                format,
+            ],
+        )
     }
 
     /// Runs `harness` in this folder, with its torch.
@@ -215,19 +273,38 @@ impl World {
     /// Runs a command that starts `harness`.
     fn wrapped(&self, command: &[&str]) -> Command {
         let mut harness = Command::new(command[0]);
-        harness.args(&command[1..]).current_dir(self.folder.path()).stdin(Stdio::null());
-        for variable in ["CARGO", "LD_AUDIT", "LD_PRELOAD", "RANK", "PYTORCH_ALLOC_CONF", "HARNESS_SIMULATED_GPU_LIBRARY", "HARNESS_PYTHON"]
-        {
+        harness
+            .args(&command[1..])
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
+        for variable in [
+            "CARGO",
+            "LD_AUDIT",
+            "LD_PRELOAD",
+            "RANK",
+            "PYTORCH_ALLOC_CONF",
+            "HARNESS_SIMULATED_GPU_LIBRARY",
+            "HARNESS_PYTHON",
+        ] {
             harness.env_remove(variable);
         }
-        let variables = [("HARNESS_CACHE", "cache"), ("PYTHONPATH", "site"), ("TMPDIR", "tmp")];
-        harness.envs(variables.map(|(name, folder)| (name, self.path(folder)))).env("NO_COLOR", "1");
+        let variables = [
+            ("HARNESS_CACHE", "cache"),
+            ("PYTHONPATH", "site"),
+            ("TMPDIR", "tmp"),
+        ];
+        harness
+            .envs(variables.map(|(name, folder)| (name, self.path(folder))))
+            .env("NO_COLOR", "1");
         harness
     }
 
     fn run(&self, options: &[&str], command: &[&str]) -> Ran {
         let ran = Ran::of(self.command(options, command).output().unwrap());
-        let left: Vec<_> = fs::read_dir(self.path("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let left: Vec<_> = fs::read_dir(self.path("tmp"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         assert!(left.is_empty(), "left behind: {left:?}");
         ran
     }
@@ -246,7 +323,11 @@ struct Ran {
 impl Ran {
     fn of(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Self { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+        Self {
+            code: output.status.code(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 }
 
@@ -254,62 +335,133 @@ const RECORD: [&str; 2] = ["--record", "run.json"];
 
 /// The words of a message without line breaks and frames.
 fn plain(message: &str) -> String {
-    message.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
+    message
+        .split_whitespace()
+        .filter(|word| *word != "│")
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone(world: World) {
     world.write(
         "train.py",
-        "import sys, torch\ntorch.cuda.malloc(3 << 20)\nprint('loss', sys.argv[1])\nprint('warned', file=sys.stderr)\nsys.exit(7)\n",
+        "import sys, torch\ntorch.cuda.malloc(3 << 20)\nprint('loss', \
+         sys.argv[1])\nprint('warned', file=sys.stderr)\nsys.exit(7)\n",
     );
     let ran = world.run(&[], &["python3", "train.py", "0.5"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(7), "loss 0.5\n"));
-    let summary = "warned\n\nsimulated GPU: NVIDIA H100 80GB HBM3 (h100-80, compute capability 9.0), 1 GiB\n\
+    let summary = "warned\n\nsimulated GPU: NVIDIA H100 80GB HBM3 (h100-80, compute capability \
+         9.0), 1 GiB\n\
                    peak reserved 4 MiB (0.4 %); driver: 1 allocation, 0 frees, 0 failed\n\
                    torch 2.11.0+cu130: peak allocated 0 B, 0 retries, 0 out of memory errors\n";
     assert!(ran.err.starts_with(summary), "{}", ran.err);
 }
 
 fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters(world: World) {
-    let program = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
+    let program = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), \
+         signal.SIGKILL)";
     let ran = world.run(&RECORD, &["python3", "-c", program]);
     let record = world.record();
-    assert_eq!((ran.code, &record["exit_code"], &record["signal"]), (Some(137), &137.into(), &9.into()));
+    assert_eq!(
+        (ran.code, &record["exit_code"], &record["signal"]),
+        (Some(137), &137.into(), &9.into())
+    );
     let process = &record["processes"][0];
-    assert_eq!((&process["torch"]["statistics"], &process["devices"][0]["mallocs"]), (&"at_least".into(), &1.into()), "{record}");
-    assert!(ran.err.contains("peak allocated unknown: the process ended before torch could report"), "{}", ran.err);
+    assert_eq!(
+        (
+            &process["torch"]["statistics"],
+            &process["devices"][0]["mallocs"]
+        ),
+        (&"at_least".into(), &1.into()),
+        "{record}"
+    );
+    assert!(
+        ran.err
+            .contains("peak allocated unknown: the process ended before torch could report"),
+        "{}",
+        ran.err
+    );
 }
 
 /// The fake torch has no allocator whose memory keeps its statistics.
 fn what_a_killed_process_could_not_report_is_refused(world: World) {
-    let child = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
-    let program = format!("import subprocess, sys; subprocess.run([sys.executable, '-c', {child:?}])");
-    let unknown = "ended before torch could report, so its allocated peak and its errors are unknown";
-    let least = world.run(&["--memory", "1GiB", "--least-memory"], &["python3", "-c", &program]);
-    assert!(least.code == Some(1) && least.err.contains("The least memory is unknown: process"), "{}", least.err);
+    let child = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), \
+         signal.SIGKILL)";
+    let program =
+        format!("import subprocess, sys; subprocess.run([sys.executable, '-c', {child:?}])");
+    let unknown =
+        "ended before torch could report, so its allocated peak and its errors are unknown";
+    let least = world.run(
+        &["--memory", "1GiB", "--least-memory"],
+        &["python3", "-c", &program],
+    );
+    assert!(
+        least.code == Some(1) && least.err.contains("The least memory is unknown: process"),
+        "{}",
+        least.err
+    );
     assert!(least.err.contains(unknown), "{}", least.err);
     let file = world.path("peaks.json").display().to_string();
-    let baseline = world.run(&["--memory", "1GiB", "--baseline", &file, "--update"], &["python3", "-c", &program]);
-    assert!(baseline.code == Some(1) && baseline.err.contains(unknown) && !world.path("peaks.json").exists(), "{}", baseline.err);
+    let baseline = world.run(
+        &["--memory", "1GiB", "--baseline", &file, "--update"],
+        &["python3", "-c", &program],
+    );
+    assert!(
+        baseline.code == Some(1)
+            && baseline.err.contains(unknown)
+            && !world.path("peaks.json").exists(),
+        "{}",
+        baseline.err
+    );
 }
 
 fn descendants_of_a_shell_script_are_simulated(world: World) {
-    world.write("train.py", "import subprocess, sys, torch\ntorch.cuda.malloc(1 << 20)\nif len(sys.argv) > 1:\n    subprocess.run([sys.executable, 'train.py'], check=True)\n");
-    let ran = world.run(&RECORD, &["sh", "-c", "RANK=1 python3 train.py child && exec python3 train.py"]);
+    world.write(
+        "train.py",
+        "import subprocess, sys, torch\ntorch.cuda.malloc(1 << 20)\nif \
+         len(sys.argv) > 1:\n    subprocess.run([sys.executable, 'train.py'], check=True)\n",
+    );
+    let ran = world.run(
+        &RECORD,
+        &[
+            "sh",
+            "-c",
+            "RANK=1 python3 train.py child && exec python3 train.py",
+        ],
+    );
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let record = world.record();
     let processes = record["processes"].as_array().unwrap();
-    let ranks: Vec<&Value> = processes.iter().map(|process| &process["torch"]["rank"]).collect();
-    assert_eq!((processes.len(), ranks.iter().filter(|rank| ***rank == "1").count()), (3, 2), "{record}");
+    let ranks: Vec<&Value> = processes
+        .iter()
+        .map(|process| &process["torch"]["rank"])
+        .collect();
+    assert_eq!(
+        (
+            processes.len(),
+            ranks.iter().filter(|rank| ***rank == "1").count()
+        ),
+        (3, 2),
+        "{record}"
+    );
 }
 
 fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_end(world: World) {
     world.write("train.py", include_str!("programs/shared.py"));
-    let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
-    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: 3 free 314\n";
+    let ran = world.run(
+        &["--record", "run.json", "--context-overhead", "10MiB"],
+        &["python3", "train.py"],
+    );
+    let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used \
+         710\nforked: 3 free 314\n";
     assert_eq!(ran.out, seen, "{}", ran.err);
     assert_eq!(world.record()["peak_held"], serde_json::json!([720 << 20]));
-    assert!(ran.err.contains("all processes: peak of 720 MiB held together, of 1 GiB"), "{}", ran.err);
+    assert!(
+        ran.err
+            .contains("all processes: peak of 720 MiB held together, of 1 GiB"),
+        "{}",
+        ran.err
+    );
 }
 
 /// The results of a forked child, first of a process without a context, then of one with a context.
@@ -347,47 +499,108 @@ fn a_forked_child_gets_the_drivers_error_for_its_parents_context(world: World) {
     world.write("train.py", FORKED);
     let ran = world.run(&RECORD, &["python3", "train.py"]);
     let (fine, refused) = ("[0, 0, 0, 0, 0, 0, 0, 0]", "[3, 3, 3, 3, 3, 3, 3, 3]");
-    assert_eq!((ran.code, ran.out), (Some(0), format!("{fine} 0\n{fine}\n{refused} 3\n{fine}\n")), "{}", ran.err);
-    // Each process counts its own attempts. The attempts of the child with a context fail before they count.
+    assert_eq!(
+        (ran.code, ran.out),
+        (Some(0), format!("{fine} 0\n{fine}\n{refused} 3\n{fine}\n")),
+        "{}",
+        ran.err
+    );
+    // Each process counts its own attempts. The attempts of the child with a context fail before
+    // they count.
     let record = world.record();
-    let mallocs: Vec<u64> =
-        record["processes"].as_array().unwrap().iter().map(|process| process["devices"][0]["mallocs"].as_u64().unwrap()).collect();
+    let mallocs: Vec<u64> = record["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|process| process["devices"][0]["mallocs"].as_u64().unwrap())
+        .collect();
     assert_eq!(mallocs.iter().sum::<u64>(), 6, "{record}");
 }
 
 fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot(world: World) {
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots/features.pickle.gz");
-    world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n");
-    let options = ["--record", "run.json", "--snapshot", "new/oom.pickle", "--memory", "2GiB"];
-    let ran = Ran::of(world.command(&options, &["python3", "train.py"]).env("RECORDED", &recorded).output().unwrap());
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../snapshot/explain/tests/snapshots/features.pickle.gz");
+    world.write(
+        "train.py",
+        "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n",
+    );
+    let options = [
+        "--record",
+        "run.json",
+        "--snapshot",
+        "new/oom.pickle",
+        "--memory",
+        "2GiB",
+    ];
+    let ran = Ran::of(
+        world
+            .command(&options, &["python3", "train.py"])
+            .env("RECORDED", &recorded)
+            .output()
+            .unwrap(),
+    );
     assert_eq!(ran.code, Some(1));
     let record = world.record();
     let torch = &record["processes"][0]["torch"];
-    assert_eq!((&torch["ended_out_of_memory"], &torch["memory_stats"]["0"]["num_ooms"]), (&true.into(), &1.into()), "{}", ran.err);
+    assert_eq!(
+        (
+            &torch["ended_out_of_memory"],
+            &torch["memory_stats"]["0"]["num_ooms"]
+        ),
+        (&true.into(), &1.into()),
+        "{}",
+        ran.err
+    );
     assert_eq!(record["processes"][0]["devices"][0]["failed"], 1);
-    let [written, recorded] = [world.path("new/oom.pickle"), recorded].map(|path| Snapshot::read(&path).unwrap());
+    let [written, recorded] =
+        [world.path("new/oom.pickle"), recorded].map(|path| Snapshot::read(&path).unwrap());
     assert!(written == recorded, "{written:?}");
-    assert!(ran.err.contains("OutOfMemoryError") && ran.err.contains("1 out of memory error; one ended the program"), "{}", ran.err);
-    assert!(ran.err.contains("new/oom.pickle: out of memory, after event 1883"), "as `harness explain` says it: {}", ran.err);
+    assert!(
+        ran.err.contains("OutOfMemoryError")
+            && ran
+                .err
+                .contains("1 out of memory error; one ended the program"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err
+            .contains("new/oom.pickle: out of memory, after event 1883"),
+        "as `harness explain` says it: {}",
+        ran.err
+    );
 }
 
 fn a_caught_out_of_memory_error_is_not_explained(world: World) {
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots/features.pickle.gz");
-    let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../snapshot/explain/tests/snapshots/features.pickle.gz");
+    let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: \
+         torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
     world.write("train.py", program);
     let mut command = world.command(&["--snapshot", "end.pickle"], &["python3", "train.py"]);
     let ran = Ran::of(command.env("RECORDED", recorded).output().unwrap());
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "smaller\n"));
-    assert!(ran.err.contains("end.pickle") && !ran.err.contains("after event"), "{}", ran.err);
+    assert!(
+        ran.err.contains("end.pickle") && !ran.err.contains("after event"),
+        "{}",
+        ran.err
+    );
 }
 
 fn injected_failures_are_counted_separately(world: World) {
-    let program = "import torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom')\n";
+    let program = "import torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); \
+         print('ok')\n    except torch.OutOfMemoryError: print('oom')\n";
     world.write("train.py", program);
-    let ran = world.run(&["--fail", "cudaMalloc:2:2", "--record", "run.json"], &["python3", "train.py"]);
+    let ran = world.run(
+        &["--fail", "cudaMalloc:2:2", "--record", "run.json"],
+        &["python3", "train.py"],
+    );
     assert_eq!(ran.out, "ok\noom\noom\nok\n", "{}", ran.err);
     let device = &world.record()["processes"][0]["devices"][0];
-    assert_eq!(["mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [4, 2, 2]);
+    assert_eq!(
+        ["mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()),
+        [4, 2, 2]
+    );
 }
 
 /// Queries the memory from the runtime, the driver and NVML.
@@ -441,25 +654,59 @@ NVML [1024, 0, 1024]
 properties 1024 1024
 ";
 
-/// Runs `harness exec --device cuda:0 OPTIONS -- COMMAND`. Driver, NVML and runtime are those of a simulated GPU with 8 GiB.
+/// Runs `harness exec --device cuda:0 OPTIONS -- COMMAND`. Driver, NVML and runtime are those of a
+/// simulated GPU with 8 GiB.
 fn limited(world: &World, options: &[&str], command: &[&str]) -> Ran {
-    let inner = [&[env!("CARGO_BIN_EXE_harness"), "exec"], options, &["--"], command].concat();
+    let inner = [
+        &[env!("CARGO_BIN_EXE_harness"), "exec"],
+        options,
+        &["--"],
+        command,
+    ]
+    .concat();
     world.run(&["--memory", "8GiB"], &inner)
 }
 
 fn a_program_on_a_real_gpu_gets_and_sees_only_its_limit(world: World) {
     world.write("train.py", LIMITED);
-    let options = ["--device", "cuda:0", "--memory", "1GiB", "--record", "run.json"];
+    let options = [
+        "--device", "cuda:0", "--memory", "1GiB", "--record", "run.json",
+    ];
     let ran = limited(&world, &options, &["python3", "train.py"]);
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), LIMITED_PRINTS), "{}", ran.err);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), LIMITED_PRINTS),
+        "{}",
+        ran.err
+    );
     let record = world.record();
     let device = &record["processes"][0]["devices"][0];
-    let figures = ["memory", "peak_reserved", "mallocs", "frees", "failed", "injected"].map(|name| device[name].as_u64().unwrap());
-    assert_eq!((&record["gpu"], figures), (&"cuda:0".into(), [1 << 30, 1 << 30, 7, 1, 4, 0]), "{record}");
-    assert!(ran.err.contains("cuda:0 (NVIDIA H100 80GB HBM3): 1 GiB of its 8 GiB for each process\npeak reserved 1 GiB"), "{}", ran.err);
+    let figures = [
+        "memory",
+        "peak_reserved",
+        "mallocs",
+        "frees",
+        "failed",
+        "injected",
+    ]
+    .map(|name| device[name].as_u64().unwrap());
+    assert_eq!(
+        (&record["gpu"], figures),
+        (&"cuda:0".into(), [1 << 30, 1 << 30, 7, 1, 4, 0]),
+        "{record}"
+    );
+    assert!(
+        ran.err.contains(
+            "cuda:0 (NVIDIA H100 80GB HBM3): 1 GiB of its 8 GiB for each \
+         process\npeak reserved 1 GiB"
+        ),
+        "{}",
+        ran.err
+    );
 }
 
-/// Requests managed memory, pitched memory and arrays from the driver. Prints the result code and the free memory in MiB.
+/// Requests managed memory, pitched memory and arrays from the driver. Prints the result code and
+/// the free memory in MiB.
 const KINDS: &str = r#"
 import ctypes, torch
 from ctypes import byref, c_size_t, c_uint, c_void_p
@@ -496,7 +743,8 @@ told("too much", lambda place: driver.cuMemAllocManaged(place, c_size_t(1025 * M
 told("too large", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(8192, 8192, 2, FLOAT, 4, 0))), driver.cuArrayDestroy)
 "#;
 
-/// The output with 1 GiB: 65,536 rows of 512 bytes are 32 MiB; 1024² elements of 16 bytes plus a quarter are 20 MiB.
+/// The output with 1 GiB: 65,536 rows of 512 bytes are 32 MiB; 1024² elements of 16 bytes plus a
+/// quarter are 20 MiB.
 const KINDS_PRINTS: &str = "managed 0 924 0 1024
 managed of the runtime 0 924 0 1024
 pitched 0 992 0 1024
@@ -511,21 +759,60 @@ too large 2 1024 - 1024
 fn managed_and_pitched_memory_and_arrays_count_towards_the_limit(world: World) {
     world.write("train.py", KINDS);
     let simulated = world.run(&["--memory", "1GiB"], &["python3", "train.py"]);
-    assert_eq!((simulated.code, simulated.out.as_str()), (Some(0), KINDS_PRINTS), "{}", simulated.err);
-    let limited = limited(&world, &["--device", "cuda:0", "--memory", "1GiB"], &["python3", "train.py"]);
-    assert_eq!((limited.code, limited.out.as_str()), (Some(0), KINDS_PRINTS), "{}", limited.err);
+    assert_eq!(
+        (simulated.code, simulated.out.as_str()),
+        (Some(0), KINDS_PRINTS),
+        "{}",
+        simulated.err
+    );
+    let limited = limited(
+        &world,
+        &["--device", "cuda:0", "--memory", "1GiB"],
+        &["python3", "train.py"],
+    );
+    assert_eq!(
+        (limited.code, limited.out.as_str()),
+        (Some(0), KINDS_PRINTS),
+        "{}",
+        limited.err
+    );
 }
 
 fn failures_are_injected_on_a_real_gpu_without_a_limit(world: World) {
-    let program = "import ctypes, torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom', torch.cuda._runtime.cudaGetLastError())\n";
+    let program = "import ctypes, torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << \
+         20); print('ok')\n    except torch.OutOfMemoryError: print('oom', \
+         torch.cuda._runtime.cudaGetLastError())\n";
     world.write("train.py", program);
-    let options = ["--device", "cuda:0", "--record", "run.json", "--fail", "cudaMalloc:2:2"];
+    let options = [
+        "--device",
+        "cuda:0",
+        "--record",
+        "run.json",
+        "--fail",
+        "cudaMalloc:2:2",
+    ];
     let ran = limited(&world, &options, &["python3", "train.py"]);
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "ok\noom 2\noom 2\nok\n"), "{}", ran.err);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "ok\noom 2\noom 2\nok\n"),
+        "{}",
+        ran.err
+    );
     let device = &world.record()["processes"][0]["devices"][0];
-    assert_eq!(["memory", "mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [8 << 30, 4, 2, 2]);
-    let ran = limited(&world, &["--device", "cuda:0", "--fail", "cudaMalloc:5"], &["python3", "train.py"]);
-    assert!(ran.code == Some(1) && ran.err.contains("had no effect"), "{}", ran.err);
+    assert_eq!(
+        ["memory", "mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()),
+        [8 << 30, 4, 2, 2]
+    );
+    let ran = limited(
+        &world,
+        &["--device", "cuda:0", "--fail", "cudaMalloc:5"],
+        &["python3", "train.py"],
+    );
+    assert!(
+        ran.code == Some(1) && ran.err.contains("had no effect"),
+        "{}",
+        ran.err
+    );
 }
 
 /// Calls functions between two events.
@@ -551,7 +838,8 @@ def timed(call):
 memory = ctypes.c_void_p()
 "#;
 
-/// Prints whether slow calls took at least 40 ms by the host's clock, and which calls did by events.
+/// Prints whether slow calls took at least 40 ms by the host's clock, and which calls did by
+/// events.
 const TIMED: &str = r#"
 def shown(name, is_slow, call):
     took, between = timed(call)
@@ -565,40 +853,84 @@ shown("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 
 /// With a microsecond, Triton's autotuner repeats each kernel 57,000 times.
 fn a_kernel_takes_a_tenth_of_a_millisecond_by_events(world: World) {
-    let fills = "for _ in range(8): assert runtime.cudaMemsetAsync(memory, 0, ctypes.c_size_t(1 << 20), None) == 0";
+    let fills = "for _ in range(8): assert runtime.cudaMemsetAsync(memory, 0, ctypes.c_size_t(1 << \
+         20), None) == 0";
     let program = format!(
-        "{EVENTS}assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0\ndef fill():\n    {fills}\n\
+        "{EVENTS}assert runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == \
+         0\ndef fill():\n    {fills}\n\
          print(round(timed(fill)[1], 1), round(timed(lambda: None)[1], 1))"
     );
     world.write("train.py", &program);
     let ran = world.run(&[], &["python3", "train.py"]);
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "0.9 0.1\n"), "{}", ran.err);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "0.9 0.1\n"),
+        "{}",
+        ran.err
+    );
 }
 
 fn latencies_delay_calls_by_the_clocks_of_host_and_gpu(world: World) {
     world.write("train.py", &format!("{EVENTS}{TIMED}"));
-    let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
+    let options = [
+        "--latency",
+        "cudaMalloc:40ms",
+        "--latency",
+        "cudaFree:40ms",
+        "--record",
+        "run.json",
+    ];
     let ran = world.run(&options, &["python3", "train.py"]);
     let timed = |events: bool| {
-        let told = |slow: bool| if slow && events { "True True" } else { "True False" };
-        format!("malloc {}\nasync {}\nfree {}\nsynchronize {}\n", told(true), told(false), told(true), told(false))
+        let told = |slow: bool| {
+            if slow && events {
+                "True True"
+            } else {
+                "True False"
+            }
+        };
+        format!(
+            "malloc {}\nasync {}\nfree {}\nsynchronize {}\n",
+            told(true),
+            told(false),
+            told(true),
+            told(false)
+        )
     };
     assert_eq!((ran.code, ran.out), (Some(0), timed(true)), "{}", ran.err);
-    assert!(ran.err.contains("latency cudaMalloc:40ms: 1 call delayed, 40.0 ms in total\n"), "{}", ran.err);
+    assert!(
+        ran.err
+            .contains("latency cudaMalloc:40ms: 1 call delayed, 40.0 ms in total\n"),
+        "{}",
+        ran.err
+    );
     let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
     let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
     assert_eq!(calls(&world.record()), expected);
     // The clock of the simulated GPU does not include the wait.
-    let ran = limited(&world, &[&["--device", "cuda:0"][..], &options].concat(), &["python3", "train.py"]);
+    let ran = limited(
+        &world,
+        &[&["--device", "cuda:0"][..], &options].concat(),
+        &["python3", "train.py"],
+    );
     assert_eq!((ran.code, ran.out), (Some(0), timed(false)), "{}", ran.err);
     assert_eq!(calls(&world.record()), expected);
-    assert!(ran.err.contains("latency cudaFree:40ms: 1 call delayed, 40.0 ms in total\n"), "{}", ran.err);
+    assert!(
+        ran.err
+            .contains("latency cudaFree:40ms: 1 call delayed, 40.0 ms in total\n"),
+        "{}",
+        ran.err
+    );
 }
 
 fn a_latency_without_effect_is_reported_and_an_invalid_one_rejected(world: World) {
     world.write("train.py", FOUR);
     for device in [&[][..], &["--device", "cuda:0"]] {
-        let options = [device, &["--latency", "any:1ms", "--latency", "cuMemUnmap:3ms"]].concat();
+        let options = [
+            device,
+            &["--latency", "any:1ms", "--latency", "cuMemUnmap:3ms"],
+        ]
+        .concat();
         let run = |options: &[&str]| {
             if device.is_empty() {
                 world.run(options, &["python3", "train.py"])
@@ -607,13 +939,28 @@ fn a_latency_without_effect_is_reported_and_an_invalid_one_rejected(world: World
             }
         };
         let ran = run(&options);
-        assert!(ran.code == Some(1) && ran.err.contains("`--latency cuMemUnmap:3ms` had no effect"), "{}", ran.err);
+        assert!(
+            ran.code == Some(1) && ran.err.contains("`--latency cuMemUnmap:3ms` had no effect"),
+            "{}",
+            ran.err
+        );
     }
-    let many = world.run(&["--latency", "cuMemUnmap:3ms", "--every-fault=largest:1"], &["python3", "train.py"]);
-    assert!(many.err.contains("`--latency cuMemUnmap:3ms` had no effect in the first run"), "{}", many.err);
+    let many = world.run(
+        &["--latency", "cuMemUnmap:3ms", "--every-fault=largest:1"],
+        &["python3", "train.py"],
+    );
+    assert!(
+        many.err
+            .contains("`--latency cuMemUnmap:3ms` had no effect in the first run"),
+        "{}",
+        many.err
+    );
     let refused = world.run(&["--latency", "cudaMalloc:3"], &["python3", "train.py"]);
     assert!(
-        refused.code == Some(2) && refused.err.contains("`cudaMalloc:3` is not CALL:DURATION with a duration above 0"),
+        refused.code == Some(2)
+            && refused
+                .err
+                .contains("`cudaMalloc:3` is not CALL:DURATION with a duration above 0"),
         "{}",
         refused.err
     );
@@ -623,19 +970,39 @@ fn options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run(world: World)
     let refused = |options: &[&str]| {
         let ran = limited(&world, options, &["python3", "-c", "print('ran')"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
-        ran.err.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
+        ran.err
+            .replace('│', " ")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     assert!(refused(&["--device", "cuda:1"]).contains("the driver has one device, cuda:0"));
-    assert!(refused(&["--device", "sim"]).contains("expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"));
-    assert!(refused(&["--device", "cuda:0", "--memory", "9GiB"]).contains("has 8 GiB, which is less than `--memory 9 GiB`"));
-    for option in [&["--gpu", "a100-80"][..], &["--events", "instant"], &["--devices", "2"], &["--addresses", "up"]] {
+    assert!(
+        refused(&["--device", "sim"]).contains(
+            "expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated"
+        )
+    );
+    assert!(
+        refused(&["--device", "cuda:0", "--memory", "9GiB"])
+            .contains("has 8 GiB, which is less than `--memory 9 GiB`")
+    );
+    for option in [
+        &["--gpu", "a100-80"][..],
+        &["--events", "instant"],
+        &["--devices", "2"],
+        &["--addresses", "up"],
+    ] {
         let said = refused(&[&["--device", "cuda:0"], option].concat());
-        assert!(said.contains("'--device <cuda:N>' cannot be used with"), "{said}");
+        assert!(
+            said.contains("'--device <cuda:N>' cannot be used with"),
+            "{said}"
+        );
     }
 }
 
-/// Allocates memory and frees some of it in between. Prints the outcome, size and held bytes of each attempt, and the frees. The
-/// simulated GPU records the same, and so does the limiting library if it is loaded.
+/// Allocates memory and frees some of it in between. Prints the outcome, size and held bytes of
+/// each attempt, and the frees. The simulated GPU records the same, and so does the limiting
+/// library if it is loaded.
 const GIVES_BACK: &str = r#"
 import ctypes, os, torch
 runtime, memory, other = torch.cuda._runtime, ctypes.c_void_p(), ctypes.c_void_p()
@@ -660,85 +1027,231 @@ for folder in ("HARNESS_GPU_RUN", "HARNESS_GPU_LIMITS_RUN"):
 
 fn frees_are_recorded_and_a_real_gpu_has_the_same_curve(world: World) {
     world.write("train.py", GIVES_BACK);
-    let (curve, work) = ("[(0, 20, 0), (0, 4, 20), (1, 0, 4), (0, 6, 4)] [(2, 4), (4, 4)]\n", "[0, 0, 1, 1] [1, 1]\n");
+    let (curve, work) = (
+        "[(0, 20, 0), (0, 4, 20), (1, 0, 4), (0, 6, 4)] [(2, 4), (4, 4)]\n",
+        "[0, 0, 1, 1] [1, 1]\n",
+    );
     let reported = |ran: Ran, printed: &str| {
-        assert_eq!((ran.code, ran.out.as_str()), (Some(0), printed), "{}", ran.err);
+        assert_eq!(
+            (ran.code, ran.out.as_str()),
+            (Some(0), printed),
+            "{}",
+            ran.err
+        );
         ["report.md", "report.svg"].map(|file| fs::read_to_string(world.path(file)).unwrap())
     };
-    let [page, picture] = reported(world.run(&["--report", "report.md"], &["python3", "train.py"]), &format!("{curve}{work}"));
-    assert!(page.contains("reserved memory changes at driver allocations and frees"), "{page}");
-    // The simulated driver in place of a real one records the same. Without a count of stream work, it counts calls for memory.
-    let ran = limited(&world, &["--device", "cuda:0", "--memory", "1GiB", "--report", "report.md"], &["python3", "train.py"]);
-    let [limited_page, limited_picture] = reported(ran, &format!("{curve}{work}{curve}[0, 1, 3, 4] [2, 5]\n"));
-    let in_words = |picture: &str| picture.split_once("device 0: ").unwrap().1.split_once("</desc>").unwrap().0.to_owned();
+    let [page, picture] = reported(
+        world.run(&["--report", "report.md"], &["python3", "train.py"]),
+        &format!("{curve}{work}"),
+    );
+    assert!(
+        page.contains("reserved memory changes at driver allocations and frees"),
+        "{page}"
+    );
+    // The simulated driver in place of a real one records the same. Without a count of stream work,
+    // it counts calls for memory.
+    let ran = limited(
+        &world,
+        &[
+            "--device",
+            "cuda:0",
+            "--memory",
+            "1GiB",
+            "--report",
+            "report.md",
+        ],
+        &["python3", "train.py"],
+    );
+    let [limited_page, limited_picture] =
+        reported(ran, &format!("{curve}{work}{curve}[0, 1, 3, 4] [2, 5]\n"));
+    let in_words = |picture: &str| {
+        picture
+            .split_once("device 0: ")
+            .unwrap()
+            .1
+            .split_once("</desc>")
+            .unwrap()
+            .0
+            .to_owned()
+    };
     assert_eq!(in_words(&picture), in_words(&limited_picture));
-    let calls = |page: &str| page.split_once("## Driver calls").unwrap().1.split_once("## ").unwrap().0.to_owned();
+    let calls = |page: &str| {
+        page.split_once("## Driver calls")
+            .unwrap()
+            .1
+            .split_once("## ")
+            .unwrap()
+            .0
+            .to_owned()
+    };
     assert_eq!(calls(&page), calls(&limited_page));
     let again = "harness exec --device cuda:0 --memory 1073741824B -- python3 train.py";
-    assert!(limited_page.contains("calls of the program for memory") && limited_page.contains(again), "{limited_page}");
+    assert!(
+        limited_page.contains("calls of the program for memory") && limited_page.contains(again),
+        "{limited_page}"
+    );
 }
 
 fn a_function_needed_only_by_an_extension_exists(world: World) {
     // It replaces the runtime, so it has the runtime's name.
-    let runtime = StubLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
+    let runtime = StubLibrary {
+        soname: "libcudart.so.13",
+        nodes: vec![],
+        symbols: vec![],
+        core: "libc.so.6",
+    };
     world.write(
         "env/site-packages/fast/ops.c",
-        "extern int cudaOnlyForExtensions(void); int call(void) { return cudaOnlyForExtensions(); }",
+        "extern int cudaOnlyForExtensions(void); int call(void) { return cudaOnlyForExtensions(); \
+         }",
     );
     fs::write(world.path("runtime.so"), runtime.bytes()).unwrap();
     let folder = world.path("env/site-packages/fast");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o", "ops.so", "ops.c"]);
-    assert!(compiler.arg(world.path("runtime.so")).current_dir(&folder).status().unwrap().success(), "a C compiler is required");
+    compiler.args([
+        "-shared",
+        "-fPIC",
+        "-Wl,--no-as-needed",
+        "-Wl,--allow-shlib-undefined",
+        "-o",
+        "ops.so",
+        "ops.c",
+    ]);
+    assert!(
+        compiler
+            .arg(world.path("runtime.so"))
+            .current_dir(&folder)
+            .status()
+            .unwrap()
+            .success(),
+        "a C compiler is required"
+    );
     world.write(
         "train.py",
-        "import ctypes, fast, os, torch\ntorch.cuda.malloc(1 << 20)\nprint(ctypes.CDLL(os.path.join(fast.__path__[0], 'ops.so')).call())\n",
+        "import ctypes, fast, os, torch\ntorch.cuda.malloc(1 << \
+         20)\nprint(ctypes.CDLL(os.path.join(fast.__path__[0], 'ops.so')).call())\n",
     );
-    let search = format!("{}:{}", world.path("site").display(), world.path("env/site-packages").display());
-    let ran = Ran::of(world.command(&[], &["python3", "train.py"]).env("PYTHONPATH", search).output().unwrap());
+    let search = format!(
+        "{}:{}",
+        world.path("site").display(),
+        world.path("env/site-packages").display()
+    );
+    let ran = Ran::of(
+        world
+            .command(&[], &["python3", "train.py"])
+            .env("PYTHONPATH", search)
+            .output()
+            .unwrap(),
+    );
     // cudaErrorNotSupported, as for all functions of the runtime without a model.
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "801\n"), "{}", ran.err);
-    assert!(ran.err.contains("success): cudaOnlyForExtensions"), "{}", ran.err);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "801\n"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err.contains("success): cudaOnlyForExtensions"),
+        "{}",
+        ran.err
+    );
 }
 
 fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged(world: World) {
-    world.write("site/sitecustomize.py", "import os\nos.environ['CUSTOMIZED'] = __file__\n");
-    let program = "import os, sys, sitecustomize\nprint(os.environ['CUSTOMIZED'] == sitecustomize.__file__, any('harness-gpu' in path for path in sys.path))";
+    world.write(
+        "site/sitecustomize.py",
+        "import os\nos.environ['CUSTOMIZED'] = __file__\n",
+    );
+    let program = "import os, sys, sitecustomize\nprint(os.environ['CUSTOMIZED'] == \
+         sitecustomize.__file__, any('harness-gpu' in path for path in sys.path))";
     let ran = world.run(&[], &["python3", "-c", program]);
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "True False\n"), "{}", ran.err);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "True False\n"),
+        "{}",
+        ran.err
+    );
     fs::remove_file(world.path("site/sitecustomize.py")).unwrap();
-    let ran = world.run(&[], &["python3", "-c", "import json; print('torch' in __import__('sys').modules)"]);
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "False\n"), "{}", ran.err);
-    assert!(ran.err.contains("no process used the simulated GPU"), "{}", ran.err);
+    let ran = world.run(
+        &[],
+        &[
+            "python3",
+            "-c",
+            "import json; print('torch' in __import__('sys').modules)",
+        ],
+    );
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "False\n"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err.contains("no process used the simulated GPU"),
+        "{}",
+        ran.err
+    );
 }
 
 fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
     let refused = |options: &[&str], command: &[&str]| {
         let ran = world.run(options, command);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
-        ran.err.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
+        ran.err
+            .replace('│', " ")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
     };
-    assert!(refused(&[], &["no-such-program"]).contains("cannot find the program `no-such-program`"));
+    assert!(
+        refused(&[], &["no-such-program"]).contains("cannot find the program `no-such-program`")
+    );
     assert!(refused(&[], &["python3", "-I", "train.py"]).contains("has no torch"));
-    assert!(refused(&["--fail", "cudaMalloc:0"], &["true"]).contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
-    assert!(refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N"));
-    assert!(refused(&["--gpu", "RTX 4090"], &["true"]).contains("unknown GPU; did you mean `rtx4090-24`?"));
+    assert!(
+        refused(&["--fail", "cudaMalloc:0"], &["true"])
+            .contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`")
+    );
+    assert!(
+        refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N")
+    );
+    assert!(
+        refused(&["--gpu", "RTX 4090"], &["true"])
+            .contains("unknown GPU; did you mean `rtx4090-24`?")
+    );
     for (given, found) in [("h100", "(h100-80, "), ("H200", "(h200-141, ")] {
         let ran = world.run(&["--gpu", given], &["python3", "-c", ""]);
-        assert!(ran.code == Some(0) && ran.err.contains(found), "{}", ran.err);
+        assert!(
+            ran.code == Some(0) && ran.err.contains(found),
+            "{}",
+            ran.err
+        );
     }
     assert!(refused(&["--gpu", "a100"], &["true"]).contains("did you mean `a100-40`, `a100-80`"));
     assert!(refused(&["--gpu", "k80"], &["true"]).contains("unknown GPU; GPUs: `t4-16`, `a2-16`"));
-    fs::write(world.path("my-gpu.yaml"), "version: 1\nname: mine\nmemory: 24GB\n").unwrap();
+    fs::write(
+        world.path("my-gpu.yaml"),
+        "version: 1\nname: mine\nmemory: 24GB\n",
+    )
+    .unwrap();
     assert!(refused(&["--gpu", "my-gpu.yaml"], &["python3", "-c", ""]).contains("my-gpu.yaml:3:9"));
-    assert!(refused(&["--context-overhead", "2GiB"], &["python3", "-c", ""]).contains("uses all of 1 GiB"));
+    assert!(
+        refused(&["--context-overhead", "2GiB"], &["python3", "-c", ""])
+            .contains("uses all of 1 GiB")
+    );
     fs::remove_file(world.path("site/torch/lib/libtorch_cuda.so")).unwrap();
-    assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs: install a PyTorch built for CUDA"));
+    assert!(
+        refused(&[], &["python3", "-c", "print('ran')"])
+            .contains("is built for CPUs: install a PyTorch built for CUDA")
+    );
 }
 
 /// A program that has reported that it is ready.
 fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     lines.read_line(&mut line).unwrap();
@@ -749,10 +1262,17 @@ fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) 
 fn signals_reach_the_program(world: World) {
     for signal in ["INT", "TERM", "HUP", "USR1"] {
         let program = format!(
-            "import signal, sys, time\nsignal.signal(signal.SIG{signal}, lambda *_: sys.exit(5))\nprint('ready', flush=True)\ntime.sleep(60)"
+            "import signal, sys, time\nsignal.signal(signal.SIG{signal}, lambda *_: \
+             sys.exit(5))\nprint('ready', flush=True)\ntime.sleep(60)"
         );
         let (mut child, _lines) = ready(world.command(&[], &["python3", "-c", &program]));
-        assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([format!("-{signal}"), child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
         assert_eq!(child.wait().unwrap().code(), Some(5), "{signal}");
     }
 }
@@ -760,12 +1280,18 @@ fn signals_reach_the_program(world: World) {
 fn remaining_processes_end_with_the_program(world: World) {
     // Its parent has ended, and it ignores signals.
     let stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
-    let program = format!("(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3").replace("$$", "\\$\\$");
+    let program = format!(
+        "(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3"
+    )
+    .replace("$$", "\\$\\$");
     let began = Instant::now();
     let ran = world.run(&[], &["sh", "-c", &program]);
     assert_eq!(ran.code, Some(3), "{}", ran.err);
     let pid = fs::read_to_string(world.path("pid")).unwrap();
-    assert!(!Path::new("/proc").join(pid.trim()).exists(), "{pid} still runs");
+    assert!(
+        !Path::new("/proc").join(pid.trim()).exists(),
+        "{pid} still runs"
+    );
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
@@ -774,23 +1300,41 @@ fn await_end(pid: &str) {
     let began = Instant::now();
     let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     while !(stat().is_empty() || stat().contains(") Z ")) {
-        assert!(began.elapsed() < Duration::from_secs(30), "{pid} still runs");
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "{pid} still runs"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 fn a_killed_exec_leaves_neither_processes_nor_its_folder(world: World) {
     // The program's child ignores SIGTERM.
-    let program = "sh -c \"trap '' TERM; sleep 1000 & wait; wait\" & echo $! > pid; echo ready; wait";
+    let program =
+        "sh -c \"trap '' TERM; sleep 1000 & wait; wait\" & echo $! > pid; echo ready; wait";
     for signal in ["KILL", "TERM"] {
-        let options: &[&str] = if signal == "TERM" { &["--every-fault"] } else { &[] };
+        let options: &[&str] = if signal == "TERM" {
+            &["--every-fault"]
+        } else {
+            &[]
+        };
         let (mut child, _lines) = ready(world.command(options, &["sh", "-c", program]));
-        assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([format!("-{signal}"), child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
         child.wait().unwrap();
         await_end(&fs::read_to_string(world.path("pid")).unwrap());
         let began = Instant::now();
         while fs::read_dir(world.path("tmp")).unwrap().count() > 0 {
-            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", fs::read_dir(world.path("tmp")).unwrap().collect::<Vec<_>>());
+            assert!(
+                began.elapsed() < Duration::from_secs(30),
+                "{:?}",
+                fs::read_dir(world.path("tmp")).unwrap().collect::<Vec<_>>()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -799,10 +1343,21 @@ fn a_killed_exec_leaves_neither_processes_nor_its_folder(world: World) {
 /// A server of tools, after its handshake.
 fn tools(world: &World) -> Child {
     let mut command = world.harness();
-    let mut server = command.args(["mcp", "--allow-exec"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = command
+        .args(["mcp", "--allow-exec"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let client = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "test", "version": "1" } });
-    send(&mut server, &json!({ "jsonrpc": "2.0", "id": "start", "method": "initialize", "params": client }));
-    send(&mut server, &json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }));
+    send(
+        &mut server,
+        &json!({ "jsonrpc": "2.0", "id": "start", "method": "initialize", "params": client }),
+    );
+    send(
+        &mut server,
+        &json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }),
+    );
     server
 }
 
@@ -812,33 +1367,53 @@ fn send(server: &mut Child, message: &Value) {
 
 fn call_exec(server: &mut Child, id: usize, arguments: Value) {
     let params = json!({ "name": "exec", "arguments": arguments });
-    send(server, &json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params }));
+    send(
+        server,
+        &json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params }),
+    );
 }
 
 fn a_tool_ends_with_its_call_and_its_server(world: World) {
     // The program and its child ignore SIGINT and SIGTERM.
-    let program = "trap '' INT TERM; sleep 1000 & echo $! > child; echo $$ > new; mv new pid; wait; wait";
+    let program =
+        "trap '' INT TERM; sleep 1000 & echo $! > child; echo $$ > new; mv new pid; wait; wait";
     for end in ["cancelled", "end of input", "TERM", "KILL"] {
         let _ = fs::remove_file(world.path("pid"));
         let mut server = tools(&world);
         call_exec(&mut server, 1, json!({ "command": ["sh", "-c", program] }));
         let began = Instant::now();
         while !world.path("pid").exists() {
-            assert!(began.elapsed() < Duration::from_secs(60), "{end}: not started");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "{end}: not started"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         match end {
             "cancelled" => {
-                send(&mut server, &json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } }));
+                send(
+                    &mut server,
+                    &json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } }),
+                );
             }
             "end of input" => drop(server.stdin.take()),
-            signal => assert!(Command::new("kill").args([format!("-{signal}"), server.id().to_string()]).status().unwrap().success()),
+            signal => assert!(
+                Command::new("kill")
+                    .args([format!("-{signal}"), server.id().to_string()])
+                    .status()
+                    .unwrap()
+                    .success()
+            ),
         }
         for file in ["pid", "child"] {
             await_end(&fs::read_to_string(world.path(file)).unwrap());
         }
         drop(server.stdin.take());
-        assert_eq!(server.wait().unwrap().success(), !["TERM", "KILL"].contains(&end), "{end}");
+        assert_eq!(
+            server.wait().unwrap().success(),
+            !["TERM", "KILL"].contains(&end),
+            "{end}"
+        );
     }
 }
 
@@ -846,12 +1421,15 @@ fn few_tools_run_at_a_time(world: World) {
     let most = std::thread::available_parallelism().unwrap().get();
     let mut server = tools(&world);
     // Each program counts itself and those that run with it.
-    let program = "mkdir -p running; touch running/$$; ls running | wc -l; sleep 0.1; rm running/$$";
+    let program =
+        "mkdir -p running; touch running/$$; ls running | wc -l; sleep 0.1; rm running/$$";
     let calls = 3 * most;
     for id in 0..calls {
         call_exec(&mut server, id, json!({ "command": ["sh", "-c", program] }));
     }
-    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().skip(1);
+    let mut lines = BufReader::new(server.stdout.take().unwrap())
+        .lines()
+        .skip(1);
     for _ in 0..calls {
         let answer: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         let text = answer["result"]["content"][0]["text"].as_str().unwrap();
@@ -870,7 +1448,10 @@ fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused(world: World) 
         ran.err
     };
     assert!(plain(&refused(world.path("$LIB"))).contains("must contain no colon, space or `$`"));
-    assert!(plain(&refused(world.path(&"long/".repeat(600)))).contains("must contain no colon, space or `$`"));
+    assert!(
+        plain(&refused(world.path(&"long/".repeat(600))))
+            .contains("must contain no colon, space or `$`")
+    );
     let shared = world.path("shared");
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
@@ -878,33 +1459,68 @@ fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused(world: World) 
 }
 
 fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(world: World) {
-    // With -I, Python does not run the hook. A library with a name of NVIDIA's stands for the real one.
-    let driver = StubLibrary { soname: "libcuda.so.1", nodes: vec![], symbols: vec![], core: "libc.so.6" };
+    // With -I, Python does not run the hook. A library with a name of NVIDIA's stands for the real
+    // one.
+    let driver = StubLibrary {
+        soname: "libcuda.so.1",
+        nodes: vec![],
+        symbols: vec![],
+        core: "libc.so.6",
+    };
     fs::write(world.path("libcuda.so.1"), driver.bytes()).unwrap();
     let program = "import ctypes, time; ctypes.CDLL('./libcuda.so.1'); time.sleep(1000)";
     let stripped = format!("exec env -u LD_AUDIT -u LD_PRELOAD python3 -I -c \"{program}\"");
     let began = Instant::now();
     let ran = world.run(&[], &["sh", "-c", &stripped]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
-    assert!(plain(&ran.err).contains("did not load the simulated GPU's library"), "{}", ran.err);
+    assert!(
+        plain(&ran.err).contains("did not load the simulated GPU's library"),
+        "{}",
+        ran.err
+    );
     // A scenario stops it too, before its time limit.
     world.write("scenarios/stripped.py", program);
     fs::write(world.path("scenarios/libcuda.so.1"), driver.bytes()).unwrap();
     let command = "[sh, -c, exec env -u LD_AUDIT -u LD_PRELOAD python3 -I stripped.py]";
-    let ran = world.run_scenario(&format!("  - exec: {{ command: {command} }}\n    timeout: 60s\n"));
+    let ran = world.run_scenario(&format!(
+        "  - exec: {{ command: {command} }}\n    timeout: 60s\n"
+    ));
     let text = plain(&format!("{}{}", ran.out, ran.err));
-    assert!(ran.code == Some(1) && text.contains("did not load the simulated GPU's library"), "{text}");
+    assert!(
+        ran.code == Some(1) && text.contains("did not load the simulated GPU's library"),
+        "{text}"
+    );
     assert!(began.elapsed() < Duration::from_secs(60));
     // `env` removes the variable by which the dynamic linker loads the library.
-    let ran = world.run(&[], &["env", "-u", "LD_AUDIT", "-u", "LD_PRELOAD", "python3", "-c", "print('ran')"]);
+    let ran = world.run(
+        &[],
+        &[
+            "env",
+            "-u",
+            "LD_AUDIT",
+            "-u",
+            "LD_PRELOAD",
+            "python3",
+            "-c",
+            "print('ran')",
+        ],
+    );
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
-    assert!(plain(&ran.err).contains("did not load the simulated GPU's library"), "{}", ran.err);
+    assert!(
+        plain(&ran.err).contains("did not load the simulated GPU's library"),
+        "{}",
+        ran.err
+    );
 }
 
 fn a_program_that_writes_too_much_ends_with_a_named_signal(world: World) {
     let cause = "SIGXFSZ: a file would have become larger than `ulimit -f` allows";
     for (program, printed, reported) in [
-        ("ulimit -f 1; exec head -c 100000 /dev/zero > large", format!("signal 25 ended the program: {cause}"), "Signal 25 (SIGXFSZ: "),
+        (
+            "ulimit -f 1; exec head -c 100000 /dev/zero > large",
+            format!("signal 25 ended the program: {cause}"),
+            "Signal 25 (SIGXFSZ: ",
+        ),
         (
             "(ulimit -f 1; head -c 100000 /dev/zero > large); exit $?",
             format!("exit code 153 means that a signal ended a process: {cause}"),
@@ -914,103 +1530,239 @@ fn a_program_that_writes_too_much_ends_with_a_named_signal(world: World) {
         let ran = world.run(&["--report", "report.md"], &["sh", "-c", program]);
         assert_eq!(ran.code, Some(153), "{}", ran.err);
         assert!(plain(&ran.err).contains(&printed), "{}", ran.err);
-        assert!(fs::read_to_string(world.path("report.md")).unwrap().contains(reported));
+        assert!(
+            fs::read_to_string(world.path("report.md"))
+                .unwrap()
+                .contains(reported)
+        );
     }
 }
 
 fn a_small_stack_is_an_error_with_the_command_that_enlarges_it(_: World) {
     let script = format!("ulimit -s 128; {} list", env!("CARGO_BIN_EXE_harness"));
-    let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    let output = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .output()
+        .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{error}");
-    assert_eq!(error, "error: the stack has 128 KiB, and harness needs 512 KiB: enter `ulimit -s 512` or more first\n");
+    assert_eq!(
+        error,
+        "error: the stack has 128 KiB, and harness needs 512 KiB: enter `ulimit -s 512` or more \
+         first\n"
+    );
 }
 
 fn a_file_size_limit_of_harness_is_an_error_with_a_reason(world: World) {
     let script = "ulimit -f 1; exec \"$0\" exec --memory 1GiB -- true";
-    let ran = Ran::of(world.wrapped(&["sh", "-c", script, env!("CARGO_BIN_EXE_harness")]).output().unwrap());
+    let ran = Ran::of(
+        world
+            .wrapped(&["sh", "-c", script, env!("CARGO_BIN_EXE_harness")])
+            .output()
+            .unwrap(),
+    );
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     assert!(plain(&ran.err).contains("File too large"), "{}", ran.err);
 }
 
 fn a_real_torch_runs_on_the_simulated_gpu(world: World) {
     let python = python_with_torch().unwrap();
-    let program = "import torch\nprint(torch.cuda.is_available(), torch.cuda.get_device_capability())\n\
-                   kept = [torch.empty(64 << 20, dtype=torch.uint8, device='cuda') for _ in range(100)]";
-    let options = ["--gpu", "a100-40", "--record", "run.json", "--snapshot", "oom.pickle"];
-    let ran = Ran::of(world.command(&options, &[&python, "-c", program]).env_remove("PYTHONPATH").output().unwrap());
-    assert_eq!((ran.code, ran.out.as_str()), (Some(1), "True (8, 0)\n"), "{}", ran.err);
+    let program = "import torch\nprint(torch.cuda.is_available(), \
+         torch.cuda.get_device_capability())\n\
+                   kept = [torch.empty(64 << 20, dtype=torch.uint8, device='cuda') for _ in \
+                   range(100)]";
+    let options = [
+        "--gpu",
+        "a100-40",
+        "--record",
+        "run.json",
+        "--snapshot",
+        "oom.pickle",
+    ];
+    let ran = Ran::of(
+        world
+            .command(&options, &[&python, "-c", program])
+            .env_remove("PYTHONPATH")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(1), "True (8, 0)\n"),
+        "{}",
+        ran.err
+    );
     let torch = &world.record()["processes"][0]["torch"];
-    let figures = ["num_ooms", "allocated_bytes.all.peak"].map(|name| torch["memory_stats"]["0"][name].as_u64());
-    assert_eq!((figures, &torch["ended_out_of_memory"]), ([Some(1), Some(1 << 30)], &true.into()), "{torch}");
-    assert!(ran.err.contains("oom.pickle: out of memory, after event"), "{}", ran.err);
+    let figures = ["num_ooms", "allocated_bytes.all.peak"]
+        .map(|name| torch["memory_stats"]["0"][name].as_u64());
+    assert_eq!(
+        (figures, &torch["ended_out_of_memory"]),
+        ([Some(1), Some(1 << 30)], &true.into()),
+        "{torch}"
+    );
+    assert!(
+        ran.err.contains("oom.pickle: out of memory, after event"),
+        "{}",
+        ran.err
+    );
 }
 
 /// Keeps its allocations. Only a failure of the first allocation is fatal.
-const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        pass\nprint('done')\n";
+const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    \
+     try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        \
+     pass\nprint('done')\n";
 
 fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: World) {
     world.write("train.py", FOUR);
-    let options = ["--every-fault", "--expect", "recovers", "--logs", "logs", "--report", "faults.md", "--jobs", "2"];
+    let options = [
+        "--every-fault",
+        "--expect",
+        "recovers",
+        "--logs",
+        "logs",
+        "--report",
+        "faults.md",
+        "--jobs",
+        "2",
+    ];
     let ran = world.run(&options, &["python3", "train.py"]);
     assert_eq!(ran.code, Some(1), "{}", ran.err);
     assert!(
-        ran.out.starts_with("done\nThe program recovers from 3 of 4 injected failures; once it ends with OutOfMemoryError at train.py:2."),
+        ran.out.starts_with(
+            "done\nThe program recovers from 3 of 4 injected failures; once it \
+             ends with OutOfMemoryError at train.py:2."
+        ),
         "{}",
         ran.out
     );
-    assert!(fs::read_to_string(world.path("faults.md")).unwrap().contains("| attempt |"));
-    assert!(fs::read_to_string(world.path("logs/fault-1.stderr")).unwrap().contains("OutOfMemoryError"));
-    assert_eq!(world.run(&["--every-fault", "--expect", "ends-cleanly"], &["python3", "train.py"]).code, Some(0));
-    let json = world.run(&["--every-fault=largest:1", "--format", "json"], &["python3", "train.py"]);
+    assert!(
+        fs::read_to_string(world.path("faults.md"))
+            .unwrap()
+            .contains("| attempt |")
+    );
+    assert!(
+        fs::read_to_string(world.path("logs/fault-1.stderr"))
+            .unwrap()
+            .contains("OutOfMemoryError")
+    );
+    assert_eq!(
+        world
+            .run(
+                &["--every-fault", "--expect", "ends-cleanly"],
+                &["python3", "train.py"]
+            )
+            .code,
+        Some(0)
+    );
+    let json = world.run(
+        &["--every-fault=largest:1", "--format", "json"],
+        &["python3", "train.py"],
+    );
     let document: Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!((&document["cases"][0]["attempt"], &document["cases"][0]["size"]), (&4.into(), &(8 << 20).into()), "{document:#}");
+    assert_eq!(
+        (
+            &document["cases"][0]["attempt"],
+            &document["cases"][0]["size"]
+        ),
+        (&4.into(), &(8 << 20).into()),
+        "{document:#}"
+    );
     assert!(json.err.contains("done"), "{}", json.err);
 }
 
 /// How a program can react to an OutOfMemoryError, the outcome, and whether that is a clean end.
 const REACTIONS: [(&str, &str, bool); 17] = [
     ("raise error", "out_of_memory", true),
-    ("sys.excepthook = lambda *_: print('rich', file=sys.stderr); raise error", "out_of_memory", true),
-    ("traceback.print_exc(); print('Set HYDRA_FULL_ERROR=1', file=sys.stderr); sys.exit(1)", "out_of_memory", true),
+    (
+        "sys.excepthook = lambda *_: print('rich', file=sys.stderr); raise error",
+        "out_of_memory",
+        true,
+    ),
+    (
+        "traceback.print_exc(); print('Set HYDRA_FULL_ERROR=1', file=sys.stderr); sys.exit(1)",
+        "out_of_memory",
+        true,
+    ),
     ("sys.exit('no memory')", "out_of_memory", true),
-    ("raise RuntimeError('the step failed') from error", "out_of_memory", true),
-    ("raise ExceptionGroup('tasks', [error, ExceptionGroup('more', [error])])", "out_of_memory", true),
+    (
+        "raise RuntimeError('the step failed') from error",
+        "out_of_memory",
+        true,
+    ),
+    (
+        "raise ExceptionGroup('tasks', [error, ExceptionGroup('more', [error])])",
+        "out_of_memory",
+        true,
+    ),
     ("asyncio.run(fails(error))", "out_of_memory", true),
     ("raise SystemExit(3)", "exit_code", true),
     ("os._exit(1)", "out_of_memory", true),
-    ("threading.Thread(target=fail, args=[error]).start(); exits.append(1)", "exit_code", true),
+    (
+        "threading.Thread(target=fail, args=[error]).start(); exits.append(1)",
+        "exit_code",
+        true,
+    ),
     ("sys.exit(0)", "recovered", true),
     ("{}['loss']", "KeyError: 'loss'", false),
-    ("raise ExceptionGroup('tasks', [error, KeyError('loss')])", "ExceptionGroup: tasks (2 sub-exceptions)", false),
+    (
+        "raise ExceptionGroup('tasks', [error, KeyError('loss')])",
+        "ExceptionGroup: tasks (2 sub-exceptions)",
+        false,
+    ),
     ("fail_again()", "KeyError: 'loss'", false),
-    ("threading.Thread(target=fail, args=[KeyError('loss')]).start(); exits.append(1)", "KeyError: 'loss'", false),
+    (
+        "threading.Thread(target=fail, args=[KeyError('loss')]).start(); exits.append(1)",
+        "KeyError: 'loss'",
+        false,
+    ),
     ("raise KeyboardInterrupt", "signal", false),
     ("os.kill(os.getpid(), signal.SIGSEGV)", "signal", false),
 ];
 
 /// What follows the traceback in the output, as with Triton, is no matter.
 fn an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program(world: World) {
-    let mut program = "import asyncio, atexit, ctypes, faulthandler, logging, os, signal, sys, threading, traceback, torch\n\
+    let mut program = "import asyncio, atexit, ctypes, faulthandler, logging, os, signal, sys, \
+         threading, traceback, torch\n\
          libc, exits = ctypes.CDLL(None), []\n\
-         leaks = ctypes.CFUNCTYPE(None)(lambda: libc.write(2, b'nanobind: leaked 4 instances!\\n', 30))\n\
-         for print_last in (leaks, lambda: print('bye', file=sys.stderr), faulthandler.dump_traceback, lambda: logging.error('bye')):\n    atexit.register(print_last)\n\
+         leaks = ctypes.CFUNCTYPE(None)(lambda: libc.write(2, b'nanobind: leaked 4 instances!\\n', \
+         30))\n\
+         for print_last in (leaks, lambda: print('bye', file=sys.stderr), \
+         faulthandler.dump_traceback, lambda: logging.error('bye')):\n    \
+         atexit.register(print_last)\n\
          def fail(error):\n    raise error\n\
          async def fails(error):\n    raise error\n\
-         def fail_again():\n    try:\n        {}['loss']\n    except KeyError:\n        traceback.print_exc()\n        sys.exit(1)\n\
+         def fail_again():\n    try:\n        {}['loss']\n    except KeyError:\n        \
+         traceback.print_exc()\n        sys.exit(1)\n\
          def end():\n    while threading.active_count() > 1: pass\n    sys.exit(1)\n"
         .to_owned();
     for (reaction, ..) in REACTIONS {
-        program += &format!("try: torch.cuda.malloc(2 << 20)\nexcept torch.OutOfMemoryError as error: {reaction}\nif exits: end()\n");
+        program += &format!(
+            "try: torch.cuda.malloc(2 << 20)\nexcept torch.OutOfMemoryError as error: \
+             {reaction}\nif exits: end()\n"
+        );
     }
     world.write("train.py", &program);
-    for options in [&["--every-fault", "--expect", "ends-cleanly"][..], &["--every-fault", "--fresh"]] {
+    for options in [
+        &["--every-fault", "--expect", "ends-cleanly"][..],
+        &["--every-fault", "--fresh"],
+    ] {
         let (document, .., message) = many(&world, options, &["python3", "train.py"]);
         let ends = document["cases"].as_array().unwrap().iter().map(|case| {
-            let outcome = if case["outcome"] == "other_error" { &case["error"] } else { &case["outcome"] };
-            (outcome.as_str().unwrap(), case["is_clean_end"] == true || case["outcome"] == "recovered")
+            let outcome = if case["outcome"] == "other_error" {
+                &case["error"]
+            } else {
+                &case["outcome"]
+            };
+            (
+                outcome.as_str().unwrap(),
+                case["is_clean_end"] == true || case["outcome"] == "recovered",
+            )
         });
-        assert_eq!(ends.collect::<Vec<_>>(), REACTIONS.map(|(_, outcome, is_clean)| (outcome, is_clean)), "{options:?}: {message}");
+        assert_eq!(
+            ends.collect::<Vec<_>>(),
+            REACTIONS.map(|(_, outcome, is_clean)| (outcome, is_clean)),
+            "{options:?}: {message}"
+        );
     }
 }
 
@@ -1018,16 +1770,22 @@ fn an_end_is_clean_if_an_out_of_memory_error_and_nothing_else_ended_the_program(
 fn the_end_of_a_worker_decides_whether_the_end_is_clean(world: World) {
     let worker = |reaction: &str| {
         format!(
-            "import os, sys, torch\ndef work():\n    try: torch.cuda.malloc(2 << 20)\n    except torch.OutOfMemoryError as error: {reaction}\n"
+            "import os, sys, torch\ndef work():\n    try: torch.cuda.malloc(2 << 20)\n    except \
+             torch.OutOfMemoryError as error: {reaction}\n"
         )
     };
     let started = |method: &str| {
         format!(
-            "import multiprocessing, work\nif __name__ == '__main__':\n    process = multiprocessing.get_context('{method}').Process(target=work.work)\n    process.start()\n    process.join()\n    if process.exitcode: raise RuntimeError('a worker failed')\n"
+            "import multiprocessing, work\nif __name__ == '__main__':\n    process = \
+             multiprocessing.get_context('{method}').Process(target=work.work)\n    \
+             process.start()\n    process.join()\n    if process.exitcode: raise RuntimeError('a \
+             worker failed')\n"
         )
     };
     let launched =
-        "import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', 'import work; work.work()'], check=True)\n".to_owned();
+        "import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', 'import work; \
+         work.work()'], check=True)\n"
+            .to_owned();
     let failed = "{}['loss']";
     for (launcher, reaction, outcome) in [
         (&launched, "raise", "out_of_memory"),
@@ -1040,12 +1798,30 @@ fn the_end_of_a_worker_decides_whether_the_end_is_clean(world: World) {
     ] {
         world.write("work.py", &worker(reaction));
         world.write("train.py", launcher);
-        let ran = world.run(&["--every-fault", "--expect", "ends-cleanly", "--format", "json"], &["python3", "train.py"]);
+        let ran = world.run(
+            &[
+                "--every-fault",
+                "--expect",
+                "ends-cleanly",
+                "--format",
+                "json",
+            ],
+            &["python3", "train.py"],
+        );
         let document: Value = serde_json::from_str(&ran.out).unwrap();
         let case = &document["cases"][0];
-        let found = if case["outcome"] == "other_error" { &case["error"] } else { &case["outcome"] };
+        let found = if case["outcome"] == "other_error" {
+            &case["error"]
+        } else {
+            &case["outcome"]
+        };
         let code = i32::from(outcome != "out_of_memory");
-        assert_eq!((found.as_str(), ran.code), (Some(outcome), Some(code)), "{launcher} {reaction}: {document:#} {}", ran.err);
+        assert_eq!(
+            (found.as_str(), ran.code),
+            (Some(outcome), Some(code)),
+            "{launcher} {reaction}: {document:#} {}",
+            ran.err
+        );
     }
 }
 
@@ -1053,47 +1829,115 @@ fn the_end_of_a_worker_decides_whether_the_end_is_clean(world: World) {
 fn the_end_is_that_of_the_exception_which_hydra_typer_or_pytest_prints(world: World) {
     let python = python_with_torch().unwrap();
     let work = |error: &str| {
-        format!("import torch\ndef work():\n    try: torch.cuda.malloc(2 << 20)\n    except torch.OutOfMemoryError: {error}\n")
+        format!(
+            "import torch\ndef work():\n    try: torch.cuda.malloc(2 << 20)\n    except \
+             torch.OutOfMemoryError: {error}\n"
+        )
     };
     world.write("config/main.yaml", "rows: 2\n");
-    world.write("hydra_app.py", "import hydra, work\n@hydra.main(version_base=None, config_path='config', config_name='main')\ndef main(config): work.work()\nmain()\n");
-    world.write("typer_app.py", "import typer, work\napp = typer.Typer()\n@app.command()\ndef main(): work.work()\napp()\n");
-    world.write("rich_app.py", "import rich.traceback, work\nrich.traceback.install()\nwork.work()\n");
-    world.write("test_app.py", "import work\ndef test_first(): work.work()\ndef test_second(): pass\n");
-    world.write("case_app.py", "import unittest, work\nclass Test(unittest.TestCase):\n    def test(self): work.work()\nunittest.main()\n");
-    for (error, outcome) in [("raise", "out_of_memory"), ("{}['loss']", "KeyError: 'loss'")] {
+    world.write(
+        "hydra_app.py",
+        "import hydra, work\n@hydra.main(version_base=None, \
+         config_path='config', config_name='main')\ndef main(config): work.work()\nmain()\n",
+    );
+    world.write(
+        "typer_app.py",
+        "import typer, work\napp = typer.Typer()\n@app.command()\ndef main(): work.work()\napp()\n",
+    );
+    world.write(
+        "rich_app.py",
+        "import rich.traceback, work\nrich.traceback.install()\nwork.work()\n",
+    );
+    world.write(
+        "test_app.py",
+        "import work\ndef test_first(): work.work()\ndef test_second(): pass\n",
+    );
+    world.write(
+        "case_app.py",
+        "import unittest, work\nclass Test(unittest.TestCase):\n    def \
+         test(self): work.work()\nunittest.main()\n",
+    );
+    for (error, outcome) in [
+        ("raise", "out_of_memory"),
+        ("{}['loss']", "KeyError: 'loss'"),
+    ] {
         world.write("work.py", &work(error));
-        for app in [&["hydra_app.py"][..], &["typer_app.py"], &["rich_app.py"], &["-m", "pytest", "-q", "test_app.py"], &["case_app.py"]] {
-            let ran = world.run(&["--every-fault", "--expect", "ends-cleanly", "--format", "json"], &[&[python.as_str()], app].concat());
+        for app in [
+            &["hydra_app.py"][..],
+            &["typer_app.py"],
+            &["rich_app.py"],
+            &["-m", "pytest", "-q", "test_app.py"],
+            &["case_app.py"],
+        ] {
+            let ran = world.run(
+                &[
+                    "--every-fault",
+                    "--expect",
+                    "ends-cleanly",
+                    "--format",
+                    "json",
+                ],
+                &[&[python.as_str()], app].concat(),
+            );
             let document: Value = serde_json::from_str(&ran.out).unwrap_or_default();
             let case = &document["cases"][0];
-            let found = if case["outcome"] == "other_error" { &case["error"] } else { &case["outcome"] };
+            let found = if case["outcome"] == "other_error" {
+                &case["error"]
+            } else {
+                &case["outcome"]
+            };
             let code = i32::from(outcome != "out_of_memory");
-            assert_eq!((found.as_str(), ran.code), (Some(outcome), Some(code)), "{app:?} {error}: {document:#} {}", ran.err);
+            assert_eq!(
+                (found.as_str(), ran.code),
+                (Some(outcome), Some(code)),
+                "{app:?} {error}: {document:#} {}",
+                ran.err
+            );
         }
     }
 }
 
-/// Prints where and when it runs, reads a file, and ends with another code after an out-of-memory error.
-const COPIED: &str = "import os, sys, torch\nprint('start', os.getpid())\ndata = open('data')\ndata.read(2)\ntorch.cuda.malloc(4 << 20)\n\
-                      assert os.environ['HARNESS_GPU_RUN'] in os.environ['PYTHONPATH']\nprint(os.getcwd(), sys.argv, data.read(2), sys.stdin.read())\n\
-                      try:\n    torch.cuda.malloc(8 << 20)\nexcept torch.OutOfMemoryError as error:\n    print(error, file=sys.stderr)\n    sys.exit(3)\n";
+/// Prints where and when it runs, reads a file, and ends with another code after an out-of-memory
+/// error.
+const COPIED: &str = "import os, sys, torch\nprint('start', os.getpid())\ndata = \
+     open('data')\ndata.read(2)\ntorch.cuda.malloc(4 << 20)\n\
+                      assert os.environ['HARNESS_GPU_RUN'] in \
+                      os.environ['PYTHONPATH']\nprint(os.getcwd(), sys.argv, data.read(2), \
+                      sys.stdin.read())\n\
+                      try:\n    torch.cuda.malloc(8 << 20)\nexcept torch.OutOfMemoryError as \
+                      error:\n    print(error, file=sys.stderr)\n    sys.exit(3)\n";
 
 /// The document of a command, the output of its runs except the first, and its messages.
 fn many(world: &World, options: &[&str], command: &[&str]) -> (Value, Vec<String>, String) {
     let _ = fs::remove_dir_all(world.path("logs"));
-    let ran = world.run(&[options, &["--format", "json", "--logs", "logs"]].concat(), command);
+    let ran = world.run(
+        &[options, &["--format", "json", "--logs", "logs"]].concat(),
+        command,
+    );
     assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.err);
-    let mut logs: Vec<PathBuf> = fs::read_dir(world.path("logs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut logs: Vec<PathBuf> = fs::read_dir(world.path("logs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     logs.sort();
-    (serde_json::from_str(&ran.out).unwrap(), logs.iter().map(|log| fs::read_to_string(log).unwrap()).collect(), ran.err)
+    (
+        serde_json::from_str(&ran.out).unwrap(),
+        logs.iter()
+            .map(|log| fs::read_to_string(log).unwrap())
+            .collect(),
+        ran.err,
+    )
 }
 
 fn runs_begin_as_copies_that_behave_like_new_starts(world: World) {
     world.write("data", "abcdef");
     world.write("train.py", COPIED);
     let command = ["python3", "train.py", "--rows", "2"];
-    for options in [&["--every-fault"][..], &["--least-memory", "--exact"], &["--alloc-conf", "", "--alloc-conf", "max_split_size_mb:32"]] {
+    for options in [
+        &["--every-fault"][..],
+        &["--least-memory", "--exact"],
+        &["--alloc-conf", "", "--alloc-conf", "max_split_size_mb:32"],
+    ] {
         let (mut copied, copies, message) = many(&world, options, &command);
         let (mut fresh, starts, _) = many(&world, &[options, &["--fresh"]].concat(), &command);
         let without_runs = |document: &mut Value| {
@@ -1103,69 +1947,171 @@ fn runs_begin_as_copies_that_behave_like_new_starts(world: World) {
         };
         [&mut copied, &mut fresh].into_iter().for_each(without_runs);
         assert_eq!(copied, fresh, "{options:?}");
-        let pids = |logs: &[String]| logs.iter().filter_map(|log| Some(log.strip_prefix("start ")?.lines().next()?.to_owned())).collect();
+        let pids = |logs: &[String]| {
+            logs.iter()
+                .filter_map(|log| Some(log.strip_prefix("start ")?.lines().next()?.to_owned()))
+                .collect()
+        };
         let [one, all]: [std::collections::BTreeSet<String>; 2] = [pids(&copies), pids(&starts)];
-        assert!(one.len() == 1 && all.len() == starts.iter().filter(|log| log.starts_with("start ")).count(), "{one:?} {all:?} {message}");
-        let rest = |logs: &[String]| logs.iter().map(|log| log.lines().filter(|line| !line.starts_with("start ")).collect()).collect();
+        assert!(
+            one.len() == 1
+                && all.len()
+                    == starts
+                        .iter()
+                        .filter(|log| log.starts_with("start "))
+                        .count(),
+            "{one:?} {all:?} {message}"
+        );
+        let rest = |logs: &[String]| {
+            logs.iter()
+                .map(|log| {
+                    log.lines()
+                        .filter(|line| !line.starts_with("start "))
+                        .collect()
+                })
+                .collect()
+        };
         let [copies, starts]: [Vec<String>; 2] = [rest(&copies), rest(&starts)];
-        assert!(copies == starts && copies.iter().any(|log| log.contains("['train.py', '--rows', '2'] cd")), "{copies:?} {starts:?}");
+        assert!(
+            copies == starts
+                && copies
+                    .iter()
+                    .any(|log| log.contains("['train.py', '--rows', '2'] cd")),
+            "{copies:?} {starts:?}"
+        );
     }
 }
 
 fn what_copies_would_share_is_named_and_each_run_starts_anew(world: World) {
-    let train = |before: &str| format!("import os, signal, sys, torch\n{before}\n{}", COPIED.replace("data.read(2)", "'cd'"));
+    let train = |before: &str| {
+        format!(
+            "import os, signal, sys, torch\n{before}\n{}",
+            COPIED.replace("data.read(2)", "'cd'")
+        )
+    };
     world.write("data", "");
     for (before, reason) in [
         (
-            "import threading; threading.Thread(target=lambda: signal.sigwait([signal.SIGUSR1]), daemon=True).start()",
+            "import threading; threading.Thread(target=lambda: signal.sigwait([signal.SIGUSR1]), \
+             daemon=True).start()",
             "it has 2 threads when",
         ),
-        ("open('result', 'w').write('x')", "it writes result before it uses the GPU"),
-        ("import tempfile; tempfile.TemporaryDirectory()", "it creates a temporary folder before"),
-        ("if os.fork() == 0: os._exit(0)\nos.wait()", "it forks before"),
-        ("import subprocess; subprocess.run(['true'])", "it starts other programs before"),
-        ("signal.setitimer(signal.ITIMER_REAL, 100)", "it has set a timer"),
-        ("import mmap; shared = mmap.mmap(-1, 4096)", "it shares memory with other processes"),
+        (
+            "open('result', 'w').write('x')",
+            "it writes result before it uses the GPU",
+        ),
+        (
+            "import tempfile; tempfile.TemporaryDirectory()",
+            "it creates a temporary folder before",
+        ),
+        (
+            "if os.fork() == 0: os._exit(0)\nos.wait()",
+            "it forks before",
+        ),
+        (
+            "import subprocess; subprocess.run(['true'])",
+            "it starts other programs before",
+        ),
+        (
+            "signal.setitimer(signal.ITIMER_REAL, 100)",
+            "it has set a timer",
+        ),
+        (
+            "import mmap; shared = mmap.mmap(-1, 4096)",
+            "it shares memory with other processes",
+        ),
         ("out, into = os.pipe()", "it has opened pipe:"),
         ("os.dup2(2, 1)", "it redirects its output"),
         (
-            "size = torch.ctypes.c_size_t(); torch.cuda._runtime.cudaMemGetInfo(torch.ctypes.byref(size), torch.ctypes.byref(size))",
+            "size = torch.ctypes.c_size_t(); \
+             torch.cuda._runtime.cudaMemGetInfo(torch.ctypes.byref(size), \
+             torch.ctypes.byref(size))",
             "it uses the GPU before torch initializes CUDA",
         ),
     ] {
-        world.write("train.py", &train(&before.replace("torch.ctypes", "torch.cuda.ctypes")));
+        world.write(
+            "train.py",
+            &train(&before.replace("torch.ctypes", "torch.cuda.ctypes")),
+        );
         let (copied, logs, message) = many(&world, &["--every-fault"], &["python3", "train.py"]);
         let expected = format!("Each run started the program anew, because {reason}");
-        // Two files for each of the second run without failures, two failures in a row, and two failures alone.
-        assert!(message.contains(&expected) && logs.len() == 10, "{before}: {message} {logs:?}");
-        let (fresh, ..) = many(&world, &["--every-fault", "--fresh"], &["python3", "train.py"]);
+        // Two files for each of the second run without failures, two failures in a row, and two
+        // failures alone.
+        assert!(
+            message.contains(&expected) && logs.len() == 10,
+            "{before}: {message} {logs:?}"
+        );
+        let (fresh, ..) = many(
+            &world,
+            &["--every-fault", "--fresh"],
+            &["python3", "train.py"],
+        );
         assert_eq!(copied, fresh, "{before}");
     }
     world.write("train.py", &train(""));
-    let (.., message) = many(&world, &["--every-fault"], &["sh", "-c", "python3 train.py; exit $?"]);
-    assert!(message.contains("anew, because it starts a process that uses the GPU"), "{message}");
+    let (.., message) = many(
+        &world,
+        &["--every-fault"],
+        &["sh", "-c", "python3 train.py; exit $?"],
+    );
+    assert!(
+        message.contains("anew, because it starts a process that uses the GPU"),
+        "{message}"
+    );
 }
 
 fn shards_run_the_cases_of_the_whole_and_are_merged(world: World) {
     world.write("train.py", FOUR);
-    for options in [&["--every-fault"][..], &["--alloc-conf", "a", "--alloc-conf", "b", "--alloc-conf", "c"]] {
+    for options in [
+        &["--every-fault"][..],
+        &[
+            "--alloc-conf",
+            "a",
+            "--alloc-conf",
+            "b",
+            "--alloc-conf",
+            "c",
+        ],
+    ] {
         let (whole, ..) = many(&world, options, &["python3", "train.py"]);
         for index in 1..=3 {
-            let (part, ..) = many(&world, &[options, &["--shard", &format!("{index}/3")]].concat(), &["python3", "train.py"]);
+            let (part, ..) = many(
+                &world,
+                &[options, &["--shard", &format!("{index}/3")]].concat(),
+                &["python3", "train.py"],
+            );
             world.write(&format!("{index}.json"), &part.to_string());
         }
-        let merge =
-            |shards: &[&str]| Ran::of(world.harness().args(["report", "merge", "-o", "merged.json"]).args(shards).output().unwrap());
+        let merge = |shards: &[&str]| {
+            Ran::of(
+                world
+                    .harness()
+                    .args(["report", "merge", "-o", "merged.json"])
+                    .args(shards)
+                    .output()
+                    .unwrap(),
+            )
+        };
         let merged = merge(&["3.json", "1.json", "2.json"]);
         assert_eq!(merged.code, Some(0), "{}", merged.err);
-        assert_eq!(serde_json::from_slice::<Value>(&fs::read(world.path("merged.json")).unwrap()).unwrap(), whole);
+        assert_eq!(
+            serde_json::from_slice::<Value>(&fs::read(world.path("merged.json")).unwrap()).unwrap(),
+            whole
+        );
         for (shards, error) in [
             (&["1.json", "3.json"][..], "missing: shard 2/3"),
             (&["1.json", "1.json"], "shard 1/3 appears twice"),
-            (&["1.json", "train.py"], "train.py: this is not a result of `harness exec`"),
+            (
+                &["1.json", "train.py"],
+                "train.py: this is not a result of `harness exec`",
+            ),
         ] {
             let refused = merge(shards);
-            assert!(refused.code == Some(2) && refused.err.contains(error), "{shards:?}: {}", refused.err);
+            assert!(
+                refused.code == Some(2) && refused.err.contains(error),
+                "{shards:?}: {}",
+                refused.err
+            );
         }
     }
 }
@@ -1173,65 +2119,163 @@ fn shards_run_the_cases_of_the_whole_and_are_merged(world: World) {
 fn the_least_memory_is_found(world: World) {
     world.write("train.py", FOUR);
     let ran = world.run(&["--least-memory", "--exact"], &["python3", "train.py"]);
-    assert!(ran.code == Some(0) && ran.out.starts_with("done\n20 MiB are enough, 18 MiB are not."), "{}{}", ran.out, ran.err);
-    let allowed = world.run(&["--least-memory", "--exact", "--allow-ooms"], &["python3", "train.py"]);
-    assert!(allowed.out.starts_with("done\n4 MiB are enough, 2 MiB are not."), "{}{}", allowed.out, allowed.err);
-}
-
-fn settings_are_compared_by_running_the_program_with_each(world: World) {
-    world.write("train.py", "import os, torch\ntorch.cuda.malloc((40 if os.environ['PYTORCH_ALLOC_CONF'] == '' else 8) << 20)\n");
-    let ran = world.run(&["--alloc-conf", "", "--alloc-conf", "expandable_segments:True"], &["python3", "train.py"]);
     assert!(
-        ran.out.starts_with("expandable_segments:True is best: it reserves at most 8 MiB. The program succeeds with 2 of 2 settings."),
+        ran.code == Some(0)
+            && ran
+                .out
+                .starts_with("done\n20 MiB are enough, 18 MiB are not."),
         "{}{}",
         ran.out,
         ran.err
     );
-    assert!(ran.code == Some(0) && ran.out.contains("(no settings)"), "{}", ran.out);
+    let allowed = world.run(
+        &["--least-memory", "--exact", "--allow-ooms"],
+        &["python3", "train.py"],
+    );
+    assert!(
+        allowed
+            .out
+            .starts_with("done\n4 MiB are enough, 2 MiB are not."),
+        "{}{}",
+        allowed.out,
+        allowed.err
+    );
+}
+
+fn settings_are_compared_by_running_the_program_with_each(world: World) {
+    world.write(
+        "train.py",
+        "import os, torch\ntorch.cuda.malloc((40 if \
+         os.environ['PYTORCH_ALLOC_CONF'] == '' else 8) << 20)\n",
+    );
+    let ran = world.run(
+        &[
+            "--alloc-conf",
+            "",
+            "--alloc-conf",
+            "expandable_segments:True",
+        ],
+        &["python3", "train.py"],
+    );
+    assert!(
+        ran.out.starts_with(
+            "expandable_segments:True is best: it reserves at most 8 MiB. The \
+             program succeeds with 2 of 2 settings."
+        ),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    assert!(
+        ran.code == Some(0) && ran.out.contains("(no settings)"),
+        "{}",
+        ran.out
+    );
 }
 
 /// The document of many runs on a simulated GPU with 1 GiB, and on a real GPU with the same limit.
 fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
     let options = [&["--format", "json", "--memory", "1GiB"], options].concat();
     let simulated = world.run(&options, &["python3", "train.py"]);
-    let limited = limited(world, &[&["--device", "cuda:0"], options.as_slice()].concat(), &["python3", "train.py"]);
-    assert_eq!((simulated.code, limited.code), (Some(0), Some(0)), "{}{}", simulated.err, limited.err);
+    let limited = limited(
+        world,
+        &[&["--device", "cuda:0"], options.as_slice()].concat(),
+        &["python3", "train.py"],
+    );
+    assert_eq!(
+        (simulated.code, limited.code),
+        (Some(0), Some(0)),
+        "{}{}",
+        simulated.err,
+        limited.err
+    );
     [simulated, limited].map(|ran| serde_json::from_str(&ran.out).unwrap())
 }
 
 fn many_runs_on_a_limited_real_gpu_match_a_simulated_one(world: World) {
     world.write("train.py", FOUR);
     let [simulated, limited] = simulated_and_limited(&world, &["--every-fault"]);
-    assert_eq!((simulated["cases"].as_array().unwrap().len(), &simulated), (4, &limited));
-    let settings = ["--alloc-conf", "", "--alloc-conf", "expandable_segments:True", "--least-memory", "--exact"];
+    assert_eq!(
+        (simulated["cases"].as_array().unwrap().len(), &simulated),
+        (4, &limited)
+    );
+    let settings = [
+        "--alloc-conf",
+        "",
+        "--alloc-conf",
+        "expandable_segments:True",
+        "--least-memory",
+        "--exact",
+    ];
     let [mut simulated, mut limited] = simulated_and_limited(&world, &settings);
     // A real GPU has only one order of addresses.
     let orders = [&mut simulated, &mut limited].map(|document| {
         let rows = document["rows"].as_array_mut().unwrap();
         rows.iter_mut()
-            .map(|row| row.as_object_mut().unwrap().remove("least_by_order").unwrap().as_array().unwrap().len())
+            .map(|row| {
+                row.as_object_mut()
+                    .unwrap()
+                    .remove("least_by_order")
+                    .unwrap()
+                    .as_array()
+                    .unwrap()
+                    .len()
+            })
             .collect::<Vec<_>>()
     });
-    assert_eq!((orders, &simulated["rows"]), ([vec![2, 2], vec![1, 1]], &limited["rows"]));
+    assert_eq!(
+        (orders, &simulated["rows"]),
+        ([vec![2, 2], vec![1, 1]], &limited["rows"])
+    );
     assert_eq!(limited["rows"][1]["least_memory"], 20 << 20, "{limited:#}");
     let [simulated, limited] = simulated_and_limited(&world, &["--least-memory", "--exact"]);
-    let figures = |document: &Value| ["enough", "too_little"].map(|name| document["orders"][0][name].as_u64().unwrap() >> 20);
-    assert_eq!((figures(&simulated), figures(&limited)), ([20, 18], [20, 18]));
-    assert_eq!((&limited["orders"][0]["addresses"], limited["orders"].as_array().unwrap().len()), (&"driver".into(), 1));
+    let figures = |document: &Value| {
+        ["enough", "too_little"].map(|name| document["orders"][0][name].as_u64().unwrap() >> 20)
+    };
+    assert_eq!(
+        (figures(&simulated), figures(&limited)),
+        ([20, 18], [20, 18])
+    );
+    assert_eq!(
+        (
+            &limited["orders"][0]["addresses"],
+            limited["orders"].as_array().unwrap().len()
+        ),
+        (&"driver".into(), 1)
+    );
 }
 
 fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
     // Records the number of parallel runs at its start.
-    let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
-                   torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % os.getpid())\n";
+    let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), \
+         'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
+                   torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % \
+                   os.getpid())\n";
     world.write("train.py", program);
     let most = |options: &[&str]| {
         fs::create_dir_all(world.path("runs")).unwrap();
         world.write("most", "");
-        let settings = ["--device", "cuda:0", "--alloc-conf", "", "--alloc-conf", "a", "--alloc-conf", "b"];
-        let ran = limited(&world, &[&settings, options].concat(), &["python3", "train.py"]);
+        let settings = [
+            "--device",
+            "cuda:0",
+            "--alloc-conf",
+            "",
+            "--alloc-conf",
+            "a",
+            "--alloc-conf",
+            "b",
+        ];
+        let ran = limited(
+            &world,
+            &[&settings, options].concat(),
+            &["python3", "train.py"],
+        );
         assert_eq!(ran.code, Some(0), "{}", ran.err);
-        fs::read_to_string(world.path("most")).unwrap().lines().map(|line| line.parse::<u32>().unwrap()).max()
+        fs::read_to_string(world.path("most"))
+            .unwrap()
+            .lines()
+            .map(|line| line.parse::<u32>().unwrap())
+            .max()
     };
     assert_eq!((most(&[]), most(&["--jobs", "2"])), (Some(1), Some(2)));
 }
@@ -1239,26 +2283,85 @@ fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
 fn an_injected_failure_without_effect_is_reported_and_fails(world: World) {
     world.write("train.py", FOUR);
     let ran = world.run(&["--fail", "any:9:2"], &["python3", "train.py"]);
-    assert!(ran.code == Some(1) && ran.err.contains("`--fail any:9:2:0` had no effect"), "{}", ran.err);
+    assert!(
+        ran.code == Some(1) && ran.err.contains("`--fail any:9:2:0` had no effect"),
+        "{}",
+        ran.err
+    );
 }
 
 fn pointless_runs_are_rejected_with_advice(world: World) {
     for (options, program, code, message) in [
-        (&["--every-fault=some:3"][..], "", 2, "does not select attempts"),
-        (&["--every-fault", "--alloc-conf", "a", "--alloc-conf", "b"], "", 2, "takes one `--alloc-conf`"),
+        (
+            &["--every-fault=some:3"][..],
+            "",
+            2,
+            "does not select attempts",
+        ),
+        (
+            &["--every-fault", "--alloc-conf", "a", "--alloc-conf", "b"],
+            "",
+            2,
+            "takes one `--alloc-conf`",
+        ),
         (&["--jobs", "2"], "", 2, "`--jobs` is for many runs"),
         (&["--shard", "1/2"], "", 2, "`--shard` is for many runs"),
-        (&["--every-fault", "--shard", "9/8"], "", 2, "shard 9 of 8 does not exist"),
-        (&["--least-memory", "--record", "run.json"], "", 2, "are for one run"),
-        (&["--python", "no/python", "--python", "no/python"], "", 2, "the program's Python, `no/python`, does not work"),
-        (&["--python", "a", "--python", "b", "--least-memory"], "", 2, "two `--python` compare two runs"),
-        (&["--python", "a", "--python", "b", "--python", "c"], "", 2, "`--python` is given more than twice"),
-        (&["--every-fault"], "raise SystemExit(3)", 1, "The program ends with exit code 3 without injected failures"),
-        (&["--every-fault"], "import torch", 1, "allocated no device memory"),
-        (&["--least-memory", "--time-limit", "500ms"], "import time; time.sleep(60)", 1, "exceeds its time limit"),
+        (
+            &["--every-fault", "--shard", "9/8"],
+            "",
+            2,
+            "shard 9 of 8 does not exist",
+        ),
+        (
+            &["--least-memory", "--record", "run.json"],
+            "",
+            2,
+            "are for one run",
+        ),
+        (
+            &["--python", "no/python", "--python", "no/python"],
+            "",
+            2,
+            "the program's Python, `no/python`, does not work",
+        ),
+        (
+            &["--python", "a", "--python", "b", "--least-memory"],
+            "",
+            2,
+            "two `--python` compare two runs",
+        ),
+        (
+            &["--python", "a", "--python", "b", "--python", "c"],
+            "",
+            2,
+            "`--python` is given more than twice",
+        ),
+        (
+            &["--every-fault"],
+            "raise SystemExit(3)",
+            1,
+            "The program ends with exit code 3 without injected failures",
+        ),
+        (
+            &["--every-fault"],
+            "import torch",
+            1,
+            "allocated no device memory",
+        ),
+        (
+            &["--least-memory", "--time-limit", "500ms"],
+            "import time; time.sleep(60)",
+            1,
+            "exceeds its time limit",
+        ),
     ] {
         let ran = world.run(options, &["python3", "-c", program]);
-        assert!(ran.code == Some(code) && ran.err.contains(message), "{options:?}: {:?} {}", ran.code, ran.err);
+        assert!(
+            ran.code == Some(code) && ran.err.contains(message),
+            "{options:?}: {:?} {}",
+            ran.code,
+            ran.err
+        );
     }
 }
 
@@ -1266,11 +2369,18 @@ fn an_unusable_baseline_is_rejected_before_the_run(world: World) {
     let file = world.path("peaks.json").display().to_string();
     let run = |text: Option<&str>, options: &[&str]| {
         let _ = text.map(|text| world.write("peaks.json", text));
-        world.run(&[&["--baseline", &file], options].concat(), &["python3", "-c", "print('started')"])
+        world.run(
+            &[&["--baseline", &file], options].concat(),
+            &["python3", "-c", "print('started')"],
+        )
     };
     for (text, options, message) in [
         (None, &[][..], "there is no such baseline"),
-        (Some("{\n  \"settings\": 3\n}"), &[], ":2:15: this is not a baseline: invalid type"),
+        (
+            Some("{\n  \"settings\": 3\n}"),
+            &[],
+            ":2:15: this is not a baseline: invalid type",
+        ),
         (
             Some(r#"{"settings": ["torch=2.9.0", "gpu=h100-80"], "processes": {}}"#),
             &[],
@@ -1278,26 +2388,60 @@ fn an_unusable_baseline_is_rejected_before_the_run(world: World) {
         ),
         (None, &["--every-fault"], "are for one run"),
         (None, &["--least-memory"], "are for one run"),
-        (None, &["--alloc-conf", "a", "--alloc-conf", "b"], "are for one run"),
-        (None, &["--device", "cuda:0"], "cannot be used with '--device"),
+        (
+            None,
+            &["--alloc-conf", "a", "--alloc-conf", "b"],
+            "are for one run",
+        ),
+        (
+            None,
+            &["--device", "cuda:0"],
+            "cannot be used with '--device",
+        ),
     ] {
         let ran = run(text, options);
         let text = ran.err.replace("\n  │ ", " ");
-        assert!(ran.code == Some(2) && ran.out.is_empty() && text.contains(message), "{options:?}: {:?} {}{}", ran.code, ran.err, ran.out);
+        assert!(
+            ran.code == Some(2) && ran.out.is_empty() && text.contains(message),
+            "{options:?}: {:?} {}{}",
+            ran.code,
+            ran.err,
+            ran.out
+        );
     }
     let without_file = world.run(&["--update"], &["true"]);
-    assert!(without_file.code == Some(2) && without_file.err.contains("--baseline <FILE>"), "{}", without_file.err);
+    assert!(
+        without_file.code == Some(2) && without_file.err.contains("--baseline <FILE>"),
+        "{}",
+        without_file.err
+    );
 }
 
 /// Requests the number of MiB in its argument. Exits with 3 if a variable has an unexpected value.
-const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert os.environ['PYTORCH_ALLOC_CONF'] == 'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
+const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert \
+     os.environ['PYTORCH_ALLOC_CONF'] == \
+     'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
 
 fn programs_of_a_scenario_share_its_memory(world: World) {
     world.write("scenarios/asks.py", ASKS);
     // It holds 600 MiB until another process holds 100 MiB.
-    world.write("scenarios/holds.py", "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n");
-    // It requests more memory when the other process appears, and continues when that process has ended.
-    world.write("scenarios/waits.py", "import ctypes, torch\nleft, all = ctypes.c_size_t(), ctypes.c_size_t()\ndef free():\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n    return left.value >> 20\nwhile free() > 424: pass\ntry:\n    torch.cuda.malloc(600 << 20)\nexcept torch.OutOfMemoryError:\n    torch.cuda.malloc(100 << 20)\nwhile free() < 924: pass\ntorch.cuda.malloc(600 << 20)\n");
+    world.write(
+        "scenarios/holds.py",
+        "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, \
+         all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    \
+         torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n",
+    );
+    // It requests more memory when the other process appears, and continues when that process has
+    // ended.
+    world.write(
+        "scenarios/waits.py",
+        "import ctypes, torch\nleft, all = ctypes.c_size_t(), \
+         ctypes.c_size_t()\ndef free():\n    \
+         torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n    return \
+         left.value >> 20\nwhile free() > 424: pass\ntry:\n    torch.cuda.malloc(600 << \
+         20)\nexcept torch.OutOfMemoryError:\n    torch.cuda.malloc(100 << 20)\nwhile free() < \
+         924: pass\ntorch.cuda.malloc(600 << 20)\n",
+    );
     let steps = "  - alloc: { buffer: own, size: 600MiB }
   - exec: { id: refused, command: [python3, asks.py, 600], expect: oom }
   - expect: [ refused.exit_code == 1, refused.num_ooms == 1, refused.malloc_failures == 1, refused.peak_reserved == 0 ]
@@ -1312,7 +2456,10 @@ fn programs_of_a_scenario_share_its_memory(world: World) {
   - exec: { id: injected, command: [python3, asks.py, 4], fail: [\"cudaMalloc:1\"], expect: oom }
   - expect: injected.injected_failures == 1
 ";
-    for ran in [world.run_scenario(steps), world.run_scenario_on_gpu(steps, "text")] {
+    for ran in [
+        world.run_scenario(steps),
+        world.run_scenario_on_gpu(steps, "text"),
+    ] {
         assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
     }
 }
@@ -1322,7 +2469,10 @@ fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command(world
     let failed = |step: &str, shown: &[&str]| {
         let ran = world.run_scenario(&format!("  - exec: {step}\n"));
         let text = format!("{}{}", ran.out, ran.err);
-        assert!(ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)), "{text}");
+        assert!(
+            ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)),
+            "{text}"
+        );
     };
     failed(
         "{ command: [python3, asks.py, 2000], env: { CODE: 5 } }",
@@ -1334,12 +2484,34 @@ fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command(world
         ],
     );
     let mut as_json = world.harness();
-    let json =
-        Ran::of(as_json.args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report", "--format", "json"]).output().unwrap());
-    let again = "cd scenarios && CODE=5 harness exec --gpu h100-80 --memory 1073741824B --alloc-conf expandable_segments:True -- python3 asks.py 2000";
+    let json = Ran::of(
+        as_json
+            .args([
+                "run",
+                "scenarios/test.yaml",
+                "--device",
+                "sim",
+                "--no-report",
+                "--format",
+                "json",
+            ])
+            .output()
+            .unwrap(),
+    );
+    let again = "cd scenarios && CODE=5 harness exec --gpu h100-80 --memory 1073741824B \
+         --alloc-conf expandable_segments:True -- python3 asks.py 2000";
     assert!(json.out.contains(again), "{}", json.out);
-    failed("{ command: [python3, asks.py, 2], expect: oom }", &["the program to end with an out-of-memory error", "exit code 0"]);
-    failed("{ command: [python3, asks.py, 2], fail: [\"any:2\"] }", &["`any:2:1:0` to be reached"]);
+    failed(
+        "{ command: [python3, asks.py, 2], expect: oom }",
+        &[
+            "the program to end with an out-of-memory error",
+            "exit code 0",
+        ],
+    );
+    failed(
+        "{ command: [python3, asks.py, 2], fail: [\"any:2\"] }",
+        &["`any:2:1:0` to be reached"],
+    );
     failed(
         "{ command: [python3, -c, \"import time, torch; time.sleep(60)\"] }\n    timeout: 1s",
         &["to take at most 1.00 s", "it was stopped after"],
@@ -1353,38 +2525,63 @@ fn a_scenario_with_unusable_programs_is_skipped_with_the_reason(world: World) {
         let words: Vec<&str> = text.split_whitespace().collect();
         assert!(words.join(" ").contains(reason), "{text}");
     };
-    skipped("  - exec: { command: [python3, -I, train.py] }\n", "has no torch");
+    skipped(
+        "  - exec: { command: [python3, -I, train.py] }\n",
+        "has no torch",
+    );
     skipped(
         "  - exec: { command: [no-such-program] }\n",
-        "`no-such-program` cannot run on a simulated GPU: cannot find the program `no-such-program`",
+        "`no-such-program` cannot run on a simulated GPU: cannot find the program \
+         `no-such-program`",
     );
-    skipped("  - exec: { command: [python3, train.py], modules: [torch, no_such_module] }\n", "has no no_such_module");
+    skipped(
+        "  - exec: { command: [python3, train.py], modules: [torch, no_such_module] }\n",
+        "has no no_such_module",
+    );
 }
 
 fn a_scenario_for_another_gpu_is_skipped(world: World) {
-    let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py], gpu: a100-40 }\n";
+    let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - \
+         exec: { command: [python3, train.py], gpu: a100-40 }\n";
     world.write("scenarios/program.yaml", steps);
     let staging = Staging::new(&strict()).unwrap();
     let mut harness = world.harness();
-    staging.apply(harness.args(["run", "scenarios/program.yaml", "--device", "cuda:0", "--no-report"]));
+    staging.apply(harness.args([
+        "run",
+        "scenarios/program.yaml",
+        "--device",
+        "cuda:0",
+        "--no-report",
+    ]));
     let ran = Ran::of(harness.output().unwrap());
     let text = format!("{}{}", ran.out, ran.err);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("`python3 train.py` requires the GPU a100-40 (NVIDIA A100-SXM4-40GB), but this GPU is Simulated GPU"), "{text}");
+    assert!(
+        words.contains(
+            "`python3 train.py` requires the GPU a100-40 (NVIDIA A100-SXM4-40GB), \
+         but this GPU is Simulated GPU"
+        ),
+        "{text}"
+    );
 }
 
 fn a_failed_program_on_a_gpu_is_shown_with_its_command(world: World) {
     world.write("scenarios/asks.py", ASKS);
-    let step = "  - exec: { command: [python3, asks.py, 2000], env: { CODE: 5 }, fail: [\"cudaMalloc:2\"] }\n";
+    let step = "  - exec: { command: [python3, asks.py, 2000], env: { CODE: 5 }, fail: \
+         [\"cudaMalloc:2\"] }\n";
     let ran = world.run_scenario_on_gpu(step, "json");
     let text = format!("{}{}", ran.out, ran.err);
     let shown = [
         "exit code 1, by an out of memory error",
         "| torch.OutOfMemoryError: CUDA out of memory.",
         "`cudaMalloc:2:1:0` to be reached",
-        "CODE=5 harness exec --device cuda:0 --memory 1073741824B --alloc-conf expandable_segments:True --fail cudaMalloc:2:1:0 -- python3 asks.py 2000",
+        "CODE=5 harness exec --device cuda:0 --memory 1073741824B --alloc-conf \
+         expandable_segments:True --fail cudaMalloc:2:1:0 -- python3 asks.py 2000",
     ];
-    assert!(ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)), "{text}");
+    assert!(
+        ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)),
+        "{text}"
+    );
 }
 
 fn an_optional_program_that_cannot_run_is_skipped_with_its_expectations(world: World) {
@@ -1399,8 +2596,17 @@ claim:
 ";
     let ran = world.run_scenario(steps);
     let text = format!("{}{}", ran.out, ran.err);
-    assert!(ran.code == Some(0) && text.contains("reserved: PyTorch –, harness 400 MiB"), "{text}");
-    let ran = world.run_scenario(&steps.replace("alloc: { buffer: x, size: 400000000B }", "alloc: { buffer: x, size: 1MiB }"));
+    assert!(
+        ran.code == Some(0) && text.contains("reserved: PyTorch –, harness 400 MiB"),
+        "{text}"
+    );
+    let ran = world.run_scenario(&steps.replace(
+        "alloc: { buffer: x, size: 400000000B }",
+        "alloc: { buffer: x, size: 1MiB }",
+    ));
     let text = format!("{}{}", ran.out, ran.err);
-    assert!(text.contains("unproven: holds; its scenario fails"), "{text}");
+    assert!(
+        text.contains("unproven: holds; its scenario fails"),
+        "{text}"
+    );
 }

@@ -13,16 +13,28 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const HAS_PARQUET: bool = cfg!(feature = "parquet");
-const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../snapshot/explain/tests/snapshots");
+const SNAPSHOTS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../snapshot/explain/tests/snapshots"
+);
 
 /// Runs `harness fleet` in this folder.
 fn fleet(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_harness")).arg("fleet").args(arguments).current_dir(folder).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_harness"))
+        .arg("fleet")
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+        .unwrap()
 }
 
 fn summary(folder: &Path, arguments: &[&str]) -> Value {
     let output = fleet(folder, &[arguments, &["--format", "json"]].concat());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -32,19 +44,38 @@ fn jobs() -> (TempDir, PathBuf) {
     let jobs = folder.path().join("jobs");
     fs::create_dir_all(jobs.join("b")).unwrap();
     let snapshot = |name: &str| fs::read(Path::new(SNAPSHOTS).join(name)).unwrap();
-    fs::write(jobs.join("a-rank0-gpu0.pickle.gz"), snapshot("kept-features.pickle.gz")).unwrap();
-    fs::write(jobs.join("a-rank1-gpu1.pickle.gz"), snapshot("kept-features.pickle.gz")).unwrap();
-    fs::write(jobs.join("b/rank0.pickle.gz"), snapshot("trained.pickle.gz")).unwrap();
+    fs::write(
+        jobs.join("a-rank0-gpu0.pickle.gz"),
+        snapshot("kept-features.pickle.gz"),
+    )
+    .unwrap();
+    fs::write(
+        jobs.join("a-rank1-gpu1.pickle.gz"),
+        snapshot("kept-features.pickle.gz"),
+    )
+    .unwrap();
+    fs::write(
+        jobs.join("b/rank0.pickle.gz"),
+        snapshot("trained.pickle.gz"),
+    )
+    .unwrap();
     let features = snapshot("features.pickle.gz");
     fs::write(jobs.join("c.pickle.gz"), &features[..features.len() / 2]).unwrap();
-    fs::write(jobs.join("d.pickle"), b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.").unwrap();
+    fs::write(
+        jobs.join("d.pickle"),
+        b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.",
+    )
+    .unwrap();
     let path = folder.path().to_owned();
     (folder, path)
 }
 
 fn rows(folder: &Path, out: &str) -> Vec<Value> {
     let text = fs::read_to_string(folder.join(out).join("rows.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).filter(|row: &Value| row.get("file").is_some()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|row: &Value| row.get("file").is_some())
+        .collect()
 }
 
 #[test]
@@ -53,32 +84,78 @@ fn a_build_without_parquet_names_the_builds_that_write_it() {
     let (_kept, folder) = jobs();
     let message = || String::from_utf8(fleet(&folder, &["jobs"]).stderr).unwrap();
     let first = message();
-    assert!(first.contains("fleet.parquet is not written: this harness is built without Parquet;"), "{first}");
-    assert!(first.contains("`ci/install`") && first.contains("`--features parquet`"), "{first}");
+    assert!(
+        first.contains("fleet.parquet is not written: this harness is built without Parquet;"),
+        "{first}"
+    );
+    assert!(
+        first.contains("`ci/install`") && first.contains("`--features parquet`"),
+        "{first}"
+    );
     fs::write(folder.join("fleet/fleet.parquet"), "older").unwrap();
     let second = message();
-    assert!(second.contains("fleet.parquet is from an earlier run: "), "{second}");
+    assert!(
+        second.contains("fleet.parquet is from an earlier run: "),
+        "{second}"
+    );
 }
 
 #[test]
 fn broken_and_hostile_files_cost_one_row_each() {
     let (_kept, folder) = jobs();
     let summary = summary(&folder, &["jobs"]);
-    let figures = ["snapshots", "jobs", "out_of_memory", "ended", "unreadable", "replayed"].map(|name| summary[name].as_u64().unwrap());
+    let figures = [
+        "snapshots",
+        "jobs",
+        "out_of_memory",
+        "ended",
+        "unreadable",
+        "replayed",
+    ]
+    .map(|name| summary[name].as_u64().unwrap());
     assert_eq!(figures, [5, 4, 2, 1, 2, 2]);
     assert_eq!(
-        (&summary["causes"][0]["cause"], &summary["causes"][0]["jobs"], &summary["causes"][0]["ranks"]),
+        (
+            &summary["causes"][0]["cause"],
+            &summary["causes"][0]["jobs"],
+            &summary["causes"][0]["ranks"]
+        ),
         (&"inactive_split".into(), &1.into(), &2.into())
     );
     let change = &summary["changes"][0];
-    assert_eq!((&change["change"], &change["prevents"]), (&"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".into(), &2.into()));
+    assert_eq!(
+        (&change["change"], &change["prevents"]),
+        (
+            &"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".into(),
+            &2.into()
+        )
+    );
     assert_eq!(summary["unreadable_because"].as_array().unwrap().len(), 2);
     let absolute = folder.join("jobs/b");
-    let same = fleet(&folder, &["./jobs", "jobs", absolute.to_str().unwrap(), "jobs/d.pickle", "--format", "json", "--out", "same"]);
-    assert_eq!(serde_json::from_slice::<Value>(&same.stdout).unwrap()["snapshots"], 5, "each file counts once");
+    let same = fleet(
+        &folder,
+        &[
+            "./jobs",
+            "jobs",
+            absolute.to_str().unwrap(),
+            "jobs/d.pickle",
+            "--format",
+            "json",
+            "--out",
+            "same",
+        ],
+    );
+    assert_eq!(
+        serde_json::from_slice::<Value>(&same.stdout).unwrap()["snapshots"],
+        5,
+        "each file counts once"
+    );
     assert!(!folder.join("ran").exists() && folder.join("fleet/fleet.html").exists());
     let columns = fs::read(folder.join("fleet/fleet.parquet")).ok();
-    assert_eq!(columns.map(|columns| columns.starts_with(b"PAR1")), HAS_PARQUET.then_some(true));
+    assert_eq!(
+        columns.map(|columns| columns.starts_with(b"PAR1")),
+        HAS_PARQUET.then_some(true)
+    );
 }
 
 #[test]
@@ -87,7 +164,11 @@ fn only_changed_files_are_analysed_again_and_an_unfinished_line_is_repeated() {
     let first = summary(&folder, &["jobs"]);
     let path = folder.join("fleet/rows.jsonl");
     let lines = fs::read_to_string(&path).unwrap();
-    assert_eq!(lines.lines().count(), 6, "the last line proves that the five rows are all");
+    assert_eq!(
+        lines.lines().count(),
+        6,
+        "the last line proves that the five rows are all"
+    );
     // As after a kill: one row is missing, and the last one is unfinished.
     let kept: Vec<&str> = lines.lines().skip(1).take(4).collect();
     let text = kept.join("\n");
@@ -114,11 +195,22 @@ fn the_merged_shards_have_the_result_of_one_run() {
         summary(&folder, &["jobs", "--shard", shard, "--out", &out]);
         rows(&folder, &out).len()
     });
-    assert!(sizes.iter().sum::<usize>() == 5 && !sizes.contains(&5), "{sizes:?}");
+    assert!(
+        sizes.iter().sum::<usize>() == 5 && !sizes.contains(&5),
+        "{sizes:?}"
+    );
     let refused = |folders: &[&str], why: &str| {
-        let output = fleet(&folder, &[&["merge"], folders, &["--out", "refused"]].concat());
+        let output = fleet(
+            &folder,
+            &[&["merge"], folders, &["--out", "refused"]].concat(),
+        );
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && error.contains(why) && !folder.join("refused").exists(), "{error}");
+        assert!(
+            output.status.code() == Some(2)
+                && error.contains(why)
+                && !folder.join("refused").exists(),
+            "{error}"
+        );
     };
     refused(&["out-1"], "missing: shard 2/2");
     refused(&["out-1", "out-2", "out-2"], "shard 2/2 appears twice");
@@ -132,12 +224,25 @@ fn the_merged_shards_have_the_result_of_one_run() {
     fs::write(&shard, lines[..lines.len() - 1].concat()).unwrap();
     refused(&["out-1", "out-2"], "the rows are not complete");
     summary(&folder, &["jobs", "--shard", "2/2", "--out", "out-2"]);
-    assert_eq!(fs::read_to_string(&shard).unwrap(), text, "the same command again completes the shard");
+    assert_eq!(
+        fs::read_to_string(&shard).unwrap(),
+        text,
+        "the same command again completes the shard"
+    );
     let replaced = fleet(&folder, &["merge", "out-1", "out-2", "--out", "out-1"]);
-    assert!(String::from_utf8_lossy(&replaced.stderr).contains("would replace the rows of this shard"), "{replaced:?}");
-    assert_eq!(summary(&folder, &["merge", "out-1", "out-2", "--out", "merged"]), whole);
+    assert!(
+        String::from_utf8_lossy(&replaced.stderr).contains("would replace the rows of this shard"),
+        "{replaced:?}"
+    );
+    assert_eq!(
+        summary(&folder, &["merge", "out-1", "out-2", "--out", "merged"]),
+        whole
+    );
     if HAS_PARQUET {
-        assert_eq!(fs::read(folder.join("merged/fleet.parquet")).unwrap(), fs::read(folder.join("fleet/fleet.parquet")).unwrap());
+        assert_eq!(
+            fs::read(folder.join("merged/fleet.parquet")).unwrap(),
+            fs::read(folder.join("fleet/fleet.parquet")).unwrap()
+        );
     }
 }
 
@@ -146,32 +251,79 @@ fn pipes_devices_bad_names_and_bad_folders_cost_one_row_each() {
     let (_kept, folder) = jobs();
     let jobs = folder.join("jobs");
     for name in ["pipe.pickle", "b/pipe.pkl.gz"] {
-        assert!(Command::new("mkfifo").arg(jobs.join(name)).status().unwrap().success());
+        assert!(
+            Command::new("mkfifo")
+                .arg(jobs.join(name))
+                .status()
+                .unwrap()
+                .success()
+        );
     }
     let _socket = UnixListener::bind(jobs.join("socket.pickle")).unwrap();
-    for (target, name) in [("/dev/zero", "zero.pickle"), ("/dev/urandom", "random.pkl"), ("b", "folder.pickle"), ("none", "dangling.pkl")] {
+    for (target, name) in [
+        ("/dev/zero", "zero.pickle"),
+        ("/dev/urandom", "random.pkl"),
+        ("b", "folder.pickle"),
+        ("none", "dangling.pkl"),
+    ] {
         symlink(target, jobs.join(name)).unwrap();
     }
     fs::create_dir(jobs.join("folder-named.pickle")).unwrap();
-    fs::copy(jobs.join("b/rank0.pickle.gz"), jobs.join(OsStr::from_bytes(b"\xff.pickle.gz"))).unwrap();
+    fs::copy(
+        jobs.join("b/rank0.pickle.gz"),
+        jobs.join(OsStr::from_bytes(b"\xff.pickle.gz")),
+    )
+    .unwrap();
     // A path that is too long cannot be read by its name.
     let long = "l".repeat(250);
-    let script = format!("cd jobs && for i in $(seq 20); do mkdir {long} && cd -P {long} || exit 1; done");
-    assert!(Command::new("bash").args(["-c", &script]).current_dir(&folder).status().unwrap().success());
+    let script =
+        format!("cd jobs && for i in $(seq 20); do mkdir {long} && cd -P {long} || exit 1; done");
+    assert!(
+        Command::new("bash")
+            .args(["-c", &script])
+            .current_dir(&folder)
+            .status()
+            .unwrap()
+            .success()
+    );
     let summary = summary(&folder, &["jobs"]);
-    let figures = ["snapshots", "out_of_memory", "ended", "unreadable"].map(|name| summary[name].as_u64().unwrap());
+    let figures = ["snapshots", "out_of_memory", "ended", "unreadable"]
+        .map(|name| summary[name].as_u64().unwrap());
     assert_eq!(figures, [14, 2, 2, 10]);
     let rows = rows(&folder, "fleet");
-    let problem = |name: &str| rows.iter().find(|row| row["file"].as_str().unwrap().ends_with(name)).unwrap()["problem"].clone();
+    let problem = |name: &str| {
+        rows.iter()
+            .find(|row| row["file"].as_str().unwrap().ends_with(name))
+            .unwrap()["problem"]
+            .clone()
+    };
     for (name, why) in [
-        ("/pipe.pickle", "cannot be read: this is a named pipe, not a file"),
-        ("pipe.pkl.gz", "cannot be read: this is a named pipe, not a file"),
-        ("socket.pickle", "cannot be read: this is a socket, not a file"),
-        ("zero.pickle", "cannot be read: this is a device, not a file"),
+        (
+            "/pipe.pickle",
+            "cannot be read: this is a named pipe, not a file",
+        ),
+        (
+            "pipe.pkl.gz",
+            "cannot be read: this is a named pipe, not a file",
+        ),
+        (
+            "socket.pickle",
+            "cannot be read: this is a socket, not a file",
+        ),
+        (
+            "zero.pickle",
+            "cannot be read: this is a device, not a file",
+        ),
         ("random.pkl", "cannot be read: this is a device, not a file"),
         ("folder.pickle", "cannot be read: is a directory"),
-        ("dangling.pkl", "cannot be read: No such file or directory (os error 2)"),
-        (&long, "the folder cannot be read: File name too long (os error 36)"),
+        (
+            "dangling.pkl",
+            "cannot be read: No such file or directory (os error 2)",
+        ),
+        (
+            &long,
+            "the folder cannot be read: File name too long (os error 36)",
+        ),
     ] {
         assert_eq!(problem(name), why, "{name}");
     }
@@ -182,17 +334,40 @@ fn pipes_devices_bad_names_and_bad_folders_cost_one_row_each() {
 fn each_job_has_a_page_that_the_table_links() {
     let (_kept, folder) = jobs();
     let output = fleet(&folder, &["jobs", "--pages"]);
-    assert!(String::from_utf8_lossy(&output.stdout).ends_with("\npage: fleet/fleet.html\n"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).ends_with("\npage: fleet/fleet.html\n"),
+        "{output:?}"
+    );
     let page = fs::read_to_string(folder.join("fleet/fleet.html")).unwrap();
-    let links: BTreeSet<&str> = page.split("href=\"").skip(1).map(|link| link.split('"').next().unwrap()).collect();
+    let links: BTreeSet<&str> = page
+        .split("href=\"")
+        .skip(1)
+        .map(|link| link.split('"').next().unwrap())
+        .collect();
     let titles: Vec<String> = links
         .iter()
         .map(|link| fs::read_to_string(folder.join("fleet").join(link)).unwrap())
-        .map(|page| page.split("<title>").nth(1).unwrap().split("</title>").next().unwrap().to_owned())
+        .map(|page| {
+            page.split("<title>")
+                .nth(1)
+                .unwrap()
+                .split("</title>")
+                .next()
+                .unwrap()
+                .to_owned()
+        })
         .collect();
-    assert_eq!(titles, ["2 snapshots", "jobs/b/rank0.pickle.gz"], "{links:?}");
+    assert_eq!(
+        titles,
+        ["2 snapshots", "jobs/b/rank0.pickle.gz"],
+        "{links:?}"
+    );
     let merged = fleet(&folder, &["merge", "fleet", "--out", "merged", "--pages"]);
-    assert_eq!(fs::read_to_string(folder.join("merged/fleet.html")).unwrap(), page, "{merged:?}");
+    assert_eq!(
+        fs::read_to_string(folder.join("merged/fleet.html")).unwrap(),
+        page,
+        "{merged:?}"
+    );
 }
 
 #[test]
@@ -200,9 +375,18 @@ fn bad_input_is_one_clear_error_and_touches_nothing() {
     let (_kept, folder) = jobs();
     fs::create_dir(folder.join("empty")).unwrap();
     assert!(fleet(&folder, &["jobs"]).status.success());
-    let files = || ["rows.jsonl", "fleet.html", "fleet.parquet"].map(|name| fs::read(folder.join("fleet").join(name)).ok());
+    let files = || {
+        ["rows.jsonl", "fleet.html", "fleet.parquet"]
+            .map(|name| fs::read(folder.join("fleet").join(name)).ok())
+    };
     let before = files();
-    assert!(Command::new("mkfifo").arg(folder.join("pipe.pickle")).status().unwrap().success());
+    assert!(
+        Command::new("mkfifo")
+            .arg(folder.join("pipe.pickle"))
+            .status()
+            .unwrap()
+            .success()
+    );
     let error = |arguments: &[&str]| {
         let output = fleet(&folder, arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -215,19 +399,36 @@ fn bad_input_is_one_clear_error_and_touches_nothing() {
     }
     let two = error(&["nope", "jobs", "empty"]);
     assert!(two.contains("nope: ") && two.contains("empty: "), "{two}");
-    assert!(error(&["pipe.pickle"]).contains("pipe.pickle: cannot be read: this is a named pipe, not a file"));
+    assert!(
+        error(&["pipe.pickle"])
+            .contains("pipe.pickle: cannot be read: this is a named pipe, not a file")
+    );
     assert!(error(&["/dev/zero"]).contains("this is a device, not a file"));
-    assert!(error(&["fleet/fleet.html", "pipe.pickle"]).contains("is not a pickle but probably a web page"));
-    assert!(error(&["empty"]).contains("empty: there is no snapshot in this folder or its subfolders"));
-    assert!(error(&["merge", "empty", "--out", "merged"]).contains("empty: there are no rows in this folder"));
+    assert!(
+        error(&["fleet/fleet.html", "pipe.pickle"])
+            .contains("is not a pickle but probably a web page")
+    );
+    assert!(
+        error(&["empty"]).contains("empty: there is no snapshot in this folder or its subfolders")
+    );
+    assert!(
+        error(&["merge", "empty", "--out", "merged"])
+            .contains("empty: there are no rows in this folder")
+    );
     if !cfg!(feature = "cloud") {
-        assert!(error(&["s3://bucket/jobs"]).contains("this harness is built without cloud storage"));
+        assert!(
+            error(&["s3://bucket/jobs"]).contains("this harness is built without cloud storage")
+        );
     }
 }
 
-/// Runs `harness fleet` on a bucket of moto, a server of S3. `HARNESS_TEST_MOTO` names a Python with `pip install 'moto[server,s3]'`.
+/// Runs `harness fleet` on a bucket of moto, a server of S3. `HARNESS_TEST_MOTO` names a Python
+/// with `pip install 'moto[server,s3]'`.
 #[test]
-#[cfg_attr(not(feature = "cloud"), ignore = "needs `--features cloud`, and HARNESS_TEST_MOTO")]
+#[cfg_attr(
+    not(feature = "cloud"),
+    ignore = "needs `--features cloud`, and HARNESS_TEST_MOTO"
+)]
 fn a_bucket_has_the_result_of_a_folder() {
     use std::io::{BufRead as _, BufReader};
     let Some(python) = env::var_os("HARNESS_TEST_MOTO") else {
@@ -249,26 +450,67 @@ for folder, _, names in os.walk('jobs'):
         s3.upload_file(path, 'bucket', path)
 print(port, flush=True)
 sys.stdin.read()";
-    let keys = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "us-east-1"), ("AWS_ALLOW_HTTP", "true")];
+    let keys = [
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ALLOW_HTTP", "true"),
+    ];
     let pipe = std::process::Stdio::piped;
-    let mut server =
-        Command::new(python).args(["-c", program]).envs(keys).current_dir(&folder).stdin(pipe()).stdout(pipe()).spawn().unwrap();
+    let mut server = Command::new(python)
+        .args(["-c", program])
+        .envs(keys)
+        .current_dir(&folder)
+        .stdin(pipe())
+        .stdout(pipe())
+        .spawn()
+        .unwrap();
     // moto prints other lines first.
-    let port = BufReader::new(server.stdout.take().unwrap()).lines().find_map(|line| line.unwrap().parse::<u16>().ok()).unwrap();
+    let port = BufReader::new(server.stdout.take().unwrap())
+        .lines()
+        .find_map(|line| line.unwrap().parse::<u16>().ok())
+        .unwrap();
     let of_bucket = |url: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-        command.args(["fleet", url, "--out", "of-bucket", "--format", "json"]).envs(keys).current_dir(&folder);
-        command.env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")).output().unwrap()
+        command
+            .args(["fleet", url, "--out", "of-bucket", "--format", "json"])
+            .envs(keys)
+            .current_dir(&folder);
+        command
+            .env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}"))
+            .output()
+            .unwrap()
     };
     let output = of_bucket("s3://bucket/jobs");
     let missing = of_bucket("s3://no-such-bucket/jobs");
     drop(server.stdin.take());
     server.wait().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-    for name in ["snapshots", "jobs", "out_of_memory", "ended", "unreadable", "causes", "changes"] {
+    for name in [
+        "snapshots",
+        "jobs",
+        "out_of_memory",
+        "ended",
+        "unreadable",
+        "causes",
+        "changes",
+    ] {
         assert_eq!(found[name], local[name], "{name}");
     }
-    assert_eq!(rows(&folder, "of-bucket")[0]["file"].as_str().map(|file| file.starts_with("s3://bucket/jobs/")), Some(true));
-    assert!(missing.status.code() == Some(2) && String::from_utf8_lossy(&missing.stderr).contains("AWS_ACCESS_KEY_ID"), "{missing:?}");
+    assert_eq!(
+        rows(&folder, "of-bucket")[0]["file"]
+            .as_str()
+            .map(|file| file.starts_with("s3://bucket/jobs/")),
+        Some(true)
+    );
+    assert!(
+        missing.status.code() == Some(2)
+            && String::from_utf8_lossy(&missing.stderr).contains("AWS_ACCESS_KEY_ID"),
+        "{missing:?}"
+    );
 }

@@ -1,11 +1,15 @@
-//! Runs every scenario of the catalogue with each of its allocators on each device of this machine, as one test each.
+//! Runs every scenario of the catalogue with each of its allocators on each device of this machine,
+//! as one test each.
 //!
-//! The tests run on the simulated device, and one after the other on a GPU. Tests that cannot run are ignored, with the reason.
-//! `cargo test --test scenarios oom_retry` runs the tests whose name contains `oom_retry`.
+//! The tests run on the simulated device, and one after the other on a GPU. Tests that cannot run
+//! are ignored, with the reason. `cargo test --test scenarios oom_retry` runs the tests whose name
+//! contains `oom_retry`.
 //!
-//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH. `tests/torch_programs` runs the claims on the simulated device.
+//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH.
+//! `tests/torch_programs` runs the claims on the simulated device.
 //!
-//! A bundle runs this program on machines without the project. There, [`ROOT`] names the folder with `scenarios/` and `harness`.
+//! A bundle runs this program on machines without the project. There, [`ROOT`] names the folder
+//! with `scenarios/` and `harness`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -40,7 +44,10 @@ fn main() -> ExitCode {
     // Messages contain paths relative to this folder.
     let (root, program) = match std::env::var_os(ROOT) {
         Some(root) => (PathBuf::from(root), "./harness"),
-        None => (Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), "cargo run --release --"),
+        None => (
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+            "cargo run --release --",
+        ),
     };
     if let Err(error) = std::env::set_current_dir(&root) {
         eprintln!("{}: {error}", root.display());
@@ -48,7 +55,8 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     let simulated = Ok(DeviceSource::simulated());
-    let cuda = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).map_err(|error| error.to_string());
+    let cuda = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false)
+        .map_err(|error| error.to_string());
     if let Err(reason) = cuda.as_ref().map_err(|reason| reason.as_str())
         && !arguments.list
     {
@@ -66,22 +74,43 @@ fn main() -> ExitCode {
         for scenario in &scenarios {
             for allocator in &scenario.allocators {
                 // Folders have scenarios of the same name.
-                let name = format!("{}::{allocator}", Path::new(folder).join(&scenario.name).display());
+                let name = format!(
+                    "{}::{allocator}",
+                    Path::new(folder).join(&scenario.name).display()
+                );
                 if folder != CLAIMS {
-                    trials.push(trial(format!("{name}::sim"), scenario, allocator, &simulated, program));
+                    trials.push(trial(
+                        format!("{name}::sim"),
+                        scenario,
+                        allocator,
+                        &simulated,
+                        program,
+                    ));
                 }
-                trials.push(trial(format!("{name}::cuda"), scenario, allocator, &cuda, program));
+                trials.push(trial(
+                    format!("{name}::cuda"),
+                    scenario,
+                    allocator,
+                    &cuda,
+                    program,
+                ));
             }
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Runs this program again with the Python of tests for `exec` steps, if one is set. Returns its exit code.
+/// Runs this program again with the Python of tests for `exec` steps, if one is set. Returns its
+/// exit code.
 fn with_python_of_tests() -> Option<ExitCode> {
-    let python = std::env::var_os(TEST_PYTHON).filter(|python| !python.is_empty() && std::env::var_os(PYTHON).is_none())?;
-    let again =
-        std::env::current_exe().and_then(|program| Command::new(program).args(std::env::args_os().skip(1)).env(PYTHON, python).status());
+    let python = std::env::var_os(TEST_PYTHON)
+        .filter(|python| !python.is_empty() && std::env::var_os(PYTHON).is_none())?;
+    let again = std::env::current_exe().and_then(|program| {
+        Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .env(PYTHON, python)
+            .status()
+    });
     Some(match again {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
@@ -93,15 +122,31 @@ fn with_python_of_tests() -> Option<ExitCode> {
 }
 
 fn catalogue(folder: &Path) -> Result<Vec<Scenario>, String> {
-    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let entries =
+        std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
     paths.sort();
-    let points: Result<Vec<_>, _> = paths.iter().map(|path| Scenario::load_points(path, &Settings::new())).collect();
-    Ok(points.map_err(|error| error.to_string())?.into_iter().flatten().collect())
+    let points: Result<Vec<_>, _> = paths
+        .iter()
+        .map(|path| Scenario::load_points(path, &Settings::new()))
+        .collect();
+    Ok(points
+        .map_err(|error| error.to_string())?
+        .into_iter()
+        .flatten()
+        .collect())
 }
 
-fn trial(name: String, scenario: &Scenario, allocator: &AllocatorSpec, source: &Result<DeviceSource, String>, program: &str) -> Trial {
+fn trial(
+    name: String,
+    scenario: &Scenario,
+    allocator: &AllocatorSpec,
+    source: &Result<DeviceSource, String>,
+    program: &str,
+) -> Trial {
     let plan = Plan {
         scenarios: vec![scenario.clone()],
         selection: Selection::only([allocator]),
@@ -127,13 +172,18 @@ fn trial(name: String, scenario: &Scenario, allocator: &AllocatorSpec, source: &
 fn run(plan: &Plan, source: &DeviceSource) -> Result<Completion, Failed> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     // All tests share the memory of the GPU; each has its own simulated device.
-    let turn = source.simulated_because().is_none().then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+    let turn = source
+        .simulated_because()
+        .is_none()
+        .then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
     let arm = plan.arms().next().ok_or("nothing to run")?;
     let record = &plan.run_arm(&arm, source, &Arc::default())?;
     drop(turn);
     match &record.verdict {
         Verdict::Passed | Verdict::FailedAsExpected { .. } => Ok(Completion::Completed),
         Verdict::Skipped { reason, .. } => Ok(Completion::ignored_with(reason)),
-        Verdict::Failed { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Err(step_table(record).into()),
+        Verdict::Failed { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
+            Err(step_table(record).into())
+        }
     }
 }

@@ -13,16 +13,31 @@ pub(super) struct Tested<'a> {
 pub(super) fn tested<'a>(report: &'a Report<'a>) -> Vec<Tested<'a>> {
     let of_scenario = |scenario: &'a ScenarioGroup<'a>| {
         let claim = scenario.info.claim.as_ref()?;
-        let arms = || scenario.by_device.iter().flat_map(|on_device| &on_device.arms);
-        let figures = arms().map(|arm| arm.shown().figures.as_slice()).find(|figures| !figures.is_empty()).unwrap_or_default();
+        let arms = || {
+            scenario
+                .by_device
+                .iter()
+                .flat_map(|on_device| &on_device.arms)
+        };
+        let figures = arms()
+            .map(|arm| arm.shown().figures.as_slice())
+            .find(|figures| !figures.is_empty())
+            .unwrap_or_default();
         let verdict = match claim.verdict.words() {
             verdict if arms().any(|arm| matches!(arm.shown().verdict, Verdict::Failed { .. })) => {
                 format!("unproven: {verdict}; its scenario fails")
             }
-            verdict if arms().any(|arm| arm.shown().verdict == Verdict::Passed) => verdict.to_owned(),
+            verdict if arms().any(|arm| arm.shown().verdict == Verdict::Passed) => {
+                verdict.to_owned()
+            }
             verdict => format!("not tested; expected: {verdict}"),
         };
-        Some(Tested { scenario, claim, figures, verdict })
+        Some(Tested {
+            scenario,
+            claim,
+            figures,
+            verdict,
+        })
     };
     report.scenarios.iter().filter_map(of_scenario).collect()
 }

@@ -34,21 +34,39 @@ impl Page {
     }
 
     pub(super) fn grid(&mut self, grid: &Grid) {
-        let columns = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
-        let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect()).collect();
+        let columns = grid
+            .columns
+            .iter()
+            .map(|(head, align)| (prose(head), *align))
+            .collect();
+        let rows = grid
+            .rows
+            .iter()
+            .map(|row| row.iter().map(|cell| prose(cell)).collect())
+            .collect();
         self.table(&Grid { columns, rows });
     }
 
     /// Adds a table whose heads and cells are Markdown.
     pub(super) fn table(&mut self, grid: &Grid) {
-        let (heads, aligns): (Vec<&str>, Vec<Align>) = grid.columns.iter().map(|(head, align)| (head.as_str(), *align)).unzip();
+        let (heads, aligns): (Vec<&str>, Vec<Align>) = grid
+            .columns
+            .iter()
+            .map(|(head, align)| (head.as_str(), *align))
+            .unzip();
         self.row(&heads);
-        self.row(&aligns.into_iter().map(|align| if align == Align::Left { "---" } else { "---:" }).collect::<Vec<_>>());
+        self.row(
+            &aligns
+                .into_iter()
+                .map(|align| if align == Align::Left { "---" } else { "---:" })
+                .collect::<Vec<_>>(),
+        );
         grid.rows.iter().for_each(|row| self.row(row));
         self.text.push('\n');
     }
 
-    /// Adds a picture below a name that no other picture of the page has. Returns the name of its file.
+    /// Adds a picture below a name that no other picture of the page has. Returns the name of its
+    /// file.
     pub(super) fn picture(&mut self, name: &str, svg: String) -> String {
         let file = format!("{}.svg", unique(name, "-", &mut self.names));
         self.pictures.push((file.clone(), svg));
@@ -57,16 +75,26 @@ impl Page {
 
     /// All files of the page: the pictures, then the text with this name.
     pub(super) fn files(self, name: &str) -> Vec<(String, String)> {
-        self.pictures.into_iter().chain([(name.to_owned(), self.text)]).collect()
+        self.pictures
+            .into_iter()
+            .chain([(name.to_owned(), self.text)])
+            .collect()
     }
 
     fn row<S: AsRef<str>>(&mut self, cells: &[S]) {
-        cells.iter().for_each(|cell| self.text.extend(["| ", cell.as_ref(), " "]));
+        cells
+            .iter()
+            .for_each(|cell| self.text.extend(["| ", cell.as_ref(), " "]));
         self.text.push_str("|\n");
     }
 
     pub(super) fn list(&mut self, lines: impl IntoIterator<Item = String>) {
-        self.block(lines.into_iter().map(|line| format!("- {line}\n")).collect::<String>());
+        self.block(
+            lines
+                .into_iter()
+                .map(|line| format!("- {line}\n"))
+                .collect::<String>(),
+        );
     }
 
     pub(super) fn command(&mut self, command: &str) {

@@ -43,46 +43,88 @@ impl Program<'_> {
     fn sentence(&self) -> String {
         let end = match self.record.signal {
             Some(signal) => {
-                let cause = process::cause_of(signal).map(|cause| format!(" ({cause})")).unwrap_or_default();
+                let cause = process::cause_of(signal)
+                    .map(|cause| format!(" ({cause})"))
+                    .unwrap_or_default();
                 format!("Signal {signal}{cause} ended the program")
             }
-            None if self.record.hang.is_some() => "The run was stopped, because its ranks wait forever".to_owned(),
+            None if self.record.hang.is_some() => {
+                "The run was stopped, because its ranks wait forever".to_owned()
+            }
             None if self.record.exit_code == 0 => "The program ended well".to_owned(),
             None if self.ended_out_of_memory() => {
-                format!("An out of memory error ended the program, with exit code {}", self.record.exit_code)
+                format!(
+                    "An out of memory error ended the program, with exit code {}",
+                    self.record.exit_code
+                )
             }
             None => format!("The program ended with exit code {}", self.record.exit_code),
         };
-        let missed = self.missed.map(|option| format!("; `{option}` was not reached")).unwrap_or_default();
+        let missed = self
+            .missed
+            .map(|option| format!("; `{option}` was not reached"))
+            .unwrap_or_default();
         let differences = match self.differences.len() {
             0 => String::new(),
             number => format!("; {} from the baseline", count(number as u64, "difference")),
         };
-        let peak = self.used().flat_map(|process| &process.devices).map(|device| device.peak_reserved).max().unwrap_or_default();
-        format!("{end}{missed}{differences}. It reserved at most {} of {}.", Bytes(peak), self.machine.memory())
+        let peak = self
+            .used()
+            .flat_map(|process| &process.devices)
+            .map(|device| device.peak_reserved)
+            .max()
+            .unwrap_or_default();
+        format!(
+            "{end}{missed}{differences}. It reserved at most {} of {}.",
+            Bytes(peak),
+            self.machine.memory()
+        )
     }
 
     fn ended_out_of_memory(&self) -> bool {
-        self.record.processes.iter().filter_map(|process| process.torch.as_ref()).any(|torch| torch.ended_out_of_memory)
+        self.record
+            .processes
+            .iter()
+            .filter_map(|process| process.torch.as_ref())
+            .any(|torch| torch.ended_out_of_memory)
     }
 
     fn used(&self) -> impl Iterator<Item = &Process> {
-        self.record.processes.iter().filter(|process| process.used_gpu())
+        self.record
+            .processes
+            .iter()
+            .filter(|process| process.used_gpu())
     }
 
     /// The traceback of the error that ended the program, from the first process that has one.
     fn traceback(&self) -> Option<String> {
-        let mut torches = self.record.processes.iter().filter_map(|process| process.torch.as_ref());
-        torches.find(|torch| !torch.traceback.is_empty()).map(|torch| torch.traceback.join("\n"))
+        let mut torches = self
+            .record
+            .processes
+            .iter()
+            .filter_map(|process| process.torch.as_ref());
+        torches
+            .find(|torch| !torch.traceback.is_empty())
+            .map(|torch| torch.traceback.join("\n"))
     }
 }
 
 pub fn picture(program: &Program<'_>) -> Option<String> {
     let mut curves = Vec::new();
     for process in program.used() {
-        let Some(timeline) = program.timelines.iter().find(|timeline| timeline.pid == process.pid) else { continue };
+        let Some(timeline) = program
+            .timelines
+            .iter()
+            .find(|timeline| timeline.pid == process.pid)
+        else {
+            continue;
+        };
         for device in process.devices.iter().filter(|device| device.mallocs > 0) {
-            curves.push(Curve { timeline, device: device.index as u32, title: format!("{}, device {}", named(process), device.index) });
+            curves.push(Curve {
+                timeline,
+                device: device.index as u32,
+                title: format!("{}, device {}", named(process), device.index),
+            });
         }
     }
     curves.truncate(MOST_CURVES);
@@ -91,10 +133,14 @@ pub fn picture(program: &Program<'_>) -> Option<String> {
 
 const fn clock(machine: &Machine) -> Clock {
     match machine {
-        Machine::Simulated(_) => {
-            Clock { name: "the work that the program submitted", axis: "work submitted: kernels, copies and the like" }
-        }
-        Machine::Real(..) => Clock { name: "the calls of the program for memory", axis: "memory calls: allocations and frees" },
+        Machine::Simulated(_) => Clock {
+            name: "the work that the program submitted",
+            axis: "work submitted: kernels, copies and the like",
+        },
+        Machine::Real(..) => Clock {
+            name: "the calls of the program for memory",
+            axis: "memory calls: allocations and frees",
+        },
     }
 }
 
@@ -106,7 +152,10 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         page.list(hang.lines().iter().map(|line| prose(line)));
     }
     if let Some(picture) = picture {
-        page.block(format!("![Reserved and allocated over {}]({picture})", clock(program.machine).name));
+        page.block(format!(
+            "![Reserved and allocated over {}]({picture})",
+            clock(program.machine).name
+        ));
     }
     if let Some(traceback) = program.traceback() {
         page.block("## Error");
@@ -119,21 +168,40 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     page.block("## Processes");
     page.grid(&processes(program));
     if !program.record.peak_held.iter().all(|held| *held == 0) && program.used().count() > 1 {
-        let held = program.record.peak_held.iter().enumerate().map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
-        page.block(format!("Peak over all processes: {}.", held.collect::<Vec<_>>().join(", ")));
+        let held = program
+            .record
+            .peak_held
+            .iter()
+            .enumerate()
+            .map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
+        page.block(format!(
+            "Peak over all processes: {}.",
+            held.collect::<Vec<_>>().join(", ")
+        ));
     }
-    let engines: Vec<_> = program.used().filter_map(|process| Some((process, process.torch.as_ref()?.engine.as_ref()?))).collect();
+    let engines: Vec<_> = program
+        .used()
+        .filter_map(|process| Some((process, process.torch.as_ref()?.engine.as_ref()?)))
+        .collect();
     if let Some((_, engine)) = engines.first() {
         page.block(format!("## {}", engine.name));
         let parts = engine.parts();
-        let heads = ["process"].into_iter().chain(parts.iter().map(|(name, _)| *name));
+        let heads = ["process"]
+            .into_iter()
+            .chain(parts.iter().map(|(name, _)| *name));
         let row = |(process, engine): &(&Process, &Engine)| -> Vec<String> {
-            [named(process)].into_iter().chain(engine.parts().into_iter().map(|(_, amount)| amount)).collect()
+            [named(process)]
+                .into_iter()
+                .chain(engine.parts().into_iter().map(|(_, amount)| amount))
+                .collect()
         };
         page.grid(&Grid::new("lr", heads, engines.iter().map(row)));
     }
     page.block("## Summary");
-    page.block(fenced("text", summary::render(program.record, program.machine, program.gpu).trim_end()));
+    page.block(fenced(
+        "text",
+        summary::render(program.record, program.machine, program.gpu).trim_end(),
+    ));
     page.block("## Driver calls");
     page.grid(&calls(program));
     let errors = errors(program);
@@ -154,17 +222,36 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
 
 fn named(process: &Process) -> String {
     let rank = process.torch.as_ref().and_then(|torch| torch.rank.as_ref());
-    rank.map_or_else(|| format!("process {}", process.pid), |rank| format!("rank {rank}"))
+    rank.map_or_else(
+        || format!("process {}", process.pid),
+        |rank| format!("rank {rank}"),
+    )
 }
 
 fn processes(program: &Program<'_>) -> Grid {
-    let heads = ["process", "peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees", "submitted work"];
+    let heads = [
+        "process",
+        "peak reserved",
+        "peak allocated",
+        "retries",
+        "OOMs",
+        "allocations",
+        "frees",
+        "submitted work",
+    ];
     let cells = |process: &Process| {
         let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
-        let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| process.devices.iter().map(figure);
+        let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| {
+            process.devices.iter().map(figure)
+        };
         vec![
             named(process),
-            Bytes(device(|device| device.peak_reserved).max().unwrap_or_default()).to_string(),
+            Bytes(
+                device(|device| device.peak_reserved)
+                    .max()
+                    .unwrap_or_default(),
+            )
+            .to_string(),
             words::or_nothing(torch("allocated_bytes.all.peak").map(Bytes)),
             words::or_nothing(torch("num_alloc_retries")),
             words::or_nothing(torch("num_ooms")),
@@ -174,13 +261,23 @@ fn processes(program: &Program<'_>) -> Grid {
         ]
     };
     // A real GPU does not count submitted work.
-    let is_shown = |head: &str| matches!(program.machine, Machine::Simulated(_)) || head != "submitted work";
+    let is_shown =
+        |head: &str| matches!(program.machine, Machine::Simulated(_)) || head != "submitted work";
     Grid::new("lr", heads, program.used().map(cells)).with_columns(is_shown)
 }
 
 fn calls(program: &Program<'_>) -> Grid {
     let mut counts: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
-    for Attempt { call, size, outcome, .. } in program.timelines.iter().flat_map(|timeline| &timeline.attempts) {
+    for Attempt {
+        call,
+        size,
+        outcome,
+        ..
+    } in program
+        .timelines
+        .iter()
+        .flat_map(|timeline| &timeline.attempts)
+    {
         let [all, refused, injected, bytes] = counts.entry(call.name()).or_default();
         *all += 1;
         match outcome {
@@ -189,49 +286,112 @@ fn calls(program: &Program<'_>) -> Grid {
             Outcome::Injected => *injected += 1,
         }
     }
-    let rows = counts.into_iter().map(|(name, [all, refused, injected, bytes])| {
-        vec![name.to_owned(), all.to_string(), refused.to_string(), injected.to_string(), Bytes(bytes).to_string()]
-    });
-    Grid::new("lr", ["function", "calls", "refused", "injected failures", "bytes served"], rows)
+    let rows = counts
+        .into_iter()
+        .map(|(name, [all, refused, injected, bytes])| {
+            vec![
+                name.to_owned(),
+                all.to_string(),
+                refused.to_string(),
+                injected.to_string(),
+                Bytes(bytes).to_string(),
+            ]
+        });
+    Grid::new(
+        "lr",
+        [
+            "function",
+            "calls",
+            "refused",
+            "injected failures",
+            "bytes served",
+        ],
+        rows,
+    )
 }
 
 fn errors(program: &Program<'_>) -> Vec<String> {
     let several = program.timelines.len() > 1;
     let of_process = |timeline: &Timeline| -> Vec<String> {
-        let who = if several { format!("process {}, ", timeline.pid) } else { String::new() };
+        let who = if several {
+            format!("process {}, ", timeline.pid)
+        } else {
+            String::new()
+        };
         let place = |error: &harness_exec::trials::observed::OutOfMemory| {
-            let frames: Vec<String> = error.frames.iter().map(|frame| format!("{} {}", frame.short(), frame.name)).collect();
-            let frames = if frames.is_empty() { "at a location without Python frames".to_owned() } else { frames.join(" ← ") };
+            let frames: Vec<String> = error
+                .frames
+                .iter()
+                .map(|frame| format!("{} {}", frame.short(), frame.name))
+                .collect();
+            let frames = if frames.is_empty() {
+                "at a location without Python frames".to_owned()
+            } else {
+                frames.join(" ← ")
+            };
             prose(&format!("{who}after attempt {}: {frames}", error.attempts))
         };
         timeline.errors.iter().map(place).collect()
     };
-    words::at_most(program.timelines.iter().flat_map(of_process).collect(), MOST_ERRORS, |more| format!("and {more} more"))
+    words::at_most(
+        program.timelines.iter().flat_map(of_process).collect(),
+        MOST_ERRORS,
+        |more| format!("and {more} more"),
+    )
 }
 
 /// Differences from a run without the harness on a real GPU.
 fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
-    let Limits { device, memory, faults, latencies } = limits;
+    let Limits {
+        device,
+        memory,
+        faults,
+        latencies,
+    } = limits;
     let gpu = program.gpu.unwrap_or_default();
     let memory = memory.map_or_else(|| "all".to_owned(), |memory| format!("at most {memory}"));
     let mut lines = vec![
         format!(
-            "The GPU is {} ({gpu}). Each process may use {memory} of its {device}, in addition to its CUDA context.",
+            "The GPU is {} ({gpu}). Each process may use {memory} of its {device}, in addition to \
+             its CUDA context.",
             program.record.gpu
         ),
-        "GPU, driver, CUDA and torch are real, including sizes, order and addresses of allocations, retries and errors.".to_owned(),
-        "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
+        "GPU, driver, CUDA and torch are real, including sizes, order and addresses of \
+         allocations, retries and errors."
+            .to_owned(),
+        "Allocated memory is sampled; reserved memory changes at driver allocations and frees."
+            .to_owned(),
     ];
-    lines.extend(faults.iter().map(|fault| format!("Injected failures: {fault}.")));
-    lines.extend(latencies.iter().map(|latency| format!("Injected latency: {latency}.")));
+    lines.extend(
+        faults
+            .iter()
+            .map(|fault| format!("Injected failures: {fault}.")),
+    );
+    lines.extend(
+        latencies
+            .iter()
+            .map(|latency| format!("Injected latency: {latency}.")),
+    );
     lines
 }
 
 fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
-    let Settings { values, cudnn_workspace, nccl_memory, context_overhead, gpu, events, addresses, .. } = settings;
+    let Settings {
+        values,
+        cudnn_workspace,
+        nccl_memory,
+        context_overhead,
+        gpu,
+        events,
+        addresses,
+        ..
+    } = settings;
     let values = match values {
         Values::Zeros => "Kernels are no-ops: the program reads zeros.",
-        Values::Copies => "Kernels are no-ops: the program reads the values of small copies and small tensors, else zeros.",
+        Values::Copies => {
+            "Kernels are no-ops: the program reads the values of small copies and small tensors, \
+             else zeros."
+        }
         Values::Cpu => "Kernels are no-ops: the CPU computes what the program reads.",
     };
     let workspace = match cudnn_workspace {
@@ -241,29 +401,53 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         CudnnWorkspace::Operands | CudnnWorkspace::Estimate | CudnnWorkspace::Library(_) => {
             "cuDNN workspaces are estimated from the operands of a convolution.".to_owned()
         }
-        CudnnWorkspace::Measured { file, .. } => format!("cuDNN workspaces come from {file}, others are estimates."),
+        CudnnWorkspace::Measured { file, .. } => {
+            format!("cuDNN workspaces come from {file}, others are estimates.")
+        }
         CudnnWorkspace::None => "cuDNN uses no workspaces.".to_owned(),
     };
-    let of_libraries = if settings.memory_of_libraries { ", and more for libraries, as on an H200" } else { "" };
+    let of_libraries = if settings.memory_of_libraries {
+        ", and more for libraries, as on an H200"
+    } else {
+        ""
+    };
     let mut lines = vec![
-        format!("Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
+        format!(
+            "Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.",
+            gpu.device, gpu.name
+        ),
         format!("Each process uses {context_overhead} for its CUDA context{of_libraries}."),
         values.to_owned(),
         workspace,
-        "torch's host code and its allocator are real, including sizes, order and addresses of allocations, retries and errors.".to_owned(),
-        "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
+        "torch's host code and its allocator are real, including sizes, order and addresses of \
+         allocations, retries and errors."
+            .to_owned(),
+        "Allocated memory is sampled; reserved memory changes at driver allocations and frees."
+            .to_owned(),
     ];
-    lines.extend(nccl_memory.iter().map(|table| format!("The memory of NCCL comes from {table}.")));
+    lines.extend(
+        nccl_memory
+            .iter()
+            .map(|table| format!("The memory of NCCL comes from {table}.")),
+    );
     lines
 }
 
-/// The run as a test case. It fails if the exit code is not 0, an injected failure matched no call, or a figure differs from the baseline.
+/// The run as a test case. It fails if the exit code is not 0, an injected failure matched no call,
+/// or a figure differs from the baseline.
 pub fn junit(program: &Program<'_>) -> String {
     let status = match program.is_bad() {
         false => TestCaseStatus::success(),
         true => {
-            let details = program.traceback().into_iter().chain(program.differences.iter().cloned());
-            junit::failure("program", &program.sentence(), &harness_base::words::joined(details, "\n"))
+            let details = program
+                .traceback()
+                .into_iter()
+                .chain(program.differences.iter().cloned());
+            junit::failure(
+                "program",
+                &program.sentence(),
+                &harness_base::words::joined(details, "\n"),
+            )
         }
     };
     let mut case = TestCase::new(program.command, status);

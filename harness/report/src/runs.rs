@@ -20,20 +20,36 @@ pub struct Comparison {
 /// Identifies an arm in both sessions: scenario, device and allocator.
 type Key = (String, String, String);
 
-/// Compares arm by arm. Simulated figures are exact, so every difference counts. Measured times are medians, and their
-/// differences are not tested for significance.
+/// Compares arm by arm. Simulated figures are exact, so every difference counts. Measured times are
+/// medians, and their differences are not tested for significance.
 pub fn compare(base: &Records, new: &Records) -> Comparison {
     let (base, new) = (Report::new(base), Report::new(new));
     let (before, after) = (arms(&base), arms(&new));
-    let mut grid = Grid::new("lllr", ["scenario", "allocator", "figure", "before", "now"], []);
+    let mut grid = Grid::new(
+        "lllr",
+        ["scenario", "allocator", "figure", "before", "now"],
+        [],
+    );
     let mut is_worse = false;
     for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
-        let figures = |arm: Option<&&ArmGroup<'_>>| arm.map_or_else(|| FIGURES.map(|_| NOTHING.to_owned()), |arm| figures(arm));
+        let figures = |arm: Option<&&ArmGroup<'_>>| {
+            arm.map_or_else(|| FIGURES.map(|_| NOTHING.to_owned()), |arm| figures(arm))
+        };
         let (was, is) = (before.get(key), after.get(key));
-        is_worse |= was.is_some_and(|arm| arm.counts.failed == 0) && is.is_some_and(|arm| arm.counts.failed > 0);
-        for (figure, (was, is)) in FIGURES.into_iter().zip(figures(was).into_iter().zip(figures(is))) {
+        is_worse |= was.is_some_and(|arm| arm.counts.failed == 0)
+            && is.is_some_and(|arm| arm.counts.failed > 0);
+        for (figure, (was, is)) in FIGURES
+            .into_iter()
+            .zip(figures(was).into_iter().zip(figures(is)))
+        {
             if was != is {
-                grid.rows.push(vec![key.0.clone(), key.2.clone(), figure.to_owned(), was, is]);
+                grid.rows.push(vec![
+                    key.0.clone(),
+                    key.2.clone(),
+                    figure.to_owned(),
+                    was,
+                    is,
+                ]);
             }
         }
     }
@@ -41,7 +57,11 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
     let text = if grid.rows.is_empty() {
         format!("No difference in {}.\n", words::count(arms, "arm"))
     } else {
-        format!("{}\n{} compared; equal figures are omitted.\n", table(&grid, None, Style::Plain), words::count(arms, "arm"))
+        format!(
+            "{}\n{} compared; equal figures are omitted.\n",
+            table(&grid, None, Style::Plain),
+            words::count(arms, "arm")
+        )
     };
     Comparison { text, is_worse }
 }
@@ -49,15 +69,35 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
 fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r ArmGroup<'r>> {
     report
         .arms()
-        .map(|(scenario, device, arm)| ((scenario.info.name.clone(), device.info.name.clone(), arm.allocator.to_owned()), arm))
+        .map(|(scenario, device, arm)| {
+            (
+                (
+                    scenario.info.name.clone(),
+                    device.info.name.clone(),
+                    arm.allocator.to_owned(),
+                ),
+                arm,
+            )
+        })
         .collect()
 }
 
-const FIGURES: [&str; 6] = ["verdict", "peak reserved", "OOMs", "allocator retries", "whole scenario", "lost to retry"];
+const FIGURES: [&str; 6] = [
+    "verdict",
+    "peak reserved",
+    "OOMs",
+    "allocator retries",
+    "whole scenario",
+    "lost to retry",
+];
 
 fn figures(arm: &ArmGroup<'_>) -> [String; 6] {
     let run = arm.shown();
-    let clock = if run.device.clock == Clock::Simulated { " (model)" } else { "" };
+    let clock = if run.device.clock == Clock::Simulated {
+        " (model)"
+    } else {
+        ""
+    };
     let time = |time: fn(&RunRecord) -> Nanos| {
         let median = median(&mut arm.passed().map(|run| time(run).get()).collect::<Vec<_>>());
         words::or_nothing(median.map(|median| format!("{}{clock}", Nanos(median))))

@@ -52,16 +52,45 @@ pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let plot = Plot {
         title: words::shortened(&printable(&squeezed.command), svg::TITLE),
         x: "milliseconds since the program started, on the host's clock",
-        end: squeezed.curve.last().map_or(0, |look| look.milliseconds).max(1) as f64,
-        top: squeezed.curve.iter().map(|look| look.used + look.free).max().unwrap_or_default(),
+        end: squeezed
+            .curve
+            .last()
+            .map_or(0, |look| look.milliseconds)
+            .max(1) as f64,
+        top: squeezed
+            .curve
+            .iter()
+            .map(|look| look.used + look.free)
+            .max()
+            .unwrap_or_default(),
     };
-    let described = format!("{} It was {} when the program started.", squeezed.sentence(), words::size(first.used));
-    let keys = [("device used (driver)", Key::Line(RESERVED, 2)), ("all of its memory", Key::Limit)];
-    Some(svg::panels(("Device used while the program ran", &described), &keys, &[plot], |area, plot| {
-        let mut chart = plot.chart(area)?;
-        svg::line(&mut chart, squeezed.curve.iter().map(|look| (look.milliseconds as f64, look.used)), plot.end, RESERVED)?;
-        svg::limit(&mut chart, plot.end, svg::mib(plot.top))
-    }))
+    let described = format!(
+        "{} It was {} when the program started.",
+        squeezed.sentence(),
+        words::size(first.used)
+    );
+    let keys = [
+        ("device used (driver)", Key::Line(RESERVED, 2)),
+        ("all of its memory", Key::Limit),
+    ];
+    Some(svg::panels(
+        ("Device used while the program ran", &described),
+        &keys,
+        &[plot],
+        |area, plot| {
+            let mut chart = plot.chart(area)?;
+            svg::line(
+                &mut chart,
+                squeezed
+                    .curve
+                    .iter()
+                    .map(|look| (look.milliseconds as f64, look.used)),
+                plot.end,
+                RESERVED,
+            )?;
+            svg::limit(&mut chart, plot.end, svg::mib(plot.top))
+        },
+    ))
 }
 
 /// Renders the record. It links to the picture by this file name.
@@ -76,19 +105,32 @@ pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> Stri
         ("free before", words::size(squeezed.free_before)),
         ("to be left free", words::size(squeezed.leave)),
         ("taken", words::size(squeezed.taken)),
-        ("free when the program started", words::size(squeezed.free_at_start)),
+        (
+            "free when the program started",
+            words::size(squeezed.free_at_start),
+        ),
         ("least free", words::size(squeezed.least_free)),
         ("most used", words::size(squeezed.peak_used)),
-        ("time of the program (measured)", Nanos(squeezed.milliseconds.saturating_mul(1_000_000)).to_string()),
+        (
+            "time of the program (measured)",
+            Nanos(squeezed.milliseconds.saturating_mul(1_000_000)).to_string(),
+        ),
     ];
-    page.grid(&Grid::new("lr", ["figure", "value"], rows.map(|(figure, value)| vec![figure.to_owned(), value])));
+    page.grid(&Grid::new(
+        "lr",
+        ["figure", "value"],
+        rows.map(|(figure, value)| vec![figure.to_owned(), value]),
+    ));
     let looks = words::count(squeezed.looks, "look");
     page.block(prose(&format!(
-        "The figures are the driver's for the whole device, in {looks} while the program ran: what others hold and what was taken counts as used, and what came and went \
+        "The figures are the driver's for the whole device, in {looks} while the program ran: what \
+         others hold and what was taken counts as used, and what came and went \
          between two looks was not seen."
     )));
     if let Some(lost) = &squeezed.lost {
-        page.block(prose(&format!("Sampling of the device stopped early: {lost}.")));
+        page.block(prose(&format!(
+            "Sampling of the device stopped early: {lost}."
+        )));
     }
     page.block("## Again");
     page.command(again);

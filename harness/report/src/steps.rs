@@ -21,7 +21,10 @@ pub(super) struct Selection<'a> {
 
 impl<'a> Selection<'a> {
     pub(super) fn last(run: &'a RunRecord, count: usize) -> Self {
-        Self { run, shown: (run.steps.len().saturating_sub(count)..run.steps.len()).collect() }
+        Self {
+            run,
+            shown: (run.steps.len().saturating_sub(count)..run.steps.len()).collect(),
+        }
     }
 
     /// Selects all steps of a short run.
@@ -33,15 +36,26 @@ impl<'a> Selection<'a> {
         // An unusual outcome, a note, a table, a retry or an OOM.
         let has_event = |&index: &usize| {
             let step = &steps[index];
-            let earlier = steps[..index].iter().rev().find(|earlier| earlier.process == step.process);
-            let [retries, ooms] = earlier.map_or([0; 2], |earlier| [earlier.accounts.retries, earlier.accounts.ooms]);
+            let earlier = steps[..index]
+                .iter()
+                .rev()
+                .find(|earlier| earlier.process == step.process);
+            let [retries, ooms] = earlier.map_or([0; 2], |earlier| {
+                [earlier.accounts.retries, earlier.accounts.ooms]
+            });
             let is_usual = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 });
             let is_plain = is_usual && step.notes.is_empty() && step.tables.is_empty();
             !is_plain || step.accounts.retries > retries || step.accounts.ooms > ooms
         };
         let notable = (EDGE..steps.len() - EDGE).filter(has_event).take(NOTABLE);
-        let shown: BTreeSet<usize> = (0..EDGE).chain(notable).chain(steps.len() - EDGE..steps.len()).collect();
-        Self { run, shown: shown.into_iter().collect() }
+        let shown: BTreeSet<usize> = (0..EDGE)
+            .chain(notable)
+            .chain(steps.len() - EDGE..steps.len())
+            .collect();
+        Self {
+            run,
+            shown: shown.into_iter().collect(),
+        }
     }
 
     pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {
@@ -54,18 +68,47 @@ impl<'a> Selection<'a> {
 
     pub(super) fn grid(&self) -> Grid {
         let names = ["step", "line", "what", "outcome"];
-        let sizes = ["allocated", "reserved", "active", "device used − overhead", "pressure", "peak allocated", "peak reserved"];
-        let time = if self.run.device.clock == Clock::Measured { "time" } else { "model time" };
-        let mut grid = Grid::new("rrllr", names.into_iter().chain(sizes).chain(["allocator retries", time]), []);
+        let sizes = [
+            "allocated",
+            "reserved",
+            "active",
+            "device used − overhead",
+            "pressure",
+            "peak allocated",
+            "peak reserved",
+        ];
+        let time = if self.run.device.clock == Clock::Measured {
+            "time"
+        } else {
+            "model time"
+        };
+        let mut grid = Grid::new(
+            "rrllr",
+            names
+                .into_iter()
+                .chain(sizes)
+                .chain(["allocator retries", time]),
+            [],
+        );
         let mut next = 0;
         for &index in &self.shown {
             push_gap(&mut grid, index - next, "left out");
-            let before = if index > 0 { self.run.steps[index - 1].number } else { 0 };
-            push_gap(&mut grid, self.run.steps[index].number.saturating_sub(before + 1) as usize, "not recorded");
+            let before = if index > 0 {
+                self.run.steps[index - 1].number
+            } else {
+                0
+            };
+            push_gap(
+                &mut grid,
+                self.run.steps[index].number.saturating_sub(before + 1) as usize,
+                "not recorded",
+            );
             grid.rows.push(cells(&self.run.steps[index]));
             next = index + 1;
         }
-        let has_pressure = self.steps().any(|step| step.accounts.device.pressure > Bytes::ZERO);
+        let has_pressure = self
+            .steps()
+            .any(|step| step.accounts.device.pressure > Bytes::ZERO);
         grid.with_columns(|head| has_pressure || head != "pressure")
     }
 }
@@ -73,30 +116,73 @@ impl<'a> Selection<'a> {
 fn push_gap(grid: &mut Grid, steps: usize, what: &str) {
     if steps > 0 {
         let mut row = vec![String::new(); grid.columns.len()];
-        (row[0], row[2]) = ("…".to_owned(), format!("{} {what}", words::count(steps, "step")));
+        (row[0], row[2]) = (
+            "…".to_owned(),
+            format!("{} {what}", words::count(steps, "step")),
+        );
         grid.rows.push(row);
     }
 }
 
 fn cells(step: &StepRecord) -> Vec<String> {
-    let Accounts { allocated, reserved, active, peak_allocated, peak_reserved, retries, device, .. } = step.accounts;
-    let names = [step.number.to_string(), step.line.to_string(), what(step), words::outcome(&step.outcome)];
-    let sizes = [allocated, reserved, active, device.used_without_contexts(), device.pressure].map(words::size);
+    let Accounts {
+        allocated,
+        reserved,
+        active,
+        peak_allocated,
+        peak_reserved,
+        retries,
+        device,
+        ..
+    } = step.accounts;
+    let names = [
+        step.number.to_string(),
+        step.line.to_string(),
+        what(step),
+        words::outcome(&step.outcome),
+    ];
+    let sizes = [
+        allocated,
+        reserved,
+        active,
+        device.used_without_contexts(),
+        device.pressure,
+    ]
+    .map(words::size);
     let figures = match &step.program {
         Some(program) => {
             let [reserved, allocated, _, retries] = words::figures(program);
             [allocated, reserved, retries]
         }
-        None => [words::size(peak_allocated), words::size(peak_reserved), retries.to_string()],
+        None => [
+            words::size(peak_allocated),
+            words::size(peak_reserved),
+            retries.to_string(),
+        ],
     };
-    names.into_iter().chain(sizes).chain(figures).chain([words::or_nothing(step.duration)]).collect()
+    names
+        .into_iter()
+        .chain(sizes)
+        .chain(figures)
+        .chain([words::or_nothing(step.duration)])
+        .collect()
 }
 
 fn what(step: &StepRecord) -> String {
-    let text = if step.text.is_empty() { step.kind.clone() } else { format!("{}: {}", step.kind, step.text) };
-    let size = step.size.map(|size| size.to_string()).filter(|size| !text.contains(size));
+    let text = if step.text.is_empty() {
+        step.kind.clone()
+    } else {
+        format!("{}: {}", step.kind, step.text)
+    };
+    let size = step
+        .size
+        .map(|size| size.to_string())
+        .filter(|size| !text.contains(size));
     let size = size.map_or_else(String::new, |size| format!(" (= {size})"));
-    let iteration = step.iteration.as_ref().map_or_else(String::new, |iteration| format!(", {iteration}"));
+    let iteration = step
+        .iteration
+        .as_ref()
+        .map_or_else(String::new, |iteration| format!(", {iteration}"));
     format!("{text}{size}{iteration}")
 }
 

@@ -28,40 +28,68 @@ pub(super) const INK: RGBColor = RGBColor(30, 30, 30);
 pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+pub(super) type Chart<'a, 'b> =
+    ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// Draws on a white background.
-pub(super) fn document(height: u32, title: &str, description: &str, draw: impl FnOnce(&Area<'_>) -> Drawn) -> String {
+pub(super) fn document(
+    height: u32,
+    title: &str,
+    description: &str,
+    draw: impl FnOnce(&Area<'_>) -> Drawn,
+) -> String {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        let drawn = root.fill(&WHITE).and_then(|()| draw(&root)).and_then(|()| root.present());
+        let drawn = root
+            .fill(&WHITE)
+            .and_then(|()| draw(&root))
+            .and_then(|()| root.present());
         drawn.expect("drawing into a string cannot fail");
     }
     let [title, description] = [title, description].map(|text| between_tags(&printable(text)));
     let words = format!("<title>{title}</title>\n<desc>{description}</desc>\n");
-    let Some((tag, content)) = svg.split_once('>') else { return svg };
+    let Some((tag, content)) = svg.split_once('>') else {
+        return svg;
+    };
     format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
 }
 
 /// A font of this size in pixels. The point of the text is at the given side and height of it.
 pub(super) fn font(size: u32, colour: RGBColor, side: HPos, height: VPos) -> TextStyle<'static> {
-    TextStyle { color: colour.to_backend_color(), pos: Pos::new(side, height), ..plain_font(size) }
+    TextStyle {
+        color: colour.to_backend_color(),
+        pos: Pos::new(side, height),
+        ..plain_font(size)
+    }
 }
 
 fn plain_font(size: u32) -> TextStyle<'static> {
-    ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
+    ("sans-serif", f64::from(size) * 1.24)
+        .into_font()
+        .color(&INK)
 }
 
 pub(super) fn cut(text: &str, most: usize) -> String {
-    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
+    if text.chars().count() <= most {
+        text.to_owned()
+    } else {
+        text.chars()
+            .take(most.saturating_sub(1))
+            .chain(['…'])
+            .collect()
+    }
 }
 
 pub(super) fn mesh<'m, 'a, 'b, 'c, X: Ranged, Y: Ranged>(
     style: &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>,
 ) -> &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>> {
-    style.light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(INK).label_style(plain_font(11))
+    style
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(plain_font(11))
 }
 
 #[derive(Clone, Copy)]
@@ -80,11 +108,19 @@ impl Key {
     pub(super) fn draw(self, area: &Area<'_>, (x, y): (i32, i32)) -> Drawn {
         let line = [(x - 10, y), (x + 10, y)];
         match self {
-            Self::Line(colour, width) => area.draw(&PathElement::new(line, colour.stroke_width(width))),
+            Self::Line(colour, width) => {
+                area.draw(&PathElement::new(line, colour.stroke_width(width)))
+            }
             Self::Limit => area.draw(&DashedPathElement::new(line, 5, 4, LIMIT.stroke_width(1))),
             Self::Area(colour) => {
-                area.draw(&Rectangle::new([(x - 10, y - 5), (x + 10, y + 5)], colour.mix(0.25).filled()))?;
-                area.draw(&PathElement::new([(x - 10, y - 5), (x + 10, y - 5)], colour.stroke_width(2)))
+                area.draw(&Rectangle::new(
+                    [(x - 10, y - 5), (x + 10, y + 5)],
+                    colour.mix(0.25).filled(),
+                ))?;
+                area.draw(&PathElement::new(
+                    [(x - 10, y - 5), (x + 10, y - 5)],
+                    colour.stroke_width(2),
+                ))
             }
             Self::Bar(colour) => {
                 let corners = [(x - 3, y - 8), (x + 4, y + 8)];
@@ -98,8 +134,19 @@ impl Key {
     }
 }
 
-pub(super) fn text(area: &Area<'_>, text: impl Into<String>, place: (i32, i32), side: HPos, size: u32, colour: RGBColor) -> Drawn {
-    area.draw(&Text::new(text.into(), place, font(size, colour, side, VPos::Center)))
+pub(super) fn text(
+    area: &Area<'_>,
+    text: impl Into<String>,
+    place: (i32, i32),
+    side: HPos,
+    size: u32,
+    colour: RGBColor,
+) -> Drawn {
+    area.draw(&Text::new(
+        text.into(),
+        place,
+        font(size, colour, side, VPos::Center),
+    ))
 }
 
 /// Legend entries in rows from the left edge, `gap` pixels apart.
@@ -112,7 +159,8 @@ pub(super) struct Legend<'a> {
 impl Legend<'_> {
     const ROW: i32 = 18;
 
-    /// The place of each entry: pixels from the left edge of the picture, and below the middle of the first row.
+    /// The place of each entry: pixels from the left edge of the picture, and below the middle of
+    /// the first row.
     fn places(&self) -> Vec<(i32, i32)> {
         let (mut x, mut y) = (self.left, 0);
         let place = |name: &&str| {
@@ -132,8 +180,14 @@ impl Legend<'_> {
         self.places().last().map_or(0, |(_, y)| y + Self::ROW)
     }
 
-    /// Draws the legend with the middle of its first row at `top`. `key` draws the key of an entry around a place.
-    pub(super) fn draw(&self, area: &Area<'_>, top: i32, key: impl Fn(usize, (i32, i32)) -> Drawn) -> Drawn {
+    /// Draws the legend with the middle of its first row at `top`. `key` draws the key of an entry
+    /// around a place.
+    pub(super) fn draw(
+        &self,
+        area: &Area<'_>,
+        top: i32,
+        key: impl Fn(usize, (i32, i32)) -> Drawn,
+    ) -> Drawn {
         for (index, (name, (x, y))) in self.names.iter().zip(self.places()).enumerate() {
             key(index, (x + 10, top + y))?;
             text(area, *name, (x + 26, top + y), HPos::Left, 12, INK)?;
@@ -143,7 +197,11 @@ impl Legend<'_> {
 }
 
 pub(super) fn legend(head: &Area<'_>, top: i32, gap: i32, keys: &[(&str, Key)]) -> Drawn {
-    let legend = Legend { left: LEFT as i32, gap, names: keys.iter().map(|(name, _)| *name).collect() };
+    let legend = Legend {
+        left: LEFT as i32,
+        gap,
+        names: keys.iter().map(|(name, _)| *name).collect(),
+    };
     legend.draw(head, top, |index, place| keys[index].1.draw(head, place))
 }
 
@@ -155,7 +213,9 @@ pub(super) fn chart_on<'a, 'b>(
 ) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     let mut chart = ChartBuilder::on(area);
     chart.margin_top(top).margin_right(right);
-    chart.set_label_area_size(LabelAreaPosition::Left, left).set_label_area_size(LabelAreaPosition::Bottom, bottom);
+    chart
+        .set_label_area_size(LabelAreaPosition::Left, left)
+        .set_label_area_size(LabelAreaPosition::Bottom, bottom);
     chart
 }
 
@@ -169,7 +229,10 @@ pub(super) fn panels<T>(
     document(height, title, description, |root| {
         let (head, body) = root.split_vertically(HEAD);
         legend(&head, 16, 20, keys)?;
-        body.split_evenly((panels.len(), 1)).iter().zip(panels).try_for_each(|(area, panel)| draw(area, panel))
+        body.split_evenly((panels.len(), 1))
+            .iter()
+            .zip(panels)
+            .try_for_each(|(area, panel)| draw(area, panel))
     })
 }
 
@@ -182,9 +245,17 @@ pub(super) struct Plot<'a> {
 }
 
 impl Plot<'_> {
-    pub(super) fn chart<'a, 'b>(&self, area: &'a Area<'b>) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<std::io::Error>> {
-        area.draw(&Text::new(self.title.clone(), (LEFT as i32, 4), font(13, INK, HPos::Left, VPos::Top)))?;
-        let mut chart = chart_on(area, (26, 30), (LEFT, 40)).build_cartesian_2d(0.0..self.end, 0.0..mib(self.top) * 1.1)?;
+    pub(super) fn chart<'a, 'b>(
+        &self,
+        area: &'a Area<'b>,
+    ) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<std::io::Error>> {
+        area.draw(&Text::new(
+            self.title.clone(),
+            (LEFT as i32, 4),
+            font(13, INK, HPos::Left, VPos::Top),
+        ))?;
+        let mut chart = chart_on(area, (26, 30), (LEFT, 40))
+            .build_cartesian_2d(0.0..self.end, 0.0..mib(self.top) * 1.1)?;
         mesh(&mut chart.configure_mesh())
             .x_labels(8)
             .y_labels(6)
@@ -197,9 +268,19 @@ impl Plot<'_> {
 }
 
 /// Draws bytes that change at these points.
-pub(super) fn line(chart: &mut Chart<'_, '_>, points: impl IntoIterator<Item = (f64, Bytes)>, end: f64, colour: RGBColor) -> Drawn {
+pub(super) fn line(
+    chart: &mut Chart<'_, '_>,
+    points: impl IntoIterator<Item = (f64, Bytes)>,
+    end: f64,
+    colour: RGBColor,
+) -> Drawn {
     let points = points.into_iter().map(|(x, bytes)| (x, mib(bytes)));
-    chart.draw_series([PathElement::new(stairs(points, end), colour.stroke_width(2))]).map(drop)
+    chart
+        .draw_series([PathElement::new(
+            stairs(points, end),
+            colour.stroke_width(2),
+        )])
+        .map(drop)
 }
 
 /// The path of a value that stays until the next point, and after the last point until `end`.
@@ -217,7 +298,14 @@ pub(super) fn stairs(points: impl IntoIterator<Item = (f64, f64)>, end: f64) -> 
 }
 
 pub(super) fn limit(chart: &mut Chart<'_, '_>, end: f64, limit: f64) -> Drawn {
-    chart.draw_series([DashedPathElement::new([(0.0, limit), (end, limit)], 5, 4, LIMIT.stroke_width(1))]).map(drop)
+    chart
+        .draw_series([DashedPathElement::new(
+            [(0.0, limit), (end, limit)],
+            5,
+            4,
+            LIMIT.stroke_width(1),
+        )])
+        .map(drop)
 }
 
 pub(super) fn mib(bytes: Bytes) -> f64 {

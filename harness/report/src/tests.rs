@@ -6,8 +6,18 @@ use super::*;
 fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
     let records = examples::every_ending();
     let report = Report::new(&records);
-    let arms: Vec<String> =
-        report.arms().map(|(s, d, arm)| format!("{} {} {} {}", s.info.name, d.label, arm.allocator, arm.runs.len())).collect();
+    let arms: Vec<String> = report
+        .arms()
+        .map(|(s, d, arm)| {
+            format!(
+                "{} {} {} {}",
+                s.info.name,
+                d.label,
+                arm.allocator,
+                arm.runs.len()
+            )
+        })
+        .collect();
     assert_eq!(
         arms,
         [
@@ -23,8 +33,22 @@ fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
             "nvml_ledger Example GPU caching 1",
         ]
     );
-    assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, insufficient: 1, contended: 1, interrupted: 1 });
-    let clocks: Vec<Clock> = report.devices.iter().map(|device| device.info.clock).collect();
+    assert_eq!(
+        report.counts,
+        Counts {
+            passed: 12,
+            failed: 2,
+            skipped: 1,
+            insufficient: 1,
+            contended: 1,
+            interrupted: 1
+        }
+    );
+    let clocks: Vec<Clock> = report
+        .devices
+        .iter()
+        .map(|device| device.info.clock)
+        .collect();
     assert_eq!(clocks, [Clock::Simulated, Clock::Measured]);
 }
 
@@ -43,12 +67,19 @@ fn another_driver_makes_another_device() {
     let mut other = examples::measured("caching", 0);
     other.device.fingerprint.driver = Some("2.0".to_owned());
     records.runs.push(other);
-    let labels: Vec<String> = Report::new(&records).devices.into_iter().map(|device| device.label).collect();
+    let labels: Vec<String> = Report::new(&records)
+        .devices
+        .into_iter()
+        .map(|device| device.label)
+        .collect();
     assert_eq!(labels, ["simulated", "Example GPU", "Example GPU 2"]);
 }
 
 #[test]
 fn names_that_look_alike_get_numbers() {
     let mut taken = BTreeSet::new();
-    assert_eq!(["a", "a", "a-2"].map(|name| unique(name, "-", &mut taken)), ["a", "a-2", "a-2-2"]);
+    assert_eq!(
+        ["a", "a", "a-2"].map(|name| unique(name, "-", &mut taken)),
+        ["a", "a-2", "a-2-2"]
+    );
 }

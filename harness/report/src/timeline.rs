@@ -1,4 +1,5 @@
-//! Timelines of traced runs in the Trace Event Format of Perfetto (<https://ui.perfetto.dev>) and chrome://tracing:
+//! Timelines of traced runs in the Trace Event Format of Perfetto (<https://ui.perfetto.dev>) and
+//! chrome://tracing:
 //! <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>.
 
 use std::collections::BTreeMap;
@@ -14,23 +15,44 @@ const STEPS: u32 = 1;
 const CALLS: u32 = 2;
 const FIRST_STREAM: u32 = 10;
 
-/// Renders one document. Each run is a process with rows for steps, driver calls and streams, and memory counters.
+/// Renders one document. Each run is a process with rows for steps, driver calls and streams, and
+/// memory counters.
 pub fn render(timelines: &[Timeline]) -> String {
     let runs = timelines.iter().zip(1u32..);
-    let events: Vec<String> = runs.flat_map(|(timeline, run)| events(timeline, run)).map(|event| event.to_string()).collect();
+    let events: Vec<String> = runs
+        .flat_map(|(timeline, run)| events(timeline, run))
+        .map(|event| event.to_string())
+        .collect();
     // One event per line keeps parts of a long document readable.
-    format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
+    format!(
+        "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n",
+        events.join(",\n")
+    )
 }
 
 fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
     let named = |what: &str, row: u32, name: &str| json!({ "ph": "M", "name": what, "pid": run, "tid": row, "args": { "name": name } });
     let mut events = vec![named("process_name", 0, &name(timeline))];
-    let mut rows: BTreeMap<u32, String> = BTreeMap::from([(STEPS, "steps".to_owned()), (CALLS, "driver calls".to_owned())]);
-    let names: BTreeMap<StreamId, &str> = timeline.streams.iter().map(|(stream, name)| (*stream, name.as_str())).collect();
+    let mut rows: BTreeMap<u32, String> = BTreeMap::from([
+        (STEPS, "steps".to_owned()),
+        (CALLS, "driver calls".to_owned()),
+    ]);
+    let names: BTreeMap<StreamId, &str> = timeline
+        .streams
+        .iter()
+        .map(|(stream, name)| (*stream, name.as_str()))
+        .collect();
     for entry in &timeline.entries {
-        if let Entry::Span { track: Track::Stream(stream), .. } = entry {
-            let name = names.get(stream).map_or_else(|| stream.0.to_string(), |name| (*name).to_owned());
-            rows.entry(row(Track::Stream(*stream))).or_insert_with(|| format!("stream {name}"));
+        if let Entry::Span {
+            track: Track::Stream(stream),
+            ..
+        } = entry
+        {
+            let name = names
+                .get(stream)
+                .map_or_else(|| stream.0.to_string(), |name| (*name).to_owned());
+            rows.entry(row(Track::Stream(*stream)))
+                .or_insert_with(|| format!("stream {name}"));
         }
     }
     for (row, name) in &rows {
@@ -42,10 +64,30 @@ fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
 }
 
 fn name(timeline: &Timeline) -> String {
-    let Timeline { scenario, allocator, repetition, device, clock, left_out, .. } = timeline;
-    let repetition = if *repetition > 0 { format!(", repetition {}", repetition + 1) } else { String::new() };
-    let times = if *clock == Clock::Simulated { ", model times" } else { "" };
-    let rest = if *left_out > 0 { format!(", without the last {}", count(*left_out, "entry")) } else { String::new() };
+    let Timeline {
+        scenario,
+        allocator,
+        repetition,
+        device,
+        clock,
+        left_out,
+        ..
+    } = timeline;
+    let repetition = if *repetition > 0 {
+        format!(", repetition {}", repetition + 1)
+    } else {
+        String::new()
+    };
+    let times = if *clock == Clock::Simulated {
+        ", model times"
+    } else {
+        ""
+    };
+    let rest = if *left_out > 0 {
+        format!(", without the last {}", count(*left_out, "entry"))
+    } else {
+        String::new()
+    };
     format!("{scenario} with {allocator}{repetition} on {device}{times}{rest}")
 }
 
@@ -59,7 +101,14 @@ const fn row(track: Track) -> u32 {
 
 fn event(entry: &Entry, run: u32) -> Value {
     match entry {
-        Entry::Span { track, name, start, duration, size, failure } => {
+        Entry::Span {
+            track,
+            name,
+            start,
+            duration,
+            size,
+            failure,
+        } => {
             let name = size.map_or_else(|| name.clone(), |size| format!("{name} {size}"));
             let mut event = json!({
                 "ph": "X", "name": name, "pid": run, "tid": row(*track), "ts": microseconds(*start), "dur": microseconds(*duration), "args": {},
@@ -74,7 +123,12 @@ fn event(entry: &Entry, run: u32) -> Value {
             }
             event
         }
-        Entry::Memory { at, allocated, active, reserved } => {
+        Entry::Memory {
+            at,
+            allocated,
+            active,
+            reserved,
+        } => {
             // The viewer stacks the counters, so each is a difference to the one below.
             let more = |bytes: &Bytes, than: &Bytes| bytes.0.saturating_sub(than.0);
             json!({

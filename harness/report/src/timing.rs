@@ -1,4 +1,5 @@
-//! Time comparisons. Each table covers one scenario on one device, so measured and simulated times are never mixed.
+//! Time comparisons. Each table covers one scenario on one device, so measured and simulated times
+//! are never mixed.
 
 use harness_allocator::{device::Clock, units::Nanos};
 
@@ -38,7 +39,10 @@ impl<'a> Timing<'a> {
     /// Summarizes the passed runs. `None` if no run passed.
     pub(super) fn new(on_device: &ScenarioOnDevice<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
         let mut rows: Vec<Row<'a>> = on_device.arms.iter().filter_map(Row::new).collect();
-        let base = rows.iter().find(|row| row.allocator == BASELINE).map(|row| (row.allocate.median, row.scenario.median));
+        let base = rows
+            .iter()
+            .find(|row| row.allocator == BASELINE)
+            .map(|row| (row.allocate.median, row.scenario.median));
         if let Some((allocate, scenario)) = base {
             for row in &mut rows {
                 row.allocate_ratio = ratio(row.allocate.median, allocate);
@@ -47,31 +51,63 @@ impl<'a> Timing<'a> {
         }
         let no_baseline = match base {
             Some(_) => None,
-            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => {
-                Some(format!("No run of `{BASELINE}` passed, so there is no baseline."))
-            }
-            None => Some(format!("`{BASELINE}` did not run, so there is no baseline.")),
+            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => Some(format!(
+                "No run of `{BASELINE}` passed, so there is no baseline."
+            )),
+            None => Some(format!(
+                "`{BASELINE}` did not run, so there is no baseline."
+            )),
         };
         let excluded = |number: fn(Counts) -> usize, why: &str| {
             let runs: usize = on_device.arms.iter().map(|arm| number(arm.counts)).sum();
             (runs > 0).then(|| format!("Times exclude {} {why}.", words::count(runs, "run")))
         };
-        let unfinished = excluded(|counts| counts.failed + counts.interrupted, "that failed or stopped early");
-        let contended = excluded(|counts| counts.contended, "during which other processes used the device");
-        let footnotes = [no_baseline, unfinished, contended].into_iter().flatten().collect();
-        (!rows.is_empty()).then_some(Self { clock: device.info.clock, rows, footnotes })
+        let unfinished = excluded(
+            |counts| counts.failed + counts.interrupted,
+            "that failed or stopped early",
+        );
+        let contended = excluded(
+            |counts| counts.contended,
+            "during which other processes used the device",
+        );
+        let footnotes = [no_baseline, unfinished, contended]
+            .into_iter()
+            .flatten()
+            .collect();
+        (!rows.is_empty()).then_some(Self {
+            clock: device.info.clock,
+            rows,
+            footnotes,
+        })
     }
 
     pub(super) fn grid(&self) -> Grid {
         let rows: Vec<&Row<'_>> = self.rows.iter().collect();
-        columns(Grid::new("l", ["allocator"], rows.iter().map(|row| vec![row.allocator.to_owned()])), &rows, FULL)
+        columns(
+            Grid::new(
+                "l",
+                ["allocator"],
+                rows.iter().map(|row| vec![row.allocator.to_owned()]),
+            ),
+            &rows,
+            FULL,
+        )
     }
 
     pub(super) fn overview(by_device: &[(&str, Self)]) -> Grid {
-        let rows: Vec<(&str, &Row<'_>)> = by_device.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
-        let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
+        let rows: Vec<(&str, &Row<'_>)> = by_device
+            .iter()
+            .flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row)))
+            .collect();
+        let names = rows
+            .iter()
+            .map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
         let grid = Grid::new("l", ["scenario", "allocator"], names);
-        columns(grid, &rows.iter().map(|(_, row)| *row).collect::<Vec<_>>(), BRIEF)
+        columns(
+            grid,
+            &rows.iter().map(|(_, row)| *row).collect::<Vec<_>>(),
+            BRIEF,
+        )
     }
 }
 
@@ -102,44 +138,84 @@ struct Column {
     is_shown: fn(&Row<'_>) -> bool,
 }
 
-const RUNS: Column = Column { head: "runs", cell: |row| row.runs.to_string(), is_shown: |_| true };
-const CALLS: Column = Column { head: "device calls", cell: |row| row.calls(), is_shown: |_| true };
+const RUNS: Column = Column {
+    head: "runs",
+    cell: |row| row.runs.to_string(),
+    is_shown: |_| true,
+};
+const CALLS: Column = Column {
+    head: "device calls",
+    cell: |row| row.calls(),
+    is_shown: |_| true,
+};
 const LOST: Column = Column {
     head: "lost to retry",
     cell: |row| words::or_nothing(row.lost_to_retry.median),
     is_shown: |row| row.lost_to_retry.max > Some(Nanos::ZERO),
 };
-const ALLOCATE_RATIO: Column =
-    Column { head: "allocate ÷ direct", cell: |row| words::multiple(row.allocate_ratio), is_shown: |row| row.allocate_ratio.is_some() };
-const SCENARIO_RATIO: Column =
-    Column { head: "scenario ÷ direct", cell: |row| words::multiple(row.scenario_ratio), is_shown: |row| row.scenario_ratio.is_some() };
+const ALLOCATE_RATIO: Column = Column {
+    head: "allocate ÷ direct",
+    cell: |row| words::multiple(row.allocate_ratio),
+    is_shown: |row| row.allocate_ratio.is_some(),
+};
+const SCENARIO_RATIO: Column = Column {
+    head: "scenario ÷ direct",
+    cell: |row| words::multiple(row.scenario_ratio),
+    is_shown: |row| row.scenario_ratio.is_some(),
+};
 
 /// Columns of a report page. Cells of operations contain `median / p99 / MAD (n)`.
 const FULL: &[Column] = &[
     RUNS,
-    Column { head: "allocate: median / p99 / MAD (n)", cell: |row| summary(&row.allocate), is_shown: |row| row.allocate.count > 0 },
-    Column { head: "free: median / p99 / MAD (n)", cell: |row| summary(&row.free), is_shown: |row| row.free.count > 0 },
+    Column {
+        head: "allocate: median / p99 / MAD (n)",
+        cell: |row| summary(&row.allocate),
+        is_shown: |row| row.allocate.count > 0,
+    },
+    Column {
+        head: "free: median / p99 / MAD (n)",
+        cell: |row| summary(&row.free),
+        is_shown: |row| row.free.count > 0,
+    },
     Column {
         head: "empty_cache: median / p99 / MAD (n)",
         cell: |row| summary(&row.empty_cache),
         is_shown: |row| row.empty_cache.count > 0,
     },
-    Column { head: "whole scenario: median / MAD", cell: |row| row.whole_scenario(), is_shown: |_| true },
-    Column { head: "device calls (malloc + free)", ..CALLS },
+    Column {
+        head: "whole scenario: median / MAD",
+        cell: |row| row.whole_scenario(),
+        is_shown: |_| true,
+    },
+    Column {
+        head: "device calls (malloc + free)",
+        ..CALLS
+    },
     LOST,
     ALLOCATE_RATIO,
     SCENARIO_RATIO,
 ];
 
 const BRIEF: &[Column] = &[
-    Column { is_shown: |row| row.runs > 1, ..RUNS },
+    Column {
+        is_shown: |row| row.runs > 1,
+        ..RUNS
+    },
     Column {
         head: "allocate",
         cell: |row| words::or_nothing(row.allocate.median),
         is_shown: |row| row.allocate.median > Some(Nanos::ZERO),
     },
-    Column { head: "free", cell: |row| words::or_nothing(row.free.median), is_shown: |row| row.free.median > Some(Nanos::ZERO) },
-    Column { head: "whole scenario", cell: |row| words::or_nothing(row.scenario.median), is_shown: |_| true },
+    Column {
+        head: "free",
+        cell: |row| words::or_nothing(row.free.median),
+        is_shown: |row| row.free.median > Some(Nanos::ZERO),
+    },
+    Column {
+        head: "whole scenario",
+        cell: |row| words::or_nothing(row.scenario.median),
+        is_shown: |_| true,
+    },
     CALLS,
     LOST,
     ALLOCATE_RATIO,
@@ -148,7 +224,10 @@ const BRIEF: &[Column] = &[
 
 /// Adds the columns that at least one row needs to a table with the row names.
 fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
-    for column in columns.iter().filter(|column| rows.iter().any(|row| (column.is_shown)(row))) {
+    for column in columns
+        .iter()
+        .filter(|column| rows.iter().any(|row| (column.is_shown)(row)))
+    {
         grid.columns.push((column.head.to_owned(), Align::Right));
         for (cells, row) in grid.rows.iter_mut().zip(rows) {
             cells.push((column.cell)(row));
@@ -163,7 +242,11 @@ impl<'a> Row<'a> {
         let calls = || runs.iter().map(|run| run.calls.memory_calls());
         let device_calls = (calls().min()?, calls().max()?);
         // Runs with programs or processes are not timed; their zeros are not durations.
-        let timed: Vec<&RunRecord> = runs.iter().copied().filter(|run| run.timed || run.timings.scenario > Nanos::ZERO).collect();
+        let timed: Vec<&RunRecord> = runs
+            .iter()
+            .copied()
+            .filter(|run| run.timed || run.timings.scenario > Nanos::ZERO)
+            .collect();
         Some(Self {
             allocator: arm.allocator,
             runs: runs.len(),
@@ -179,23 +262,39 @@ impl<'a> Row<'a> {
     }
 
     fn whole_scenario(&self) -> String {
-        let mad = self.scenario.mad.map_or_else(String::new, |mad| format!(" / {mad}"));
+        let mad = self
+            .scenario
+            .mad
+            .map_or_else(String::new, |mad| format!(" / {mad}"));
         words::or_nothing(self.scenario.median) + &mad
     }
 
     fn calls(&self) -> String {
         let (least, most) = self.device_calls;
-        if least == most { least.to_string() } else { format!("{least} to {most}") }
+        if least == most {
+            least.to_string()
+        } else {
+            format!("{least} to {most}")
+        }
     }
 }
 
 fn operation(runs: &[&RunRecord], samples: impl Fn(&RunRecord) -> &Samples) -> Summary {
     let count = runs.iter().map(|run| samples(run).count).sum();
-    Summary::new(count, runs.iter().flat_map(|run| &samples(run).kept).map(|time| time.get()).collect())
+    Summary::new(
+        count,
+        runs.iter()
+            .flat_map(|run| &samples(run).kept)
+            .map(|time| time.get())
+            .collect(),
+    )
 }
 
 fn whole(runs: &[&RunRecord], time: impl Fn(&RunRecord) -> Nanos) -> Summary {
-    Summary::new(runs.len() as u64, runs.iter().map(|run| time(run).get()).collect())
+    Summary::new(
+        runs.len() as u64,
+        runs.iter().map(|run| time(run).get()).collect(),
+    )
 }
 
 fn ratio(value: Option<Nanos>, base: Option<Nanos>) -> Option<f64> {
@@ -203,12 +302,22 @@ fn ratio(value: Option<Nanos>, base: Option<Nanos>) -> Option<f64> {
 }
 
 fn summary(summary: &Summary) -> String {
-    let Some(median) = summary.median else { return NOTHING.to_owned() };
-    let sampled = if summary.count > summary.kept as u64 { format!(" of {}", summary.count) } else { String::new() };
+    let Some(median) = summary.median else {
+        return NOTHING.to_owned();
+    };
+    let sampled = if summary.count > summary.kept as u64 {
+        format!(" of {}", summary.count)
+    } else {
+        String::new()
+    };
     // With too few samples, the maximum replaces the 99th percentile.
     let max = || summary.max.map(|max| format!("max {max}"));
     let tail = words::or_nothing(summary.p99.map(|p99| p99.to_string()).or_else(max));
-    format!("{median} / {tail} / {} ({}{sampled})", words::or_nothing(summary.mad), summary.kept)
+    format!(
+        "{median} / {tail} / {} ({}{sampled})",
+        words::or_nothing(summary.mad),
+        summary.kept
+    )
 }
 
 #[cfg(test)]

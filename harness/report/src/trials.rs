@@ -16,7 +16,8 @@ use super::{escape::prose, page::Page};
 const LONGEST_ERROR: usize = 60;
 
 /// Shown with comparisons of address orders.
-const ORDERS: &str = "The address order of a real driver is unknown. The difference between orders shows the uncertainty of the figure.";
+const ORDERS: &str = "The address order of a real driver is unknown. The difference between orders \
+     shows the uncertainty of the figure.";
 
 #[derive(Clone, Copy, Debug)]
 pub enum Trials<'a> {
@@ -63,32 +64,71 @@ enum Columns {
 fn parts(trials: Trials<'_>, columns: Columns) -> Parts {
     match trials {
         Trials::Faults(report, expectation) => {
-            let is_bad = report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers)));
-            (sentence_of_faults(report), is_bad, grid_of_faults(report, columns), notes_on_faults(report, expectation, columns))
+            let is_bad = report
+                .cases
+                .iter()
+                .any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers)));
+            (
+                sentence_of_faults(report),
+                is_bad,
+                grid_of_faults(report, columns),
+                notes_on_faults(report, expectation, columns),
+            )
         }
-        Trials::Calls(runs) => (calls::sentence(runs), !runs.passed(), calls::grid(runs), calls::notes(runs)),
+        Trials::Calls(runs) => (
+            calls::sentence(runs),
+            !runs.passed(),
+            calls::grid(runs),
+            calls::notes(runs),
+        ),
         Trials::Least(report) => of_least(report),
-        Trials::Settings(report) => {
-            (sentence_of_settings(report), report.best.is_none(), grid_of_settings(report), notes_on_settings(report))
-        }
+        Trials::Settings(report) => (
+            sentence_of_settings(report),
+            report.best.is_none(),
+            grid_of_settings(report),
+            notes_on_settings(report),
+        ),
     }
 }
 
 fn times(count: usize) -> String {
-    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+    if count == 1 {
+        "once".to_owned()
+    } else {
+        format!("{count} times")
+    }
 }
 
 fn sentence_of_faults(report: &FaultReport) -> String {
     let all = report.cases.len();
     let well = |case: &&Case| is_well(&case.outcome);
-    let recovered = report.cases.iter().filter(well).filter(|case| !case.holds_memory).count();
+    let recovered = report
+        .cases
+        .iter()
+        .filter(well)
+        .filter(|case| !case.holds_memory)
+        .count();
     let mut parts = vec![match recovered {
-        0 => format!("The program survives none of {}", words::count(all, "injected failure")),
-        _ if recovered == all && all == 1 => "The program recovers from the injected failure".to_owned(),
+        0 => format!(
+            "The program survives none of {}",
+            words::count(all, "injected failure")
+        ),
+        _ if recovered == all && all == 1 => {
+            "The program recovers from the injected failure".to_owned()
+        }
         _ if recovered == all => format!("The program recovers from all {all} injected failures"),
-        _ => format!("The program recovers from {recovered} of {}", words::count(all, "injected failure")),
+        _ => format!(
+            "The program recovers from {recovered} of {}",
+            words::count(all, "injected failure")
+        ),
     }];
-    let holding: Vec<i64> = report.cases.iter().filter(well).filter(|case| case.holds_memory).filter_map(|case| case.more_at_end).collect();
+    let holding: Vec<i64> = report
+        .cases
+        .iter()
+        .filter(well)
+        .filter(|case| case.holds_memory)
+        .filter_map(|case| case.more_at_end)
+        .collect();
     if let Some(most) = holding.iter().max() {
         parts.push(format!(
             "{} it continues, but up to {} more stay allocated at its end",
@@ -98,17 +138,27 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     }
     let mut ends: BTreeMap<(&Outcome, String), usize> = BTreeMap::new();
     // The table has who waits for whom.
-    let hangs = |case: &&Case| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
+    let hangs =
+        |case: &&Case| matches!(&case.outcome, Outcome::Hang { ranks } if !ranks.is_empty());
     let hanging = report.cases.iter().filter(hangs).count();
-    for case in report.cases.iter().filter(|case| !well(case) && !hangs(case)) {
+    for case in report
+        .cases
+        .iter()
+        .filter(|case| !well(case) && !hangs(case))
+    {
         // The location of an OutOfMemoryError completes outcomes that do not name it.
-        let place = case.stack.first().map_or_else(String::new, |frame| format!(" at {}", frame.short()));
+        let place = case
+            .stack
+            .first()
+            .map_or_else(String::new, |frame| format!(" at {}", frame.short()));
         *ends.entry((&case.outcome, place)).or_default() += 1;
     }
     if hanging > 0 {
         parts.push(format!("{} its ranks hang", times(hanging)));
     }
-    parts.extend(ends.iter().map(|((outcome, place), count)| format!("{} it {}", times(*count), ending(outcome, place))));
+    parts.extend(ends.iter().map(|((outcome, place), count)| {
+        format!("{} it {}", times(*count), ending(outcome, place))
+    }));
     parts.join("; ") + "."
 }
 
@@ -117,11 +167,18 @@ const fn is_well(outcome: &Outcome) -> bool {
 }
 
 fn ending(outcome: &Outcome, place: &str) -> String {
-    let after = if place.is_empty() { String::new() } else { format!(" after the OutOfMemoryError{place}") };
+    let after = if place.is_empty() {
+        String::new()
+    } else {
+        format!(" after the OutOfMemoryError{place}")
+    };
     match outcome {
         Outcome::Recovered | Outcome::ServedByRetry => "recovers".to_owned(),
         Outcome::OutOfMemory => format!("ends with OutOfMemoryError{place}"),
-        Outcome::OtherError { error } => format!("ends with `{}`{after}", words::shortened(error, LONGEST_ERROR)),
+        Outcome::OtherError { error } => format!(
+            "ends with `{}`{after}",
+            words::shortened(error, LONGEST_ERROR)
+        ),
         Outcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
         Outcome::Signal { signal } => format!("ends with signal {signal}{after}"),
         Outcome::Hang { .. } => format!("exceeds its time limit{after}"),
@@ -146,18 +203,34 @@ fn outcome_cell(outcome: &Outcome) -> String {
 }
 
 fn more(bytes: i64) -> String {
-    if bytes == 0 { "the same".to_owned() } else { words::signed(bytes) }
+    if bytes == 0 {
+        "the same".to_owned()
+    } else {
+        words::signed(bytes)
+    }
 }
 
 fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
     let first = report.first.submitted;
     let cells = |case: &Case| {
-        let place = case.stack.first().map(|frame| format!("{} {}", frame.short(), frame.name));
+        let place = case
+            .stack
+            .first()
+            .map(|frame| format!("{} {}", frame.short(), frame.name));
         let clean =
-            if case.is_clean_end && case.call.is_none() && case.outcome != Outcome::OutOfMemory { " after OutOfMemoryError" } else { "" };
-        let kept = case.more_at_end.filter(|_| case.holds_memory && is_well(&case.outcome));
-        let kept = kept.map_or_else(String::new, |more| format!(", keeps {}", Bytes(more.unsigned_abs())));
-        let work = (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
+            if case.is_clean_end && case.call.is_none() && case.outcome != Outcome::OutOfMemory {
+                " after OutOfMemoryError"
+            } else {
+                ""
+            };
+        let kept = case
+            .more_at_end
+            .filter(|_| case.holds_memory && is_well(&case.outcome));
+        let kept = kept.map_or_else(String::new, |more| {
+            format!(", keeps {}", Bytes(more.unsigned_abs()))
+        });
+        let work =
+            (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
         vec![
             words::or_nothing(case.rank),
             attempt(case),
@@ -171,39 +244,83 @@ fn grid_of_faults(report: &FaultReport, columns: Columns) -> Grid {
             words::or_nothing(work),
         ]
     };
-    let heads = ["rank", "attempt", "size", "location", "outcome", "single failure"];
-    let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"];
-    let grid = Grid::new("rrrlllr", heads.into_iter().chain(figures), report.cases.iter().map(cells));
-    let is_shown = |head: &str| columns == Columns::All || ["rank", "attempt", "location", "outcome"].contains(&head);
+    let heads = [
+        "rank",
+        "attempt",
+        "size",
+        "location",
+        "outcome",
+        "single failure",
+    ];
+    let figures = [
+        "allocated at the end",
+        "peak reserved",
+        "next request",
+        "submitted work",
+    ];
+    let grid = Grid::new(
+        "rrrlllr",
+        heads.into_iter().chain(figures),
+        report.cases.iter().map(cells),
+    );
+    let is_shown = |head: &str| {
+        columns == Columns::All || ["rank", "attempt", "location", "outcome"].contains(&head)
+    };
     grid.with_columns(|head| is_shown(head) && (report.has_ranks() || head != "rank"))
 }
 
 fn attempt(case: &Case) -> String {
-    case.call.as_ref().map_or_else(|| case.attempt.to_string(), |call| format!("{call} {}", case.attempt))
+    case.call.as_ref().map_or_else(
+        || case.attempt.to_string(),
+        |call| format!("{call} {}", case.attempt),
+    )
 }
 
 fn numbered(case: &Case) -> String {
-    case.rank.map_or_else(|| attempt(case), |rank| format!("{} of rank {rank}", attempt(case)))
+    case.rank.map_or_else(
+        || attempt(case),
+        |rank| format!("{} of rank {rank}", attempt(case)),
+    )
 }
 
-fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>, columns: Columns) -> Vec<String> {
+fn notes_on_faults(
+    report: &FaultReport,
+    expectation: Option<Expectation>,
+    columns: Columns,
+) -> Vec<String> {
     let first = &report.first;
-    let interrupted = (report.left_out > 0).then(|| format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
+    let interrupted = (report.left_out > 0).then(|| {
+        format!(
+            "Interrupted: {} not started.",
+            words::count(report.left_out, "run")
+        )
+    });
     let expectation = expectation.map(|expectation| {
-        let missed: Vec<String> = report.cases.iter().filter(|case| !case.meets(expectation)).map(numbered).collect();
+        let missed: Vec<String> = report
+            .cases
+            .iter()
+            .filter(|case| !case.meets(expectation))
+            .map(numbered)
+            .collect();
         let what = match expectation {
             Expectation::Recovers => "recovers",
             Expectation::EndsCleanly => "recovers or ends cleanly",
         };
         match missed.len() {
             0 => format!("Expectation met: it {what}."),
-            _ => format!("Expectation not met: it {what}, except after failures of these attempts: {}.", missed.join(", ")),
+            _ => format!(
+                "Expectation not met: it {what}, except after failures of these attempts: {}.",
+                missed.join(", ")
+            ),
         }
     });
-    let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", left {} allocated at its end", Bytes(bytes)));
+    let held = first.allocated_at_end.map_or_else(String::new, |bytes| {
+        format!(", left {} allocated at its end", Bytes(bytes))
+    });
     let differences = match columns {
         Columns::All if report.second.is_some() => {
-            " `allocated at the end` and `peak reserved` are differences to the nearer one of the two runs without failures."
+            " `allocated at the end` and `peak reserved` are differences to the nearer one of the \
+             two runs without failures."
         }
         Columns::All => " `allocated at the end` and `peak reserved` are differences to that run.",
         Columns::Few => "",
@@ -214,24 +331,59 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>, colum
         let apart = if apart == Bytes::ZERO {
             String::new()
         } else {
-            format!(" The two left {apart} more or less allocated at their ends, so up to that much above both counts as recovered.")
+            format!(
+                " The two left {apart} more or less allocated at their ends, so up to that \
+                 much above both counts as recovered."
+            )
         };
         format!(
-            "The program is not deterministic: in a second run without failures, {}.{apart} Only attempts that both make are failed.",
+            "The program is not deterministic: in a second run without failures, {}.{apart} Only \
+             attempts that both make are failed.",
             second.difference
         )
     });
     let figures = format!(
-        "Without failures the program made {} to allocate device memory{held} and reserved at most {}.{differences} Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
+        "Without failures the program made {} to allocate device memory{held} and reserved at most \
+         {}.{differences} Each run fails two attempts in a row, because PyTorch retries once. \
+         Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
         report.chosen,
     );
-    let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
-    let (served, runs) = (alone.iter().filter(|outcome| ***outcome == Outcome::ServedByRetry).count(), words::count(alone.len(), "run"));
-    let alone = (!alone.is_empty()).then(|| format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}."));
-    let several = (first.processes > 1 && !report.has_ranks()).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
-    [interrupted, expectation, Some(figures), random, alone, several].into_iter().flatten().collect()
+    let alone: Vec<&Outcome> = report
+        .cases
+        .iter()
+        .filter_map(|case| case.alone.as_ref())
+        .collect();
+    let (served, runs) = (
+        alone
+            .iter()
+            .filter(|outcome| ***outcome == Outcome::ServedByRetry)
+            .count(),
+        words::count(alone.len(), "run"),
+    );
+    let alone = (!alone.is_empty()).then(|| {
+        format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}.")
+    });
+    let several = (first.processes > 1 && !report.has_ranks()).then(|| {
+        format!(
+            "{} processes used \
+         the GPU. The attempt fails in each of them; sizes and locations come from the process \
+         with the most attempts.",
+            first.processes
+        )
+    });
+    [
+        interrupted,
+        expectation,
+        Some(figures),
+        random,
+        alone,
+        several,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn of_least(report: &LeastReport) -> Parts {
@@ -239,26 +391,57 @@ fn of_least(report: &LeastReport) -> Parts {
     let sentence = first.map_or_else(
         || "No tested amount of memory is enough.".to_owned(),
         |order| {
-            let less = if order.too_little > 0 { format!(", {} are not", Bytes(order.too_little)) } else { String::new() };
-            let [enough, plenty, reserved] = [order.enough, report.plenty, report.peak_reserved].map(Bytes);
+            let less = if order.too_little > 0 {
+                format!(", {} are not", Bytes(order.too_little))
+            } else {
+                String::new()
+            };
+            let [enough, plenty, reserved] =
+                [order.enough, report.plenty, report.peak_reserved].map(Bytes);
             format!("{enough} are enough{less}. With {plenty} the program reserved {reserved}.")
         },
     );
     let first = first.map_or(0, |order| order.enough);
     let rows = report.orders.iter().map(|order| {
         let too_little = Some(order.too_little).filter(|bytes| *bytes > 0).map(Bytes);
-        let enough = format!("{}{}", Bytes(order.enough), if order.is_monotonic { "" } else { " ?" });
-        vec![order.addresses.clone(), enough, words::or_nothing(too_little), more(order.enough as i64 - first as i64)]
+        let enough = format!(
+            "{}{}",
+            Bytes(order.enough),
+            if order.is_monotonic { "" } else { " ?" }
+        );
+        vec![
+            order.addresses.clone(),
+            enough,
+            words::or_nothing(too_little),
+            more(order.enough as i64 - first as i64),
+        ]
     });
-    let grid = Grid::new("lr", ["addresses", "least memory", "too little", "compared"], rows);
+    let grid = Grid::new(
+        "lr",
+        ["addresses", "least memory", "too little", "compared"],
+        rows,
+    );
     let is_unsure = report.orders.iter().any(|order| !order.is_monotonic);
-    let unsure = "`?`: a larger amount failed, so smaller amounts than the one shown may be enough.";
-    let notes = [(report.orders.len() > 1).then_some(ORDERS), is_unsure.then_some(unsure)];
-    (sentence, false, grid, notes.into_iter().flatten().map(str::to_owned).collect())
+    let unsure =
+        "`?`: a larger amount failed, so smaller amounts than the one shown may be enough.";
+    let notes = [
+        (report.orders.len() > 1).then_some(ORDERS),
+        is_unsure.then_some(unsure),
+    ];
+    (
+        sentence,
+        false,
+        grid,
+        notes.into_iter().flatten().map(str::to_owned).collect(),
+    )
 }
 
 fn named(row: &Row) -> String {
-    if row.alloc_conf.is_empty() { "(no settings)".to_owned() } else { row.alloc_conf.clone() }
+    if row.alloc_conf.is_empty() {
+        "(no settings)".to_owned()
+    } else {
+        row.alloc_conf.clone()
+    }
 }
 
 fn row_ends(row: &Row) -> String {
@@ -267,26 +450,43 @@ fn row_ends(row: &Row) -> String {
         (_, Some(signal)) => format!("signal {signal}"),
         (Some(0), _) if row.num_ooms > 0 => "success after OOM".to_owned(),
         (Some(0), _) => "success".to_owned(),
-        (code, _) if row.ended_out_of_memory => format!("OutOfMemoryError, exit code {}", words::or_nothing(code)),
+        (code, _) if row.ended_out_of_memory => {
+            format!("OutOfMemoryError, exit code {}", words::or_nothing(code))
+        }
         (code, _) => format!("exit code {}", words::or_nothing(code)),
     }
 }
 
 fn sentence_of_settings(report: &SettingsReport) -> String {
     let Some(best) = report.best.and_then(|best| report.rows.get(best)) else {
-        return format!("The program fails in {} with each of these settings.", Bytes(report.memory));
+        return format!(
+            "The program fails in {} with each of these settings.",
+            Bytes(report.memory)
+        );
     };
-    let memory = best.least_memory.map_or_else(|| peak_by_orders(best), |least| format!("needs {}", Bytes(least)));
+    let memory = best.least_memory.map_or_else(
+        || peak_by_orders(best),
+        |least| format!("needs {}", Bytes(least)),
+    );
     if report.rows.len() == 1 {
         return format!("The program {memory}.");
     }
     let well = report.rows.iter().filter(|row| row.ends_well()).count();
-    format!("{} is best: it {memory}. The program succeeds with {well} of {}.", named(best), words::count(report.rows.len(), "setting"))
+    format!(
+        "{} is best: it {memory}. The program succeeds with {well} of {}.",
+        named(best),
+        words::count(report.rows.len(), "setting")
+    )
 }
 
 /// The peak of reserved memory, as an interval if it depends on the order of addresses.
 fn peak_by_orders(row: &Row) -> String {
-    let peaks = || [row].into_iter().chain(row.other_orders.iter().map(|other| &other.row)).map(|row| row.peak_reserved);
+    let peaks = || {
+        [row]
+            .into_iter()
+            .chain(row.other_orders.iter().map(|other| &other.row))
+            .map(|row| row.peak_reserved)
+    };
     let [least, most] = [peaks().min(), peaks().max()].map(|peak| Bytes(peak.unwrap_or_default()));
     if least == most {
         format!("reserves at most {most}")
@@ -296,46 +496,102 @@ fn peak_by_orders(row: &Row) -> String {
 }
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
-    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls", "least memory", "basis"];
+    let heads = [
+        "settings",
+        "outcome",
+        "peak reserved",
+        "retries",
+        "OOMs",
+        "driver calls",
+        "least memory",
+        "basis",
+    ];
     let rows = report.rows.iter().map(|row| {
-        let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
-        let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
-        cells.chain([words::or_nothing(row.least_memory.map(Bytes)), row.basis.to_string()]).collect()
+        let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls]
+            .map(|figure| figure.to_string());
+        let cells = [
+            named(row),
+            row_ends(row),
+            Bytes(row.peak_reserved).to_string(),
+        ]
+        .into_iter()
+        .chain(figures);
+        cells
+            .chain([
+                words::or_nothing(row.least_memory.map(Bytes)),
+                row.basis.to_string(),
+            ])
+            .collect()
     });
     let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
     Grid::new("llrrrrrl", heads, rows).with_columns(|head| with_least || head != "least memory")
 }
 
 fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
-    let mut notes: Vec<String> =
-        report.is_interrupted.then(|| "Interrupted: the remaining runs did not start.".to_owned()).into_iter().collect();
+    let mut notes: Vec<String> = report
+        .is_interrupted
+        .then(|| "Interrupted: the remaining runs did not start.".to_owned())
+        .into_iter()
+        .collect();
     for row in &report.rows {
         if let [first, others @ ..] = row.least_by_order.as_slice()
             && !others.is_empty()
         {
             let others = others.iter().map(|order| {
-                format!("{} with {} ({})", Bytes(order.enough), order.addresses, more(order.enough as i64 - first.enough as i64))
+                format!(
+                    "{} with {} ({})",
+                    Bytes(order.enough),
+                    order.addresses,
+                    more(order.enough as i64 - first.enough as i64)
+                )
             });
             let others = others.collect::<Vec<_>>().join(", ");
-            notes.push(format!("{} needs {} with addresses {}, {others}.", named(row), Bytes(first.enough), first.addresses));
+            notes.push(format!(
+                "{} needs {} with addresses {}, {others}.",
+                named(row),
+                Bytes(first.enough),
+                first.addresses
+            ));
         }
         if !row.other_orders.is_empty() {
             let other = |other: &OtherOrder| {
                 let peak = more(other.row.peak_reserved as i64 - row.peak_reserved as i64);
-                let basis = if other.row.basis == Basis::Predicted { " (predicted)" } else { "" };
-                format!("with addresses {}: {}, peak reserved {peak}{basis}", other.addresses, row_ends(&other.row))
+                let basis = if other.row.basis == Basis::Predicted {
+                    " (predicted)"
+                } else {
+                    ""
+                };
+                format!(
+                    "with addresses {}: {}, peak reserved {peak}{basis}",
+                    other.addresses,
+                    row_ends(&other.row)
+                )
             };
-            let others = row.other_orders.iter().map(other).collect::<Vec<_>>().join("; ");
+            let others = row
+                .other_orders
+                .iter()
+                .map(other)
+                .collect::<Vec<_>>()
+                .join("; ");
             notes.push(format!("{}: {others}.", named(row)));
         }
     }
-    if report.rows.iter().any(|row| row.least_by_order.len() > 1 || !row.other_orders.is_empty()) {
+    if report
+        .rows
+        .iter()
+        .any(|row| row.least_by_order.len() > 1 || !row.other_orders.is_empty())
+    {
         notes.push(ORDERS.to_owned());
     }
     if report.rows.iter().any(|row| row.basis == Basis::Predicted) {
         notes.push("predicted: by a replay of the first run; confirmed: by a run.".to_owned());
     }
-    notes.extend(report.unpredicted.iter().map(|reason| format!("Each setting was run, because the program {reason}.")));
+    notes.extend(
+        report
+            .unpredicted
+            .iter()
+            .map(|reason| format!("Each setting was run, because the program {reason}.")),
+    );
     notes
 }
 

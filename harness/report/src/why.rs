@@ -4,7 +4,9 @@ use harness_allocator::{stats::PoolKind, units::Bytes};
 use serde::Serialize;
 
 use crate::words::{self, size};
-use harness_record::{Cause, FailedRequest, Holder, Pieces, PinnedSegment, RunRecord, StepRecord, causes};
+use harness_record::{
+    Cause, FailedRequest, Holder, Pieces, PinnedSegment, RunRecord, StepRecord, causes,
+};
 
 const NAMED: usize = 4;
 
@@ -27,7 +29,11 @@ pub(super) fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
         step: step.number,
         line: step.line,
         iteration: step.iteration.clone(),
-        stream: shortage.streams.get(&shortage.stream).cloned().unwrap_or_else(|| shortage.stream.to_string()),
+        stream: shortage
+            .streams
+            .get(&shortage.stream)
+            .cloned()
+            .unwrap_or_else(|| shortage.stream.to_string()),
         requested: shortage.requested,
         causes: kinds(shortage),
         why: explain(shortage),
@@ -35,28 +41,47 @@ pub(super) fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
 }
 
 /// Steps whose request failed, with the state at that moment.
-pub(crate) fn failed_requests(run: &RunRecord) -> impl Iterator<Item = (&StepRecord, &FailedRequest)> {
-    run.steps.iter().filter_map(|step| Some((step, step.failed_request.as_ref()?)))
+pub(crate) fn failed_requests(
+    run: &RunRecord,
+) -> impl Iterator<Item = (&StepRecord, &FailedRequest)> {
+    run.steps
+        .iter()
+        .filter_map(|step| Some((step, step.failed_request.as_ref()?)))
 }
 
 pub(crate) fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
-    let mut kinds: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().name()).collect();
+    let mut kinds: Vec<&str> = causes(shortage)
+        .iter()
+        .map(|cause| cause.kind().name())
+        .collect();
     kinds.dedup();
     kinds
 }
 
 /// The causes without figures, on one line.
 pub(crate) fn in_short(shortage: &FailedRequest) -> String {
-    let mut clauses: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().about()).collect();
+    let mut clauses: Vec<&str> = causes(shortage)
+        .iter()
+        .map(|cause| cause.kind().about())
+        .collect();
     clauses.dedup();
-    if clauses.is_empty() { "the figures do not show why".to_owned() } else { clauses.join("; ") }
+    if clauses.is_empty() {
+        "the figures do not show why".to_owned()
+    } else {
+        clauses.join("; ")
+    }
 }
 
 pub(crate) fn title(shortage: &FailedRequest) -> &'static str {
-    if shortage.was_enough_free() { "Why free memory did not help" } else { "Why there was too little memory" }
+    if shortage.was_enough_free() {
+        "Why free memory did not help"
+    } else {
+        "Why there was too little memory"
+    }
 }
 
-/// The request, for example `700 MiB` or `700 MiB for stream side`. The default stream is not named.
+/// The request, for example `700 MiB` or `700 MiB for stream side`. The default stream is not
+/// named.
 pub(crate) fn request(shortage: &FailedRequest) -> String {
     match stream(shortage, shortage.stream).as_str() {
         DEFAULT_STREAM => size(shortage.requested),
@@ -70,11 +95,20 @@ const DEFAULT_STREAM: &str = "the default stream";
 pub(crate) fn explain(shortage: &FailedRequest) -> String {
     let causes = causes(shortage);
     if !causes.is_empty() {
-        return causes.iter().map(|cause| sentence(cause, shortage)).collect::<Vec<_>>().join(" ");
+        return causes
+            .iter()
+            .map(|cause| sentence(cause, shortage))
+            .collect::<Vec<_>>()
+            .join(" ");
     }
-    let unknown = if shortage.lanes.is_none() { ", whose pool does not report its blocks" } else { "" };
+    let unknown = if shortage.lanes.is_none() {
+        ", whose pool does not report its blocks"
+    } else {
+        ""
+    };
     format!(
-        "The figures do not show why: {} were requested, {} were free on the device and {} in the allocator{unknown}.",
+        "The figures do not show why: {} were requested, {} were free on the device and {} in the \
+         allocator{unknown}.",
         size(shortage.requested),
         size(shortage.accounts.device.free),
         size(shortage.cached())
@@ -82,8 +116,13 @@ pub(crate) fn explain(shortage: &FailedRequest) -> String {
 }
 
 pub(crate) fn beside_fragmentation(shortage: &FailedRequest) -> String {
-    let causes = causes(shortage).into_iter().filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
-    causes.map(|cause| sentence(&cause, shortage)).collect::<Vec<_>>().join(" ")
+    let causes = causes(shortage)
+        .into_iter()
+        .filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
+    causes
+        .map(|cause| sentence(&cause, shortage))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn stream(shortage: &FailedRequest, number: u32) -> String {
@@ -97,24 +136,32 @@ fn stream(shortage: &FailedRequest, number: u32) -> String {
 fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
-            "The memory fraction allows {}, of which {} are in use. So only {} remain, although {} are free on the device.",
+            "The memory fraction allows {}, of which {} are in use. So only {} remain, although {} \
+             are free on the device.",
             size(limit),
             size(held),
             size(limit.saturating_sub(held)),
             size(free)
         ),
         Cause::Limit { limit, held } => {
-            format!("The program limits its own requests to {}, of which {} are in use.", size(limit), size(held))
+            format!(
+                "The program limits its own requests to {}, of which {} are in use.",
+                size(limit),
+                size(held)
+            )
         }
         Cause::Injected { number } => {
             let refused = shortage.injected.as_ref();
             let call = refused.map_or("call", |refused| &refused.call);
             let process = refused.and_then(|refused| refused.process.as_ref());
-            let whose = process.map_or_else(String::new, |process| format!(" of the process `{process}`"));
+            let whose = process.map_or_else(String::new, |process| {
+                format!(" of the process `{process}`")
+            });
             format!("The scenario injected this failure into {call} number {number}{whose}.")
         }
         Cause::PendingFree(waiting) => format!(
-            "{} were freed but wait for other streams that still use them. The largest block has {}.",
+            "{} were freed but wait for other streams that still use them. The largest block has \
+             {}.",
             size(waiting.bytes),
             size(waiting.largest)
         ),
@@ -123,37 +170,73 @@ fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
                 PoolKind::Small => ("small", "more than 1 MiB"),
                 PoolKind::Large => ("large", "at most 1 MiB"),
             };
-            format!("A block of {} is free, but the pool of {holds} blocks does not serve requests of {request}.", size(largest))
+            format!(
+                "A block of {} is free, but the pool of {holds} blocks does not serve requests of \
+                 {request}.",
+                size(largest)
+            )
         }
-        Cause::OtherStream { stream: owner, wanted, largest } => format!(
+        Cause::OtherStream {
+            stream: owner,
+            wanted,
+            largest,
+        } => format!(
             "A block of {} is free, but it belongs to {}, and the request is for {}.",
             size(largest),
             stream(shortage, owner),
             stream(shortage, wanted)
         ),
         Cause::Rounding { room, asked } => {
-            format!("The driver has {}, but the allocator requests whole segments or pages, here {}.", size(room), size(asked))
+            format!(
+                "The driver has {}, but the allocator requests whole segments or pages, here {}.",
+                size(room),
+                size(asked)
+            )
         }
         Cause::RoundedUp { largest, asked } => {
-            format!("A block of {} is free, but the request is rounded up to {}.", size(largest), size(asked))
+            format!(
+                "A block of {} is free, but the request is rounded up to {}.",
+                size(largest),
+                size(asked)
+            )
         }
-        Cause::Fragmented { own, room, elsewhere } => fragmented(shortage, own, room, elsewhere),
+        Cause::Fragmented {
+            own,
+            room,
+            elsewhere,
+        } => fragmented(shortage, own, room, elsewhere),
         Cause::PrivatePool(pieces) => format!(
-            "{} are free in private pools, which {}serve other requests, for example those of a CUDA graph. Releasing the pool frees them.",
+            "{} are free in private pools, which {}serve other requests, for example those of a \
+             CUDA graph. Releasing the pool frees them.",
             size(pieces.bytes),
-            if shortage.is_pool_inferred { "probably " } else { "" }
+            if shortage.is_pool_inferred {
+                "probably "
+            } else {
+                ""
+            }
         ),
         Cause::OthersHold { held, asked } => {
-            format!("Other processes use {}. Without them, the driver could have allocated the requested {}.", size(held), size(asked))
+            format!(
+                "Other processes use {}. Without them, the driver could have allocated the \
+                 requested {}.",
+                size(held),
+                size(asked)
+            )
         }
         Cause::Unaccounted { used, asked } => format!(
-            "{} of the device are in use by neither the allocator nor a known process, for example through the driver's rounding. Without them, \
+            "{} of the device are in use by neither the allocator nor a known process, for example \
+             through the driver's rounding. Without them, \
              the driver could have allocated the requested {}.",
             size(used),
             size(asked)
         ),
         Cause::TooLarge { free, cached } => {
-            format!("The request is larger than all free memory: {} on the device and {} in the allocator.", size(free), size(cached))
+            format!(
+                "The request is larger than all free memory: {} on the device and {} in the \
+                 allocator.",
+                size(free),
+                size(cached)
+            )
         }
     }
 }
@@ -162,11 +245,26 @@ fn fragmented(shortage: &FailedRequest, own: Pieces, room: Bytes, elsewhere: Byt
     let mut parts = Vec::new();
     if own.count > 0 {
         let pieces = words::count(own.count, "block");
-        let largest = if own.count > 1 { format!(", the largest of {}", size(own.largest)) } else { String::new() };
-        parts.push(format!("{} in {pieces} of the right stream and size{largest}", size(own.bytes)));
+        let largest = if own.count > 1 {
+            format!(", the largest of {}", size(own.largest))
+        } else {
+            String::new()
+        };
+        parts.push(format!(
+            "{} in {pieces} of the right stream and size{largest}",
+            size(own.bytes)
+        ));
     }
-    let others = [(room, "from the driver"), (elsewhere, "of other streams or sizes")];
-    parts.extend(others.iter().filter(|(bytes, _)| *bytes > Bytes::ZERO).map(|(bytes, what)| format!("{} {what}", size(*bytes))));
+    let others = [
+        (room, "from the driver"),
+        (elsewhere, "of other streams or sizes"),
+    ];
+    parts.extend(
+        others
+            .iter()
+            .filter(|(bytes, _)| *bytes > Bytes::ZERO)
+            .map(|(bytes, what)| format!("{} {what}", size(*bytes))),
+    );
     format!(
         "Enough memory is free in total, but no free block is large enough: {}. {}",
         parts.join("; "),
@@ -177,21 +275,32 @@ fn fragmented(shortage: &FailedRequest, own: Pieces, room: Bytes, elsewhere: Byt
 /// Names the blocks that keep free memory from being released to the driver.
 fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
     let serves = |segment: &&PinnedSegment| {
-        let own_pool = segment.pool.is_none_or(|pool| pool == PoolKind::of_block(shortage.requested));
-        everywhere || (own_pool && segment.stream.is_none_or(|stream| stream == shortage.stream))
+        let own_pool = segment
+            .pool
+            .is_none_or(|pool| pool == PoolKind::of_block(shortage.requested));
+        everywhere
+            || (own_pool
+                && segment
+                    .stream
+                    .is_none_or(|stream| stream == shortage.stream))
     };
     let segments: Vec<&PinnedSegment> = shortage.pinned.iter().filter(serves).collect();
     let mut holders: Vec<&Holder> = Vec::new();
     for holder in segments.iter().flat_map(|segment| &segment.holders) {
-        if !holders.iter().any(|known| (&known.name, known.line) == (&holder.name, holder.line)) {
+        if !holders
+            .iter()
+            .any(|known| (&known.name, known.line) == (&holder.name, holder.line))
+        {
             holders.push(holder);
         }
     }
     if holders.is_empty() {
-        return "A request needs one contiguous block, and a segment or page with a live block cannot be released to the driver."
+        return "A request needs one contiguous block, and a segment or page with a live block \
+             cannot be released to the driver."
             .to_owned();
     }
-    let is_whole = shortage.pinned_unlisted.count == 0 && segments.iter().all(|segment| segment.other_blocks == 0);
+    let is_whole = shortage.pinned_unlisted.count == 0
+        && segments.iter().all(|segment| segment.other_blocks == 0);
     let is_one_name = is_whole && holders.iter().all(|holder| holder.name == holders[0].name);
     let verb = if is_one_name { "pins" } else { "pin" };
     let rest = if segments.len() == 1 && shortage.pinned_unlisted.count == 0 {
@@ -202,29 +311,47 @@ fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
     format!("{} {verb} {rest}.", named(&holders, is_whole))
 }
 
-/// Names holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. If some holders are unlisted, their number is unknown.
+/// Names holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. If some holders are
+/// unlisted, their number is unknown.
 fn named(holders: &[&Holder], is_whole: bool) -> String {
     let names = words::distinct(holders.iter().map(|holder| holder.name.as_str()));
     let more = names.len().saturating_sub(NAMED);
-    let mut shown: Vec<String> = names.iter().take(NAMED).map(|name| (*name).to_owned()).collect();
+    let mut shown: Vec<String> = names
+        .iter()
+        .take(NAMED)
+        .map(|name| (*name).to_owned())
+        .collect();
     match more {
         _ if !is_whole => shown.push("others".to_owned()),
         0 => {}
         more => shown.push(format!("{more} more")),
     }
     let last = shown.pop().unwrap_or_default();
-    let shown = if shown.is_empty() { last } else { format!("{} and {last}", shown.join(", ")) };
-    format!("{shown} ({})", lines(&holders.iter().map(|holder| holder.line).collect()))
+    let shown = if shown.is_empty() {
+        last
+    } else {
+        format!("{} and {last}", shown.join(", "))
+    };
+    format!(
+        "{shown} ({})",
+        lines(&holders.iter().map(|holder| holder.line).collect())
+    )
 }
 
 /// Formats lines: `line 12`, `lines 12-14`, `lines 3, 9-11`.
 fn lines(lines: &BTreeSet<u32>) -> String {
     let sorted: Vec<u32> = lines.iter().copied().collect();
-    let ranges = sorted.chunk_by(|line, next| line + 1 == *next).map(|range| match range {
-        [first, .., last] => format!("{first}-{last}"),
-        one => one[0].to_string(),
-    });
-    format!("{} {}", if lines.len() == 1 { "line" } else { "lines" }, ranges.collect::<Vec<_>>().join(", "))
+    let ranges = sorted
+        .chunk_by(|line, next| line + 1 == *next)
+        .map(|range| match range {
+            [first, .., last] => format!("{first}-{last}"),
+            one => one[0].to_string(),
+        });
+    format!(
+        "{} {}",
+        if lines.len() == 1 { "line" } else { "lines" },
+        ranges.collect::<Vec<_>>().join(", ")
+    )
 }
 
 /// Lists the live buffers of a pinned segment, with line and size.
@@ -233,12 +360,24 @@ pub(crate) fn holders_of(segment: &PinnedSegment) -> String {
         .holders
         .iter()
         .map(|holder| {
-            let blocks = if holder.blocks > 1 { format!(" in {} blocks", holder.blocks) } else { String::new() };
-            format!("{} (line {}): {}{blocks}", holder.name, holder.line, size(holder.bytes))
+            let blocks = if holder.blocks > 1 {
+                format!(" in {} blocks", holder.blocks)
+            } else {
+                String::new()
+            };
+            format!(
+                "{} (line {}): {}{blocks}",
+                holder.name,
+                holder.line,
+                size(holder.bytes)
+            )
         })
         .collect();
     if segment.other_blocks > 0 {
-        parts.push(format!("{} more", words::count(segment.other_blocks, "block")));
+        parts.push(format!(
+            "{} more",
+            words::count(segment.other_blocks, "block")
+        ));
     }
     parts.join("; ")
 }

@@ -1,7 +1,8 @@
-//! Opens the page of an explanation in a real browser: it shows the snapshot's numbers, and its controls work.
+//! Opens the page of an explanation in a real browser: it shows the snapshot's numbers, and its
+//! controls work.
 //!
-//! Without a browser the tests are shown as ignored; `HARNESS_BROWSER` names one that is not on the path. Tests over recorded snapshots are
-//! ignored without the recordings.
+//! Without a browser the tests are shown as ignored; `HARNESS_BROWSER` names one that is not on the
+//! path. Tests over recorded snapshots are ignored without the recordings.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
@@ -13,17 +14,28 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{Explanation, Options, explain};
 use harness_report::explain::html::{PageData, RankData, page};
-use harness_trace::snapshot::{Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot};
+use harness_trace::snapshot::{
+    Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot,
+};
 use libtest_mimic::{Arguments, Trial};
 use serde_json::{Value, json};
 
 /// Size limit of the page of `kv-cat`, the recording with the most events.
 const LARGEST_PAGE: usize = 6 << 20;
-const SNAPSHOTS: [&str; 6] =
-    ["gt-features.default", "gt-gpt-grow.default", "kv-cat", "streams-fsdp", "streams-fsdp-expandable", "resnet152-b96-oom"];
+const SNAPSHOTS: [&str; 6] = [
+    "gt-features.default",
+    "gt-gpt-grow.default",
+    "kv-cat",
+    "streams-fsdp",
+    "streams-fsdp-expandable",
+    "resnet152-b96-oom",
+];
 
 fn main() -> ExitCode {
-    let (has_browser, has_recordings) = (browser().is_some(), recordings("snapshots").is_dir() && recordings("real-snapshots").is_dir());
+    let (has_browser, has_recordings) = (
+        browser().is_some(),
+        recordings("snapshots").is_dir() && recordings("real-snapshots").is_dir(),
+    );
     let trial = |name: &str, can_run: bool, test: fn()| {
         Trial::test(name, move || {
             test();
@@ -32,11 +44,31 @@ fn main() -> ExitCode {
         .with_ignored_flag(!can_run)
     };
     let trials = vec![
-        trial("a browser shows the numbers and can be used", has_browser, a_browser_shows_the_numbers_and_can_be_used),
-        trial("a browser draws fifty thousand allocations fluently", has_browser, fifty_thousand_allocations_are_drawn_fluently),
-        trial("a snapshot without events shows its segments", has_browser, a_snapshot_without_events_shows_its_segments),
-        trial("several ranks have a table and a choice", has_browser, several_ranks_have_a_table_and_a_choice),
-        trial("recorded snapshots show their numbers", has_browser && has_recordings, recorded_snapshots_are_shown_with_their_numbers),
+        trial(
+            "a browser shows the numbers and can be used",
+            has_browser,
+            a_browser_shows_the_numbers_and_can_be_used,
+        ),
+        trial(
+            "a browser draws fifty thousand allocations fluently",
+            has_browser,
+            fifty_thousand_allocations_are_drawn_fluently,
+        ),
+        trial(
+            "a snapshot without events shows its segments",
+            has_browser,
+            a_snapshot_without_events_shows_its_segments,
+        ),
+        trial(
+            "several ranks have a table and a choice",
+            has_browser,
+            several_ranks_have_a_table_and_a_choice,
+        ),
+        trial(
+            "recorded snapshots show their numbers",
+            has_browser && has_recordings,
+            recorded_snapshots_are_shown_with_their_numbers,
+        ),
         trial(
             "the data of recorded snapshots match their explanations",
             has_recordings,
@@ -52,7 +84,11 @@ fn explained(snapshot: &Snapshot) -> Explanation {
 }
 
 fn page_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> String {
-    page(&PageData::new(name, Vec::new(), vec![RankData::new(name, snapshot, explanation)]))
+    page(&PageData::new(
+        name,
+        Vec::new(),
+        vec![RankData::new(name, snapshot, explanation)],
+    ))
 }
 
 /// The path of an installed browser.
@@ -61,41 +97,82 @@ fn browser() -> Option<PathBuf> {
         return Some(named.into());
     }
     let path = std::env::var_os("PATH")?;
-    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
-    std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name))).find(|file| file.is_file())
+    let names = [
+        "chromium",
+        "chromium-browser",
+        "google-chrome",
+        "google-chrome-stable",
+        "chrome",
+    ];
+    std::env::split_paths(&path)
+        .flat_map(|folder| names.map(|name| folder.join(name)))
+        .find(|file| file.is_file())
 }
 
 /// Opens the page in a browser with a script of the test, and returns the script's result.
 fn seen_in_browser(name: &str, page: &str, script: &str, options: &[&str]) -> Value {
     let browser = browser().unwrap();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page").join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("page")
+        .join(name);
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("page.html"), page).unwrap();
-    let driven = page.replacen("<style>", concat!("<script>", include_str!("page/watch.js"), "</script><style>"), 1).replacen(
-        "</body>",
-        &format!("<script>{script}</script></body>"),
-        1,
-    );
+    let driven = page
+        .replacen(
+            "<style>",
+            concat!(
+                "<script>",
+                include_str!("page/watch.js"),
+                "</script><style>"
+            ),
+            1,
+        )
+        .replacen("</body>", &format!("<script>{script}</script></body>"), 1);
     let file = folder.join("driven.html");
     fs::write(&file, driven).unwrap();
     let output = Command::new(&browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900", "--dump-dom"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--window-size=1280,900",
+            "--dump-dom",
+        ])
         .args(options)
-        .arg(format!("--user-data-dir={}", folder.join("profile").display()))
+        .arg(format!(
+            "--user-data-dir={}",
+            folder.join("profile").display()
+        ))
         .arg(format!("file://{}", file.display()))
         .output()
         .unwrap_or_else(|error| panic!("{}: {error}", browser.display()));
     let dom = String::from_utf8_lossy(&output.stdout);
     let Some((_, rest)) = dom.split_once("<pre id=\"seen\">") else {
-        panic!("{name}: the page did not run to its end: {}", String::from_utf8_lossy(&output.stderr))
+        panic!(
+            "{name}: the page did not run to its end: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )
     };
-    let text = rest.split_once("</pre>").unwrap().0.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    let text = rest
+        .split_once("</pre>")
+        .unwrap()
+        .0
+        .replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&amp;", "&");
     serde_json::from_str(&text).unwrap()
 }
 
-/// Operates the page in a browser. The browser's virtual clock skips idle time, up to the budget in milliseconds.
+/// Operates the page in a browser. The browser's virtual clock skips idle time, up to the budget in
+/// milliseconds.
 fn used(name: &str, page: &str) -> Value {
-    seen_in_browser(name, page, include_str!("page/drive.js"), &["--virtual-time-budget=20000"])
+    seen_in_browser(
+        name,
+        page,
+        include_str!("page/drive.js"),
+        &["--virtual-time-budget=20000"],
+    )
 }
 
 /// Opens the page and compares its figures with the explanation.
@@ -103,20 +180,53 @@ fn shows_the_numbers_of(name: &str, snapshot: &Snapshot, explanation: &Explanati
     let seen = used(name, &page_of(name, snapshot, explanation));
     let accounts = explanation.accounts;
     let waiting = accounts.active.saturating_sub(accounts.allocated);
-    let events = snapshot.traces.get(explanation.device as usize).map_or(0, Vec::len);
+    let events = snapshot
+        .traces
+        .get(explanation.device as usize)
+        .map_or(0, Vec::len);
     let moment = explanation.moment.event.map_or(0, |event| event + 1);
     assert_eq!(seen["problems"], json!([]), "{name}");
     assert_eq!(seen["headline"], explanation.headline, "{name}");
-    let causes: Vec<Value> = explanation.causes.iter().map(|cause| json!([cause.cause.name(), cause.bytes])).collect();
+    let causes: Vec<Value> = explanation
+        .causes
+        .iter()
+        .map(|cause| json!([cause.cause.name(), cause.bytes]))
+        .collect();
     assert_eq!(seen["causes"], json!(causes), "{name}");
-    assert_eq!(seen["device_total"], json!(explanation.device_total), "{name}");
-    assert_eq!((&seen["events"], &seen["moment"]), (&json!(events), &json!(moment)), "{name}");
-    assert_eq!(seen["figures"], json!([accounts.allocated, waiting, accounts.reserved]), "{name}");
-    assert_eq!(seen["layers"], json!(accounts.active), "{name}: the layers of the timeline add up to what is active");
-    let pinned: u64 = explanation.pinned.iter().map(|segment| segment.free.get()).sum();
+    assert_eq!(
+        seen["device_total"],
+        json!(explanation.device_total),
+        "{name}"
+    );
+    assert_eq!(
+        (&seen["events"], &seen["moment"]),
+        (&json!(events), &json!(moment)),
+        "{name}"
+    );
+    assert_eq!(
+        seen["figures"],
+        json!([accounts.allocated, waiting, accounts.reserved]),
+        "{name}"
+    );
+    assert_eq!(
+        seen["layers"],
+        json!(accounts.active),
+        "{name}: the layers of the timeline add up to what is active"
+    );
+    let pinned: u64 = explanation
+        .pinned
+        .iter()
+        .map(|segment| segment.free.get())
+        .sum();
     assert_eq!(seen["pinned"], json!(pinned), "{name}");
-    assert_eq!(seen["peak"][1], seen["peak"][2], "{name}: the peak is the highest moment");
-    assert_eq!(seen["flame"], seen["peak"][1], "{name}: the flame graph's root is what was allocated at the peak");
+    assert_eq!(
+        seen["peak"][1], seen["peak"][2],
+        "{name}: the peak is the highest moment"
+    );
+    assert_eq!(
+        seen["flame"], seen["peak"][1],
+        "{name}: the flame graph's root is what was allocated at the peak"
+    );
     seen
 }
 
@@ -124,9 +234,18 @@ fn shows_the_numbers_of(name: &str, snapshot: &Snapshot, explanation: &Explanati
 fn can_be_used(name: &str, seen: &Value) {
     let range = |of: &str| (seen[of][0].as_f64().unwrap(), seen[of][1].as_f64().unwrap());
     let length = |of: &str| range(of).1 - range(of).0;
-    assert!(length("zoomed") < length("all") / 2.0, "{name}: the wheel zooms: {seen}");
-    assert!(range("zoomed").0 > 0.0 && range("panned").0 < range("zoomed").0, "{name}: the mouse moves what is shown: {seen}");
-    assert!((length("panned") - length("zoomed")).abs() < 1e-6 * length("all"), "{name}: moving does not zoom");
+    assert!(
+        length("zoomed") < length("all") / 2.0,
+        "{name}: the wheel zooms: {seen}"
+    );
+    assert!(
+        range("zoomed").0 > 0.0 && range("panned").0 < range("zoomed").0,
+        "{name}: the mouse moves what is shown: {seen}"
+    );
+    assert!(
+        (length("panned") - length("zoomed")).abs() < 1e-6 * length("all"),
+        "{name}: moving does not zoom"
+    );
     assert_eq!(range("back"), range("all"), "{name}");
     let clicked = seen["clicked_moment"][0].as_u64().unwrap();
     let events = seen["events"].as_u64().unwrap();
@@ -134,30 +253,68 @@ fn can_be_used(name: &str, seen: &Value) {
         clicked > events / 4 && clicked < events * 3 / 4,
         "{name}: a click in the middle chooses a moment there: {clicked} of {events}"
     );
-    assert_eq!(seen["next_moment"], clicked + 1, "{name}: the arrow key goes one event on");
-    assert!(seen["painted"][0].as_u64() > Some(10_000) && seen["painted"][1].as_u64() > Some(1000), "{name}: {}", seen["painted"]);
+    assert_eq!(
+        seen["next_moment"],
+        clicked + 1,
+        "{name}: the arrow key goes one event on"
+    );
+    assert!(
+        seen["painted"][0].as_u64() > Some(10_000) && seen["painted"][1].as_u64() > Some(1000),
+        "{name}: {}",
+        seen["painted"]
+    );
     let selected = &seen["selected"];
-    assert!(selected["bar"].as_str().unwrap().contains(selected["site"].as_str().unwrap()), "{name}: {selected}");
-    assert!(selected["links"].as_u64() > Some(1) && selected["history"].as_u64() > Some(1000), "{name}: {selected}");
+    assert!(
+        selected["bar"]
+            .as_str()
+            .unwrap()
+            .contains(selected["site"].as_str().unwrap()),
+        "{name}: {selected}"
+    );
+    assert!(
+        selected["links"].as_u64() > Some(1) && selected["history"].as_u64() > Some(1000),
+        "{name}: {selected}"
+    );
     assert_eq!(seen["cleared"], true, "{name}");
     assert_eq!(seen["wide"], true, "{name}: nothing sticks out at the side");
     assert!(seen["life"].as_f64() > Some(0.0), "{name}");
 }
 
-/// A training loop with a leak, as PyTorch records it: weights, then iterations that each leak one small block.
+/// A training loop with a leak, as PyTorch records it: weights, then iterations that each leak one
+/// small block.
 fn program(iterations: usize) -> Snapshot {
     let mut snapshot = Snapshot::default();
     let mut site = |line: u32, name: &str| {
-        let frame = |line, name: &str| Frame { name: name.to_owned(), file: "/srv/train.py".to_owned(), line, ..Frame::default() };
-        let frames = [snapshot.stacks.intern_frame(frame(line, name)), snapshot.stacks.intern_frame(frame(90, "main"))];
+        let frame = |line, name: &str| Frame {
+            name: name.to_owned(),
+            file: "/srv/train.py".to_owned(),
+            line,
+            ..Frame::default()
+        };
+        let frames = [
+            snapshot.stacks.intern_frame(frame(line, name)),
+            snapshot.stacks.intern_frame(frame(90, "main")),
+        ];
         snapshot.stacks.intern(&frames)
     };
-    let (weights, activations, kept) = (site(10, "build"), site(41, "forward"), site(57, "log <b>&amp;</b>"));
+    let (weights, activations, kept) = (
+        site(10, "build"),
+        site(41, "forward"),
+        site(57, "log <b>&amp;</b>"),
+    );
     let (base, mut time) = (0x7000_0000_0000, 1_700_000_000_000_000);
     let mut events = Vec::new();
     let mut event = |action, address, size, stack| {
         time += 7;
-        events.push(Event { action, address, size: Bytes(size), stream: 0, time_us: Some(time), stack, extra: ExtraId::default() });
+        events.push(Event {
+            action,
+            address,
+            size: Bytes(size),
+            stream: 0,
+            time_us: Some(time),
+            stack,
+            extra: ExtraId::default(),
+        });
     };
     event(Action::SegmentAlloc, base, 64 << 20, weights);
     event(Action::Alloc, base, 30 << 20, weights);
@@ -166,21 +323,53 @@ fn program(iterations: usize) -> Snapshot {
     for iteration in 0..iterations as u64 {
         let address = free + (20 << 20) + iteration * 512;
         for layer in 0..8 {
-            event(Action::Alloc, free + layer * (2 << 20), (2 << 20) - 100, activations);
+            event(
+                Action::Alloc,
+                free + layer * (2 << 20),
+                (2 << 20) - 100,
+                activations,
+            );
         }
         event(Action::Alloc, address, 512, kept);
         left.push(address);
         for layer in 0..8 {
-            event(Action::FreeRequested, free + layer * (2 << 20), (2 << 20) - 100, activations);
-            event(Action::FreeCompleted, free + layer * (2 << 20), (2 << 20) - 100, activations);
+            event(
+                Action::FreeRequested,
+                free + layer * (2 << 20),
+                (2 << 20) - 100,
+                activations,
+            );
+            event(
+                Action::FreeCompleted,
+                free + layer * (2 << 20),
+                (2 << 20) - 100,
+                activations,
+            );
         }
     }
-    let block =
-        |address, size, state, stack| Block { address, size: Bytes(size), requested: Bytes(size), state, stack, extra: ExtraId::default() };
-    let mut blocks = vec![block(base, 30 << 20, BlockState::Allocated, weights), block(free, 20 << 20, BlockState::Inactive, activations)];
-    blocks.extend(left.iter().map(|&address| block(address, 512, BlockState::Allocated, kept)));
+    let block = |address, size, state, stack| Block {
+        address,
+        size: Bytes(size),
+        requested: Bytes(size),
+        state,
+        stack,
+        extra: ExtraId::default(),
+    };
+    let mut blocks = vec![
+        block(base, 30 << 20, BlockState::Allocated, weights),
+        block(free, 20 << 20, BlockState::Inactive, activations),
+    ];
+    blocks.extend(
+        left.iter()
+            .map(|&address| block(address, 512, BlockState::Allocated, kept)),
+    );
     let end = free + (20 << 20) + 512 * iterations as u64;
-    blocks.push(block(end, base + (64 << 20) - end, BlockState::Inactive, kept));
+    blocks.push(block(
+        end,
+        base + (64 << 20) - end,
+        BlockState::Inactive,
+        kept,
+    ));
     snapshot.segments = vec![Segment {
         device: 0,
         address: base,
@@ -193,8 +382,17 @@ fn program(iterations: usize) -> Snapshot {
         blocks,
         extra: ExtraId::default(),
     }];
-    let mark = |begins, time_us| Annotation { begins, name: "step".to_owned(), device: 0, time_us, extra: ExtraId::default() };
-    snapshot.annotations = vec![mark(true, 1_700_000_000_000_010), mark(false, 1_700_000_000_000_400)];
+    let mark = |begins, time_us| Annotation {
+        begins,
+        name: "step".to_owned(),
+        device: 0,
+        time_us,
+        extra: ExtraId::default(),
+    };
+    snapshot.annotations = vec![
+        mark(true, 1_700_000_000_000_010),
+        mark(false, 1_700_000_000_000_400),
+    ];
     snapshot.traces = vec![events];
     snapshot
 }
@@ -210,19 +408,37 @@ fn a_browser_shows_the_numbers_and_can_be_used() {
 
 fn fifty_thousand_allocations_are_drawn_fluently() {
     let snapshot = program(5600);
-    assert!(snapshot.traces[0].iter().filter(|event| event.action == Action::Alloc).count() > 50_000);
+    assert!(
+        snapshot.traces[0]
+            .iter()
+            .filter(|event| event.action == Action::Alloc)
+            .count()
+            > 50_000
+    );
     let page = page_of("large", &snapshot, &explained(&snapshot));
     let seen = seen_in_browser("large", &page, include_str!("page/time.js"), &[]);
     assert_eq!(seen["problems"], json!([]));
     // A tenth of it on an idle machine; this one may be busy.
-    let slowest = seen["zoomed"].as_array().unwrap().iter().filter_map(Value::as_f64).fold(0.0, f64::max);
+    let slowest = seen["zoomed"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_f64)
+        .fold(0.0, f64::max);
     assert!(slowest > 0.0 && slowest < 500.0, "{seen}");
-    assert!(seen["history"].as_f64() < Some(1000.0) && seen["opened"].as_f64() < Some(2000.0), "{seen}");
+    assert!(
+        seen["history"].as_f64() < Some(1000.0) && seen["opened"].as_f64() < Some(2000.0),
+        "{seen}"
+    );
     eprintln!("milliseconds: {seen}");
 }
 
 fn a_snapshot_without_events_shows_its_segments() {
-    let snapshot = Snapshot { traces: Vec::new(), annotations: Vec::new(), ..program(3) };
+    let snapshot = Snapshot {
+        traces: Vec::new(),
+        annotations: Vec::new(),
+        ..program(3)
+    };
     let seen = shows_the_numbers_of("no-events", &snapshot, &explained(&snapshot));
     assert!(seen["painted"][1].as_u64() > Some(1000), "{seen}");
 }
@@ -230,18 +446,34 @@ fn a_snapshot_without_events_shows_its_segments() {
 fn several_ranks_have_a_table_and_a_choice() {
     let snapshots = [program(5), program(9)];
     let names = ["/runs/a/rank0.pickle", "/runs/a/rank1.pickle"];
-    let ranks = snapshots.iter().zip(names).map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot)));
-    let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], ranks.collect());
+    let ranks = snapshots
+        .iter()
+        .zip(names)
+        .map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot)));
+    let data = PageData::new(
+        "run",
+        vec!["rank1 holds more at train.py:57".to_owned()],
+        ranks.collect(),
+    );
     let seen = used("ranks", &page(&data));
     assert_eq!(seen["problems"], json!([]));
     assert_eq!(seen["rank_rows"], 2);
     assert_eq!(seen["choices"], json!(["rank0.pickle", "rank1.pickle"]));
-    assert_eq!(seen["other_rank"], json!(["/runs/a/rank1.pickle · device 0", snapshots[1].traces[0].len(), 1]));
+    assert_eq!(
+        seen["other_rank"],
+        json!([
+            "/runs/a/rank1.pickle · device 0",
+            snapshots[1].traces[0].len(),
+            1
+        ])
+    );
 }
 
 /// A folder of recordings, which are not part of the project.
 fn recordings(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../shared")
+        .join(folder)
 }
 
 fn recorded(path: &Path) -> Snapshot {
@@ -252,7 +484,10 @@ fn recorded_snapshots_are_shown_with_their_numbers() {
     for name in SNAPSHOTS {
         let snapshot = recorded(&recordings("snapshots").join(format!("{name}.pickle.gz")));
         let explanation = explained(&snapshot);
-        assert!(page_of(name, &snapshot, &explanation).len() < LARGEST_PAGE, "{name}");
+        assert!(
+            page_of(name, &snapshot, &explanation).len() < LARGEST_PAGE,
+            "{name}"
+        );
         let seen = shows_the_numbers_of(name, &snapshot, &explanation);
         can_be_used(name, &seen);
     }
@@ -268,7 +503,12 @@ fn the_data_of_recorded_snapshots_match_their_explanations() {
             }
             let (file, snapshot) = (path.display().to_string(), recorded(&path));
             let explanation = explained(&snapshot);
-            let data = serde_json::to_value(PageData::new(&file, Vec::new(), vec![RankData::new(&file, &snapshot, &explanation)])).unwrap();
+            let data = serde_json::to_value(PageData::new(
+                &file,
+                Vec::new(),
+                vec![RankData::new(&file, &snapshot, &explanation)],
+            ))
+            .unwrap();
             let of = |name: &str| data["ranks"][0][name].as_u64().unwrap();
             let accounts = explanation.accounts;
             let waiting = accounts.active.saturating_sub(accounts.allocated).get();

@@ -1,7 +1,7 @@
 //! The cases: one match arm per measure in [`visit()`].
 //!
-//! A visit runs a case once on one arm: a fresh allocator, some samples in a short slice of time, everything released.
-//! [`super::execute`] decides how often a case is visited.
+//! A visit runs a case once on one arm: a fresh allocator, some samples in a short slice of time,
+//! everything released. [`super::execute`] decides how often a case is visited.
 
 mod calls;
 mod library;
@@ -27,7 +27,11 @@ pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Read
     if let Some(library) = visit.arm.as_library() {
         library.check_file()?;
     }
-    if let Some(timed) = visit.arm.as_library().and_then(|library| library::visit(visit, library, measure)) {
+    if let Some(timed) = visit
+        .arm
+        .as_library()
+        .and_then(|library| library::visit(visit, library, measure))
+    {
         return timed;
     }
     match measure {

@@ -1,4 +1,5 @@
-//! Shared by all measures: a device with a fresh allocator for one visit, samples, and the ways a visit can fail.
+//! Shared by all measures: a device with a fresh allocator for one visit, samples, and the ways a
+//! visit can fail.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,13 +14,15 @@ use crate::clock::{Stopwatch, quantity};
 use crate::provider::{DeviceProvider, MemoryLimit};
 use crate::record::Quantity;
 
-/// Host time for the samples of one visit, in nanoseconds: short, so that arms take turns often. The first sample is always taken.
+/// Host time for the samples of one visit, in nanoseconds: short, so that arms take turns often.
+/// The first sample is always taken.
 pub(super) const SLICE_NS: u64 = 2_000_000;
 pub(super) const MOST_SAMPLES: usize = 50;
-/// A timed region is at least this many times as long as its timing overhead, if operations can be timed together. 1 % keeps the
-/// promised 2 % even if the clock is slow for a moment.
+/// A timed region is at least this many times as long as its timing overhead, if operations can be
+/// timed together. 1 % keeps the promised 2 % even if the clock is slow for a moment.
 const REGION_BY_OVERHEAD: u64 = 100;
-/// Regions measured per batch size. The shortest decides, because an interruption only makes a region longer, and rarely hits all five.
+/// Regions measured per batch size. The shortest decides, because an interruption only makes a
+/// region longer, and rarely hits all five.
 const TRIES: usize = 5;
 const MOST_BATCH: u64 = 1 << 20;
 
@@ -68,14 +71,20 @@ impl From<AllocatorError> for Fault {
     fn from(error: AllocatorError) -> Self {
         match error {
             AllocatorError::Device(error) => error.into(),
-            AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Self::OutOfMemory(error.to_string()),
+            AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => {
+                Self::OutOfMemory(error.to_string())
+            }
         }
     }
 }
 
 /// The quantity of a time between two events.
 pub(super) const fn device_time(clock: Clock) -> Quantity {
-    if matches!(clock, Clock::Measured) { Quantity::DeviceTime } else { Quantity::ModelTime }
+    if matches!(clock, Clock::Measured) {
+        Quantity::DeviceTime
+    } else {
+        Quantity::ModelTime
+    }
 }
 
 pub(super) struct TestBench<A: ?Sized = dyn Allocator> {
@@ -100,25 +109,33 @@ impl<A: Allocator + ?Sized> TestBench<A> {
     pub(super) fn close_with(&mut self, streams: Vec<StreamId>) -> Result<(), DeviceError> {
         self.device.synchronize()?;
         self.allocator.close(&mut *self.device)?;
-        streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))
+        streams
+            .into_iter()
+            .try_for_each(|stream| self.device.destroy_stream(stream))
     }
 
     fn close(mut self) -> Result<(), Fault> {
         self.device.synchronize()?;
         self.allocator.close(&mut *self.device)?;
         let leaks = self.device.leaks();
-        if leaks.is_empty() { Ok(()) } else { Err(Fault::Failed(format!("leaked on the device: {leaks}"))) }
+        if leaks.is_empty() {
+            Ok(())
+        } else {
+            Err(Fault::Failed(format!("leaked on the device: {leaks}")))
+        }
     }
 }
 
 /// The arm as `--allocator` takes it, without its name in the suite.
 pub(super) fn for_shell(arm: &AllocatorSpec) -> String {
     let kind = arm.kind_name();
-    arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
+    arm.settings()
+        .map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
 }
 
 impl Visit<'_> {
-    /// Runs `body` with a device and a fresh allocator, then releases everything, even if `body` fails.
+    /// Runs `body` with a device and a fresh allocator, then releases everything, even if `body`
+    /// fails.
     pub(super) fn bench<T>(
         &mut self,
         limit: MemoryLimit,
@@ -143,11 +160,19 @@ impl Visit<'_> {
         closed.map(|()| value)
     }
 
-    /// Takes samples for a slice of time, or one on a virtual clock. Each is the time of one operation.
-    pub(super) fn sample(&mut self, clock: Clock, mut take: impl FnMut(&mut Self) -> Result<u64, Fault>) -> Result<Vec<u64>, Fault> {
+    /// Takes samples for a slice of time, or one on a virtual clock. Each is the time of one
+    /// operation.
+    pub(super) fn sample(
+        &mut self,
+        clock: Clock,
+        mut take: impl FnMut(&mut Self) -> Result<u64, Fault>,
+    ) -> Result<Vec<u64>, Fault> {
         let watch = Stopwatch::start();
         let mut samples = vec![take(self)?];
-        while clock == Clock::Measured && samples.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS {
+        while clock == Clock::Measured
+            && samples.len() < MOST_SAMPLES
+            && watch.elapsed_ns() < SLICE_NS
+        {
             if self.interrupt.load(Ordering::Relaxed) {
                 return Err(Fault::Interrupted);
             }
@@ -156,7 +181,8 @@ impl Visit<'_> {
         Ok(samples)
     }
 
-    /// Takes such samples as the only reading of a case. Each is the time of `batch` operations, divided by their number.
+    /// Takes such samples as the only reading of a case. Each is the time of `batch` operations,
+    /// divided by their number.
     pub(super) fn timed(
         &mut self,
         clock: Clock,
@@ -167,17 +193,26 @@ impl Visit<'_> {
     }
 
     /// Operations to time together, determined in the first visit.
-    pub(super) fn batch(&mut self, clock: Clock, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
+    pub(super) fn batch(
+        &mut self,
+        clock: Clock,
+        region: impl FnMut(u64) -> Result<u64, Fault>,
+    ) -> Result<u64, Fault> {
         if let Some(batch) = *self.batch {
             return Ok(batch);
         }
         let is_measured = clock == Clock::Measured;
-        let batch = if is_measured { batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)? } else { 1 };
+        let batch = if is_measured {
+            batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)?
+        } else {
+            1
+        };
         Ok(*self.batch.insert(batch))
     }
 }
 
-/// The smallest power of two of operations whose region takes at least `length` picoseconds without interruption.
+/// The smallest power of two of operations whose region takes at least `length` picoseconds without
+/// interruption.
 fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
     let mut batch = 1;
     'doubling: while batch < MOST_BATCH {
@@ -194,16 +229,29 @@ fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> R
 
 impl Reading {
     pub(super) fn time(clock: Clock, batch: u64, samples: Vec<u64>) -> Self {
-        Self { part: None, quantity: quantity(clock), batch, samples: Ok(samples) }
+        Self {
+            part: None,
+            quantity: quantity(clock),
+            batch,
+            samples: Ok(samples),
+        }
     }
 
     pub(super) fn memory(part: &'static str, bytes: u64) -> Self {
-        Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
+        Self {
+            part: Some(part.into()),
+            quantity: Quantity::Memory,
+            batch: 1,
+            samples: Ok(vec![bytes]),
+        }
     }
 
     /// The peak of reserved memory, and the bytes of it that were not allocated then.
     pub(super) fn peak(reserved: u64, unused: u64) -> [Self; 2] {
-        [Self::memory("peak reserved", reserved), Self::memory("not allocated at the peak", unused)]
+        [
+            Self::memory("peak reserved", reserved),
+            Self::memory("not allocated at the peak", unused),
+        ]
     }
 }
 

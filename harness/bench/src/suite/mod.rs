@@ -1,7 +1,8 @@
-//! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file, [`Suite::parse`] a text.
+//! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file, [`Suite::parse`]
+//! a text.
 //!
-//! A [`Suite`] is valid: every file it refers to was read and checked, every size fits in the suite's memory, and nothing is
-//! timed twice. Errors are one [`FileError`] with a position.
+//! A [`Suite`] is valid: every file it refers to was read and checked, every size fits in the
+//! suite's memory, and nothing is timed twice. Errors are one [`FileError`] with a position.
 
 mod check;
 mod wire;
@@ -29,7 +30,8 @@ pub struct Suite {
     pub memory: Bytes,
     /// Smaller relative changes are never flagged.
     pub threshold: f64,
-    /// The suite may stop when half the width of each median's confidence interval is at most this share of the median.
+    /// The suite may stop when half the width of each median's confidence interval is at most this
+    /// share of the median.
     pub precision: f64,
     pub budget: Nanos,
     /// `true` if it is measured before other suites, and gets a larger share of a run's budget.
@@ -116,24 +118,31 @@ impl Suite {
         Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
     }
 
-    /// Checks a text. `path` is for messages, names the suite, and its folder holds the referenced files.
+    /// Checks a text. `path` is for messages, names the suite, and its folder holds the referenced
+    /// files.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let wire = harness_language::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
-        wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
-            Refused::Here(problem) => FileError::text(problem, path, source),
-            Refused::InFile(error) => *error,
-        })
+        wire.and_then(|wire| check::check(&wire, source, path))
+            .map_err(|refused| match refused {
+                Refused::Here(problem) => FileError::text(problem, path, source),
+                Refused::InFile(error) => *error,
+            })
     }
 }
 
-/// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it through a first line such as `#
-/// yaml-language-server: $schema=schema.json`.
+/// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it
+/// through a first line such as `# yaml-language-server: $schema=schema.json`.
 #[cfg(feature = "schema")]
 pub fn schema() -> serde_json::Value {
-    SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<wire::SuiteWire>().to_value()
+    SchemaSettings::draft2020_12()
+        .for_deserialize()
+        .into_generator()
+        .into_root_schema_for::<wire::SuiteWire>()
+        .to_value()
 }
 
 #[cfg(not(feature = "schema"))]
 pub fn schema() -> serde_json::Value {
-    serde_json::from_str(include_str!("../../../../scenarios/bench/schema.json")).expect("tests compare the file with the types")
+    serde_json::from_str(include_str!("../../../../scenarios/bench/schema.json"))
+        .expect("tests compare the file with the types")
 }

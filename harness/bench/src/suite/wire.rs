@@ -19,7 +19,8 @@ pub(super) const MAX_STREAMS: u64 = 64;
 pub(super) const SUITE: Language = Language {
     noun: "suite",
     example: "scenarios/bench/latency.yaml",
-    shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, `precision`, `budget`, `headline` and `rounds`",
+    shape: "a suite has the keys `about`, `needs`, `arms` and `time`, and may have `threshold`, \
+         `precision`, `budget`, `headline` and `rounds`",
     required: &["about", "needs", "arms", "time"],
     required_by: |_| Vec::new(),
     shorter: "sizes and counts in lists",
@@ -41,11 +42,13 @@ pub(crate) struct SuiteWire {
     pub(super) needs: NeedsWire,
     /// Smaller relative changes are never flagged. Default: 5%.
     pub(super) threshold: Option<PercentText>,
-    /// The suite may stop when half the width of each median's 95 % confidence interval is at most this share of the median. Default: 2%.
+    /// The suite may stop when half the width of each median's 95 % confidence interval is at most
+    /// this share of the median. Default: 2%.
     pub(super) precision: Option<PercentText>,
     /// The suite stops when this time is used up. Default: 10s. `--budget` replaces it.
     pub(super) budget: Option<DurationText>,
-    /// `true`: the suite is measured before others, and gets three times its share of `--budget`. Default: false.
+    /// `true`: the suite is measured before others, and gets three times its share of `--budget`.
+    /// Default: false.
     pub(super) headline: Option<bool>,
     /// Counted rounds. Default: 10 to 200. On a virtual clock, two equal rounds suffice.
     pub(super) rounds: Option<RoundsWire>,
@@ -79,12 +82,21 @@ pub(super) struct PercentText(#[schemars(regex(pattern = "^[0-9][0-9.]* ?%$"))] 
 /// 0.05 is 5 %.
 pub(super) fn percent(given: &PercentText) -> Result<f64, Problem> {
     let text = &given.0;
-    let number = text.value.strip_suffix('%').map(str::trim_end).filter(|digits| digits.chars().all(|c| c.is_ascii_digit() || c == '.'));
+    let number = text
+        .value
+        .strip_suffix('%')
+        .map(str::trim_end)
+        .filter(|digits| digits.chars().all(|c| c.is_ascii_digit() || c == '.'));
     match number.and_then(|digits| digits.parse::<f64>().ok()) {
         Some(share) if share > 0.0 && share <= 100.0 => Ok(share / 100.0),
-        _ => Err(Problem::new(text.at, format!("`{}` is not a share", text.value))
-            .label("a share")
-            .help("write a number above 0 and at most 100, and a percent sign, as in `5%` or `2.5%`")),
+        _ => Err(
+            Problem::new(text.at, format!("`{}` is not a share", text.value))
+                .label("a share")
+                .help(
+                    "write a number above 0 and at most 100, and a percent sign, as in `5%` or \
+                 `2.5%`",
+                ),
+        ),
     }
 }
 
@@ -101,16 +113,20 @@ pub(super) struct FileText(#[schemars(length(min = 1))] pub(super) Located<Strin
 pub(super) enum KindWire {
     /// One allocation, by size and by the state of the cache.
     Latency(LatencyWire),
-    /// Passes over an allocation trace: host time per operation of the allocator's own code. Driver calls cost almost nothing on
-    /// a simulated device here. Also records the peak of reserved memory, and the part of it that was not allocated then.
+    /// Passes over an allocation trace: host time per operation of the allocator's own code. Driver
+    /// calls cost almost nothing on a simulated device here. Also records the peak of reserved
+    /// memory, and the part of it that was not allocated then.
     Trace(FileWire),
-    /// A whole scenario without the audit: the time of its steps on the device's clock. An allocator that the scenario does not
-    /// list is skipped. Also records the peak of reserved memory, and the part of it that was not allocated then.
+    /// A whole scenario without the audit: the time of its steps on the device's clock. An
+    /// allocator that the scenario does not list is skipped. Also records the peak of reserved
+    /// memory, and the part of it that was not allocated then.
     Scenario(FileWire),
-    /// Recovery from OOM. Requests of one size fill the memory. The time is measured from the start of the failing request, over
-    /// freeing everything and `empty_cache`, to the end of a step with half as many requests.
+    /// Recovery from OOM. Requests of one size fill the memory. The time is measured from the start
+    /// of the failing request, over freeing everything and `empty_cache`, to the end of a step with
+    /// half as many requests.
     Recovery(SizesWire),
-    /// A loop of allocation, writing all of it, and free: the device time of one turn, between events on the stream.
+    /// A loop of allocation, writing all of it, and free: the device time of one turn, between
+    /// events on the stream.
     Pipeline(SizesWire),
     /// `empty_cache`, by the number of segments in the cache.
     EmptyCache(EmptyCacheWire),
@@ -118,13 +134,23 @@ pub(super) enum KindWire {
     Threads(ThreadsWire),
     /// Allocation, `record_stream` for other streams, and free.
     RecordStream(RecordStreamWire),
-    /// Start-up: the program with one small scenario, opening the device, and the device memory in use before the first request.
+    /// Start-up: the program with one small scenario, opening the device, and the device memory in
+    /// use before the first request.
     StartUp,
 }
 
 impl KindWire {
-    pub(super) const NAMES: &'static [&'static str] =
-        &["latency", "trace", "scenario", "recovery", "pipeline", "empty_cache", "threads", "record_stream", "start_up"];
+    pub(super) const NAMES: &'static [&'static str] = &[
+        "latency",
+        "trace",
+        "scenario",
+        "recovery",
+        "pipeline",
+        "empty_cache",
+        "threads",
+        "record_stream",
+        "start_up",
+    ];
 }
 
 /// A measure, or its bare name, which the check rejects with its position.
@@ -145,7 +171,11 @@ impl<'de> Deserialize<'de> for MeasureWire {
                 f.write_str("a measure, as in `latency: { sizes: [2MiB] }`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-                Ok(if name == "start_up" { MeasureWire::Kind(KindWire::StartUp) } else { MeasureWire::Bare(name.to_owned()) })
+                Ok(if name == "start_up" {
+                    MeasureWire::Kind(KindWire::StartUp)
+                } else {
+                    MeasureWire::Bare(name.to_owned())
+                })
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
                 KindWire::deserialize(MapAccessDeserializer::new(map)).map(MeasureWire::Kind)
@@ -163,8 +193,9 @@ pub(super) struct LatencyWire {
     /// Requested sizes, each at least 1 B and within the suite's memory.
     #[schemars(length(min = 1))]
     pub(super) sizes: Located<Vec<SizeText>>,
-    /// `hit`: a block of this size was just freed; an allocation and its free are timed together. `miss`: the first allocation of
-    /// a fresh allocator. `after_empty_cache`: the next allocation after everything was freed and released. Default: all of them.
+    /// `hit`: a block of this size was just freed; an allocation and its free are timed together.
+    /// `miss`: the first allocation of a fresh allocator. `after_empty_cache`: the next allocation
+    /// after everything was freed and released. Default: all of them.
     #[schemars(length(min = 1))]
     pub(super) cases: Option<Located<Vec<LatencyCase>>>,
 }
@@ -183,7 +214,8 @@ pub(super) struct FileWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_size")]
 pub(super) struct SizesWire {
-    /// Requested sizes. At least two must fit in the suite's memory; for `recovery` at most 100000 may fit.
+    /// Requested sizes. At least two must fit in the suite's memory; for `recovery` at most 100000
+    /// may fit.
     #[schemars(length(min = 1))]
     pub(super) sizes: Located<Vec<SizeText>>,
 }
@@ -193,10 +225,12 @@ pub(super) struct SizesWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_segments")]
 pub(super) struct EmptyCacheWire {
-    /// Number of requests made and freed before; an allocator with one segment per request then has this many segments.
+    /// Number of requests made and freed before; an allocator with one segment per request then has
+    /// this many segments.
     #[schemars(length(min = 1), inner(range(min = 1, max = MAX_BLOCKS)))]
     pub(super) segments: Located<Vec<Located<u64>>>,
-    /// Size of each request. Default: 10MiB; from this size on PyTorch's allocator gives each request its own segment.
+    /// Size of each request. Default: 10MiB; from this size on PyTorch's allocator gives each
+    /// request its own segment.
     pub(super) size: Option<SizeText>,
 }
 

@@ -5,7 +5,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::inference::median;
-use crate::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord};
+use crate::record::{
+    Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped,
+    SuiteRecord,
+};
 
 /// How an entry's figures are generated.
 #[derive(Clone, Debug)]
@@ -24,17 +27,30 @@ pub struct Sampled {
 impl Sampled {
     /// 20 rounds of host time with this noise.
     pub fn noisy(arm: &str, accepted: f64, deviation: f64) -> Self {
-        Self { arm: arm.to_owned(), quantity: Quantity::HostTime, accepted, factor: 1.0, deviation, rounds: 20 }
+        Self {
+            arm: arm.to_owned(),
+            quantity: Quantity::HostTime,
+            accepted,
+            factor: 1.0,
+            deviation,
+            rounds: 20,
+        }
     }
 
     /// The same figure in each round.
     pub fn exact(arm: &str, quantity: Quantity, figure: f64) -> Self {
-        Self { quantity, ..Self::noisy(arm, figure, 0.0) }
+        Self {
+            quantity,
+            ..Self::noisy(arm, figure, 0.0)
+        }
     }
 
     /// Multiplies this build's figures.
     pub fn times(&self, factor: f64) -> Self {
-        Self { factor, ..self.clone() }
+        Self {
+            factor,
+            ..self.clone()
+        }
     }
 }
 
@@ -43,22 +59,38 @@ pub fn bell(rng: &mut ChaCha8Rng) -> f64 {
     (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
 }
 
-/// A run of `2026-11-DD` on the simulated device, side by side with the accepted build, with one suite of threshold 5 %. In some
-/// rounds the machine is up to a fifth slower for both builds, the whole run is slower by up to a tenth, and one visit in twenty
-/// is up to 1.5 times slower.
+/// A run of `2026-11-DD` on the simulated device, side by side with the accepted build, with one
+/// suite of threshold 5 %. In some rounds the machine is up to a fifth slower for both builds, the
+/// whole run is slower by up to a tenth, and one visit in twenty is up to 1.5 times slower.
 pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
     let mut rng = ChaCha8Rng::seed_from_u64(u64::from(day));
     let machine_speed = 1.0 + rng.random::<f64>() / 10.0;
-    let rounds = entries.iter().map(|entry| entry.rounds).max().unwrap_or_default();
-    let drifts: Vec<f64> = (0..rounds).map(|_| machine_speed * (1.0 + rng.random::<f64>() / 5.0)).collect();
+    let rounds = entries
+        .iter()
+        .map(|entry| entry.rounds)
+        .max()
+        .unwrap_or_default();
+    let drifts: Vec<f64> = (0..rounds)
+        .map(|_| machine_speed * (1.0 + rng.random::<f64>() / 5.0))
+        .collect();
     let entries = entries.iter().map(|entry| Entry {
         group: "hit".to_owned(),
         point: None,
         arm: entry.arm.clone(),
         quantity: entry.quantity,
         hash: "1".to_owned(),
-        outcome: Outcome::Measured(measured(entry, entry.accepted * entry.factor, &drifts, &mut rng)),
-        accepted: Some(Outcome::Measured(measured(entry, entry.accepted, &drifts, &mut rng))),
+        outcome: Outcome::Measured(measured(
+            entry,
+            entry.accepted * entry.factor,
+            &drifts,
+            &mut rng,
+        )),
+        accepted: Some(Outcome::Measured(measured(
+            entry,
+            entry.accepted,
+            &drifts,
+            &mut rng,
+        ))),
     });
     let suite = SuiteRecord {
         name: "host".to_owned(),
@@ -72,8 +104,15 @@ pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
     BenchRun {
         took_ms: 60_000,
         reproduce: "harness bench --seed 1".to_owned(),
-        build: Build { commit: Some(format!("{day:040}")), dirty: Some(false) },
-        accepted: Accepted { commit: Some("a".repeat(40)), missing: None, is_required: true },
+        build: Build {
+            commit: Some(format!("{day:040}")),
+            dirty: Some(false),
+        },
+        accepted: Accepted {
+            commit: Some("a".repeat(40)),
+            missing: None,
+            is_required: true,
+        },
         is_whole: true,
         suites: vec![suite],
         ..BenchRun::new(format!("2026-11-{day:02}T02:00:00Z"), machine())
@@ -83,7 +122,10 @@ pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
 /// The same without the accepted build.
 pub fn alone(day: u32, entries: &[Sampled]) -> BenchRun {
     let mut run = run(day, entries);
-    run.suites.iter_mut().flat_map(|suite| &mut suite.entries).for_each(|entry| entry.accepted = None);
+    run.suites
+        .iter_mut()
+        .flat_map(|suite| &mut suite.entries)
+        .for_each(|entry| entry.accepted = None);
     run.accepted.missing = Some("it could not be built".to_owned());
     run
 }
@@ -111,12 +153,33 @@ fn measured(entry: &Sampled, typical: f64, drifts: &[f64], rng: &mut ChaCha8Rng)
         if entry.deviation == 0.0 {
             return typical.round() as u64;
         }
-        let far = if rng.random_bool(0.05) { 1.0 + rng.random::<f64>() / 2.0 } else { 1.0 };
+        let far = if rng.random_bool(0.05) {
+            1.0 + rng.random::<f64>() / 2.0
+        } else {
+            1.0
+        };
         (typical * drift * far * (entry.deviation * bell(rng)).exp()) as u64
     };
     let rounds: Vec<u64> = drifts[..entry.rounds].iter().map(round).collect();
-    let middle = median(&mut rounds.iter().map(|&round| round as f64).collect::<Vec<_>>()).unwrap_or_default() as u64;
-    let (min, max) = (rounds.iter().min().copied().unwrap_or_default(), rounds.iter().max().copied().unwrap_or_default());
-    let summary = EntrySummary { count: rounds.len() as u64, median: middle, mad: 0, p99: None, min, max, low: min, high: max };
-    Measured { batch: 1, rounds: rounds.into_iter().map(Some).collect(), summary }
+    let middle = median(&mut rounds.iter().map(|&round| round as f64).collect::<Vec<_>>())
+        .unwrap_or_default() as u64;
+    let (min, max) = (
+        rounds.iter().min().copied().unwrap_or_default(),
+        rounds.iter().max().copied().unwrap_or_default(),
+    );
+    let summary = EntrySummary {
+        count: rounds.len() as u64,
+        median: middle,
+        mad: 0,
+        p99: None,
+        min,
+        max,
+        low: min,
+        high: max,
+    };
+    Measured {
+        batch: 1,
+        rounds: rounds.into_iter().map(Some).collect(),
+        summary,
+    }
 }

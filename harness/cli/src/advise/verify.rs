@@ -12,8 +12,8 @@ use crate::{device, error::CliError, exec::DEFAULT_GPU, exit::Exit, terminal};
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Run the recorded program with the recommended settings, as `harness exec` does, and report whether they hold. The program's output goes to standard
-    /// error.
+    /// Run the recorded program with the recommended settings, as `harness exec` does, and report
+    /// whether they hold. The program's output goes to standard error.
     #[arg(long, requires = "command", conflicts_with = "only")]
     pub(super) verify: bool,
     /// With `--verify`: the simulated GPU, as in `harness exec`.
@@ -41,13 +41,25 @@ impl Options {
         let setup = Setup::of(&self.command, None)?;
         let machine = Machine::Simulated(setup.settings(device::gpu(&self.gpu)?, memory));
         let (command, alloc_conf) = (&*self.command, Some(&*predicted.conf));
-        let launch = Launch { command, machine: &machine, setup: &setup, alloc_conf, snapshot: false, ledger: None };
-        terminal::message(format_args!("running the program with {} on a simulated GPU with {memory}", named(&predicted.conf)));
+        let launch = Launch {
+            command,
+            machine: &machine,
+            setup: &setup,
+            alloc_conf,
+            snapshot: false,
+            ledger: None,
+        };
+        terminal::message(format_args!(
+            "running the program with {} on a simulated GPU with {memory}",
+            named(&predicted.conf)
+        ));
         let mut prepared = launch.prepare()?;
         prepared.command.stdout(io::stderr());
         let ended = prepared.run(false)?;
         let ending = (ended.end, Ending::By(ended.end));
-        let (record, observed) = machine.read(ended.folder(), ending, None).map_err(RunnerError::Lost)?;
+        let (record, observed) = machine
+            .read(ended.folder(), ending, None)
+            .map_err(RunnerError::Lost)?;
         Ok(Verified {
             held: record.exit_code == 0 && observed.ooms == 0,
             exit_code: record.exit_code,
@@ -62,7 +74,11 @@ impl Options {
 
 impl Verified {
     pub(super) const fn exit(&self) -> Exit {
-        if self.held { Exit::Passed } else { Exit::Failed }
+        if self.held {
+            Exit::Passed
+        } else {
+            Exit::Failed
+        }
     }
 
     pub(super) fn sentences(&self) -> String {
@@ -70,7 +86,8 @@ impl Verified {
         let (predicted, seen) = (self.peak_reserved_predicted, self.peak_reserved_seen);
         let percent = (seen as f64 - predicted as f64) * 100.0 / (predicted as f64).max(1.0);
         format!(
-            "Verified: {} {verdict} in {}. The program ended with exit code {} and {}. It reserved at most {}; the replay predicted {} ({percent:+.1} %).\n",
+            "Verified: {} {verdict} in {}. The program ended with exit code {} and {}. It reserved \
+             at most {}; the replay predicted {} ({percent:+.1} %).\n",
             named(&self.conf),
             Bytes(self.memory),
             self.exit_code,
@@ -82,5 +99,9 @@ impl Verified {
 }
 
 fn named(conf: &str) -> String {
-    if conf.is_empty() { "(no settings)".to_owned() } else { conf.to_owned() }
+    if conf.is_empty() {
+        "(no settings)".to_owned()
+    } else {
+        conf.to_owned()
+    }
 }

@@ -1,4 +1,5 @@
-//! `--baseline`: the exact memory of a program in a file, to be committed and compared. Two `--python`: the memory of a program in two environments.
+//! `--baseline`: the exact memory of a program in a file, to be committed and compared. Two
+//! `--python`: the memory of a program in two environments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -19,7 +20,8 @@ use crate::{snapshots, terminal};
 
 /// Differences listed per process.
 const MOST: usize = 12;
-/// The call site of all bytes at the peak of a process that was killed before it could write a snapshot.
+/// The call site of all bytes at the peak of a process that was killed before it could write a
+/// snapshot.
 const UNKNOWN: &str = "unknown: the process was killed";
 /// The prefix of a call site without Python frames. The site of the previous allocation follows it.
 const AFTER: &str = "after ";
@@ -47,10 +49,12 @@ struct Figures {
     pinned_allocated: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pinned_reserved: Option<u64>,
-    /// How often freed memory waited for another stream, if it did: then the peaks depend on the timing of the GPU.
+    /// How often freed memory waited for another stream, if it did: then the peaks depend on the
+    /// timing of the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     waits_of_frees: Option<u64>,
-    /// Reads of values that nothing computed. With any, branches may have gone another way than on a GPU.
+    /// Reads of values that nothing computed. With any, branches may have gone another way than on
+    /// a GPU.
     #[serde(default)]
     uncomputed_reads: u64,
     /// Allocated bytes at the allocated peak, by call site.
@@ -68,7 +72,8 @@ struct Place {
     function: String,
 }
 
-/// The allocations and frees of a process, in order: the requested bytes and the call site of the allocation.
+/// The allocations and frees of a process, in order: the requested bytes and the call site of the
+/// allocation.
 type Events = Vec<(Action, u64, Place)>;
 
 /// A run: the content of the baseline, and what explains differences.
@@ -90,9 +95,16 @@ impl From<String> for Place {
         let parse = || {
             let (file, rest) = text.rsplit_once(':')?;
             let (line, function) = rest.split_once(' ').unwrap_or((rest, ""));
-            Some(Self { file: file.to_owned(), line: line.parse().ok()?, function: function.to_owned() })
+            Some(Self {
+                file: file.to_owned(),
+                line: line.parse().ok()?,
+                function: function.to_owned(),
+            })
         };
-        parse().unwrap_or_else(|| Self { file: text, ..Self::default() })
+        parse().unwrap_or_else(|| Self {
+            file: text,
+            ..Self::default()
+        })
     }
 }
 
@@ -104,7 +116,11 @@ impl From<Place> for String {
 
 impl Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, line, function } = self;
+        let Self {
+            file,
+            line,
+            function,
+        } = self;
         match (line, function.as_str()) {
             (0, _) => write!(f, "{file}"),
             (_, "") => write!(f, "{file}:{line}"),
@@ -115,12 +131,39 @@ impl Display for Place {
 
 impl Place {
     fn of(site: &Site) -> Self {
-        let (Some(file), Some(line)) = (&site.file, site.line) else { return Self::from(site.name.clone()) };
-        let packages = ["/site-packages/", "/dist-packages/"].iter().find_map(|folder| Some(file.rsplit_once(folder)?.1));
-        let here = || Some(Path::new(file).strip_prefix(env::current_dir().ok()?).ok()?.to_str()?.to_owned());
-        let file = packages.map(str::to_owned).or_else(here).unwrap_or_else(|| file.clone());
-        let function = site.function.clone().filter(|function| function != "<module>").unwrap_or_default();
-        Self { file: if site.kind == SiteKind::After { format!("{AFTER}{file}") } else { file }, line, function }
+        let (Some(file), Some(line)) = (&site.file, site.line) else {
+            return Self::from(site.name.clone());
+        };
+        let packages = ["/site-packages/", "/dist-packages/"]
+            .iter()
+            .find_map(|folder| Some(file.rsplit_once(folder)?.1));
+        let here = || {
+            Some(
+                Path::new(file)
+                    .strip_prefix(env::current_dir().ok()?)
+                    .ok()?
+                    .to_str()?
+                    .to_owned(),
+            )
+        };
+        let file = packages
+            .map(str::to_owned)
+            .or_else(here)
+            .unwrap_or_else(|| file.clone());
+        let function = site
+            .function
+            .clone()
+            .filter(|function| function != "<module>")
+            .unwrap_or_default();
+        Self {
+            file: if site.kind == SiteKind::After {
+                format!("{AFTER}{file}")
+            } else {
+                file
+            },
+            line,
+            function,
+        }
     }
 }
 
@@ -135,16 +178,28 @@ impl Figures {
             ("driver allocations", self.driver_allocations, false),
             ("driver frees", self.driver_frees, false),
             ("failed driver allocations", self.failed_allocations, false),
-            ("reads of values that nothing computed", self.uncomputed_reads, false),
+            (
+                "reads of values that nothing computed",
+                self.uncomputed_reads,
+                false,
+            ),
         ]
     }
 
-    /// Reads the figures and the events of a process, over all devices. A process that was killed wrote no snapshot of its end.
+    /// Reads the figures and the events of a process, over all devices. A process that was killed
+    /// wrote no snapshot of its end.
     fn read(process: &Process, snapshot: Option<&Path>) -> Result<(Self, Events), CliError> {
         let sum = |name: &str| process.torch.as_ref().map_or(0, |torch| torch.sum(name));
-        let mut figures = Self { retries: sum("num_alloc_retries"), out_of_memory_errors: sum("num_ooms"), ..Self::default() };
+        let mut figures = Self {
+            retries: sum("num_alloc_retries"),
+            out_of_memory_errors: sum("num_ooms"),
+            ..Self::default()
+        };
         if let Some(host) = process.torch.as_ref().and_then(TorchRecord::host_memory) {
-            (figures.pinned_allocated, figures.pinned_reserved) = (host.peak_allocated.map(Bytes::get), Some(host.peak_reserved.0));
+            (figures.pinned_allocated, figures.pinned_reserved) = (
+                host.peak_allocated.map(Bytes::get),
+                Some(host.peak_reserved.0),
+            );
         }
         figures.waits_of_frees = Some(process.waits_of_frees).filter(|waits| *waits > 0);
         figures.uncomputed_reads = process.uncomputed_reads;
@@ -157,15 +212,23 @@ impl Figures {
         let mut events = Vec::new();
         let Some(path) = snapshot else {
             figures.peak_allocated = sum(PEAK_ALLOCATED);
-            figures.at_peak.extend((figures.peak_allocated > 0).then(|| (Place::from(UNKNOWN.to_owned()), figures.peak_allocated)));
+            figures.at_peak.extend(
+                (figures.peak_allocated > 0)
+                    .then(|| (Place::from(UNKNOWN.to_owned()), figures.peak_allocated)),
+            );
             return Ok((figures, events));
         };
         let snapshot = snapshots::read(path)?;
         for device in snapshot.devices() {
             let peak = figures.add_peak(&snapshot, device, &mut events);
             // The program can reset the peak of torch, and a long history lacks its beginning.
-            let stats = process.torch.as_ref().and_then(|torch| torch.memory_stats.get(&device.to_string()));
-            let of_torch = stats.and_then(|stats| stats.get(PEAK_ALLOCATED)?.as_u64()).unwrap_or_default();
+            let stats = process
+                .torch
+                .as_ref()
+                .and_then(|torch| torch.memory_stats.get(&device.to_string()));
+            let of_torch = stats
+                .and_then(|stats| stats.get(PEAK_ALLOCATED)?.as_u64())
+                .unwrap_or_default();
             figures.peak_allocated += peak.0.max(of_torch);
         }
         Ok((figures, events))
@@ -174,22 +237,35 @@ impl Figures {
     /// Adds the call sites at the peak of a device, and appends its events. Returns the peak.
     fn add_peak(&mut self, snapshot: &Snapshot, device: u32, events: &mut Events) -> Bytes {
         let history = History::new(snapshot, device, causes::config(snapshot));
-        let Ok(moment) = history.moment(At::Peak) else { return Bytes::ZERO };
+        let Ok(moment) = history.moment(At::Peak) else {
+            return Bytes::ZERO;
+        };
         let sites = Sites::new(snapshot, device);
         let places: Vec<Place> = sites.all().iter().map(Place::of).collect();
         for (index, event) in history.events().iter().enumerate() {
-            let allocated_by = if event.action == Action::Alloc { Some(index as u32) } else { history.freed(index).allocated };
+            let allocated_by = if event.action == Action::Alloc {
+                Some(index as u32)
+            } else {
+                history.freed(index).allocated
+            };
             if matches!(event.action, Action::Alloc | Action::FreeRequested) {
                 let site = sites.of_block(allocated_by, event.stack);
                 events.push((event.action, event.size.0, places[site.0 as usize].clone()));
             }
         }
         let state = history.state(moment.event);
-        let blocks = state.segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
+        let blocks = state
+            .segments
+            .iter()
+            .flat_map(|segment| &segment.blocks)
+            .filter(|block| block.state == BlockState::Allocated);
         let mut peak = Bytes::ZERO;
         for block in blocks {
             let site = sites.of_block(state.origin(block.address).allocated, block.stack);
-            *self.at_peak.entry(places[site.0 as usize].clone()).or_default() += block.size.0;
+            *self
+                .at_peak
+                .entry(places[site.0 as usize].clone())
+                .or_default() += block.size.0;
             peak += block.size;
         }
         peak
@@ -197,24 +273,55 @@ impl Figures {
 
     fn differences(&self, new: &Self) -> Vec<String> {
         let optional = [
-            ("peak allocated of pinned host memory", self.pinned_allocated, new.pinned_allocated, true),
-            ("peak reserved of pinned host memory", self.pinned_reserved, new.pinned_reserved, true),
-            ("waits of freed memory for another stream", self.waits_of_frees, new.waits_of_frees, false),
+            (
+                "peak allocated of pinned host memory",
+                self.pinned_allocated,
+                new.pinned_allocated,
+                true,
+            ),
+            (
+                "peak reserved of pinned host memory",
+                self.pinned_reserved,
+                new.pinned_reserved,
+                true,
+            ),
+            (
+                "waits of freed memory for another stream",
+                self.waits_of_frees,
+                new.waits_of_frees,
+                false,
+            ),
         ];
         let optional = optional.into_iter().map(|(name, old, new, is_bytes)| {
             let of = |figure: Option<u64>| (name, figure.unwrap_or_default(), is_bytes);
             (of(old), of(new))
         });
-        let figures = self.all().into_iter().zip(new.all()).chain(optional).filter(|(old, new)| old != new);
+        let figures = self
+            .all()
+            .into_iter()
+            .zip(new.all())
+            .chain(optional)
+            .filter(|(old, new)| old != new);
         let figure = |((name, old, is_bytes), (_, new, _))| {
-            if is_bytes { format!("{name} is {}", change("", old, new)) } else { format!("{name}: {new} instead of {old}") }
+            if is_bytes {
+                format!("{name} is {}", change("", old, new))
+            } else {
+                format!("{name}: {new} instead of {old}")
+            }
         };
         let mut differences: Vec<String> = figures.map(figure).collect();
         let mut sites = changed_sites(&self.at_peak, &new.at_peak);
         sites.sort_by_key(|(_, old, new)| std::cmp::Reverse(old.abs_diff(*new)));
         differences.extend(sites.iter().map(|(place, old, new)| {
-            let code = if place.line == 0 || place.file.starts_with(AFTER) { "code " } else { "" };
-            format!("{code}{place} allocates {}", change(" at the peak", *old, *new))
+            let code = if place.line == 0 || place.file.starts_with(AFTER) {
+                "code "
+            } else {
+                ""
+            };
+            format!(
+                "{code}{place} allocates {}",
+                change(" at the peak", *old, *new)
+            )
         }));
         let more = differences.len().saturating_sub(MOST);
         if more > 0 {
@@ -229,36 +336,60 @@ fn change(moment: &str, old: u64, new: u64) -> String {
     let direction = if new > old { "more" } else { "less" };
     let sides = [new, old].map(|bytes| Bytes(bytes).to_string());
     // Rounded sizes can be equal.
-    let [after, before] = if sides[0] == sides[1] { [new, old].map(|bytes| format!("{bytes} B")) } else { sides };
-    format!("{} {direction}{moment}: {after} instead of {before}", Bytes(old.abs_diff(new)))
+    let [after, before] = if sides[0] == sides[1] {
+        [new, old].map(|bytes| format!("{bytes} B"))
+    } else {
+        sides
+    };
+    format!(
+        "{} {direction}{moment}: {after} instead of {before}",
+        Bytes(old.abs_diff(new))
+    )
 }
 
 /// Lines of a function, with their bytes.
 type Lines<'a> = Vec<(&'a Place, u64)>;
 
-/// Returns the call sites whose bytes differ, with the old and new bytes. The lines of a function move when code above them changes, so lines are matched
-/// by their order in the function where their bytes agree.
+/// Returns the call sites whose bytes differ, with the old and new bytes. The lines of a function
+/// move when code above them changes, so lines are matched by their order in the function where
+/// their bytes agree.
 fn changed_sites(old: &BTreeMap<Place, u64>, new: &BTreeMap<Place, u64>) -> Vec<(Place, u64, u64)> {
     let mut functions: BTreeMap<(&str, &str), [Lines<'_>; 2]> = BTreeMap::new();
     for (side, places) in [old, new].into_iter().enumerate() {
         for (place, bytes) in places {
-            functions.entry((&place.file, &place.function)).or_default()[side].push((place, *bytes));
+            functions.entry((&place.file, &place.function)).or_default()[side]
+                .push((place, *bytes));
         }
     }
     let mut changed = Vec::new();
     for [old, new] in functions.into_values() {
         let equal = |(a, b): &(&(&Place, u64), &(&Place, u64))| a.1 == b.1;
         let first = old.iter().zip(&new).take_while(equal).count();
-        let last = old[first..].iter().rev().zip(new[first..].iter().rev()).take_while(equal).count();
+        let last = old[first..]
+            .iter()
+            .rev()
+            .zip(new[first..].iter().rev())
+            .take_while(equal)
+            .count();
         let (old, new) = (&old[first..old.len() - last], &new[first..new.len() - last]);
         if old.len() == new.len() {
-            changed.extend(old.iter().zip(new).map(|(old, new)| (new.0.clone(), old.1, new.1)));
+            changed.extend(
+                old.iter()
+                    .zip(new)
+                    .map(|(old, new)| (new.0.clone(), old.1, new.1)),
+            );
             continue;
         }
         let mut lines: BTreeMap<&Place, [u64; 2]> = BTreeMap::new();
-        old.iter().for_each(|(place, bytes)| lines.entry(place).or_default()[0] = *bytes);
-        new.iter().for_each(|(place, bytes)| lines.entry(place).or_default()[1] = *bytes);
-        changed.extend(lines.into_iter().map(|(place, [old, new])| (place.clone(), old, new)));
+        old.iter()
+            .for_each(|(place, bytes)| lines.entry(place).or_default()[0] = *bytes);
+        new.iter()
+            .for_each(|(place, bytes)| lines.entry(place).or_default()[1] = *bytes);
+        changed.extend(
+            lines
+                .into_iter()
+                .map(|(place, [old, new])| (place.clone(), old, new)),
+        );
     }
     changed.retain(|(_, old, new)| old != new);
     changed
@@ -266,34 +397,66 @@ fn changed_sites(old: &BTreeMap<Place, u64>, new: &BTreeMap<Place, u64>) -> Vec<
 
 /// Returns the settings that figures depend on. `machine` are those of the simulated GPUs.
 pub(super) fn settings(version: &str, machine: &str, alloc_conf: Option<&str>) -> Vec<String> {
-    let inherited = || torch::settings_of_allocator(version, |name| env::var(name).ok()).map(|(_, conf)| conf);
-    let conf = alloc_conf.map(str::to_owned).or_else(inherited).unwrap_or_default();
+    let inherited =
+        || torch::settings_of_allocator(version, |name| env::var(name).ok()).map(|(_, conf)| conf);
+    let conf = alloc_conf
+        .map(str::to_owned)
+        .or_else(inherited)
+        .unwrap_or_default();
     let of_torch = [format!("torch={version}"), format!("alloc_conf={conf}")];
     // Machines have cuDNN and tables in different folders.
-    let without_folder = |setting: &str| match setting.strip_prefix("cudnn_workspace=").map(|file| Path::new(file).file_name()) {
+    let without_folder = |setting: &str| match setting
+        .strip_prefix("cudnn_workspace=")
+        .map(|file| Path::new(file).file_name())
+    {
         Some(Some(name)) => format!("cudnn_workspace={}", name.display()),
         _ => setting.to_owned(),
     };
-    of_torch.into_iter().chain(machine.split(';').map(without_folder)).collect()
+    of_torch
+        .into_iter()
+        .chain(machine.split(';').map(without_folder))
+        .collect()
 }
 
 /// Returns the settings that the others lack.
 fn only(settings: &[String], others: &[String]) -> String {
-    let own: Vec<&str> = settings.iter().filter(|setting| !others.contains(setting)).map(String::as_str).collect();
-    if own.is_empty() { "no other".to_owned() } else { own.join(", ") }
+    let own: Vec<&str> = settings
+        .iter()
+        .filter(|setting| !others.contains(setting))
+        .map(String::as_str)
+        .collect();
+    if own.is_empty() {
+        "no other".to_owned()
+    } else {
+        own.join(", ")
+    }
 }
 
 /// Prints what differs between two runs, which have these settings. Returns whether anything does.
 pub(super) fn differ(runs: &[(Ended, Record, Vec<String>)]) -> Result<bool, Failures> {
-    let read = |(ended, record, settings): &(Ended, Record, Vec<String>)| Observed::read(record, ended.folder(), settings);
-    let runs = runs.iter().map(|run| Ok(read(run)?.baseline)).collect::<Result<Vec<_>, CliError>>()?;
-    let [old, new] = runs.as_slice() else { return Ok(false) };
+    let read = |(ended, record, settings): &(Ended, Record, Vec<String>)| {
+        Observed::read(record, ended.folder(), settings)
+    };
+    let runs = runs
+        .iter()
+        .map(|run| Ok(read(run)?.baseline))
+        .collect::<Result<Vec<_>, CliError>>()?;
+    let [old, new] = runs.as_slice() else {
+        return Ok(false);
+    };
     let differences = old.differences(new);
-    let settings = match (only(&new.settings, &old.settings), only(&old.settings, &new.settings)) {
+    let settings = match (
+        only(&new.settings, &old.settings),
+        only(&old.settings, &new.settings),
+    ) {
         (new, old) if new == old => "equal settings".to_owned(),
         (new, old) => format!("{new} instead of {old}"),
     };
-    let lines = if differences.is_empty() { vec!["no difference".to_owned()] } else { differences.clone() };
+    let lines = if differences.is_empty() {
+        vec!["no difference".to_owned()]
+    } else {
+        differences.clone()
+    };
     terminal::message(format_args!("\n{settings}:\n  {}", lines.join("\n  ")));
     Ok(!differences.is_empty())
 }
@@ -302,22 +465,43 @@ impl Baseline {
     /// Reads a baseline for a run with these settings.
     fn read(path: &Path, settings: &[String]) -> Result<Self, CliError> {
         let file = path.display();
-        let text = harness_base::files::read_to_string(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => CliError::input(format!("{file}: there is no such baseline"), "`--update` writes it"),
-            _ => CliError::input(format!("{file}: {error}"), "name a file that `--baseline FILE --update` wrote"),
-        })?;
+        let text =
+            harness_base::files::read_to_string(path).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => CliError::input(
+                    format!("{file}: there is no such baseline"),
+                    "`--update` writes it",
+                ),
+                _ => CliError::input(
+                    format!("{file}: {error}"),
+                    "name a file that `--baseline FILE --update` wrote",
+                ),
+            })?;
         let baseline: Self = serde_json::from_str(&text).map_err(|error| {
             let (line, column) = (error.line(), error.column());
-            let error = error.to_string().replace(&format!(" at line {line} column {column}"), "");
+            let error = error
+                .to_string()
+                .replace(&format!(" at line {line} column {column}"), "");
             let message = format!("{file}:{line}:{column}: this is not a baseline: {error}");
-            CliError::input(message, "name a file that `--baseline FILE --update` wrote, or write it again with `--update`")
+            CliError::input(
+                message,
+                "name a file that `--baseline FILE --update` wrote, or write \
+                 it again with `--update`",
+            )
         })?;
         if baseline.settings == settings {
             return Ok(baseline);
         }
-        let (old, new) = (only(&baseline.settings, settings), only(settings, &baseline.settings));
-        let message = format!("{file}: the settings differ: the baseline has {old}; this run has {new}");
-        Err(CliError::input(message, "use the settings of the baseline, name another file, or write it again with `--update`"))
+        let (old, new) = (
+            only(&baseline.settings, settings),
+            only(settings, &baseline.settings),
+        );
+        let message =
+            format!("{file}: the settings differ: the baseline has {old}; this run has {new}");
+        Err(CliError::input(
+            message,
+            "use the settings of the baseline, name another file, or write it again with \
+             `--update`",
+        ))
     }
 
     /// Lists all differences. Those of several processes begin with the process.
@@ -325,9 +509,17 @@ impl Baseline {
         let mut differences = Vec::new();
         let names: BTreeSet<&String> = self.processes.keys().chain(new.processes.keys()).collect();
         for name in &names {
-            let who = if names.len() > 1 { format!("{name}: ") } else { String::new() };
+            let who = if names.len() > 1 {
+                format!("{name}: ")
+            } else {
+                String::new()
+            };
             match (self.processes.get(*name), new.processes.get(*name)) {
-                (Some(old), Some(new)) => differences.extend(old.differences(new).into_iter().map(|line| format!("{who}{line}"))),
+                (Some(old), Some(new)) => differences.extend(
+                    old.differences(new)
+                        .into_iter()
+                        .map(|line| format!("{who}{line}")),
+                ),
                 (Some(_), None) => differences.push(format!("{name} does not use the GPU")),
                 (None, _) => differences.push(format!("{name} uses the GPU, unlike before")),
             }
@@ -338,12 +530,25 @@ impl Baseline {
 
 impl<'a> Comparison<'a> {
     /// Reads the baseline, unless it is to be written.
-    pub(super) fn new(path: &'a Path, settings: Vec<String>, is_update: bool) -> Result<Self, CliError> {
-        let old = if is_update { None } else { Some(Baseline::read(path, &settings)?) };
-        Ok(Self { path, settings, old })
+    pub(super) fn new(
+        path: &'a Path,
+        settings: Vec<String>,
+        is_update: bool,
+    ) -> Result<Self, CliError> {
+        let old = if is_update {
+            None
+        } else {
+            Some(Baseline::read(path, &settings)?)
+        };
+        Ok(Self {
+            path,
+            settings,
+            old,
+        })
     }
 
-    /// Compares a run with the baseline or writes the baseline, and prints the outcome. `repeat` runs the program again. Returns the differences.
+    /// Compares a run with the baseline or writes the baseline, and prints the outcome. `repeat`
+    /// runs the program again. Returns the differences.
     pub(super) fn check(
         self,
         record: &Record,
@@ -354,7 +559,11 @@ impl<'a> Comparison<'a> {
         if let Some(unreported) = record.processes.iter().find_map(Process::unreported) {
             terminal::message(format_args!(
                 "baseline: {file} is not {}: {unreported}",
-                if self.old.is_some() { "compared" } else { "written" }
+                if self.old.is_some() {
+                    "compared"
+                } else {
+                    "written"
+                }
             ));
             return Ok(vec![unreported]);
         }
@@ -372,8 +581,11 @@ impl<'a> Comparison<'a> {
             return Ok(Vec::new());
         }
         let (ended, repeated) = repeat()?;
-        let unequal = new.first_difference(&Observed::read(&repeated, ended.folder(), &self.settings)?);
-        let random = unequal.as_ref().map(|first| format!("the program is not deterministic: {first}"));
+        let unequal =
+            new.first_difference(&Observed::read(&repeated, ended.folder(), &self.settings)?);
+        let random = unequal
+            .as_ref()
+            .map(|first| format!("the program is not deterministic: {first}"));
         let Some(differences) = differences else {
             if let Some(random) = random {
                 terminal::message(format_args!("baseline: {file} is not written: {random}"));
@@ -383,9 +595,17 @@ impl<'a> Comparison<'a> {
             terminal::message(format_args!("baseline: {file}"));
             return Ok(Vec::new());
         };
-        let cause = random.unwrap_or_else(|| "a second run has the same figures; `--update` accepts them".to_owned());
-        terminal::message(format_args!("baseline: {file} differs:\n  {}\n{cause}", differences.join("\n  ")));
-        Ok(differences.into_iter().chain(unequal.map(|_| cause)).collect())
+        let cause = random.unwrap_or_else(|| {
+            "a second run has the same figures; `--update` accepts them".to_owned()
+        });
+        terminal::message(format_args!(
+            "baseline: {file} differs:\n  {}\n{cause}",
+            differences.join("\n  ")
+        ));
+        Ok(differences
+            .into_iter()
+            .chain(unequal.map(|_| cause))
+            .collect())
     }
 }
 
@@ -393,22 +613,44 @@ impl Observed {
     /// Reads a run from its folder.
     fn read(record: &Record, run: &Path, settings: &[String]) -> Result<Self, CliError> {
         let snapshots = record.snapshots(run).map_err(RunnerError::Lost)?;
-        let torch = |process: &Process| process.torch.as_ref().map(|torch| (torch.rank.clone(), torch.started)).unwrap_or_default();
-        let mut used: Vec<&Process> = record.processes.iter().filter(|of| of.devices.iter().any(|device| device.mallocs > 0)).collect();
+        let torch = |process: &Process| {
+            process
+                .torch
+                .as_ref()
+                .map(|torch| (torch.rank.clone(), torch.started))
+                .unwrap_or_default()
+        };
+        let mut used: Vec<&Process> = record
+            .processes
+            .iter()
+            .filter(|of| of.devices.iter().any(|device| device.mallocs > 0))
+            .collect();
         used.sort_by_cached_key(|process| (torch(process).1, process.pid));
         let (mut processes, mut events) = (BTreeMap::new(), BTreeMap::new());
         for (number, process) in (1..).zip(used) {
-            let snapshot = snapshots.iter().find(|snapshot| snapshot.pid == process.pid && !snapshot.is_of_error);
-            let (figures, made) = Figures::read(process, snapshot.map(|snapshot| snapshot.path.as_path()))?;
+            let snapshot = snapshots
+                .iter()
+                .find(|snapshot| snapshot.pid == process.pid && !snapshot.is_of_error);
+            let (figures, made) =
+                Figures::read(process, snapshot.map(|snapshot| snapshot.path.as_path()))?;
             let of_rank = torch(process).0.map(|rank| format!("rank {rank}"));
-            let name = of_rank.filter(|name| !processes.contains_key(name)).unwrap_or_else(|| format!("process {number}"));
+            let name = of_rank
+                .filter(|name| !processes.contains_key(name))
+                .unwrap_or_else(|| format!("process {number}"));
             events.insert(name.clone(), made);
             processes.insert(name, figures);
         }
-        Ok(Self { baseline: Baseline { settings: settings.to_vec(), processes }, events })
+        Ok(Self {
+            baseline: Baseline {
+                settings: settings.to_vec(),
+                processes,
+            },
+            events,
+        })
     }
 
-    /// Describes the first allocation or free that differs in a repeated run; `None` if the figures agree.
+    /// Describes the first allocation or free that differs in a repeated run; `None` if the figures
+    /// agree.
     fn first_difference(&self, again: &Self) -> Option<String> {
         if self.baseline.differences(&again.baseline).is_empty() {
             return None;
@@ -420,12 +662,21 @@ impl Observed {
         };
         let first = self.events.iter().find_map(|(name, made)| {
             let repeated = again.events.get(name)?;
-            let index = (0..made.len().max(repeated.len())).find(|index| made.get(*index) != repeated.get(*index))?;
-            let earlier = made[..index.min(made.len())].iter().filter(|(action, ..)| *action == Action::Alloc).count();
+            let index = (0..made.len().max(repeated.len()))
+                .find(|index| made.get(*index) != repeated.get(*index))?;
+            let earlier = made[..index.min(made.len())]
+                .iter()
+                .filter(|(action, ..)| *action == Action::Alloc)
+                .count();
             let [first, second] = [made, repeated].map(|all| shown(all.get(index)));
-            Some(format!("after {}, {name} {first}; in the second run it {second}", count(earlier as u64, "allocation")))
+            Some(format!(
+                "after {}, {name} {first}; in the second run it {second}",
+                count(earlier as u64, "allocation")
+            ))
         });
-        Some(first.unwrap_or_else(|| "the allocations and frees are equal, but not the driver calls".to_owned()))
+        Some(first.unwrap_or_else(|| {
+            "the allocations and frees are equal, but not the driver calls".to_owned()
+        }))
     }
 }
 

@@ -1,5 +1,8 @@
 use std::path::{Path, PathBuf};
-use std::{ffi::OsString, num::NonZeroUsize, process::ExitCode, sync::Once, sync::atomic::Ordering, time::Duration};
+use std::{
+    ffi::OsString, num::NonZeroUsize, process::ExitCode, sync::Once, sync::atomic::Ordering,
+    time::Duration,
+};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -29,20 +32,25 @@ const NO_LIMIT: Duration = Duration::from_secs(u64::MAX / 4);
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// Run the program twice without failures, then once per allocation of device memory. In each run, that allocation and PyTorch's retry fail, which
-    /// causes an out-of-memory error. Calls that create handles, plans and modules of libraries, such as cublasCreate, then fail once each. WHICH is `all`,
-    /// `sample:N` or `largest:N`, which fail allocations only [default: all up to 64 allocations; of more, a sample of 64 and the 16 largest].
+    /// Run the program twice without failures, then once per allocation of device memory. In each
+    /// run, that allocation and PyTorch's retry fail, which causes an out-of-memory error. Calls
+    /// that create handles, plans and modules of libraries, such as cublasCreate, then fail once
+    /// each. WHICH is `all`, `sample:N` or `largest:N`, which fail allocations only [default: all
+    /// up to 64 allocations; of more, a sample of 64 and the 16 largest].
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "some", conflicts_with_all = ["fail", "least_memory"], help_heading = MANY)]
     every_fault: Option<Which>,
-    /// With `--every-fault`: also fail each allocation alone. PyTorch's retry should then succeed. Without this option, three allocations are tested alone.
+    /// With `--every-fault`: also fail each allocation alone. PyTorch's retry should then succeed.
+    /// Without this option, three allocations are tested alone.
     #[arg(long, requires = "every_fault", help_heading = MANY)]
     alone: bool,
-    /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends like the first run, with at most 1 % or 2 MiB
-    /// more memory in use. `ends-cleanly`: the run recovers, or ends with a nonzero exit code after an OutOfMemoryError, and no other exception or
-    /// signal ends it. Both accept the error of a library whose call failed.
+    /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends
+    /// like the first run, with at most 1 % or 2 MiB more memory in use. `ends-cleanly`: the run
+    /// recovers, or ends with a nonzero exit code after an OutOfMemoryError, and no other exception
+    /// or signal ends it. Both accept the error of a library whose call failed.
     #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY, value_parser = expectations())]
     expect: Option<Expectation>,
-    /// Search for the least memory in which the program ends as with `--memory`, without out-of-memory errors. The result is exact to 1 %.
+    /// Search for the least memory in which the program ends as with `--memory`, without
+    /// out-of-memory errors. The result is exact to 1 %.
     #[arg(long, conflicts_with = "fail", help_heading = MANY)]
     least_memory: bool,
     /// With `--least-memory`: search until the result is exact to 2 MiB.
@@ -51,26 +59,30 @@ pub(super) struct Options {
     /// With `--least-memory`: allow out-of-memory errors that the program survives.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     allow_ooms: bool,
-    /// Start the program anew for each run, and predict no run by a replay. By default, further runs are copies of one process, made when torch first uses
-    /// the GPU. If a copy could differ from a new start, for example because the program has written a file or started a thread, each run is a new start,
-    /// and the output says why.
+    /// Start the program anew for each run, and predict no run by a replay. By default, further
+    /// runs are copies of one process, made when torch first uses the GPU. If a copy could differ
+    /// from a new start, for example because the program has written a file or started a thread,
+    /// each run is a new start, and the output says why.
     #[arg(long, help_heading = MANY)]
     fresh: bool,
-    /// Run only part I of N of the cases, as in `1/2`: attempts to fail, address orders of `--least-memory`, or settings. `harness report merge` combines
-    /// the parts, which `--format json` prints.
+    /// Run only part I of N of the cases, as in `1/2`: attempts to fail, address orders of
+    /// `--least-memory`, or settings. `harness report merge` combines the parts, which `--format
+    /// json` prints.
     #[arg(long, value_name = "I/N", help_heading = MANY)]
     shard: Option<Shard>,
-    /// The number of parallel runs [default: the number of cores, or fewer if they exceed the host's memory; 1 with
-    /// `--device`, because all runs share that GPU].
+    /// The number of parallel runs [default: the number of cores, or fewer if they exceed the
+    /// host's memory; 1 with `--device`, because all runs share that GPU].
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,
-    /// The time limit of a run, as in `90s` [default: 10 times the time of the first run, and at least 30 s].
+    /// The time limit of a run, as in `90s` [default: 10 times the time of the first run, and at
+    /// least 30 s].
     #[arg(long, value_name = "TIME", value_parser = Nanos::parse, help_heading = MANY)]
     time_limit: Option<Nanos>,
     /// Keep the output of all runs except the first in this folder.
     #[arg(long, value_name = "DIR", help_heading = MANY)]
     logs: Option<PathBuf>,
-    /// Write a markdown report. For one run, a picture next to it shows reserved and allocated memory and failed calls. In a folder, the file is `report.md`.
+    /// Write a markdown report. For one run, a picture next to it shows reserved and allocated
+    /// memory and failed calls. In a folder, the file is `report.md`.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// The output format. With `json`, the first run's standard output goes to standard error.
@@ -84,23 +96,45 @@ const REPORT: &str = "report.md";
 /// The report file: `path` itself, or `report.md` if `path` is a folder.
 pub(crate) fn in_folder(path: &Path) -> PathBuf {
     let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-    if is_folder { path.join(REPORT) } else { path.to_owned() }
+    if is_folder {
+        path.join(REPORT)
+    } else {
+        path.to_owned()
+    }
 }
 
 fn expectations() -> impl TypedValueParser<Value = Expectation> {
     let names = PossibleValuesParser::new(["recovers", "ends-cleanly"]);
-    names.map(|name| if name == "recovers" { Expectation::Recovers } else { Expectation::EndsCleanly })
+    names.map(|name| {
+        if name == "recovers" {
+            Expectation::Recovers
+        } else {
+            Expectation::EndsCleanly
+        }
+    })
 }
 
 impl Options {
-    pub(super) fn are_asked_for(&self, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<bool, CliError> {
+    pub(super) fn are_asked_for(
+        &self,
+        alloc_confs: &[String],
+        orders: &[AddressOrder],
+    ) -> Result<bool, CliError> {
         let several = alloc_confs.len() > 1;
-        if orders.len() > 1 && (self.every_fault.is_some() || self.least_memory || self.shard.is_some()) {
+        if orders.len() > 1
+            && (self.every_fault.is_some() || self.least_memory || self.shard.is_some())
+        {
             let help = "give one; `--least-memory` always tries the orders of Linux and WSL";
-            return Err(CliError::input("`--every-fault`, `--least-memory` and `--shard` take one `--addresses`", help));
+            return Err(CliError::input(
+                "`--every-fault`, `--least-memory` and `--shard` take one `--addresses`",
+                help,
+            ));
         }
         if several && self.every_fault.is_some() {
-            return Err(CliError::input("`--every-fault` takes one `--alloc-conf`", "run it once for each of the settings"));
+            return Err(CliError::input(
+                "`--every-fault` takes one `--alloc-conf`",
+                "run it once for each of the settings",
+            ));
         }
         let asked = several || orders.len() > 1 || self.every_fault.is_some() || self.least_memory;
         let idle = [
@@ -113,25 +147,45 @@ impl Options {
         ];
         match idle.into_iter().find(|(_, given)| *given && !asked) {
             Some((option, _)) => {
-                let help = "add `--every-fault`, `--least-memory`, or a second `--alloc-conf` or `--addresses`, or leave it out; `--record FILE` records a single run";
-                Err(CliError::input(format!("`{option}` is for many runs, but this command is for one run"), help))
+                let help = "add `--every-fault`, `--least-memory`, or a second `--alloc-conf` or \
+                     `--addresses`, or leave it out; `--record FILE` records a single run";
+                Err(CliError::input(
+                    format!("`{option}` is for many runs, but this command is for one run"),
+                    help,
+                ))
             }
             None => Ok(asked),
         }
     }
 
-    pub(super) fn run(&self, launch: Launch<'_>, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<ExitCode, Failures> {
+    pub(super) fn run(
+        &self,
+        launch: Launch<'_>,
+        alloc_confs: &[String],
+        orders: &[AddressOrder],
+    ) -> Result<ExitCode, Failures> {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs).map_err(CliError::unwritten(logs))?;
         }
         let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
         let limit = self.limit().unwrap_or(NO_LIMIT);
-        let runner = Runner { launch, logs: self.logs.as_deref(), limit, copies: Copies::none(), stop: &interrupt };
+        let runner = Runner {
+            launch,
+            logs: self.logs.as_deref(),
+            limit,
+            copies: Copies::none(),
+            stop: &interrupt,
+        };
         let exit = self.run_trials(runner, alloc_confs, orders);
         process::end_all_children();
         let exit = exit?;
-        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit }.into())
+        Ok(if interrupt.load(Ordering::Relaxed) {
+            Exit::Interrupted
+        } else {
+            exit
+        }
+        .into())
     }
 
     pub(super) fn report(&self) -> Option<PathBuf> {
@@ -143,21 +197,55 @@ impl Options {
     }
 
     /// Makes the first run, and further runs unless they would show nothing.
-    fn run_trials(&self, mut runner: Runner<'_>, alloc_confs: &[String], orders: &[AddressOrder]) -> Result<Exit, CliError> {
+    fn run_trials(
+        &self,
+        mut runner: Runner<'_>,
+        alloc_confs: &[String],
+        orders: &[AddressOrder],
+    ) -> Result<Exit, CliError> {
         let machine = runner.launch.machine;
-        let own_confs = if alloc_confs.len() > 1 { settings::of_shard(alloc_confs, self.shard) } else { alloc_confs.to_vec() };
+        let own_confs = if alloc_confs.len() > 1 {
+            settings::of_shard(alloc_confs, self.shard)
+        } else {
+            alloc_confs.to_vec()
+        };
         let trial = machine.trial(own_confs.first().map(String::as_str));
         if let (Some(shard), [], [_, ..]) = (self.shard, own_confs.as_slice(), alloc_confs) {
-            let part = Part { shard, names: alloc_confs.to_vec() };
-            let report = SettingsReport { memory: trial.memory.0, part: Some(part), ..SettingsReport::default() };
-            self.show(&report, Trials::Settings(&report), true, &self.identity(&runner.launch, alloc_confs, None))?;
+            let part = Part {
+                shard,
+                names: alloc_confs.to_vec(),
+            };
+            let report = SettingsReport {
+                memory: trial.memory.0,
+                part: Some(part),
+                ..SettingsReport::default()
+            };
+            self.show(
+                &report,
+                Trials::Settings(&report),
+                true,
+                &self.identity(&runner.launch, alloc_confs, None),
+            )?;
             return Ok(Exit::Passed);
         }
-        let is_recorded = (self.least_memory || own_confs.len() > 1) && !self.fresh && !self.allow_ooms && trial.faults.is_empty();
+        let is_recorded = (self.least_memory || own_confs.len() > 1)
+            && !self.fresh
+            && !self.allow_ooms
+            && trial.faults.is_empty();
         let first = runner.first(&trial, self.format == Format::Json, is_recorded)?;
-        let Some(First { observed: first, took, recorded }) = first else { return Ok(Exit::Interrupted) };
+        let Some(First {
+            observed: first,
+            took,
+            recorded,
+        }) = first
+        else {
+            return Ok(Exit::Interrupted);
+        };
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
-            terminal::message(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
+            terminal::message(format_args!(
+                "`--latency {latency}` had no effect in the first run: the program did not make \
+                 such a call"
+            ));
         }
         if let Some(problem) = self.problem(&first) {
             terminal::message(problem);
@@ -167,61 +255,147 @@ impl Options {
         if !self.fresh {
             runner.copies = Copies::wanted(&runner.launch, &first);
         }
-        runner.limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
-        let search =
-            Search { exact: self.exact, allow_ooms: self.allow_ooms, confirmed: usize::MAX, context_overhead: machine.context_overhead() };
-        let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
+        runner.limit = self
+            .limit()
+            .unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
+        let search = Search {
+            exact: self.exact,
+            allow_ooms: self.allow_ooms,
+            confirmed: usize::MAX,
+            context_overhead: machine.context_overhead(),
+        };
+        let plan = self.every_fault.map(|which| Plan {
+            which,
+            alone: self.alone,
+        });
         let known = plan.map(|plan| faults::runs(&first, plan, self.shard));
         // The number of runs of a search is unknown.
-        let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
+        let template = known.map_or(
+            "{spinner} {pos} runs, {elapsed}",
+            |_| "{bar:30} {pos}/{len} runs, {eta} left",
+        );
         // Launchers with a fixed endpoint meet those of other runs.
-        let is_fixed = |word: &OsString| word.to_string_lossy().replace('_', "-").starts_with("--rdzv-endpoint");
-        let most = if runner.launch.command.iter().any(is_fixed) { 1 } else { machine.usual_jobs() };
+        let is_fixed = |word: &OsString| {
+            word.to_string_lossy()
+                .replace('_', "-")
+                .starts_with("--rdzv-endpoint")
+        };
+        let most = if runner.launch.command.iter().any(is_fixed) {
+            1
+        } else {
+            machine.usual_jobs()
+        };
         let jobs = self.jobs.map_or(most, NonZeroUsize::get);
         let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
         let is_told = Once::new();
         let run = |trial: &Trial| -> Result<_, RunnerError> {
             let run = runner.run(trial)?;
-            if let Some(port) = run.as_ref().and_then(|run| run.port).filter(|port| jobs > 1 && Some(*port) == first.port) {
+            if let Some(port) = run
+                .as_ref()
+                .and_then(|run| run.port)
+                .filter(|port| jobs > 1 && Some(*port) == first.port)
+            {
                 is_told.call_once(|| {
-                    terminal::message(format_args!("the ranks meet at port {port} in each run, so the runs are made one after another"))
+                    terminal::message(format_args!(
+                        "the ranks meet at port {port} in each run, so \
+                         the runs are made one after another"
+                    ))
                 });
             }
             Ok(run)
         };
         let progress = || bar.inc(1);
-        let replays = recorded
+        let replays = recorded.as_ref().map(|program| {
+            Replays::new(
+                program.as_ref().map_err(|reason| *reason)?,
+                &trial,
+                &first,
+                machine.context_overhead(),
+            )
+        });
+        let unpredicted = replays
             .as_ref()
-            .map(|program| Replays::new(program.as_ref().map_err(|reason| *reason)?, &trial, &first, machine.context_overhead()));
-        let unpredicted = replays.as_ref().and_then(|replays| replays.as_ref().err().copied());
+            .and_then(|replays| replays.as_ref().err().copied());
         let predict = |trial: &Trial| replays.as_ref()?.as_ref().ok()?.predict(trial);
-        let program =
-            Program { run: &run, trial, first: &first, predict: &predict, unpredicted, shard: self.shard, jobs, progress: &progress };
+        let program = Program {
+            run: &run,
+            trial,
+            first: &first,
+            predict: &predict,
+            unpredicted,
+            shard: self.shard,
+            jobs,
+            progress: &progress,
+        };
         let end = || {
             bar.finish_and_clear();
-            if let Some(reason) = runner.copies.refusal().filter(|_| !runner.stop.load(Ordering::Relaxed)) {
-                terminal::message(format_args!("Each run started the program anew, because it {reason}."));
+            if let Some(reason) = runner
+                .copies
+                .refusal()
+                .filter(|_| !runner.stop.load(Ordering::Relaxed))
+            {
+                terminal::message(format_args!(
+                    "Each run started the program anew, because it {reason}."
+                ));
             }
         };
         if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan)?;
             end();
-            self.show(&report, Trials::Faults(&report, self.expect), report.cases.is_empty(), &identity)?;
-            let meets = |case: &faults::Case| self.expect.is_none_or(|expectation| case.meets(expectation));
-            let is_fine = |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
-            Ok(if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed })
+            self.show(
+                &report,
+                Trials::Faults(&report, self.expect),
+                report.cases.is_empty(),
+                &identity,
+            )?;
+            let meets = |case: &faults::Case| {
+                self.expect
+                    .is_none_or(|expectation| case.meets(expectation))
+            };
+            let is_fine =
+                |case: &faults::Case| case.outcome != faults::Outcome::NotReached && meets(case);
+            Ok(if report.cases.iter().all(is_fine) {
+                Exit::Passed
+            } else {
+                Exit::Failed
+            })
         } else if alloc_confs.len() > 1 || orders.len() > 1 {
             let of_environment = [String::new()];
-            let settings = if alloc_confs.is_empty() { &of_environment } else { alloc_confs };
+            let settings = if alloc_confs.is_empty() {
+                &of_environment
+            } else {
+                alloc_confs
+            };
             let orders = if orders.len() > 1 { orders } else { &[] };
-            let report = settings::compare(&program, settings, self.least_memory.then_some(search), orders)?;
+            let report = settings::compare(
+                &program,
+                settings,
+                self.least_memory.then_some(search),
+                orders,
+            )?;
             end();
-            self.show(&report, Trials::Settings(&report), report.rows.is_empty(), &identity)?;
-            Ok(if report.best.is_some() { Exit::Passed } else { Exit::Failed })
+            self.show(
+                &report,
+                Trials::Settings(&report),
+                report.rows.is_empty(),
+                &identity,
+            )?;
+            Ok(if report.best.is_some() {
+                Exit::Passed
+            } else {
+                Exit::Failed
+            })
         } else {
             let report = least::least(&program, search)?;
             end();
-            report.map_or(Ok(()), |report| self.show(&report, Trials::Least(&report), report.orders.is_empty(), &identity))?;
+            report.map_or(Ok(()), |report| {
+                self.show(
+                    &report,
+                    Trials::Least(&report),
+                    report.orders.is_empty(),
+                    &identity,
+                )
+            })?;
             Ok(Exit::Passed)
         }
     }
@@ -236,28 +410,45 @@ impl Options {
             Ending::Hang => Some("exceeds its time limit".to_owned()),
         };
         match ending {
-            Some(ending) if self.every_fault.is_some() => {
-                Some(format!("The program {ending} without injected failures. Correct that first."))
+            Some(ending) if self.every_fault.is_some() => Some(format!(
+                "The program {ending} without injected failures. Correct that first."
+            )),
+            Some(ending) => Some(format!(
+                "The program {ending} with all of its memory. Give more `--memory`, or correct the \
+                 program."
+            )),
+            None if first.attempts.is_empty()
+                && (self.least_memory || first.library_calls.is_empty()) =>
+            {
+                Some(
+                    "The program allocated no device memory, so there is nothing to test."
+                        .to_owned(),
+                )
             }
-            Some(ending) => Some(format!("The program {ending} with all of its memory. Give more `--memory`, or correct the program.")),
-            None if first.attempts.is_empty() && (self.least_memory || first.library_calls.is_empty()) => {
-                Some("The program allocated no device memory, so there is nothing to test.".to_owned())
-            }
-            None if self.least_memory && !self.allow_ooms && first.unreported.is_some() => {
-                first.unreported.as_ref().map(|unreported| format!("The least memory is unknown: {unreported}."))
-            }
+            None if self.least_memory && !self.allow_ooms && first.unreported.is_some() => first
+                .unreported
+                .as_ref()
+                .map(|unreported| format!("The least memory is unknown: {unreported}.")),
             None if self.least_memory && !self.allow_ooms && first.ooms > 0 => Some(format!(
-                "The program had {} with all of its memory. Give more `--memory`, or `--allow-ooms`.",
+                "The program had {} with all of its memory. Give more `--memory`, or \
+                 `--allow-ooms`.",
                 count(first.ooms, "out-of-memory error")
             )),
             None => None,
         }
     }
 
-    /// What all shards of this command have in common. Those that compare settings begin with different ones.
-    fn identity(&self, launch: &Launch<'_>, alloc_confs: &[String], first: Option<&Observed>) -> Run {
+    /// What all shards of this command have in common. Those that compare settings begin with
+    /// different ones.
+    fn identity(
+        &self,
+        launch: &Launch<'_>,
+        alloc_confs: &[String],
+        first: Option<&Observed>,
+    ) -> Run {
         let options = format!(
-            "alloc-conf {alloc_confs:?}, every-fault {:?}, alone {}, least-memory {}, exact {}, allow-ooms {}",
+            "alloc-conf {alloc_confs:?}, every-fault {:?}, alone {}, least-memory {}, exact {}, \
+             allow-ooms {}",
             self.every_fault, self.alone, self.least_memory, self.exact, self.allow_ooms
         );
         let mut run = Run::from([
@@ -267,17 +458,34 @@ impl Options {
             ("torch".to_owned(), launch.setup.torch.version.clone()),
         ]);
         if let Some(first) = first.filter(|_| alloc_confs.len() < 2) {
-            let sizes: Vec<u64> = first.attempts.iter().map(|attempt| attempt.size.0).collect();
-            let figures = format!("reserved {}, allocated {}, attempts {sizes:?}", first.peak_reserved, first.peak_allocated);
+            let sizes: Vec<u64> = first
+                .attempts
+                .iter()
+                .map(|attempt| attempt.size.0)
+                .collect();
+            let figures = format!(
+                "reserved {}, allocated {}, attempts {sizes:?}",
+                first.peak_reserved, first.peak_allocated
+            );
             run.insert("their first run".to_owned(), figures);
         }
         run
     }
 
-    fn show(&self, report: &impl Serialize, trials: Trials<'_>, is_empty: bool, run: &Run) -> Result<(), CliError> {
+    fn show(
+        &self,
+        report: &impl Serialize,
+        trials: Trials<'_>,
+        is_empty: bool,
+        run: &Run,
+    ) -> Result<(), CliError> {
         if let Some(shard) = self.shard.filter(|_| is_empty) {
             terminal::message(format_args!("shard {shard} contains none of the cases"));
-            return if self.format == Format::Json { terminal::print_json(&sealed(report, run)?) } else { Ok(()) };
+            return if self.format == Format::Json {
+                terminal::print_json(&sealed(report, run)?)
+            } else {
+                Ok(())
+            };
         }
         if let Some(path) = self.report() {
             terminal::save(&path, trials::markdown(trials))?;
@@ -285,11 +493,14 @@ impl Options {
         if self.shard.is_some() && self.format == Format::Json {
             return terminal::print_json(&sealed(report, run)?);
         }
-        self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
+        self.format.print(report, || {
+            trials::text(trials, terminal::style(), terminal::width_of_output())
+        })
     }
 }
 
 /// The document of a shard.
 fn sealed(report: &impl Serialize, run: &Run) -> Result<serde_json::Value, CliError> {
-    merge::document(report, run).map_err(|error| CliError::internal(error.to_string(), "report this with the command"))
+    merge::document(report, run)
+        .map_err(|error| CliError::internal(error.to_string(), "report this with the command"))
 }

@@ -3,7 +3,9 @@
 use super::{CliError, Source};
 
 pub(super) fn is_url(path: &str) -> bool {
-    ["s3://", "gs://", "az://"].iter().any(|scheme| path.starts_with(scheme))
+    ["s3://", "gs://", "az://"]
+        .iter()
+        .any(|scheme| path.starts_with(scheme))
 }
 
 #[cfg(not(feature = "cloud"))]
@@ -22,7 +24,10 @@ mod absent {
     impl Cloud {
         pub(in crate::fleet) fn open(url: &str) -> Result<Self, CliError> {
             let message = format!("{url}: this harness is built without cloud storage");
-            Err(CliError::input(message, crate::error::with_feature("cloud")))
+            Err(CliError::input(
+                message,
+                crate::error::with_feature("cloud"),
+            ))
         }
 
         pub(in crate::fleet) fn list(&self, _: usize) -> Result<Vec<Source>, CliError> {
@@ -50,8 +55,10 @@ mod present {
     use super::{CliError, Source};
     use crate::snapshots;
 
-    const HELP: &str = "set the credentials and the endpoint in the environment, for example AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; \
-        GOOGLE_APPLICATION_CREDENTIALS; or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY";
+    const HELP: &str = "set the credentials and the endpoint in the environment, for example \
+         AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION; \
+        GOOGLE_APPLICATION_CREDENTIALS; or AZURE_STORAGE_ACCOUNT_NAME and \
+        AZURE_STORAGE_ACCOUNT_KEY";
 
     /// Bytes that one request fetches, and that a core holds in memory.
     const PART: u64 = 8 << 20;
@@ -66,25 +73,47 @@ mod present {
 
     impl Cloud {
         pub(in crate::fleet) fn open(url: &str) -> Result<Self, CliError> {
-            let invalid = |error: &dyn std::fmt::Display| CliError::input(format!("{url}: {error}"), HELP);
+            let invalid =
+                |error: &dyn std::fmt::Display| CliError::input(format!("{url}: {error}"), HELP);
             // Fails if another part of the program installed one before, which is then used.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let (scheme, rest) = url.split_once("://").unwrap_or_default();
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
             let bucket = format!("{scheme}://{bucket}");
             // Without credentials, each attempt asks the network for some.
-            let retry = RetryConfig { max_retries: 3, ..RetryConfig::default() };
-            let store: Result<Box<dyn ObjectStore>, object_store::Error> = match scheme {
-                "s3" => AmazonS3Builder::from_env().with_url(&bucket).with_retry(retry).build().map(|store| Box::new(store) as _),
-                "gs" => GoogleCloudStorageBuilder::from_env().with_url(&bucket).with_retry(retry).build().map(|store| Box::new(store) as _),
-                _ => MicrosoftAzureBuilder::from_env().with_url(&bucket).with_retry(retry).build().map(|store| Box::new(store) as _),
+            let retry = RetryConfig {
+                max_retries: 3,
+                ..RetryConfig::default()
             };
-            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            let store: Result<Box<dyn ObjectStore>, object_store::Error> = match scheme {
+                "s3" => AmazonS3Builder::from_env()
+                    .with_url(&bucket)
+                    .with_retry(retry)
+                    .build()
+                    .map(|store| Box::new(store) as _),
+                "gs" => GoogleCloudStorageBuilder::from_env()
+                    .with_url(&bucket)
+                    .with_retry(retry)
+                    .build()
+                    .map(|store| Box::new(store) as _),
+                _ => MicrosoftAzureBuilder::from_env()
+                    .with_url(&bucket)
+                    .with_retry(retry)
+                    .build()
+                    .map(|store| Box::new(store) as _),
+            };
+            let runtime = Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build();
             Ok(Self {
                 bucket,
-                prefix: Path::parse(prefix.trim_end_matches('/')).map_err(|error| invalid(&error))?,
+                prefix: Path::parse(prefix.trim_end_matches('/'))
+                    .map_err(|error| invalid(&error))?,
                 store: store.map_err(|error| invalid(&error))?,
-                runtime: runtime.map_err(|error| CliError::internal(error.to_string(), "check this machine's limits on threads"))?,
+                runtime: runtime.map_err(|error| {
+                    CliError::internal(error.to_string(), "check this machine's limits on threads")
+                })?,
             })
         }
 
@@ -92,17 +121,34 @@ mod present {
         pub(in crate::fleet) fn list(&self, number: usize) -> Result<Vec<Source>, CliError> {
             let (mut sources, mut folders) = (Vec::new(), vec![self.prefix.clone()]);
             while let Some(folder) = folders.pop() {
-                let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&folder)));
-                let listed = listed.map_err(|error| CliError::input(format!("{}/{folder}: {}", self.bucket, in_short(&error)), HELP))?;
+                let listed = self
+                    .runtime
+                    .block_on(self.store.list_with_delimiter(Some(&folder)));
+                let listed = listed.map_err(|error| {
+                    CliError::input(
+                        format!("{}/{folder}: {}", self.bucket, in_short(&error)),
+                        HELP,
+                    )
+                })?;
                 folders.extend(listed.common_prefixes);
-                let is_snapshot = |object: &ObjectMeta| snapshots::is_named_so(FilePath::new(object.location.as_ref()));
-                sources.extend(listed.objects.into_iter().filter(is_snapshot).map(|object| Source {
-                    name: format!("{}/{}", self.bucket, object.location),
-                    stamp: object.e_tag.unwrap_or_else(|| format!("{} {}", object.size, object.last_modified)),
-                    cloud: Some((number, object.size)),
-                    path: PathBuf::new(),
-                    problem: None,
-                }));
+                let is_snapshot = |object: &ObjectMeta| {
+                    snapshots::is_named_so(FilePath::new(object.location.as_ref()))
+                };
+                sources.extend(
+                    listed
+                        .objects
+                        .into_iter()
+                        .filter(is_snapshot)
+                        .map(|object| Source {
+                            name: format!("{}/{}", self.bucket, object.location),
+                            stamp: object.e_tag.unwrap_or_else(|| {
+                                format!("{} {}", object.size, object.last_modified)
+                            }),
+                            cloud: Some((number, object.size)),
+                            path: PathBuf::new(),
+                            problem: None,
+                        }),
+                );
             }
             Ok(sources)
         }
@@ -116,7 +162,9 @@ mod present {
             let mut start = 0;
             while start < size {
                 let end = size.min(start + PART);
-                let part = self.runtime.block_on(self.store.get_range(&path, start..end));
+                let part = self
+                    .runtime
+                    .block_on(self.store.get_range(&path, start..end));
                 file.write_all(&part.map_err(|error| io::Error::other(in_short(&error)))?)?;
                 start = end;
             }
@@ -127,6 +175,13 @@ mod present {
 
     /// The first line, because errors contain the whole response of the server.
     fn in_short(error: &object_store::Error) -> String {
-        error.to_string().lines().next().unwrap_or_default().chars().take(400).collect()
+        error
+            .to_string()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .chars()
+            .take(400)
+            .collect()
     }
 }

@@ -1,5 +1,6 @@
-//! `rows.jsonl`: one line per snapshot. While snapshots are analysed, each row is appended ([`Journal`]). At the end the file is replaced by the rows of this
-//! run and a last line that proves that all are there ([`Table`]).
+//! `rows.jsonl`: one line per snapshot. While snapshots are analysed, each row is appended
+//! ([`Journal`]). At the end the file is replaced by the rows of this run and a last line that
+//! proves that all are there ([`Table`]).
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -55,18 +56,46 @@ struct Complete {
 
 impl End {
     fn proving(lines: &[u8], complete: Complete) -> Result<Self, CliError> {
-        let unproved = Self { complete: Complete { hash: String::new(), ..complete } };
-        let hash = format!("{:016x}", fnv1a_from(fnv1a(lines), line(&unproved)?.as_bytes()));
-        Ok(Self { complete: Complete { hash, ..unproved.complete } })
+        let unproved = Self {
+            complete: Complete {
+                hash: String::new(),
+                ..complete
+            },
+        };
+        let hash = format!(
+            "{:016x}",
+            fnv1a_from(fnv1a(lines), line(&unproved)?.as_bytes())
+        );
+        Ok(Self {
+            complete: Complete {
+                hash,
+                ..unproved.complete
+            },
+        })
     }
 }
 
 impl Table {
     pub(super) fn document(&self) -> Result<String, CliError> {
-        let Self { shard, memory, found, ref paths, ref made_with, ref rows } = *self;
+        let Self {
+            shard,
+            memory,
+            found,
+            ref paths,
+            ref made_with,
+            ref rows,
+        } = *self;
         let mut lines = rows.iter().map(line).collect::<Result<String, _>>()?;
         let (paths, made_with, hash) = (paths.clone(), made_with.clone(), String::new());
-        let complete = Complete { shard, paths, memory, made_with, found, rows: rows.len(), hash };
+        let complete = Complete {
+            shard,
+            paths,
+            memory,
+            made_with,
+            found,
+            rows: rows.len(),
+            hash,
+        };
         lines += &line(&End::proving(lines.as_bytes(), complete)?)?;
         Ok(lines)
     }
@@ -76,7 +105,10 @@ impl Table {
         let text = bytes(&path(folder))?;
         if text.is_empty() {
             let message = format!("{}: there are no rows in this folder", folder.display());
-            return Err(CliError::input(message, "name the folders that `harness fleet --shard I/N --out FOLDER` wrote"));
+            return Err(CliError::input(
+                message,
+                "name the folders that `harness fleet --shard I/N --out FOLDER` wrote",
+            ));
         }
         Self::parse(&path(folder), &text)
     }
@@ -84,42 +116,94 @@ impl Table {
     fn parse(path: &Path, text: &[u8]) -> Result<Self, CliError> {
         let again = "run its `harness fleet` command again: it continues, and keeps whole rows";
         let wrong = |what: &str| CliError::input(format!("{}: {what}", path.display()), again);
-        let before = text.strip_suffix(b"\n").and_then(|text| text.iter().rposition(|&byte| byte == b'\n')).map_or(0, |at| at + 1);
+        let before = text
+            .strip_suffix(b"\n")
+            .and_then(|text| text.iter().rposition(|&byte| byte == b'\n'))
+            .map_or(0, |at| at + 1);
         let (lines, last) = text.split_at(before);
         let Ok(End { complete }) = serde_json::from_slice(last) else {
-            return Err(wrong("the rows are not complete: the last line does not say that all are there"));
+            return Err(wrong(
+                "the rows are not complete: the last line does not say that all are there",
+            ));
         };
         let mut rows = Vec::new();
-        for (number, line) in (1..).zip(lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty())) {
+        for (number, line) in (1..).zip(
+            lines
+                .split(|&byte| byte == b'\n')
+                .filter(|line| !line.is_empty()),
+        ) {
             let row = serde_json::from_slice::<Row>(line);
             rows.push(row.map_err(|_| wrong(&format!("line {number} is damaged")))?);
         }
         let (count, written) = (complete.rows, complete.hash.clone());
-        let End { complete: Complete { shard, paths, memory, made_with, found, hash, .. } } = End::proving(lines, complete)?;
+        let End {
+            complete:
+                Complete {
+                    shard,
+                    paths,
+                    memory,
+                    made_with,
+                    found,
+                    hash,
+                    ..
+                },
+        } = End::proving(lines, complete)?;
         if (rows.len(), hash) != (count, written) {
-            return Err(wrong("rows are missing, or were changed after they were written"));
+            return Err(wrong(
+                "rows are missing, or were changed after they were written",
+            ));
         }
-        Ok(Self { shard, paths, memory, made_with, found, rows })
+        Ok(Self {
+            shard,
+            paths,
+            memory,
+            made_with,
+            found,
+            rows,
+        })
     }
 }
 
-/// Reads the rows of all shards of a run, or of several runs without shards. Fails unless all rows are there.
+/// Reads the rows of all shards of a run, or of several runs without shards. Fails unless all rows
+/// are there.
 pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError> {
-    let is_out = |folder: &&PathBuf| folder.canonicalize().is_ok_and(|folder| out.canonicalize().is_ok_and(|out| out == folder));
+    let is_out = |folder: &&PathBuf| {
+        folder
+            .canonicalize()
+            .is_ok_and(|folder| out.canonicalize().is_ok_and(|out| out == folder))
+    };
     if let Some(folder) = folders.iter().find(is_out) {
-        let message = format!("{}: the result would replace the rows of this shard", folder.display());
-        return Err(CliError::input(message, "choose another folder with `--out`"));
+        let message = format!(
+            "{}: the result would replace the rows of this shard",
+            folder.display()
+        );
+        return Err(CliError::input(
+            message,
+            "choose another folder with `--out`",
+        ));
     }
-    let tables = folders.iter().map(|folder| Table::read(folder)).collect::<Result<Vec<_>, _>>()?;
+    let tables = folders
+        .iter()
+        .map(|folder| Table::read(folder))
+        .collect::<Result<Vec<_>, _>>()?;
     let Some((first, others)) = tables.split_first() else {
-        return Err(CliError::input("there are no shards", "name the folders that `harness fleet --shard I/N --out FOLDER` wrote"));
+        return Err(CliError::input(
+            "there are no shards",
+            "name the folders that `harness fleet --shard I/N --out FOLDER` wrote",
+        ));
     };
     let shards: Vec<Shard> = tables.iter().filter_map(|table| table.shard).collect();
-    let wrong =
-        |message: String| CliError::input(message, "name each shard of one `harness fleet` once, made by the same version and options");
+    let wrong = |message: String| {
+        CliError::input(
+            message,
+            "name each shard of one `harness fleet` once, made by the same version and options",
+        )
+    };
     if !shards.is_empty() {
         if shards.len() < tables.len() {
-            return Err(wrong("some folders are shards, and others are whole".to_owned()));
+            return Err(wrong(
+                "some folders are shards, and others are whole".to_owned(),
+            ));
         }
         let missing = shard::missing(&shards).map_err(wrong)?;
         if !missing.is_empty() {
@@ -127,20 +211,31 @@ pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError>
         }
         if let Some(other) = others.iter().find(|other| other.paths != first.paths) {
             let [first, other] = [first, other].map(|table| joined(&table.paths, ", "));
-            return Err(wrong(format!("the shards searched different paths: {first}; and {other}")));
+            return Err(wrong(format!(
+                "the shards searched different paths: {first}; and {other}"
+            )));
         }
         if let Some(other) = others.iter().find(|other| other.found != first.found) {
             terminal::message(format_args!(
-                "the shards found different numbers of snapshots ({} and {}): the same commands again add those that appeared in between",
+                "the shards found different numbers of snapshots ({} and {}): the same commands \
+                 again add those that appeared in between",
                 first.found, other.found
             ));
         }
     }
-    if let Some(other) = others.iter().find(|other| other.made_with != first.made_with) {
+    if let Some(other) = others
+        .iter()
+        .find(|other| other.made_with != first.made_with)
+    {
         let [first, other] = [first, other].map(|table| table.made_with.trim());
-        return Err(wrong(format!("different versions or options made the rows: {first}; and {other}")));
+        return Err(wrong(format!(
+            "different versions or options made the rows: {first}; and {other}"
+        )));
     }
-    let mut paths: Vec<String> = tables.iter().flat_map(|table| table.paths.iter().cloned()).collect();
+    let mut paths: Vec<String> = tables
+        .iter()
+        .flat_map(|table| table.paths.iter().cloned())
+        .collect();
     paths.sort();
     paths.dedup();
     let (memory, made_with) = (first.memory, first.made_with.clone());
@@ -150,27 +245,40 @@ pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError>
     if let Some([row, _]) = rows.array_windows().find(|[a, b]| a.file == b.file) {
         return Err(wrong(format!("two rows of {} differ", row.file)));
     }
-    Ok(Table { shard: None, paths, memory, made_with, found: rows.len(), rows })
+    Ok(Table {
+        shard: None,
+        paths,
+        memory,
+        made_with,
+        found: rows.len(),
+        rows,
+    })
 }
 
-/// The rows of a folder that can be read, in the order in which they were written. Empty without the file.
+/// The rows of a folder that can be read, in the order in which they were written. Empty without
+/// the file.
 pub(super) fn usable(folder: &Path) -> Result<Vec<Row>, CliError> {
-    Ok(bytes(&path(folder))?.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    Ok(bytes(&path(folder))?
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect())
 }
 
 /// Empty without the file.
 fn bytes(path: &Path) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
     match files::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(CliError::input(format!("{}: {error}", path.display()), "remove the file, or choose another folder with `--out`"))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CliError::input(
+            format!("{}: {error}", path.display()),
+            "remove the file, or choose another folder with `--out`",
+        )),
         _ => Ok(bytes),
     }
 }
 
 fn line(of: &impl Serialize) -> Result<String, CliError> {
-    let line = serde_json::to_string(of).map_err(|error| CliError::internal(error.to_string(), "report this with the snapshot"))?;
+    let line = serde_json::to_string(of)
+        .map_err(|error| CliError::internal(error.to_string(), "report this with the snapshot"))?;
     Ok(line + "\n")
 }
 
@@ -184,7 +292,11 @@ impl Journal {
     pub(super) fn open(folder: &Path) -> Result<Self, CliError> {
         let path = path(folder);
         let open = || {
-            let mut file = File::options().read(true).append(true).create(true).open(&path)?;
+            let mut file = File::options()
+                .read(true)
+                .append(true)
+                .create(true)
+                .open(&path)?;
             let mut text = Vec::new();
             file.read_to_end(&mut text)?;
             // Ends the line of a process that was killed while it wrote.
@@ -200,7 +312,8 @@ impl Journal {
     pub(super) fn add(&self, row: &Row) -> Result<(), CliError> {
         let line = line(row)?;
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_all(line.as_bytes()).map_err(CliError::unwritten(&self.path))
+        file.write_all(line.as_bytes())
+            .map_err(CliError::unwritten(&self.path))
     }
 }
 

@@ -1,4 +1,5 @@
-//! The snapshots that can be analysed: [`Sources`]. A file or folder that cannot be read is a row with the reason.
+//! The snapshots that can be analysed: [`Sources`]. A file or folder that cannot be read is a row
+//! with the reason.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -39,7 +40,8 @@ pub(super) struct Source {
 }
 
 impl Sources {
-    /// Fails if a path does not exist or has no snapshot, or if no file that the user named can be a snapshot.
+    /// Fails if a path does not exist or has no snapshot, or if no file that the user named can be
+    /// a snapshot.
     pub(super) fn find(paths: &[PathBuf]) -> Result<Self, Failures> {
         let (mut clouds, mut unusable) = (Vec::new(), Vec::new());
         let find = |path: &PathBuf| {
@@ -66,12 +68,19 @@ impl Sources {
                 vec![Source::of(path)]
             };
             if found.is_empty() {
-                let message = format!("{shown}: there is no snapshot in this folder or its subfolders");
-                return Err(CliError::input(message, "name a folder with *.pickle, *.pkl, *.pickle.gz or *.pkl.gz files"));
+                let message =
+                    format!("{shown}: there is no snapshot in this folder or its subfolders");
+                return Err(CliError::input(
+                    message,
+                    "name a folder with *.pickle, *.pkl, *.pickle.gz or *.pkl.gz files",
+                ));
             }
             Ok(found)
         };
-        let mut all: Vec<Source> = Failures::all(paths.iter().map(find))?.into_iter().flatten().collect();
+        let mut all: Vec<Source> = Failures::all(paths.iter().map(find))?
+            .into_iter()
+            .flatten()
+            .collect();
         if unusable.len() == all.len() {
             return Err(Failures(unusable));
         }
@@ -80,13 +89,19 @@ impl Sources {
         let mut seen = HashSet::new();
         all.retain(|source| match source.cloud {
             Some(_) => seen.insert(PathBuf::from(&source.name)),
-            None => seen.insert(source.path.canonicalize().unwrap_or_else(|_| source.path.clone())),
+            None => seen.insert(
+                source
+                    .path
+                    .canonicalize()
+                    .unwrap_or_else(|_| source.path.clone()),
+            ),
         });
         Ok(Self { all, clouds })
     }
 }
 
-/// Finds the snapshots of a folder and its subfolders. Does not follow links to folders. Subfolders that cannot be read are sources with a problem.
+/// Finds the snapshots of a folder and its subfolders. Does not follow links to folders. Subfolders
+/// that cannot be read are sources with a problem.
 fn walk(folder: &Path, sources: &mut Vec<Source>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -94,7 +109,10 @@ fn walk(folder: &Path, sources: &mut Vec<Source>) -> io::Result<()> {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             if let Err(error) = walk(&path, sources) {
                 let problem = Some(format!("the folder cannot be read: {error}"));
-                sources.push(Source { problem, ..Source::without_stamp(&path) });
+                sources.push(Source {
+                    problem,
+                    ..Source::without_stamp(&path)
+                });
             }
         } else if snapshots::is_named_so(&path) {
             sources.push(Source::of(&path));
@@ -110,11 +128,20 @@ impl Source {
             let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
             Some(format!("{} {}", metadata.len(), modified.as_nanos()))
         });
-        Self { stamp: stamp.unwrap_or_default(), ..Self::without_stamp(path) }
+        Self {
+            stamp: stamp.unwrap_or_default(),
+            ..Self::without_stamp(path)
+        }
     }
 
     fn without_stamp(path: &Path) -> Self {
-        Self { name: name_of(path), path: path.to_owned(), stamp: String::new(), cloud: None, problem: None }
+        Self {
+            name: name_of(path),
+            path: path.to_owned(),
+            stamp: String::new(),
+            cloud: None,
+            problem: None,
+        }
     }
 
     /// The row of this source. `known` returns the analysis of a content by its hash.
@@ -126,31 +153,69 @@ impl Source {
         interrupted: &AtomicBool,
     ) -> Row {
         let (job, rank) = job_of(&self.name);
-        let row = Row { file: self.name.clone(), job, rank, ..Row::default() };
+        let row = Row {
+            file: self.name.clone(),
+            job,
+            rank,
+            ..Row::default()
+        };
         if let Some(problem) = &self.problem {
-            return Row { analysis: Analysis::unreadable(problem), ..row };
+            return Row {
+                analysis: Analysis::unreadable(problem),
+                ..row
+            };
         }
-        let fetched = self.cloud.and_then(|(number, _)| clouds.get(number)).map(|cloud| cloud.fetch(self)).transpose();
+        let fetched = self
+            .cloud
+            .and_then(|(number, _)| clouds.get(number))
+            .map(|cloud| cloud.fetch(self))
+            .transpose();
         let opened = fetched.and_then(|file| {
-            let content = Content::open(file.as_ref().map_or(&self.path, |file| file.path()), interrupted)?;
+            let content = Content::open(
+                file.as_ref().map_or(&self.path, |file| file.path()),
+                interrupted,
+            )?;
             Ok((content, file))
         });
         let (mut content, _fetched) = match opened {
             Ok(opened) => opened,
-            Err(error) => return Row { analysis: Analysis::unreadable(SnapshotError::Io(error).to_string()), ..row },
+            Err(error) => {
+                return Row {
+                    analysis: Analysis::unreadable(SnapshotError::Io(error).to_string()),
+                    ..row
+                };
+            }
         };
         // A panic is a bug, which costs this row only.
         let analysed = panic::catch_unwind(panic::AssertUnwindSafe(|| {
             let snapshot = Snapshot::read_from(&mut content)?;
             let hash = content.hash();
-            let analysis = known(&hash).unwrap_or_else(|| on_one_core(|| Analysis::of(&snapshot, memory)));
+            let analysis =
+                known(&hash).unwrap_or_else(|| on_one_core(|| Analysis::of(&snapshot, memory)));
             Ok::<_, SnapshotError>((hash, analysis))
         }));
-        let stamp = if content.failed { String::new() } else { self.stamp.clone() };
+        let stamp = if content.failed {
+            String::new()
+        } else {
+            self.stamp.clone()
+        };
         match analysed {
-            Ok(Ok((hash, analysis))) => Row { stamp, hash, analysis, ..row },
-            Ok(Err(error)) => Row { stamp, analysis: Analysis::unreadable(error.to_string()), ..row },
-            Err(_) => Row { stamp, analysis: Analysis::unreadable("a bug in harness: report it with this file"), ..row },
+            Ok(Ok((hash, analysis))) => Row {
+                stamp,
+                hash,
+                analysis,
+                ..row
+            },
+            Ok(Err(error)) => Row {
+                stamp,
+                analysis: Analysis::unreadable(error.to_string()),
+                ..row
+            },
+            Err(_) => Row {
+                stamp,
+                analysis: Analysis::unreadable("a bug in harness: report it with this file"),
+                ..row
+            },
         }
     }
 }
@@ -158,10 +223,13 @@ impl Source {
 /// A path as text. Bytes that are not UTF-8 are written as in `\xff`.
 pub(super) fn name_of(path: &Path) -> String {
     let chunks = path.as_os_str().as_bytes().utf8_chunks();
-    chunks.map(|chunk| format!("{}{}", chunk.valid(), chunk.invalid().escape_ascii())).collect()
+    chunks
+        .map(|chunk| format!("{}{}", chunk.valid(), chunk.invalid().escape_ascii()))
+        .collect()
 }
 
-/// Reads a file and hashes the bytes that were read. Ends where the file ended when it was opened, and fails after Ctrl-C.
+/// Reads a file and hashes the bytes that were read. Ends where the file ended when it was opened,
+/// and fails after Ctrl-C.
 struct Content<'a> {
     file: io::Take<File>,
     hash: u64,
@@ -175,8 +243,18 @@ impl<'a> Content<'a> {
     fn open(path: &Path, interrupted: &'a AtomicBool) -> io::Result<Self> {
         let file = files::open(path)?;
         let metadata = file.metadata()?;
-        let limit = if metadata.is_file() { metadata.len() } else { u64::MAX };
-        Ok(Self { file: file.take(limit), hash: fnv1a(&[]), length: 0, failed: false, interrupted })
+        let limit = if metadata.is_file() {
+            metadata.len()
+        } else {
+            u64::MAX
+        };
+        Ok(Self {
+            file: file.take(limit),
+            hash: fnv1a(&[]),
+            length: 0,
+            failed: false,
+            interrupted,
+        })
     }
 
     /// The hash and the length. Does not resist attacks, but a wrong row harms only the attacker's.
@@ -187,7 +265,11 @@ impl<'a> Content<'a> {
 
 impl Read for Content<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = if self.interrupted.load(Ordering::Relaxed) { Err(io::Error::other("interrupted")) } else { self.file.read(buffer) };
+        let read = if self.interrupted.load(Ordering::Relaxed) {
+            Err(io::Error::other("interrupted"))
+        } else {
+            self.file.read(buffer)
+        };
         self.failed |= read.is_err();
         let read = read?;
         self.hash = fnv1a_from(self.hash, &buffer[..read]);
@@ -218,7 +300,12 @@ mod tests {
         let interrupted = AtomicBool::new(false);
         let mut content = Content::open(file.path(), &interrupted)?;
         let mut read = Vec::new();
-        while content.read(&mut [0; 4]).map(|length| read.push(length)).is_ok() && read.last() != Some(&0) {
+        while content
+            .read(&mut [0; 4])
+            .map(|length| read.push(length))
+            .is_ok()
+            && read.last() != Some(&0)
+        {
             file.write_all(b"more")?;
         }
         assert_eq!((read.iter().sum::<usize>(), content.failed), (10, false));

@@ -17,10 +17,12 @@ use crate::{Format, exit::Exit, interrupt::Interrupt, terminal};
 
 #[derive(Args)]
 pub(super) struct FaultOptions {
-    /// Fail device calls, as in `cudaMalloc:3`, `any:2:2` or `worker/cudaFree:1`; may be repeated. The run fails if such a call never happens.
+    /// Fail device calls, as in `cudaMalloc:3`, `any:2:2` or `worker/cudaFree:1`; may be repeated.
+    /// The run fails if such a call never happens.
     #[arg(long, value_name = "[PROCESS/]CALL:FIRST[:COUNT][:MIN_SIZE]", long_help = FAIL_HELP)]
     fail: Vec<AskedFault>,
-    /// Run each scenario once without failures, then once per device call, in which that call fails: `all` (the default), `each`, `sample:N` or `largest:N`.
+    /// Run each scenario once without failures, then once per device call, in which that call
+    /// fails: `all` (the default), `each`, `sample:N` or `largest:N`.
     #[arg(
         long,
         value_name = "WHICH",
@@ -40,8 +42,14 @@ impl FaultOptions {
     pub(super) fn add_to(&self, scenarios: &mut [Scenario]) -> Result<(), CliError> {
         for scenario in scenarios {
             let processes = scenario.processes.iter().map(|process| &process.name);
-            let asked = self.fail.iter().map(|fault| fault.of(&scenario.name, processes.clone())).collect::<Result<Vec<_>, _>>();
-            scenario.faults.extend(asked.map_err(|none| CliError::input(none.to_string(), none.help))?);
+            let asked = self
+                .fail
+                .iter()
+                .map(|fault| fault.of(&scenario.name, processes.clone()))
+                .collect::<Result<Vec<_>, _>>();
+            scenario
+                .faults
+                .extend(asked.map_err(|none| CliError::input(none.to_string(), none.help))?);
         }
         Ok(())
     }
@@ -59,18 +67,42 @@ impl FaultOptions {
         interrupt: &Interrupt,
     ) -> Result<Exit, Failures> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let jobs = if source.simulated_because().is_some() { self.jobs.map_or(cores, NonZeroUsize::get) } else { 1 };
+        let jobs = if source.simulated_because().is_some() {
+            self.jobs.map_or(cores, NonZeroUsize::get)
+        } else {
+            1
+        };
         let began = Instant::now();
         let last = Mutex::new(began);
         let begun = |runs: usize| show.begun(runs as u64);
         let progress = || show.advance(began, &last);
-        let engine = Engine { plan, source, chosen, jobs, stop: interrupt, begun: &begun, progress: &progress };
+        let engine = Engine {
+            plan,
+            source,
+            chosen,
+            jobs,
+            stop: interrupt,
+            begun: &begun,
+            progress: &progress,
+        };
         let runs = every_fault::every_fault(&engine).map_err(CliError::from)?;
         show.bar.finish_and_clear();
-        show.say(&format!("{} in {}", count(show.bar.position(), "run"), elapsed(began.elapsed())));
+        show.say(&format!(
+            "{} in {}",
+            count(show.bar.position(), "run"),
+            elapsed(began.elapsed())
+        ));
         show.print(&runs)?;
-        let exit = if runs.passed() { Exit::Passed } else { Exit::Failed };
-        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
+        let exit = if runs.passed() {
+            Exit::Passed
+        } else {
+            Exit::Failed
+        };
+        Ok(if interrupt.load(Ordering::Relaxed) {
+            Exit::Interrupted
+        } else {
+            exit
+        })
     }
 }
 
@@ -96,7 +128,10 @@ impl Shown<'_> {
         self.bar.set_length(done + runs);
         match (done, runs) {
             (_, 0) => {}
-            (0, _) => self.say(&format!("{} without injected failures, to count the device calls", count(runs, "run"))),
+            (0, _) => self.say(&format!(
+                "{} without injected failures, to count the device calls",
+                count(runs, "run")
+            )),
             _ => self.say(&format!("{} with an injected failure", count(runs, "run"))),
         }
     }
@@ -104,11 +139,17 @@ impl Shown<'_> {
     /// Counts a run, and prints a line now and then.
     fn advance(&self, began: Instant, last: &Mutex<Instant>) {
         self.bar.inc(1);
-        let Ok(mut last) = last.try_lock() else { return };
+        let Ok(mut last) = last.try_lock() else {
+            return;
+        };
         if self.bar.is_hidden() && last.elapsed() >= PROGRESS {
             *last = Instant::now();
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or_default());
-            self.say(&format!("{done} of {} after {}", count(all, "run"), elapsed(began.elapsed())));
+            self.say(&format!(
+                "{done} of {} after {}",
+                count(all, "run"),
+                elapsed(began.elapsed())
+            ));
         }
     }
 
@@ -116,7 +157,11 @@ impl Shown<'_> {
         match self.format {
             Format::Json => terminal::print_json(runs),
             Format::Text if self.quiet && runs.passed() => Ok(()),
-            Format::Text => terminal::print(&trials::text(Trials::Calls(runs), terminal::style(), terminal::width_of_output())),
+            Format::Text => terminal::print(&trials::text(
+                Trials::Calls(runs),
+                terminal::style(),
+                terminal::width_of_output(),
+            )),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Generates `harness/book/src/commands.md`, the command reference, from the definitions of the commands, and `gpus.md` from the table of GPUs.
+//! Generates `harness/book/src/commands.md`, the command reference, from the definitions of the
+//! commands, and `gpus.md` from the table of GPUs.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -16,22 +17,39 @@ fn reference() -> String {
     let mut root = Cli::command().term_width(0).disable_help_subcommand(true);
     root.build();
     let mut page = BEGINNING.to_owned();
-    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
+    for command in root
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
         section(&mut page, command, "harness");
     }
-    let exit_codes = root.get_after_help().map(ToString::to_string).unwrap_or_default();
-    write!(page, "\n## Exit codes\n\n```text\n{exit_codes}\n```\n").expect("a string takes all text");
+    let exit_codes = root
+        .get_after_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    write!(page, "\n## Exit codes\n\n```text\n{exit_codes}\n```\n")
+        .expect("a string takes all text");
     page
 }
 
 fn section(page: &mut String, command: &Command, parent: &str) {
     let name = format!("{parent} {}", command.get_name());
-    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+    let about = command
+        .get_long_about()
+        .or(command.get_about())
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let usage = command.clone().bin_name(&name).render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ");
     let level = "#".repeat(name.split(' ').count());
-    write!(page, "\n{level} `{name}`\n\n{about}\n\n```text\n{usage}\n```\n").expect("a string takes all text");
-    let shown = |argument: &&Arg| !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "color");
+    write!(
+        page,
+        "\n{level} `{name}`\n\n{about}\n\n```text\n{usage}\n```\n"
+    )
+    .expect("a string takes all text");
+    let shown = |argument: &&Arg| {
+        !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "color")
+    };
     let arguments: Vec<&Arg> = command.get_arguments().filter(shown).collect();
     if !arguments.is_empty() {
         page.push('\n');
@@ -40,7 +58,10 @@ fn section(page: &mut String, command: &Command, parent: &str) {
         page.push_str(&entry(argument));
     }
     // The exit codes are the same for all commands: they are shown once, at the end.
-    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let after = command
+        .get_after_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     let after = after.split("\n\nExit codes:").next().unwrap_or_default();
     if !after.is_empty() {
         write!(page, "\n```text\n{after}\n```\n").expect("a string takes all text");
@@ -52,19 +73,49 @@ fn section(page: &mut String, command: &Command, parent: &str) {
 
 /// One argument as an item of a list.
 fn entry(argument: &Arg) -> String {
-    let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
-    let values: Vec<String> = if argument.is_hide_possible_values_set() || !argument.get_action().takes_values() {
-        Vec::new()
+    let help = argument
+        .get_long_help()
+        .or(argument.get_help())
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let values: Vec<String> =
+        if argument.is_hide_possible_values_set() || !argument.get_action().takes_values() {
+            Vec::new()
+        } else {
+            argument
+                .get_possible_values()
+                .iter()
+                .map(|value| format!("`{}`", value.get_name()))
+                .collect()
+        };
+    let values = if values.is_empty() {
+        String::new()
     } else {
-        argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect()
+        format!(" Values: {}.", values.join(", "))
     };
-    let values = if values.is_empty() { String::new() } else { format!(" Values: {}.", values.join(", ")) };
-    let defaults: Vec<String> = argument.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
-    let has_default = argument.get_action().takes_values() && defaults.iter().any(|value| !value.is_empty());
-    let default = if has_default { format!(" Default: `{}`.", defaults.join(" ")) } else { String::new() };
-    let help = help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n  ").replace("\n  \n", "\n\n");
+    let defaults: Vec<String> = argument
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy().into_owned())
+        .collect();
+    let has_default =
+        argument.get_action().takes_values() && defaults.iter().any(|value| !value.is_empty());
+    let default = if has_default {
+        format!(" Default: `{}`.", defaults.join(" "))
+    } else {
+        String::new()
+    };
+    let help = help
+        .lines()
+        .map(str::trim_end)
+        .collect::<Vec<_>>()
+        .join("\n  ")
+        .replace("\n  \n", "\n\n");
     // `<` would begin an HTML tag outside of code.
-    format!("- `{argument}`: {}{values}{default}\n", help.replace('<', "&lt;"))
+    format!(
+        "- `{argument}`: {}{values}{default}\n",
+        help.replace('<', "&lt;")
+    )
 }
 
 const GPU_PAGE: &str = "# GPUs
@@ -99,23 +150,45 @@ harness exec --values cpu --gpu t4-16 -- python harness/cli/tests/programs/funct
 fn gpu_page() -> String {
     let example = include_str!("../../../../scenarios/devices/my-gpu.yaml");
     let mut page = format!("{GPU_PAGE}```yaml\n{example}```\n\n## Table\n\n");
-    page.push_str("| name | GPU | memory in bytes | compute capability | multiprocessors | L2 in MiB | source of the memory |\n|---|---|---:|---:|---:|---:|---|\n");
+    page.push_str(
+        "| name | GPU | memory in bytes | compute capability | multiprocessors | L2 in \
+         MiB | source of the memory |\n|---|---|---:|---:|---:|---:|---|\n",
+    );
     for gpu in GPUS.iter() {
-        let Gpu { name, device, memory, capability: (major, minor), multiprocessors, l2_cache, source, .. } = gpu;
+        let Gpu {
+            name,
+            device,
+            memory,
+            capability: (major, minor),
+            multiprocessors,
+            l2_cache,
+            source,
+            ..
+        } = gpu;
         let l2 = f64::from(*l2_cache) / f64::from(1 << 20);
-        writeln!(page, "| `{name}` | {device} | {} | {major}.{minor} | {multiprocessors} | {l2} | {source} |", memory.0)
-            .expect("a string takes all text");
+        writeln!(
+            page,
+            "| `{name}` | {device} | {} | {major}.{minor} | {multiprocessors} | {l2} | {source} |",
+            memory.0
+        )
+        .expect("a string takes all text");
     }
     page
 }
 
 fn assert_current(file: &str, page: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../book/src").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../book/src")
+        .join(file);
     if std::env::var_os("UPDATE").is_some_and(|update| update == "1") {
         std::fs::write(&path, page).expect("the page can be written");
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(committed == page, "run `UPDATE=1 cargo test -p harness --bin harness reference`, and commit {}", path.display());
+    assert!(
+        committed == page,
+        "run `UPDATE=1 cargo test -p harness --bin harness reference`, and commit {}",
+        path.display()
+    );
 }
 
 #[test]

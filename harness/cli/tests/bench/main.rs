@@ -1,4 +1,5 @@
-//! Benchmarks: the suite language, the project's suites, the measuring loop, the detection of slower allocators, and the command.
+//! Benchmarks: the suite language, the project's suites, the measuring loop, the detection of
+//! slower allocators, and the command.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod errors;

@@ -27,14 +27,25 @@ pub(crate) struct TestProvider {
 
 impl TestProvider {
     pub(crate) fn new() -> Self {
-        Self { cost: CostModel::PUBLISHED, clock: Clock::Simulated, build: AllocatorSpec::build, refuse: |_| None, asked: 0 }
+        Self {
+            cost: CostModel::PUBLISHED,
+            clock: Clock::Simulated,
+            build: AllocatorSpec::build,
+            refuse: |_| None,
+            asked: 0,
+        }
     }
 
     pub(crate) fn run(&mut self, suite: &Suite) -> SuiteRecord {
         self.run_with(suite, &terms(0), |_| {})
     }
 
-    pub(crate) fn run_with(&mut self, suite: &Suite, terms: &Terms, watch: impl FnMut(Progress<'_>)) -> SuiteRecord {
+    pub(crate) fn run_with(
+        &mut self,
+        suite: &Suite,
+        terms: &Terms,
+        watch: impl FnMut(Progress<'_>),
+    ) -> SuiteRecord {
         run_suite(suite, self, &mut Processes::default(), terms, watch)
     }
 }
@@ -48,19 +59,28 @@ impl DeviceProvider for TestProvider {
         "sim".to_owned()
     }
 
-    fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError> {
+    fn device(
+        &mut self,
+        memory: Bytes,
+        limit: MemoryLimit,
+    ) -> Result<Box<dyn TestDevice>, DeviceError> {
         self.asked += 1;
         if let Some(error) = (self.refuse)(self.asked) {
             return Err(error);
         }
         match limit {
             MemoryLimit::HostPath => Ok(Box::new(SimDevice::new(SimConfig::replay(memory)))),
-            MemoryLimit::Reported | MemoryLimit::Enforced => Ok(Box::new(Limited::new(self.open()?, memory)?)),
+            MemoryLimit::Reported | MemoryLimit::Enforced => {
+                Ok(Box::new(Limited::new(self.open()?, memory)?))
+            }
         }
     }
 
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError> {
-        Ok(Box::new(SimDevice::new(SimConfig { cost: self.cost.clone(), ..SimConfig::default() })))
+        Ok(Box::new(SimDevice::new(SimConfig {
+            cost: self.cost.clone(),
+            ..SimConfig::default()
+        })))
     }
 
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
@@ -69,17 +89,25 @@ impl DeviceProvider for TestProvider {
 }
 
 pub(crate) fn terms(seed: u64) -> Terms {
-    Terms { seed, ..Terms::default() }
+    Terms {
+        seed,
+        ..Terms::default()
+    }
 }
 
 pub(crate) fn within(budget: Nanos) -> Terms {
-    Terms { budget: Some(budget), ..terms(0) }
+    Terms {
+        budget: Some(budget),
+        ..terms(0)
+    }
 }
 
 /// A suite that times these measures with these configurations.
 pub(crate) fn suite(arms: &str, time: &str) -> Suite {
-    let text = format!("about: A test.\nneeds: {{ memory: 1GiB }}\narms: [{arms}]\ntime:\n  - {time}\n");
-    Suite::parse(&text, &catalogue().join("test.yaml")).unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)))
+    let text =
+        format!("about: A test.\nneeds: {{ memory: 1GiB }}\narms: [{arms}]\ntime:\n  - {time}\n");
+    Suite::parse(&text, &catalogue().join("test.yaml"))
+        .unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)))
 }
 
 /// The folder of the project's suites.
@@ -88,11 +116,19 @@ pub(crate) fn catalogue() -> std::path::PathBuf {
 }
 
 pub(crate) fn measured(entry: &Entry) -> &Measured {
-    entry.outcome.measured().unwrap_or_else(|| panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome))
+    entry
+        .outcome
+        .measured()
+        .unwrap_or_else(|| panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome))
 }
 
 /// The medians of a configuration, by case.
 pub(crate) fn medians(record: &SuiteRecord, arm: &str) -> Vec<(String, u64)> {
-    let entries = record.entries.iter().filter(|entry| entry.arm == arm && entry.quantity.is_time());
-    entries.map(|entry| (entry.case(), measured(entry).summary.median)).collect()
+    let entries = record
+        .entries
+        .iter()
+        .filter(|entry| entry.arm == arm && entry.quantity.is_time());
+    entries
+        .map(|entry| (entry.case(), measured(entry).summary.median))
+        .collect()
 }

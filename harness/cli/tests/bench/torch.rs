@@ -1,4 +1,5 @@
-//! PyTorch's own allocator as a configuration: its answers, and the script itself with a fake torch.
+//! PyTorch's own allocator as a configuration: its answers, and the script itself with a fake
+//! torch.
 
 use std::process::{Command, Stdio};
 
@@ -29,45 +30,115 @@ time:
   - empty_cache: { segments: [1] }
   - threads: { counts: [1] }
 ";
-    let world = World::with_gpu(Bytes::gib(2)).with("suite.yaml", text).with_program("python", PYTHON);
-    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"]);
+    let world = World::with_gpu(Bytes::gib(2))
+        .with("suite.yaml", text)
+        .with_program("python", PYTHON);
+    let ran = world.bench(&[
+        "suite.yaml",
+        "--device",
+        "cuda:0",
+        "--report",
+        "run",
+        "--torch",
+        "./python",
+    ]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let run = world.run("run");
-    let torch: Vec<_> = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch").collect();
+    let torch: Vec<_> = run.suites[0]
+        .entries
+        .iter()
+        .filter(|entry| entry.arm == "torch")
+        .collect();
     // Measures without a question have no entry, and unsupported measures have a reason.
     let told = torch.iter().map(|entry| match &entry.outcome {
-        Outcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
-        Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } => format!("{}: {reason}", entry.case()),
+        Outcome::Measured(measured) => format!(
+            "{}: {} ps, {:?}",
+            entry.case(),
+            measured.summary.median,
+            entry.quantity
+        ),
+        Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } => {
+            format!("{}: {reason}", entry.case())
+        }
         Outcome::Failed { reason } => panic!("{}: {reason}", entry.case()),
     });
-    let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"].map(|case| format!("{case}: 5500 ps, HostTime"));
-    assert_eq!(told.collect::<Vec<_>>(), [&expected[..], &["empty_cache, 1 segment: not known here".to_owned()]].concat());
+    let expected = ["hit, 2 MiB", "miss, 2 MiB", "after_empty_cache, 2 MiB"]
+        .map(|case| format!("{case}: 5500 ps, HostTime"));
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [
+            &expected[..],
+            &["empty_cache, 1 segment: not known here".to_owned()]
+        ]
+        .concat()
+    );
 }
 
 #[test]
 fn entries_of_a_missing_pytorch_contain_the_reason() {
     let world = World::without_gpu().with("small.yaml", SMALL);
-    let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--torch", "python3"]);
+    let ran = world.bench(&[
+        "small.yaml",
+        "--device",
+        "sim",
+        "--report",
+        "run",
+        "--torch",
+        "python3",
+    ]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let why = "it needs a GPU, but this run uses the simulated device";
     assert!(ran.err.contains(why), "{}", ran.err);
     let run = world.run("run");
-    let torch = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch");
-    assert_eq!(torch.filter(|entry| entry.outcome == Outcome::Skipped { reason: why.to_owned() }).count(), 6);
-    let auto = world.bench(&["small.yaml", "--device", "sim", "--report", "auto", "--torch", "auto"]);
-    assert!(auto.err.is_empty() && world.run("auto").suites[0].entries.iter().all(|entry| entry.arm != "torch"), "{}", auto.told());
+    let torch = run.suites[0]
+        .entries
+        .iter()
+        .filter(|entry| entry.arm == "torch");
+    assert_eq!(
+        torch
+            .filter(|entry| entry.outcome
+                == Outcome::Skipped {
+                    reason: why.to_owned()
+                })
+            .count(),
+        6
+    );
+    let auto = world.bench(&[
+        "small.yaml",
+        "--device",
+        "sim",
+        "--report",
+        "auto",
+        "--torch",
+        "auto",
+    ]);
+    assert!(
+        auto.err.is_empty()
+            && world.run("auto").suites[0]
+                .entries
+                .iter()
+                .all(|entry| entry.arm != "torch"),
+        "{}",
+        auto.told()
+    );
 }
 
 /// A Python with the torch of `fake_torch`; `None` without Python.
 fn python_with_a_fake() -> Option<String> {
-    let here = Command::new("python3").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let here = Command::new("python3")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
     here.ok().filter(|status| status.success())?;
     let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bench/fake_torch");
-    Some(format!("#!/bin/sh\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH='{fake}' exec python3 \"$@\"\n"))
+    Some(format!(
+        "#!/bin/sh\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH='{fake}' exec python3 \"$@\"\n"
+    ))
 }
 
-/// All measures of the script, with the interface of torch. The results exclude the 5 µs that the fake's Python takes for a call,
-/// and include the 4 µs of its allocator.
+/// All measures of the script, with the interface of torch. The results exclude the 5 µs that the
+/// fake's Python takes for a call, and include the 4 µs of its allocator.
 #[test]
 fn the_script_runs_all_measures_and_subtracts_pythons_overhead() {
     let Some(python) = python_with_a_fake() else {
@@ -98,13 +169,31 @@ time:
         .with("trace.txt", trace)
         .with("refused.txt", "a 0 2097152 0\na 2 9999999999 0\nf 2\nf 0\n")
         .with("pool.txt", "g+ 1\na 0 512 0\ng- 1\n");
-    let ran = world.bench(&["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"]);
+    let ran = world.bench(&[
+        "suite.yaml",
+        "--device",
+        "cuda:0",
+        "--report",
+        "run",
+        "--torch",
+        "./python",
+    ]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let run = world.run("run");
-    let told: Vec<String> = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch").map(told).collect();
+    let told: Vec<String> = run.suites[0]
+        .entries
+        .iter()
+        .filter(|entry| entry.arm == "torch")
+        .map(told)
+        .collect();
     insta::assert_snapshot!(told.join("\n"));
-    let refused = run.suites[0].entries.iter().filter(|entry| entry.arm == "caching" && entry.group == "refused").map(self::told);
-    let expected = "refused: out of memory: 1 of the trace's 2 requests do not fit in 256 MiB, so its times are not comparable";
+    let refused = run.suites[0]
+        .entries
+        .iter()
+        .filter(|entry| entry.arm == "caching" && entry.group == "refused")
+        .map(self::told);
+    let expected = "refused: out of memory: 1 of the trace's 2 requests do not fit in 256 MiB, so \
+         its times are not comparable";
     assert_eq!(refused.collect::<Vec<_>>(), [expected]);
 }
 
@@ -120,18 +209,46 @@ arms: [bfc, expandable, caching: { name: again, conf: "expandable_segments:True"
 rounds: { least: 2, most: 2 }
 time: [latency: { sizes: [2MiB], cases: [miss] }]
 "#;
-    let world = World::with_gpu(Bytes::gib(2)).with_program("python", &python).with("suite.yaml", suite);
-    let arguments = ["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"];
+    let world = World::with_gpu(Bytes::gib(2))
+        .with_program("python", &python)
+        .with("suite.yaml", suite);
+    let arguments = [
+        "suite.yaml",
+        "--device",
+        "cuda:0",
+        "--report",
+        "run",
+        "--torch",
+        "./python",
+    ];
     let mut command = world.command(&arguments);
     // The variable of the current user must not affect the test.
-    let output = command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:21").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .env("PYTORCH_ALLOC_CONF", "max_split_size_mb:21")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let run = world.run("run");
-    let torches = run.suites[0].entries.iter().filter(|entry| entry.arm.starts_with("torch"));
-    let told: Vec<String> = torches.map(|entry| format!("{}: {}", entry.arm, told(entry))).collect();
+    let torches = run.suites[0]
+        .entries
+        .iter()
+        .filter(|entry| entry.arm.starts_with("torch"));
+    let told: Vec<String> = torches
+        .map(|entry| format!("{}: {}", entry.arm, told(entry)))
+        .collect();
     // The fake takes 4 µs and one nanosecond for each character of the settings.
-    let expected = ["torch_expandable: miss, 2 MiB: 4024000 ps", "torch_rounded: miss, 2 MiB: 4026000 ps"];
-    assert_eq!(told, expected.map(|entry| format!("{entry}, HostTime, 1 at a time")));
+    let expected = [
+        "torch_expandable: miss, 2 MiB: 4024000 ps",
+        "torch_rounded: miss, 2 MiB: 4026000 ps",
+    ];
+    assert_eq!(
+        told,
+        expected.map(|entry| format!("{entry}, HostTime, 1 at a time"))
+    );
 }
 
 /// Requests as a person types them. Each line of the answer belongs to one request.
@@ -153,24 +270,48 @@ nonsense
 {"do": "load", "trace": "mine", "events": ["x 1048576"]}
 {"do": "load", "trace": "mine", "events": ["q"]}
 "#;
-    let world = World::without_gpu().with_program("python", &python).with("requests", requests);
+    let world = World::without_gpu()
+        .with_program("python", &python)
+        .with("requests", requests);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ci/torch_reference.py");
     let mut command = Command::new(world.path("python"));
-    let ran = command.arg(script).stdin(std::fs::File::open(world.path("requests")).unwrap()).output().unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let ran = command
+        .arg(script)
+        .stdin(std::fs::File::open(world.path("requests")).unwrap())
+        .output()
+        .unwrap();
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
     insta::assert_snapshot!(String::from_utf8(ran.stdout).unwrap());
 }
 
 /// The number of the request that takes 100 ms longer.
 fn pipeline_with_a_hiccup_in(request: u32, python: &str) -> String {
     let question = r#"{"do": "pipeline", "size": 134217728, "turns": 20}"#;
-    let world = World::without_gpu().with_program("python", python).with("requests", question);
+    let world = World::without_gpu()
+        .with_program("python", python)
+        .with("requests", question);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ci/torch_reference.py");
     let mut command = Command::new(world.path("python"));
-    command.arg(script).stdin(std::fs::File::open(world.path("requests")).unwrap()).env("FAKE_TORCH_HICCUP", request.to_string());
+    command
+        .arg(script)
+        .stdin(std::fs::File::open(world.path("requests")).unwrap())
+        .env("FAKE_TORCH_HICCUP", request.to_string());
     let ran = command.output().unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    String::from_utf8(ran.stdout).unwrap().lines().nth(1).unwrap_or_default().to_owned()
+    assert!(
+        ran.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    String::from_utf8(ran.stdout)
+        .unwrap()
+        .lines()
+        .nth(1)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 #[test]
@@ -183,7 +324,11 @@ fn a_slow_moment_of_the_interpreter_does_not_lose_a_size_of_the_pipeline() {
     assert_eq!(undisturbed, r#"{"samples_ps": [131072000]}"#);
     // The first 20 rounds warm up.
     for request in [5, 25, 40] {
-        assert_eq!(pipeline_with_a_hiccup_in(request, &python), undisturbed, "in request {request}");
+        assert_eq!(
+            pipeline_with_a_hiccup_in(request, &python),
+            undisturbed,
+            "in request {request}"
+        );
     }
 }
 
@@ -191,8 +336,15 @@ fn a_slow_moment_of_the_interpreter_does_not_lose_a_size_of_the_pipeline() {
 fn told(entry: &Entry) -> String {
     let outcome = match &entry.outcome {
         Outcome::Measured(measured) => {
-            let unit = if entry.quantity == Quantity::Memory { "bytes" } else { "ps" };
-            format!("{} {unit}, {:?}, {} at a time", measured.summary.median, entry.quantity, measured.batch)
+            let unit = if entry.quantity == Quantity::Memory {
+                "bytes"
+            } else {
+                "ps"
+            };
+            format!(
+                "{} {unit}, {:?}, {} at a time",
+                measured.summary.median, entry.quantity, measured.batch
+            )
         }
         Outcome::Skipped { reason } => format!("skipped: {reason}"),
         Outcome::OutOfMemory { reason } => format!("out of memory: {reason}"),

@@ -24,8 +24,13 @@ pub(crate) struct Ran {
 
 impl Ran {
     pub(crate) fn told(&self) -> String {
-        let code = self.code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-        format!("exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}", self.out, self.err)
+        let code = self
+            .code
+            .map_or_else(|| "none".to_owned(), |code| code.to_string());
+        format!(
+            "exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}",
+            self.out, self.err
+        )
     }
 }
 
@@ -38,7 +43,10 @@ time:
 
 impl World {
     pub(crate) fn without_gpu() -> Self {
-        Self { folder: TempDir::new().unwrap(), staging: Staging::without_driver().unwrap() }
+        Self {
+            folder: TempDir::new().unwrap(),
+            staging: Staging::without_driver().unwrap(),
+        }
     }
 
     /// With a GPU of this much memory.
@@ -48,7 +56,10 @@ impl World {
 
     /// With a GPU of this description.
     pub(crate) fn with_driver(config: &Settings) -> Self {
-        Self { staging: Staging::new(config).unwrap(), ..Self::without_gpu() }
+        Self {
+            staging: Staging::new(config).unwrap(),
+            ..Self::without_gpu()
+        }
     }
 
     /// The same as [`World::with`], for a program.
@@ -75,8 +86,18 @@ impl World {
 
     fn harness(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-        command.arg0("harness").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
-        for variable in ["CARGO", "COLUMNS", "GITHUB_ACTIONS", "HARNESS_DEVICE", "NO_COLOR"] {
+        command
+            .arg0("harness")
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
+        for variable in [
+            "CARGO",
+            "COLUMNS",
+            "GITHUB_ACTIONS",
+            "HARNESS_DEVICE",
+            "NO_COLOR",
+        ] {
             command.env_remove(variable);
         }
         self.staging.apply(&mut command);
@@ -93,20 +114,37 @@ impl World {
 
     fn ran(mut command: Command) -> Ran {
         let output = command.output().unwrap();
-        Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
+        Ran {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
     }
 
-    /// Changes the first saved run: its date is yesterday, and no other process disturbed it, although one may today.
+    /// Changes the first saved run: its date is yesterday, and no other process disturbed it,
+    /// although one may today.
     pub(crate) fn rewrite_first_run(&self, change: impl FnOnce(&mut BenchRun)) {
-        let folder = fs::read_dir(self.path("reports/nightly")).unwrap().next().unwrap().unwrap().path();
-        let mut run: BenchRun = serde_json::from_str(&fs::read_to_string(folder.join("benchmark.json")).unwrap()).unwrap();
+        let folder = fs::read_dir(self.path("reports/nightly"))
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap()
+            .path();
+        let mut run: BenchRun =
+            serde_json::from_str(&fs::read_to_string(folder.join("benchmark.json")).unwrap())
+                .unwrap();
         run.started = "2026-11-19T02:17:00Z".to_owned();
         run.conditions.contended.clear();
         change(&mut run);
-        fs::write(folder.join("benchmark.json"), serde_json::to_string(&run).unwrap()).unwrap();
+        fs::write(
+            folder.join("benchmark.json"),
+            serde_json::to_string(&run).unwrap(),
+        )
+        .unwrap();
     }
 
     pub(crate) fn run(&self, folder: &str) -> BenchRun {
-        serde_json::from_str(&fs::read_to_string(self.path(folder).join("benchmark.json")).unwrap()).unwrap()
+        serde_json::from_str(&fs::read_to_string(self.path(folder).join("benchmark.json")).unwrap())
+            .unwrap()
     }
 }

@@ -1,4 +1,5 @@
-//! Helpers for the reports that the project keeps: a report for readers, and the figures of every run, which do not depend on wording.
+//! Helpers for the reports that the project keeps: a report for readers, and the figures of every
+//! run, which do not depend on wording.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
@@ -13,34 +14,61 @@ pub(crate) fn updates() -> bool {
 
 /// The Markdown and SVG files of a folder, by name.
 pub(crate) fn files(folder: &Path) -> BTreeMap<String, String> {
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let shown = paths.filter(|path| path.extension().is_some_and(|ending| ending == "md" || ending == "svg"));
-    shown.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read_to_string(&path).unwrap())).collect()
+    let paths = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let shown = paths.filter(|path| {
+        path.extension()
+            .is_some_and(|ending| ending == "md" || ending == "svg")
+    });
+    shown
+        .map(|path| {
+            (
+                path.file_name().unwrap().to_string_lossy().into_owned(),
+                fs::read_to_string(&path).unwrap(),
+            )
+        })
+        .collect()
 }
 
 /// Replaces the Markdown and SVG files of `kept` with those of `made`.
 pub(crate) fn replace(made: &Path, kept: &Path) {
     drop(fs::remove_dir_all(kept));
     fs::create_dir_all(kept).unwrap();
-    files(made).iter().for_each(|(name, content)| fs::write(kept.join(name), content).unwrap());
+    files(made)
+        .iter()
+        .for_each(|(name, content)| fs::write(kept.join(name), content).unwrap());
 }
 
-/// Compares the figures of all runs with the kept ones in `kept`, or replaces them if `UPDATE` is set.
+/// Compares the figures of all runs with the kept ones in `kept`, or replaces them if `UPDATE` is
+/// set.
 pub(crate) fn compare_figures(records: &Records, kept: &Path) {
     let mut text = String::new();
-    records.runs.iter().for_each(|run| text.push_str(&figures(run)));
+    records
+        .runs
+        .iter()
+        .for_each(|run| text.push_str(&figures(run)));
     if updates() {
         fs::write(kept, &text).unwrap();
     }
     let earlier = fs::read_to_string(kept).unwrap();
     let differences: Vec<String> = diff(&earlier, &text);
-    assert!(differences.is_empty(), "{} differs; if this is intended, run with UPDATE=1:\n{}", kept.display(), differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "{} differs; if this is intended, run with UPDATE=1:\n{}",
+        kept.display(),
+        differences.join("\n")
+    );
 }
 
 fn diff(earlier: &str, now: &str) -> Vec<String> {
     let missing = |mark: char, these: &str, others: &str| {
         let others: Vec<&str> = others.lines().collect();
-        these.lines().filter(|line| !others.contains(line)).map(|line| format!("{mark} {line}")).collect::<Vec<_>>()
+        these
+            .lines()
+            .filter(|line| !others.contains(line))
+            .map(|line| format!("{mark} {line}"))
+            .collect::<Vec<_>>()
     };
     [missing('-', earlier, now), missing('+', now, earlier)].concat()
 }
@@ -52,17 +80,42 @@ fn figures(run: &RunRecord) -> String {
     let mut text = format!("{name}: {}, {steps} steps", verdict(&run.verdict));
     if let Some(last) = run.steps.last().map(|step| step.accounts) {
         let (allocated, reserved) = (last.peak_allocated.get(), last.peak_reserved.get());
-        write!(text, ", peak {allocated} allocated, {reserved} reserved, {} retries, {} OOMs", last.retries, last.ooms).unwrap();
+        write!(
+            text,
+            ", peak {allocated} allocated, {reserved} reserved, {} retries, {} OOMs",
+            last.retries, last.ooms
+        )
+        .unwrap();
     }
     writeln!(text, ", {} ns", run.timings.scenario.get()).unwrap();
-    for step in run.steps.iter().filter(|step| step.outcome == Outcome::OutOfMemory) {
-        let causes: Vec<&str> = step.failed_request.iter().flat_map(causes).map(|cause| cause.kind().name()).collect();
-        writeln!(text, "{name}: line {} runs out of memory: {}", step.line, causes.join(", ")).unwrap();
+    for step in run
+        .steps
+        .iter()
+        .filter(|step| step.outcome == Outcome::OutOfMemory)
+    {
+        let causes: Vec<&str> = step
+            .failed_request
+            .iter()
+            .flat_map(causes)
+            .map(|cause| cause.kind().name())
+            .collect();
+        writeln!(
+            text,
+            "{name}: line {} runs out of memory: {}",
+            step.line,
+            causes.join(", ")
+        )
+        .unwrap();
     }
     for (number, figure) in run.figures.iter().enumerate() {
         let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
         let (pytorch, harness) = (value(&figure.pytorch), value(&figure.harness));
-        writeln!(text, "{name}: figure {}: {pytorch} by PyTorch, {harness} by the harness", number + 1).unwrap();
+        writeln!(
+            text,
+            "{name}: figure {}: {pytorch} by PyTorch, {harness} by the harness",
+            number + 1
+        )
+        .unwrap();
     }
     text
 }
@@ -72,7 +125,9 @@ fn verdict(verdict: &Verdict) -> String {
     match verdict {
         Verdict::Passed => "passed".to_owned(),
         Verdict::Failed { first, rest } => format!("failed by {}", rules(&first.rule, rest.len())),
-        Verdict::FailedAsExpected { first, rest, .. } => format!("failed as expected by {}", rules(&first.rule, rest.len())),
+        Verdict::FailedAsExpected { first, rest, .. } => {
+            format!("failed as expected by {}", rules(&first.rule, rest.len()))
+        }
         Verdict::Skipped { .. } => "skipped".to_owned(),
         Verdict::Contended { .. } => "contended".to_owned(),
         Verdict::Interrupted => "interrupted".to_owned(),

@@ -1,10 +1,13 @@
-//! Unmodified PyTorch programs on simulated GPUs, run by `harness exec`. Each must print the expected figures, to the byte.
+//! Unmodified PyTorch programs on simulated GPUs, run by `harness exec`. Each must print the
+//! expected figures, to the byte.
 //!
-//! `programs/` has small programs with their expected output, and larger programs with recorded figures. [`PYTHON`] names a Python with torch 2.11.0 for
-//! CUDA 13, with or without NVIDIA's packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install --no-deps
+//! `programs/` has small programs with their expected output, and larger programs with recorded
+//! figures. [`PYTHON`] names a Python with torch 2.11.0 for CUDA 13, with or without NVIDIA's
+//! packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install --no-deps
 //! nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
 //!
-//! With [`ALL`]=1, all trials run. Without it, trials that only repeat a check with another program, GPU or setting are ignored.
+//! With [`ALL`]=1, all trials run. Without it, trials that only repeat a check with another
+//! program, GPU or setting are ignored.
 
 mod claims;
 #[path = "../kept_report/mod.rs"]
@@ -25,18 +28,26 @@ use serde_json::Value;
 const PYTHON: &str = "HARNESS_TEST_PYTHON";
 /// The variable that names cuDNN's library.
 const CUDNN: &str = "HARNESS_TEST_CUDNN";
-/// The variable that names a folder with Triton: `pip install --no-deps --target FOLDER triton==3.6.0`.
+/// The variable that names a folder with Triton: `pip install --no-deps --target FOLDER
+/// triton==3.6.0`.
 const TRITON: &str = "HARNESS_TEST_TRITON";
 /// The variable for the trials of `nightly.yml`.
 const ALL: &str = "HARNESS_TEST_ALL";
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let python = std::env::var_os(PYTHON).filter(|python| !python.is_empty()).map(PathBuf::from);
+    let python = std::env::var_os(PYTHON)
+        .filter(|python| !python.is_empty())
+        .map(PathBuf::from);
     if python.is_none() && !arguments.list {
-        eprintln!("programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` creates one and prints its path");
+        eprintln!(
+            "programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` creates one \
+             and prints its path"
+        );
     }
-    let cudnn = std::env::var_os(CUDNN).map(PathBuf::from).filter(|_| python.is_some());
+    let cudnn = std::env::var_os(CUDNN)
+        .map(PathBuf::from)
+        .filter(|_| python.is_some());
     if cudnn.is_none() && !arguments.list {
         eprintln!("cuDNN's own library: ignored, {CUDNN} or {PYTHON} is not set");
     }
@@ -46,18 +57,39 @@ fn main() -> ExitCode {
         claims::have_the_kept_figures(python);
         Ok(())
     };
-    let mut trials = vec![of_python("the claims have the kept verdicts and figures", &python, check)];
+    let mut trials = vec![of_python(
+        "the claims have the kept verdicts and figures",
+        &python,
+        check,
+    )];
     for (scenario, python) in [("batch_beside_server", &every), ("halve_batch", &python)] {
         let check = move |python: &Path| behaves_the_same_on_a_gpu(scenario, python);
-        trials.push(of_python(&format!("scenarios/programs/{scenario}.yaml behaves the same on a GPU"), python, check));
+        trials.push(of_python(
+            &format!("scenarios/programs/{scenario}.yaml behaves the same on a GPU"),
+            python,
+            check,
+        ));
     }
     trials.extend(rows("expected.tsv").map(|row| trial(row, &python, printed)));
     trials.extend(rows("expected_nightly.tsv").map(|row| trial(row, &every, printed)));
     trials.extend(rows("recorded.tsv").map(|row| trial(row, &python, recorded)));
-    // The parent in shared_tensors.py waits forever for a child that ran out of memory, and that in engine.py for its engine. captures.py keeps the
-    // pools of failed captures. handles.py has no memory for libraries.
-    let excluded = ["--values cpu", "--fail", "--devices", "--context-overhead", "shared_tensors.py", "engine.py", "captures.py"];
-    let is_first = |row: &Row| !excluded.iter().any(|text| row.options.contains(text) || row.program == *text);
+    // The parent in shared_tensors.py waits forever for a child that ran out of memory, and that in
+    // engine.py for its engine. captures.py keeps the pools of failed captures. handles.py has no
+    // memory for libraries.
+    let excluded = [
+        "--values cpu",
+        "--fail",
+        "--devices",
+        "--context-overhead",
+        "shared_tensors.py",
+        "engine.py",
+        "captures.py",
+    ];
+    let is_first = |row: &Row| {
+        !excluded
+            .iter()
+            .any(|text| row.options.contains(text) || row.program == *text)
+    };
     let brief = ["mlp_adam.py", "workers.py"];
     // Comparisons of many runs. Those of other programs run every night.
     let python_for = |is_brief: bool| if is_brief { &python } else { &every };
@@ -68,10 +100,18 @@ fn main() -> ExitCode {
     let larger = rows("recorded.tsv").filter(|row| !row.options.contains("--alloc-conf"));
     let predicted: Vec<Row> = copied.values().cloned().chain(larger).collect();
     trials.extend(copied.values().cloned().map(|row| {
-        let name = format!("{}: runs that begin as copies end like new starts", row.program);
+        let name = format!(
+            "{}: runs that begin as copies end like new starts",
+            row.program
+        );
         let python = python_for(brief.contains(&row.program.as_str()));
-        let check =
-            move |python: &Path| copies_end_like_new_starts(&row.program, &[row.options.as_str(), "--every-fault=sample:2"], python);
+        let check = move |python: &Path| {
+            copies_end_like_new_starts(
+                &row.program,
+                &[row.options.as_str(), "--every-fault=sample:2"],
+                python,
+            )
+        };
         of_python(&name, python, check)
     }));
     for row in predicted {
@@ -80,68 +120,210 @@ fn main() -> ExitCode {
         let check = move |python: &Path| predictions_equal_runs(&row.program, &row.options, python);
         trials.push(of_python(&name, python, check));
     }
-    trials.push(of_python("train.py: four runs find the least memory with eight settings", &python, four_runs_find_the_least_memory));
-    trials.push(of_python("train.py: the least memory with eight settings is that of the full search", &every, full_search_finds_the_same));
+    trials.push(of_python(
+        "train.py: four runs find the least memory with eight settings",
+        &python,
+        four_runs_find_the_least_memory,
+    ));
+    trials.push(of_python(
+        "train.py: the least memory with eight settings is that of the full search",
+        &every,
+        full_search_finds_the_same,
+    ));
     for (program, options) in PREDICTED {
-        let name = format!("{program} {options}: four runs confirm the least memory, which is that of the full search");
-        trials.push(of_python(&name, &every, move |python| four_runs_confirm(program, options, python)));
+        let name = format!(
+            "{program} {options}: four runs confirm the least memory, which is that of the full \
+             search"
+        );
+        trials.push(of_python(&name, &every, move |python| {
+            four_runs_confirm(program, options, python)
+        }));
     }
     let limited = ["halve_on_oom.py", "mlp_adam.py", "retry.py"];
-    let is_limited = |row: &Row| limited.contains(&row.program.as_str()) && !row.options.contains("--values");
-    trials.extend(rows("expected.tsv").chain(rows("expected_nightly.tsv")).filter(is_limited).map(|mut row| {
-        let python = python_for(copied[&row.program].options == row.options || row.options.contains("cudaMalloc:5:4"));
-        row.options.insert_str(0, LIMITED);
-        trial(row, python, printed)
-    }));
-    trials.push(of_python("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
-    trials.push(of_python("each call of a library fails, and its error is a clean end", &python, library_errors));
-    let launchers =
-        [["torchrun", "torch.distributed.run", "--nproc_per_node=1"], ["accelerate", "accelerate.commands.launch", "--num_processes=1"]];
+    let is_limited =
+        |row: &Row| limited.contains(&row.program.as_str()) && !row.options.contains("--values");
+    trials.extend(
+        rows("expected.tsv")
+            .chain(rows("expected_nightly.tsv"))
+            .filter(is_limited)
+            .map(|mut row| {
+                let python = python_for(
+                    copied[&row.program].options == row.options
+                        || row.options.contains("cudaMalloc:5:4"),
+                );
+                row.options.insert_str(0, LIMITED);
+                trial(row, python, printed)
+            }),
+    );
+    trials.push(of_python(
+        "a correct recovery survives each fault",
+        &python,
+        a_correct_recovery_survives_each_fault,
+    ));
+    trials.push(of_python(
+        "each call of a library fails, and its error is a clean end",
+        &python,
+        library_errors,
+    ));
+    let launchers = [
+        ["torchrun", "torch.distributed.run", "--nproc_per_node=1"],
+        [
+            "accelerate",
+            "accelerate.commands.launch",
+            "--num_processes=1",
+        ],
+    ];
     for [name, module, processes] in launchers {
         // An environment that an earlier `ci/torch` made lacks accelerate.
         let package = module.split('.').next().unwrap_or_default();
         let find = format!("import importlib.util; assert importlib.util.find_spec('{package}')");
-        let has_it = |python: &PathBuf| Command::new(python).args(["-c", &find]).output().is_ok_and(|it| it.status.success());
+        let has_it = |python: &PathBuf| {
+            Command::new(python)
+                .args(["-c", &find])
+                .output()
+                .is_ok_and(|it| it.status.success())
+        };
         let python = python.clone().filter(has_it);
-        let check = move |python: &Path| ends_cleanly(python, &["-m", module, processes], "launched.py");
-        trials.push(of_python(&format!("{name}: an out of memory error of the program is a clean end"), &python, check));
+        let check =
+            move |python: &Path| ends_cleanly(python, &["-m", module, processes], "launched.py");
+        trials.push(of_python(
+            &format!("{name}: an out of memory error of the program is a clean end"),
+            &python,
+            check,
+        ));
     }
     let triton = std::env::var_os(TRITON).map(PathBuf::from);
     let check = |python: &Path| ends_cleanly(python, &[], "triton_kernel.py");
-    trials.push(of_python("Triton: an out of memory error of the program is a clean end", &triton.and(python.clone()), check));
-    trials.push(of_python("a broken recovery is reported as in the README", &python, a_broken_recovery_is_reported_as_in_the_readme));
-    trials.push(of_python("a correct recovery survives on a squeezed GPU", &python, a_correct_recovery_survives_on_a_squeezed_gpu));
-    trials.push(of_python("pluggable.py: the library makes the same decisions as PyTorch's own allocator", &python, decides_alike));
+    trials.push(of_python(
+        "Triton: an out of memory error of the program is a clean end",
+        &triton.and(python.clone()),
+        check,
+    ));
+    trials.push(of_python(
+        "a broken recovery is reported as in the README",
+        &python,
+        a_broken_recovery_is_reported_as_in_the_readme,
+    ));
+    trials.push(of_python(
+        "a correct recovery survives on a squeezed GPU",
+        &python,
+        a_correct_recovery_survives_on_a_squeezed_gpu,
+    ));
+    trials.push(of_python(
+        "pluggable.py: the library makes the same decisions as PyTorch's own allocator",
+        &python,
+        decides_alike,
+    ));
     trials.push(of_python(
         "pluggable.py: out of memory in a pool of the library raises PyTorch's own error",
         &python,
         out_of_memory_in_a_pool,
     ));
-    trials.push(of_python("convolutions that were not measured are listed and can be measured", &python, unmeasured_convolutions));
+    trials.push(of_python(
+        "convolutions that were not measured are listed and can be measured",
+        &python,
+        unmeasured_convolutions,
+    ));
     let with_cudnn = cudnn.as_ref().and(python.clone());
     let cudnn = cudnn.unwrap_or_default();
     let library = cudnn.clone();
     let check = move |python: &Path| library_of_cudnn(python, &cudnn);
-    trials.push(of_python("workspaces.py: cuDNN's own library requests the measured workspaces", &with_cudnn, check));
+    trials.push(of_python(
+        "workspaces.py: cuDNN's own library requests the measured workspaces",
+        &with_cudnn,
+        check,
+    ));
     let check = move |python: &Path| clusters(python, &library);
-    trials.push(of_python("workspaces.py: the peak has bounds on a GPU for which cuDNN plans clusters of blocks", &with_cudnn, check));
-    trials.push(of_python("convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates", &python, not_cudnn));
-    trials.push(of_python("a program that ends with an error of values runs again with values", &python, error_of_values));
-    trials.push(of_python("a program that does not import torch has the reason for its missing figures", &python, without_torch));
-    trials.push(of_python("effects.py: a program runs again only if nothing remains of the first run", &python, effects));
-    trials.push(of_python("a command that changes PYTHONPATH keeps its statistics and values", &python, hook_stays));
-    trials.push(of_python("a baseline: equal runs agree, and the line that allocates more is named", &python, baseline));
-    trials.push(of_python("two environments are compared by line", &python, two_environments_are_compared_by_line));
-    trials.push(of_python("killed.py: a process keeps its statistics however it ends", &python, killed_processes));
-    trials.push(of_python("record_stream.py: peaks that depend on the timing of the GPU are marked", &python, peaks_that_depend_on_timing));
-    trials.push(of_python("categories.py: categories from stacks and lifetimes equal those of the program's tensors", &python, categories));
-    trials.push(of_python("ranks that wait forever are named, with and without computed values", &python, ranks_that_wait_forever));
-    trials.push(of_python("ranks: each runs out of memory in turn, and the others hang", &python, each_rank_runs_out_of_memory));
-    trials.push(of_python("engine.py: an engine in a forked process is reported", &python, engine));
-    trials.push(of_python("GeForce GPUs do not reach each other's memory, and others do", &python, peers));
-    trials.push(of_python("addresses.py: the peak is an interval if it depends on the addresses", &python, orders_of_addresses));
-    trials.push(of_python("explain shows pinned host memory, unless PyTorch wrote the snapshot", &python, pinned_host_memory));
-    trials.push(of_python("pinned.py is reported, and its advice is verified", &python, advised));
+    trials.push(of_python(
+        "workspaces.py: the peak has bounds on a GPU for which cuDNN plans clusters of blocks",
+        &with_cudnn,
+        check,
+    ));
+    trials.push(of_python(
+        "convolutions.py: another library in place of cuDNN's is reported, and sizes are estimates",
+        &python,
+        not_cudnn,
+    ));
+    trials.push(of_python(
+        "a program that ends with an error of values runs again with values",
+        &python,
+        error_of_values,
+    ));
+    trials.push(of_python(
+        "a program that does not import torch has the reason for its missing figures",
+        &python,
+        without_torch,
+    ));
+    trials.push(of_python(
+        "effects.py: a program runs again only if nothing remains of the first run",
+        &python,
+        effects,
+    ));
+    trials.push(of_python(
+        "a command that changes PYTHONPATH keeps its statistics and values",
+        &python,
+        hook_stays,
+    ));
+    trials.push(of_python(
+        "a baseline: equal runs agree, and the line that allocates more is named",
+        &python,
+        baseline,
+    ));
+    trials.push(of_python(
+        "two environments are compared by line",
+        &python,
+        two_environments_are_compared_by_line,
+    ));
+    trials.push(of_python(
+        "killed.py: a process keeps its statistics however it ends",
+        &python,
+        killed_processes,
+    ));
+    trials.push(of_python(
+        "record_stream.py: peaks that depend on the timing of the GPU are marked",
+        &python,
+        peaks_that_depend_on_timing,
+    ));
+    trials.push(of_python(
+        "categories.py: categories from stacks and lifetimes equal those of the program's tensors",
+        &python,
+        categories,
+    ));
+    trials.push(of_python(
+        "ranks that wait forever are named, with and without computed values",
+        &python,
+        ranks_that_wait_forever,
+    ));
+    trials.push(of_python(
+        "ranks: each runs out of memory in turn, and the others hang",
+        &python,
+        each_rank_runs_out_of_memory,
+    ));
+    trials.push(of_python(
+        "engine.py: an engine in a forked process is reported",
+        &python,
+        engine,
+    ));
+    trials.push(of_python(
+        "GeForce GPUs do not reach each other's memory, and others do",
+        &python,
+        peers,
+    ));
+    trials.push(of_python(
+        "addresses.py: the peak is an interval if it depends on the addresses",
+        &python,
+        orders_of_addresses,
+    ));
+    trials.push(of_python(
+        "explain shows pinned host memory, unless PyTorch wrote the snapshot",
+        &python,
+        pinned_host_memory,
+    ));
+    trials.push(of_python(
+        "pinned.py is reported, and its advice is verified",
+        &python,
+        advised,
+    ));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -163,39 +345,77 @@ fn folder() -> PathBuf {
 
 fn rows(file: &str) -> impl Iterator<Item = Row> {
     let text = std::fs::read_to_string(folder().join(file)).expect("read the table");
-    let lines: Vec<String> = text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect();
+    let lines: Vec<String> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
     lines.into_iter().map(|line| {
         let fields: Vec<&str> = line.split('\t').collect();
-        let [program, options, figures] = fields[..] else { panic!("a row has three fields: {line}") };
+        let [program, options, figures] = fields[..] else {
+            panic!("a row has three fields: {line}")
+        };
         let figures = serde_json::from_str(figures).expect("figures are JSON");
-        Row { program: program.to_owned(), options: options.to_owned(), figures }
+        Row {
+            program: program.to_owned(),
+            options: options.to_owned(),
+            figures,
+        }
     })
 }
 
-fn of_python(name: &str, python: &Option<PathBuf>, check: impl FnOnce(&Path) -> Result<(), Failed> + Send + 'static) -> Trial {
+fn of_python(
+    name: &str,
+    python: &Option<PathBuf>,
+    check: impl FnOnce(&Path) -> Result<(), Failed> + Send + 'static,
+) -> Trial {
     match python.clone() {
         None => Trial::test(name, || Ok(())).with_ignored_flag(true),
         Some(python) => Trial::test(name, move || check(&python)),
     }
 }
 
-fn trial(row: Row, python: &Option<PathBuf>, check: fn(&Row, &Path) -> Result<(), Failed>) -> Trial {
-    of_python(&format!("{} {}", row.program, row.options), python, move |python| check(&row, python))
+fn trial(
+    row: Row,
+    python: &Option<PathBuf>,
+    check: fn(&Row, &Path) -> Result<(), Failed>,
+) -> Trial {
+    of_python(
+        &format!("{} {}", row.program, row.options),
+        python,
+        move |python| check(&row, python),
+    )
 }
 
-/// Marks options of a program that runs with a limit (`--device`) on a simulated GPU of 80 GiB, in place of a smaller simulated GPU.
+/// Marks options of a program that runs with a limit (`--device`) on a simulated GPU of 80 GiB, in
+/// place of a smaller simulated GPU.
 const LIMITED: &str = "--device cuda:0 ";
 
 /// The arguments of `harness` before the program.
 fn arguments(options: &str) -> Vec<String> {
     let Some(options) = options.strip_prefix(LIMITED) else {
-        return ["exec"].into_iter().chain(options.split(' ')).map(str::to_owned).collect();
+        return ["exec"]
+            .into_iter()
+            .chain(options.split(' '))
+            .map(str::to_owned)
+            .collect();
     };
     let of_gpu = ["--gpu", "--cudnn-workspace"];
     let words: Vec<&str> = options.split(' ').collect();
-    let (outer, inner): (Vec<&[&str]>, Vec<&[&str]>) = words.chunks(2).partition(|pair| of_gpu.contains(&pair[0]));
-    let outer = ["exec", "--memory", "80GiB"].into_iter().chain(outer.concat());
-    let inner = ["--", env!("CARGO_BIN_EXE_harness"), "exec", "--device", "cuda:0"].into_iter().chain(inner.concat());
+    let (outer, inner): (Vec<&[&str]>, Vec<&[&str]>) =
+        words.chunks(2).partition(|pair| of_gpu.contains(&pair[0]));
+    let outer = ["exec", "--memory", "80GiB"]
+        .into_iter()
+        .chain(outer.concat());
+    let inner = [
+        "--",
+        env!("CARGO_BIN_EXE_harness"),
+        "exec",
+        "--device",
+        "cuda:0",
+    ]
+    .into_iter()
+    .chain(inner.concat());
     outer.chain(inner).map(str::to_owned).collect()
 }
 
@@ -211,9 +431,19 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
     let mut words = row.program.split(' ');
     let script = folder().join(words.next().unwrap_or_default());
     let mut command = harness();
-    command.args(arguments(&row.options)).arg("--").arg(python).arg(script).args(words);
+    command
+        .args(arguments(&row.options))
+        .arg("--")
+        .arg(python)
+        .arg(script)
+        .args(words);
     // The user's own settings must not change the result.
-    for variable in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES"] {
+    for variable in [
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "CUDA_VISIBLE_DEVICES",
+    ] {
         command.env_remove(variable);
     }
     command.envs(variables.iter().copied());
@@ -221,7 +451,12 @@ fn run(row: &Row, python: &Path, variables: &[(&str, &Path)]) -> Result<Output, 
     if output.status.success() {
         return Ok(output);
     }
-    Err(format!("{command:?} ended with {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+    Err(format!(
+        "{command:?} ended with {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    )
+    .into())
 }
 
 struct Many {
@@ -239,12 +474,24 @@ fn many(program: &str, options: &[&str], python: &Path) -> Result<Many, Failed> 
     let mut words = program.split(' ');
     let script = folder().join(words.next().unwrap_or_default());
     let mut command = harness();
-    command.arg("exec").args(options.iter().flat_map(|option| option.split(' '))).args(["--format", "json", "--"]).arg(python).arg(script);
+    command
+        .arg("exec")
+        .args(options.iter().flat_map(|option| option.split(' ')))
+        .args(["--format", "json", "--"])
+        .arg(python)
+        .arg(script);
     // Recorded programs write their figures there.
     command.args(words).env("SNAP_RESULT", "/dev/null");
-    let output = command.env_remove("PYTORCH_ALLOC_CONF").env_remove("PYTORCH_CUDA_ALLOC_CONF").output()?;
-    let mut document: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("{command:?}: {error}: {}", String::from_utf8_lossy(&output.stderr)))?;
+    let output = command
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+        .output()?;
+    let mut document: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
+        format!(
+            "{command:?}: {error}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    })?;
     let (mut runs, mut predicted, mut unpredicted) = (Vec::new(), 0, Value::Null);
     let mut searches: Vec<&mut Value> = Vec::new();
     for (name, value) in document.as_object_mut().into_iter().flatten() {
@@ -252,12 +499,23 @@ fn many(program: &str, options: &[&str], python: &Path) -> Result<Many, Failed> 
             ("orders", orders) => searches.push(orders),
             ("rows", Value::Array(rows)) => {
                 for row in rows.iter_mut().filter_map(Value::as_object_mut) {
-                    predicted += usize::from(row.remove("basis").is_some_and(|basis| basis == "predicted"));
-                    for other in row.get_mut("other_orders").and_then(Value::as_array_mut).into_iter().flatten() {
+                    predicted += usize::from(
+                        row.remove("basis")
+                            .is_some_and(|basis| basis == "predicted"),
+                    );
+                    for other in row
+                        .get_mut("other_orders")
+                        .and_then(Value::as_array_mut)
+                        .into_iter()
+                        .flatten()
+                    {
                         other["basis"] = Value::Null;
                     }
                 }
-                searches.extend(rows.iter_mut().filter_map(|row| row.get_mut("least_by_order")));
+                searches.extend(
+                    rows.iter_mut()
+                        .filter_map(|row| row.get_mut("least_by_order")),
+                );
             }
             ("unpredicted", reason) => unpredicted = reason.take(),
             _ => {}
@@ -270,58 +528,113 @@ fn many(program: &str, options: &[&str], python: &Path) -> Result<Many, Failed> 
             order["runs"] = Value::Null;
         }
     }
-    document.as_object_mut().map(|document| document.remove("unpredicted"));
-    Ok(Many { document, runs, predicted, unpredicted })
+    document
+        .as_object_mut()
+        .map(|document| document.remove("unpredicted"));
+    Ok(Many {
+        document,
+        runs,
+        predicted,
+        unpredicted,
+    })
 }
 
-fn copies_end_like_new_starts(program: &str, options: &[&str], python: &Path) -> Result<(), Failed> {
+fn copies_end_like_new_starts(
+    program: &str,
+    options: &[&str],
+    python: &Path,
+) -> Result<(), Failed> {
     let copied = many(program, options, python)?.document;
     let fresh = many(program, &[options, &["--fresh"]].concat(), python)?.document;
-    if copied == fresh { Ok(()) } else { Err(format!("{copied:#}\ninstead of\n{fresh:#}").into()) }
+    if copied == fresh {
+        Ok(())
+    } else {
+        Err(format!("{copied:#}\ninstead of\n{fresh:#}").into())
+    }
 }
 
 /// Programs whose least memory replays predict, with options.
-const PREDICTED: [(&str, &str); 3] =
-    [("mlp_adam.py", "--memory 4GiB"), ("graph.py", "--memory 4GiB"), ("streams.py", "--memory 4GiB --events synchronize")];
+const PREDICTED: [(&str, &str); 3] = [
+    ("mlp_adam.py", "--memory 4GiB"),
+    ("graph.py", "--memory 4GiB"),
+    ("streams.py", "--memory 4GiB --events synchronize"),
+];
 
 fn four_runs_confirm(program: &str, options: &str, python: &Path) -> Result<(), Failed> {
     let predicted = many(program, &[options, "--least-memory"], python)?;
     let searched = many(program, &[options, "--least-memory", "--fresh"], python)?;
-    let is_right = predicted.document == searched.document && predicted.runs[0] <= 4 && searched.runs[0] > 4;
+    let is_right =
+        predicted.document == searched.document && predicted.runs[0] <= 4 && searched.runs[0] > 4;
     let (runs, more) = (predicted.runs, searched.runs);
-    let different = || format!("{runs:?} instead of {more:?} runs: {:#}\ninstead of\n{:#}", predicted.document, searched.document);
-    if is_right { Ok(()) } else { Err(different().into()) }
+    let different = || {
+        format!(
+            "{runs:?} instead of {more:?} runs: {:#}\ninstead of\n{:#}",
+            predicted.document, searched.document
+        )
+    };
+    if is_right {
+        Ok(())
+    } else {
+        Err(different().into())
+    }
 }
 
-const EIGHT: &str = "--alloc-conf= --alloc-conf=expandable_segments:True --alloc-conf=max_split_size_mb:64 --alloc-conf=roundup_power2_divisions:8 \
-                     --alloc-conf=garbage_collection_threshold:0.8,per_process_memory_fraction:0.9 --alloc-conf=large_segment_size_mb:64 \
-                     --alloc-conf=max_split_size_mb:32 --alloc-conf=expandable_segments:True,roundup_power2_divisions:4";
+const EIGHT: &str = "--alloc-conf= --alloc-conf=expandable_segments:True \
+     --alloc-conf=max_split_size_mb:64 --alloc-conf=roundup_power2_divisions:8 \
+                     --alloc-conf=garbage_collection_threshold:0.8,per_process_memory_fraction:0.9 \
+                     --alloc-conf=large_segment_size_mb:64 \
+                     --alloc-conf=max_split_size_mb:32 \
+                     --alloc-conf=expandable_segments:True,roundup_power2_divisions:4";
 
-/// Compares predictions for eight settings with runs. Runs give the first row, the best row, and rows with out of memory errors.
+/// Compares predictions for eight settings with runs. Runs give the first row, the best row, and
+/// rows with out of memory errors.
 fn predictions_equal_runs(program: &str, options: &str, python: &Path) -> Result<(), Failed> {
     let predicted = many(program, &[options, EIGHT], python)?;
     let run = many(program, &[options, EIGHT, "--fresh"], python)?;
-    let rows =
-        |field: &str| run.document["rows"].as_array().into_iter().flatten().filter_map(|row| row[field].as_u64()).collect::<Vec<_>>();
+    let rows = |field: &str| {
+        run.document["rows"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|row| row[field].as_u64())
+            .collect::<Vec<_>>()
+    };
     let ooms = rows("num_ooms").iter().filter(|ooms| **ooms > 0).count();
     let is_predicted = predicted.predicted + ooms >= 6 || predicted.unpredicted.is_string();
     if predicted.document == run.document && is_predicted && run.predicted == 0 {
         return Ok(());
     }
-    Err(format!("{} predictions: {:#}\ninstead of\n{:#}", predicted.predicted, predicted.document, run.document).into())
+    Err(format!(
+        "{} predictions: {:#}\ninstead of\n{:#}",
+        predicted.predicted, predicted.document, run.document
+    )
+    .into())
 }
 
-const LEAST_OF_TRAIN: [&str; 2] = ["../../../../ci/pytest/train.py", "--memory 4GiB --least-memory"];
+const LEAST_OF_TRAIN: [&str; 2] = [
+    "../../../../ci/pytest/train.py",
+    "--memory 4GiB --least-memory",
+];
 
 fn four_runs_find_the_least_memory(python: &Path) -> Result<(), Failed> {
     let logs = tempfile::tempdir()?;
     let folder = format!("--logs={}", logs.path().display());
     let [program, options] = LEAST_OF_TRAIN;
     let found = many(program, &[options, EIGHT, &folder], python)?;
-    let runs = 1 + logs.path().read_dir()?.filter_map(Result::ok).filter(|file| file.path().extension() == Some("stdout".as_ref())).count();
-    let has_least =
-        found.document["rows"].as_array().is_some_and(|rows| rows.len() == 8 && rows.iter().all(|row| row["least_memory"].is_u64()));
-    if has_least && found.predicted == 7 && runs <= 4 { Ok(()) } else { Err(format!("{runs} runs: {:#}", found.document).into()) }
+    let runs = 1 + logs
+        .path()
+        .read_dir()?
+        .filter_map(Result::ok)
+        .filter(|file| file.path().extension() == Some("stdout".as_ref()))
+        .count();
+    let has_least = found.document["rows"]
+        .as_array()
+        .is_some_and(|rows| rows.len() == 8 && rows.iter().all(|row| row["least_memory"].is_u64()));
+    if has_least && found.predicted == 7 && runs <= 4 {
+        Ok(())
+    } else {
+        Err(format!("{runs} runs: {:#}", found.document).into())
+    }
 }
 
 fn full_search_finds_the_same(python: &Path) -> Result<(), Failed> {
@@ -331,39 +644,93 @@ fn full_search_finds_the_same(python: &Path) -> Result<(), Failed> {
     if predicted.document == searched.document {
         return Ok(());
     }
-    Err(format!("{:#}\ninstead of\n{:#}", predicted.document, searched.document).into())
+    Err(format!(
+        "{:#}\ninstead of\n{:#}",
+        predicted.document, searched.document
+    )
+    .into())
 }
 
 fn two_environments_are_compared_by_line(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    std::fs::write(folder.path().join("grows.py"), "import os, torch\ntorch.ones(int(os.environ['ROWS']), 1024, device='cuda')\n")?;
+    std::fs::write(
+        folder.path().join("grows.py"),
+        "import os, torch\ntorch.ones(int(os.environ['ROWS']), 1024, device='cuda')\n",
+    )?;
     for (name, rows) in [("old", 512), ("new", 1024)] {
         let wrapper = folder.path().join(name).join("python");
         std::fs::create_dir(folder.path().join(name))?;
-        std::fs::write(&wrapper, format!("#!/bin/sh\nROWS={rows} exec '{}' \"$@\"\n", python.display()))?;
+        std::fs::write(
+            &wrapper,
+            format!(
+                "#!/bin/sh\nROWS={rows} exec '{}' \"$@\"\n",
+                python.display()
+            ),
+        )?;
         std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755))?;
     }
     let compare = |new: &str| {
         let mut command = harness();
-        command.args(["exec", "--memory", "1GiB", "--python", "old/python", "--python", new, "--", "grows.py"]);
-        let output = command.current_dir(&folder).env_remove("PYTORCH_ALLOC_CONF").output()?;
-        Ok::<_, Failed>((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+        command.args([
+            "exec",
+            "--memory",
+            "1GiB",
+            "--python",
+            "old/python",
+            "--python",
+            new,
+            "--",
+            "grows.py",
+        ]);
+        let output = command
+            .current_dir(&folder)
+            .env_remove("PYTORCH_ALLOC_CONF")
+            .output()?;
+        Ok::<_, Failed>((
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        ))
     };
     let (grown, same) = (compare("new/python")?, compare("old/python")?);
     let line = "grows.py:2 allocates 2 MiB more at the peak: 4 MiB instead of 2 MiB";
-    let is_right = grown.0 == Some(1) && grown.1.contains(line) && same.0 == Some(0) && same.1.contains("no difference");
-    if is_right { Ok(()) } else { Err(format!("{grown:?}\n{same:?}").into()) }
+    let is_right = grown.0 == Some(1)
+        && grown.1.contains(line)
+        && same.0 == Some(0)
+        && same.1.contains("no difference");
+    if is_right {
+        Ok(())
+    } else {
+        Err(format!("{grown:?}\n{same:?}").into())
+    }
 }
 
 fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
     let program = root().join("ci/pytest/train.py");
     let mut command = harness();
-    command.args(["exec", "--memory", "4GiB", "--every-fault=sample:6", "--expect", "recovers", "--format", "json", "--"]);
-    let output = command.arg(python).arg(&program).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    command.args([
+        "exec",
+        "--memory",
+        "4GiB",
+        "--every-fault=sample:6",
+        "--expect",
+        "recovers",
+        "--format",
+        "json",
+        "--",
+    ]);
+    let output = command
+        .arg(python)
+        .arg(&program)
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
-    let cases = document["cases"].as_array().ok_or("the document has no cases")?;
+    let cases = document["cases"]
+        .as_array()
+        .ok_or("the document has no cases")?;
     let is_right = |case: &&Value| {
-        let is_in_program = case["stack"][0]["file"].as_str().is_some_and(|file| Path::new(file).file_name() == program.file_name());
+        let is_in_program = case["stack"][0]["file"]
+            .as_str()
+            .is_some_and(|file| Path::new(file).file_name() == program.file_name());
         is_in_program && case["outcome"] == "recovered" && case["holds_memory"] == false
     };
     if output.status.success() && cases.len() == 6 && cases.iter().filter(is_right).count() == 6 {
@@ -375,81 +742,210 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
 /// Frameworks print more after the traceback, and Triton does at the end of a process.
 fn ends_cleanly(python: &Path, launcher: &[&str], program: &str) -> Result<(), Failed> {
     let mut command = harness();
-    command.args(["exec", "--memory", "1GiB", "--every-fault", "--expect", "ends-cleanly", "--format", "json", "--"]).arg(python);
+    command
+        .args([
+            "exec",
+            "--memory",
+            "1GiB",
+            "--every-fault",
+            "--expect",
+            "ends-cleanly",
+            "--format",
+            "json",
+            "--",
+        ])
+        .arg(python);
     command.args(launcher).arg(folder().join(program));
     if let Some(triton) = std::env::var_os(TRITON).filter(|_| launcher.is_empty()) {
         command.env("PYTHONPATH", triton);
     }
     let output = command.output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
-    let cases = document["cases"].as_array().ok_or("the document has no cases")?;
-    let is_clean = |case: &Value| case["is_clean_end"] == true && (case["outcome"] == "out_of_memory") == case["call"].is_null();
+    let cases = document["cases"]
+        .as_array()
+        .ok_or("the document has no cases")?;
+    let is_clean = |case: &Value| {
+        case["is_clean_end"] == true
+            && (case["outcome"] == "out_of_memory") == case["call"].is_null()
+    };
     let is_right = cases.iter().any(|case| case["call"].is_null()) && cases.iter().all(is_clean);
-    if output.status.success() && is_right { Ok(()) } else { Err(format!("{:?}: {document:#}", output.status).into()) }
+    if output.status.success() && is_right {
+        Ok(())
+    } else {
+        Err(format!("{:?}: {document:#}", output.status).into())
+    }
 }
 
 fn library_errors(python: &Path) -> Result<(), Failed> {
     let mut command = harness();
-    command.args(["exec", "--memory", "1GiB", "--every-fault", "--expect", "ends-cleanly", "--format", "json", "--"]);
-    let output = command.arg(python).arg(folder().join("library_errors.py")).output()?;
+    command.args([
+        "exec",
+        "--memory",
+        "1GiB",
+        "--every-fault",
+        "--expect",
+        "ends-cleanly",
+        "--format",
+        "json",
+        "--",
+    ]);
+    let output = command
+        .arg(python)
+        .arg(folder().join("library_errors.py"))
+        .output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
-    let cases = document["cases"].as_array().ok_or("the document has no cases")?.iter();
-    let found: Vec<_> =
-        cases.filter(|case| !case["call"].is_null()).map(|case| [&case["call"], &case["outcome"], &case["is_clean_end"]]).collect();
-    let expected: [[Value; 3]; 2] =
-        [["cublasCreate".into(), "recovered".into(), false.into()], ["cusolverDnCreate".into(), "other_error".into(), true.into()]];
+    let cases = document["cases"]
+        .as_array()
+        .ok_or("the document has no cases")?
+        .iter();
+    let found: Vec<_> = cases
+        .filter(|case| !case["call"].is_null())
+        .map(|case| [&case["call"], &case["outcome"], &case["is_clean_end"]])
+        .collect();
+    let expected: [[Value; 3]; 2] = [
+        ["cublasCreate".into(), "recovered".into(), false.into()],
+        ["cusolverDnCreate".into(), "other_error".into(), true.into()],
+    ];
     let is_right = found.iter().map(|case| case.map(Clone::clone)).eq(expected);
-    if output.status.success() && is_right { Ok(()) } else { Err(format!("{:?}: {document:#}", output.status).into()) }
+    if output.status.success() && is_right {
+        Ok(())
+    } else {
+        Err(format!("{:?}: {document:#}", output.status).into())
+    }
 }
 
 fn orders_of_addresses(python: &Path) -> Result<(), Failed> {
     let mut command = harness();
     command.args(["exec", "--addresses", "linux", "--addresses", "wsl", "--"]);
-    let output = command.arg(python).arg(folder().join("addresses.py")).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let output = command
+        .arg(python)
+        .arg(folder().join("addresses.py"))
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let interval = "The program reserves at most 1.18 GiB to 1.27 GiB, depending on the order of addresses.";
-    let lines = [r#"{"peak": 1268776960}"#, interval, "(no settings): with addresses reuse: success, peak reserved +88 MiB."];
-    if output.status.success() && lines.iter().all(|line| text.contains(line)) { Ok(()) } else { Err(format!("{text}: {output:?}").into()) }
+    let interval =
+        "The program reserves at most 1.18 GiB to 1.27 GiB, depending on the order of addresses.";
+    let lines = [
+        r#"{"peak": 1268776960}"#,
+        interval,
+        "(no settings): with addresses reuse: success, peak reserved +88 MiB.",
+    ];
+    if output.status.success() && lines.iter().all(|line| text.contains(line)) {
+        Ok(())
+    } else {
+        Err(format!("{text}: {output:?}").into())
+    }
 }
 
-/// One rank ends, calls something else, or waits in another communicator or in the store. A slow recovery is no hang.
+/// One rank ends, calls something else, or waits in another communicator or in the store. A slow
+/// recovery is no hang.
 fn ranks_that_wait_forever(python: &Path) -> Result<(), Failed> {
     let reduces = "rank 0 waits in all_reduce of 1024 float32 (number 2) at hangs.py:48 for rank 1";
     let of_cycle = |rank: usize| {
         let number = rank + 1;
-        format!("rank {rank} waits in all_reduce of 1024 float32 (number 2 of communicator {number}) at hangs.py:37 for rank {}", 1 - rank)
+        format!(
+            "rank {rank} waits in all_reduce of 1024 float32 (number 2 of communicator {number}) \
+             at hangs.py:37 for rank {}",
+            1 - rank
+        )
     };
     let cycle = [of_cycle(0), of_cycle(1)];
     let cases = [
         ("slow", ["", ""]),
         ("sleeps", ["", ""]),
         ("started", ["", ""]),
-        ("oom", ["rank 1 has ended with exit code 1 and OutOfMemoryError at hangs.py:23", reduces]),
-        ("caught", [reduces, "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:28 for rank 0 after an Out"]),
+        (
+            "oom",
+            [
+                "rank 1 has ended with exit code 1 and OutOfMemoryError at hangs.py:23",
+                reduces,
+            ],
+        ),
+        (
+            "caught",
+            [
+                reduces,
+                "rank 1 waits in broadcast of 1024 float32 with root 0 (number 2) at hangs.py:28 \
+                 for rank 0 after an Out",
+            ],
+        ),
         ("fewer", [reduces, "rank 1 has ended with exit code 0"]),
         ("cycle", [&cycle[0], &cycle[1]]),
-        ("sizes", [reduces, "rank 1 waits in all_reduce of 1025 float32 (number 2) at hangs.py:48 for rank 0"]),
-        ("init", ["rank 0 waits in init_process_group at hangs.py:13 for rank 1", "rank 1 has not joined"]),
-        ("killed", ["rank 0 waits in ", "rank 1 was killed by SIGKILL"]),
-        ("store", [reduces, "rank 1 waits in store.get at hangs.py:47 for rank 0"]),
-        ("backward", ["rank 0 waits in backward at hangs.py:43 for rank 1", "rank 1 waits in store.get at hangs.py:47 for rank 0"]),
+        (
+            "sizes",
+            [
+                reduces,
+                "rank 1 waits in all_reduce of 1025 float32 (number 2) at hangs.py:48 for rank 0",
+            ],
+        ),
+        (
+            "init",
+            [
+                "rank 0 waits in init_process_group at hangs.py:13 for rank 1",
+                "rank 1 has not joined",
+            ],
+        ),
+        (
+            "killed",
+            ["rank 0 waits in ", "rank 1 was killed by SIGKILL"],
+        ),
+        (
+            "store",
+            [
+                reduces,
+                "rank 1 waits in store.get at hangs.py:47 for rank 0",
+            ],
+        ),
+        (
+            "backward",
+            [
+                "rank 0 waits in backward at hangs.py:43 for rank 1",
+                "rank 1 waits in store.get at hangs.py:47 for rank 0",
+            ],
+        ),
     ];
     let check = |(mode, values, lines): &(&str, &str, [&str; 2])| -> Result<(), String> {
         let mut command = harness();
-        command.args(["exec", "--memory", "2GiB", "--devices", "2", "--values", values, "--"]);
-        command.arg(python).arg(folder().join("hangs.py")).arg(mode).env_remove("PYTORCH_ALLOC_CONF");
+        command.args([
+            "exec",
+            "--memory",
+            "2GiB",
+            "--devices",
+            "2",
+            "--values",
+            values,
+            "--",
+        ]);
+        command
+            .arg(python)
+            .arg(folder().join("hangs.py"))
+            .arg(mode)
+            .env_remove("PYTORCH_ALLOC_CONF");
         let output = command.output().map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stderr);
         let is_right = match *mode {
             "slow" | "sleeps" | "started" => output.status.success(),
-            "sizes" if *values == "copies" => output.status.success() && text.contains("different sizes: rank "),
+            "sizes" if *values == "copies" => {
+                output.status.success() && text.contains("different sizes: rank ")
+            }
             _ => output.status.code() == Some(124) && lines.iter().all(|line| text.contains(line)),
         };
-        if is_right { Ok(()) } else { Err(format!("{mode} with {values}: {}: {lines:?} in {text}", output.status)) }
+        if is_right {
+            Ok(())
+        } else {
+            Err(format!(
+                "{mode} with {values}: {}: {lines:?} in {text}",
+                output.status
+            ))
+        }
     };
-    let of_both = cases.into_iter().flat_map(|(mode, lines)| ["copies", "cpu"].map(|values| (mode, values, lines)));
+    let of_both = cases
+        .into_iter()
+        .flat_map(|(mode, lines)| ["copies", "cpu"].map(|values| (mode, values, lines)));
     // Values change only what the collectives exchange.
-    let runs: Vec<_> = of_both.filter(|(mode, values, _)| *values == "copies" || ["oom", "sizes"].contains(mode)).collect();
+    let runs: Vec<_> = of_both
+        .filter(|(mode, values, _)| *values == "copies" || ["oom", "sizes"].contains(mode))
+        .collect();
     // Most of the time is that of waits.
     harness_base::parallel::in_parallel_by(6, &runs, check)?;
     Ok(())
@@ -470,52 +966,99 @@ fn each_rank_runs_out_of_memory(python: &Path) -> Result<(), Failed> {
         "json",
         "--",
     ]);
-    let output = command.arg(python).arg(folder().join("ranks_recovery.py")).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    let output = command
+        .arg(python)
+        .arg(folder().join("ranks_recovery.py"))
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .output()?;
     let document: Value = serde_json::from_slice(&output.stdout)?;
-    let found: Vec<[&Value; 3]> =
-        document["cases"].as_array().into_iter().flatten().map(|case| [&case["rank"], &case["outcome"], &case["ranks"][0]]).collect();
-    let waits = ["rank 0 waits in all_reduce of 4196352 float32 (number ", " at ranks_recovery.py:17 for rank 1"];
+    let found: Vec<[&Value; 3]> = document["cases"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|case| [&case["rank"], &case["outcome"], &case["ranks"][0]])
+        .collect();
+    let waits = [
+        "rank 0 waits in all_reduce of 4196352 float32 (number ",
+        " at ranks_recovery.py:17 for rank 1",
+    ];
     let is_right = |[rank, outcome, line]: &[&Value; 3]| match (rank.as_u64(), outcome.as_str()) {
         // The model does not fit.
         (Some(_), Some("out_of_memory")) => true,
-        (Some(rank), Some("hang")) => rank == 0 || line.as_str().is_some_and(|line| line.starts_with(waits[0]) && line.ends_with(waits[1])),
+        (Some(rank), Some("hang")) => {
+            rank == 0
+                || line
+                    .as_str()
+                    .is_some_and(|line| line.starts_with(waits[0]) && line.ends_with(waits[1]))
+        }
         _ => false,
     };
-    let hangs_of_last = found.iter().filter(|[rank, outcome, _]| rank.as_u64() == Some(1) && *outcome == "hang").count();
-    if output.status.code() == Some(1) && found.len() == 4 && found.iter().all(is_right) && hangs_of_last > 0 {
+    let hangs_of_last = found
+        .iter()
+        .filter(|[rank, outcome, _]| rank.as_u64() == Some(1) && *outcome == "hang")
+        .count();
+    if output.status.code() == Some(1)
+        && found.len() == 4
+        && found.iter().all(is_right)
+        && hangs_of_last > 0
+    {
         return Ok(());
     }
     Err(format!("{:?}: {document:#}", output.status).into())
 }
 
-/// The same command as in the GPU suite (`ci/bundle-run.sh`). The program fits into the GPU, but not into its free memory.
+/// The same command as in the GPU suite (`ci/bundle-run.sh`). The program fits into the GPU, but
+/// not into its free memory.
 fn a_correct_recovery_survives_on_a_squeezed_gpu(python: &Path) -> Result<(), Failed> {
     let harness = env!("CARGO_BIN_EXE_harness");
     let train = |rest: &[&str]| -> Result<(bool, String), Failed> {
         let mut command = Command::new(harness);
-        command.args(["exec", "--memory", "16GiB", "--"]).args(rest).arg(python).arg(root().join("ci/pytest/train.py")).arg("131072");
+        command
+            .args(["exec", "--memory", "16GiB", "--"])
+            .args(rest)
+            .arg(python)
+            .arg(root().join("ci/pytest/train.py"))
+            .arg("131072");
         let output = command.env_remove("PYTORCH_ALLOC_CONF").output()?;
-        Ok((output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()))
+        Ok((
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        ))
     };
     for (rest, rows, summary) in [
         (&[][..], "rows 131072\n", "0 out of memory errors"),
-        (&[harness, "squeeze", "--leave-free", "4GiB", "--"], "rows 65536\n", "12 GiB taken of cuda:0, 4 GiB free at the start"),
+        (
+            &[harness, "squeeze", "--leave-free", "4GiB", "--"],
+            "rows 65536\n",
+            "12 GiB taken of cuda:0, 4 GiB free at the start",
+        ),
     ] {
         let (passed, output) = train(rest)?;
         if !passed || !output.contains(rows) || !output.contains(summary) {
-            return Err(format!("{rest:?}: expected {rows:?} and {summary:?}, found {output}").into());
+            return Err(
+                format!("{rest:?}: expected {rows:?} and {summary:?}, found {output}").into(),
+            );
         }
     }
     Ok(())
 }
 
-/// Twelve blocks of 256 MiB wait for another stream. After the last one no request asks for the event.
+/// Twelve blocks of 256 MiB wait for another stream. After the last one no request asks for the
+/// event.
 fn peaks_that_depend_on_timing(python: &Path) -> Result<(), Failed> {
-    for (events, peak, waits) in [("instant", "256 MiB", "waited 11 times"), ("synchronize", "3 GiB", "waited")] {
+    for (events, peak, waits) in [
+        ("instant", "256 MiB", "waited 11 times"),
+        ("synchronize", "3 GiB", "waited"),
+    ] {
         let mut command = harness();
-        command.args(["exec", "--memory", "8GiB", "--events", events, "--"]).arg(python).arg(folder().join("record_stream.py"));
+        command
+            .args(["exec", "--memory", "8GiB", "--events", events, "--"])
+            .arg(python)
+            .arg(folder().join("record_stream.py"));
         let shown = String::from_utf8_lossy(&command.output()?.stderr).into_owned();
-        let waits = format!("freed memory {waits} for another stream, so peaks depend on timing: these assume");
+        let waits = format!(
+            "freed memory {waits} for another stream, so peaks depend on timing: these assume"
+        );
         if !shown.contains(&format!("peak reserved {peak} ")) || !shown.contains(&waits) {
             return Err(format!("{events}: {shown}").into());
         }
@@ -528,83 +1071,172 @@ fn killed_processes(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let [record, snapshot] = ["run.json", "oom.pickle"].map(|name| folder.path().join(name));
     let mut command = harness();
-    command.args(["exec", "--memory", "4GiB", "--record"]).arg(&record).arg("--snapshot").arg(&snapshot).arg("--");
-    let output = command.arg(python).arg(self::folder().join("killed.py")).output()?;
-    let [numbers, shown] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    command
+        .args(["exec", "--memory", "4GiB", "--record"])
+        .arg(&record)
+        .arg("--snapshot")
+        .arg(&snapshot)
+        .arg("--");
+    let output = command
+        .arg(python)
+        .arg(self::folder().join("killed.py"))
+        .output()?;
+    let [numbers, shown] =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let record: Value = serde_json::from_slice(&std::fs::read(record)?)?;
     let peak = |pid: &str| {
-        let process =
-            record["processes"].as_array()?.iter().find(|process| process["pid"].as_u64().is_some_and(|found| found.to_string() == pid))?;
+        let process = record["processes"].as_array()?.iter().find(|process| {
+            process["pid"]
+                .as_u64()
+                .is_some_and(|found| found.to_string() == pid)
+        })?;
         let stats = &process["torch"]["memory_stats"]["0"];
-        Some((stats["allocated_bytes.all.peak"].as_u64()? >> 24, stats["num_ooms"].as_u64()?, process["torch"]["resets"].as_u64()?))
+        Some((
+            stats["allocated_bytes.all.peak"].as_u64()? >> 24,
+            stats["num_ooms"].as_u64()?,
+            process["torch"]["resets"].as_u64()?,
+        ))
     };
-    let found: Vec<_> = numbers.lines().filter_map(|line| peak(line.split(' ').nth(1)?)).collect();
-    let expected: Vec<_> = (1..=8).map(|number| (number, u64::from(number == 8), u64::from(number % 2 == 0))).collect();
+    let found: Vec<_> = numbers
+        .lines()
+        .filter_map(|line| peak(line.split(' ').nth(1)?))
+        .collect();
+    let expected: Vec<_> = (1..=8)
+        .map(|number| (number, u64::from(number == 8), u64::from(number % 2 == 0)))
+        .collect();
     let of_error = "at an out-of-memory error, the last one that it wrote before it was killed";
-    if found != expected || !shown.contains(of_error) || !shown.contains("asked for at killed.py:23 runs_out_of_memory") {
+    if found != expected
+        || !shown.contains(of_error)
+        || !shown.contains("asked for at killed.py:23 runs_out_of_memory")
+    {
         return Err(format!("{found:?} instead of {expected:?}: {shown}").into());
     }
     Ok(())
 }
 
-/// The broken program ends with OutOfMemoryError outside of its loop, and with another error in its first step.
+/// The broken program ends with OutOfMemoryError outside of its loop, and with another error in its
+/// first step.
 fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), Failed> {
     let path = root().join("README.md");
     let readme = std::fs::read_to_string(&path)?;
-    let (before, rest) = readme.split_once("<!-- excerpt: every fault -->\n").ok_or("the README lacks the start of the excerpt")?;
-    let (excerpt, after) = rest.split_once("<!-- end -->").ok_or("the README lacks the end of the excerpt")?;
+    let (before, rest) = readme
+        .split_once("<!-- excerpt: every fault -->\n")
+        .ok_or("the README lacks the start of the excerpt")?;
+    let (excerpt, after) = rest
+        .split_once("<!-- end -->")
+        .ok_or("the README lacks the end of the excerpt")?;
     let mut command = harness();
-    command.args(["exec", "--memory", "4GiB", "--every-fault=sample:4", "--expect", "recovers", "--"]);
-    let output = command.arg(python).arg("broken_recovery.py").current_dir(folder()).env_remove("PYTORCH_ALLOC_CONF").output()?;
+    command.args([
+        "exec",
+        "--memory",
+        "4GiB",
+        "--every-fault=sample:4",
+        "--expect",
+        "recovers",
+        "--",
+    ]);
+    let output = command
+        .arg(python)
+        .arg("broken_recovery.py")
+        .current_dir(folder())
+        .env_remove("PYTORCH_ALLOC_CONF")
+        .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let lines = text.lines().map(str::trim_end).skip_while(|line| !line.contains("allocation") && !line.contains("injected"));
-    let shown: Vec<&str> =
-        lines.take_while(|line| !line.starts_with("Without failures") && !line.starts_with("Without injected")).collect();
+    let lines = text
+        .lines()
+        .map(str::trim_end)
+        .skip_while(|line| !line.contains("allocation") && !line.contains("injected"));
+    let shown: Vec<&str> = lines
+        .take_while(|line| {
+            !line.starts_with("Without failures") && !line.starts_with("Without injected")
+        })
+        .collect();
     let current = format!("```text\n{}\n```\n", shown.join("\n").trim());
     if output.status.code() == Some(1) && std::env::var_os("UPDATE").is_some() {
-        std::fs::write(path, format!("{before}<!-- excerpt: every fault -->\n{current}<!-- end -->{after}"))?;
+        std::fs::write(
+            path,
+            format!("{before}<!-- excerpt: every fault -->\n{current}<!-- end -->{after}"),
+        )?;
     } else if output.status.code() != Some(1) || current != excerpt {
-        return Err(format!("{:?}, and the output differs from the README; run with UPDATE=1: {text}", output.status).into());
+        return Err(format!(
+            "{:?}, and the output differs from the README; run with UPDATE=1: {text}",
+            output.status
+        )
+        .into());
     }
     Ok(())
 }
 
-/// On the simulated GPU, measuring the listed convolutions gives their estimates, and the table of them leaves none to list.
+/// On the simulated GPU, measuring the listed convolutions gives their estimates, and the table of
+/// them leaves none to list.
 fn unmeasured_convolutions(python: &Path) -> Result<(), Failed> {
     let directory = tempfile::tempdir()?;
-    let [listed, measured, none] = ["listed.tsv", "measured.tsv", "none.tsv"].map(|name| directory.path().join(name));
+    let [listed, measured, none] =
+        ["listed.tsv", "measured.tsv", "none.tsv"].map(|name| directory.path().join(name));
     let exec = |options: &[&OsStr], program: &[&Path]| -> Result<String, Failed> {
         let mut command = harness();
-        command.args(["exec", "--gpu", "l4-24"]).args(options).arg("--").arg(python).args(program).env_remove("PYTORCH_ALLOC_CONF");
+        command
+            .args(["exec", "--gpu", "l4-24"])
+            .args(options)
+            .arg("--")
+            .arg(python)
+            .args(program)
+            .env_remove("PYTORCH_ALLOC_CONF");
         let output = command.output()?;
         match output.status.success() {
             true => Ok(String::from_utf8(output.stdout)?),
-            false => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into()),
+            false => {
+                Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into())
+            }
         }
     };
-    let (program, script) = (folder().join("convolutions.py"), root().join("harness/cli/src/calibrate/workspaces.py"));
+    let (program, script) = (
+        folder().join("convolutions.py"),
+        root().join("harness/cli/src/calibrate/workspaces.py"),
+    );
     let estimate = ["--cudnn-workspace".as_ref(), "estimate".as_ref()];
-    exec(&[&estimate[..], &["--unmeasured".as_ref(), listed.as_ref()]].concat(), &[&program])?;
+    exec(
+        &[&estimate[..], &["--unmeasured".as_ref(), listed.as_ref()]].concat(),
+        &[&program],
+    )?;
     std::fs::write(&measured, exec(&estimate, &[&script, &listed])?)?;
-    let (listed, found) = (std::fs::read_to_string(&listed)?, std::fs::read_to_string(&measured)?);
-    if listed.lines().count() < 20 || found.split_once('\n').map(|(_, rows)| rows) != Some(&listed) {
+    let (listed, found) = (
+        std::fs::read_to_string(&listed)?,
+        std::fs::read_to_string(&measured)?,
+    );
+    if listed.lines().count() < 20 || found.split_once('\n').map(|(_, rows)| rows) != Some(&listed)
+    {
         return Err(format!("listed:\n{listed}\nmeasured:\n{found}").into());
     }
-    let options = ["--cudnn-workspace".as_ref(), measured.as_ref(), "--unmeasured".as_ref(), none.as_ref()];
+    let options = [
+        "--cudnn-workspace".as_ref(),
+        measured.as_ref(),
+        "--unmeasured".as_ref(),
+        none.as_ref(),
+    ];
     exec(&options, &[&program])?;
     let rest = std::fs::read_to_string(&none)?;
-    if rest.lines().count() == 1 { Ok(()) } else { Err(format!("these are in the table: {rest}").into()) }
+    if rest.lines().count() == 1 {
+        Ok(())
+    } else {
+        Err(format!("these are in the table: {rest}").into())
+    }
 }
 
 /// The library requests the bytes that were measured on two GPUs, which are multiples of 512 there.
 fn library_of_cudnn(python: &Path, library: &Path) -> Result<(), Failed> {
     for row in rows("expected.tsv").filter(|row| row.program == "workspaces.py") {
         let measured = row.figures.clone();
-        let row = Row { options: row.options.replace("estimate", &library.to_string_lossy()), ..row };
+        let row = Row {
+            options: row.options.replace("estimate", &library.to_string_lossy()),
+            ..row
+        };
         let output = run(&row, python, &[])?;
         let found: BTreeMap<String, Value> = serde_json::from_slice(&output.stdout)?;
         let bytes = |figure: &Value| figure.as_u64().unwrap_or(u64::MAX - 512);
-        let is_measured = |(name, figure): (&String, &Value)| bytes(figure).next_multiple_of(512) == bytes(&measured[name]);
+        let is_measured = |(name, figure): (&String, &Value)| {
+            bytes(figure).next_multiple_of(512) == bytes(&measured[name])
+        };
         if !found.iter().all(is_measured) || found == measured {
             return Err(format!("{}: {measured:?} measured, {found:?} found", row.options).into());
         }
@@ -613,7 +1245,9 @@ fn library_of_cudnn(python: &Path, library: &Path) -> Result<(), Failed> {
 }
 
 fn clusters(python: &Path, library: &Path) -> Result<(), Failed> {
-    let mut row = rows("expected.tsv").find(|row| row.program == "workspaces.py").ok_or("no row has workspaces.py")?;
+    let mut row = rows("expected.tsv")
+        .find(|row| row.program == "workspaces.py")
+        .ok_or("no row has workspaces.py")?;
     for (gpu, has_bounds) in [("h100-80", true), ("rtx3090ti-24", false)] {
         row.options = format!("--gpu {gpu} --cudnn-workspace {}", library.display());
         let summary = String::from_utf8(run(&row, python, &[])?.stderr)?;
@@ -627,26 +1261,55 @@ fn clusters(python: &Path, library: &Path) -> Result<(), Failed> {
 fn not_cudnn(python: &Path) -> Result<(), Failed> {
     let other = std::env::current_exe()?.with_file_name("libharness_allocator_abi.so");
     let options = format!("--gpu l4-24 --cudnn-workspace {}", other.display());
-    let output = run(&Row { program: "convolutions.py".to_owned(), options, figures: BTreeMap::new() }, python, &[])?;
+    let output = run(
+        &Row {
+            program: "convolutions.py".to_owned(),
+            options,
+            figures: BTreeMap::new(),
+        },
+        python,
+        &[],
+    )?;
     let errors = String::from_utf8(output.stderr)?;
     let count = |text: &str| errors.matches(text).count();
-    let notes = (count(": it has no cudnnBackendCreateDescriptor;"), count("; cuDNN workspace sizes are estimates\n"));
-    if notes == (1, 1) { Ok(()) } else { Err(errors.into()) }
+    let notes = (
+        count(": it has no cudnnBackendCreateDescriptor;"),
+        count("; cuDNN workspace sizes are estimates\n"),
+    );
+    if notes == (1, 1) {
+        Ok(())
+    } else {
+        Err(errors.into())
+    }
 }
 
-/// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator or with `allocator` from the library. Returns its output.
+/// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator or with `allocator`
+/// from the library. Returns its output.
 fn pluggable(python: &Path, snapshot: &Path, allocator: &str) -> Result<String, Failed> {
     let library = std::env::current_exe()?.with_file_name("libharness_allocator_abi.so");
     let program = match allocator {
         "" => format!("pluggable.py {}", snapshot.display()),
-        _ => format!("pluggable.py {} {} {allocator}", snapshot.display(), library.display()),
+        _ => format!(
+            "pluggable.py {} {} {allocator}",
+            snapshot.display(),
+            library.display()
+        ),
     };
-    let row = Row { program, options: "--memory 8GiB --addresses up".to_owned(), figures: BTreeMap::new() };
-    let output = run(&row, python, &[("HARNESS_ALLOCATOR_RECORD", Path::new("1"))])?;
+    let row = Row {
+        program,
+        options: "--memory 8GiB --addresses up".to_owned(),
+        figures: BTreeMap::new(),
+    };
+    let output = run(
+        &row,
+        python,
+        &[("HARNESS_ALLOCATOR_RECORD", Path::new("1"))],
+    )?;
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The events of an allocator, one per line. A block is located by the index of its segment, in order of creation, and its offset.
+/// The events of an allocator, one per line. A block is located by the index of its segment, in
+/// order of creation, and its offset.
 fn events(snapshot: &Path) -> Result<Vec<String>, Failed> {
     let snapshot = Snapshot::read(snapshot)?;
     let mut segments: Vec<(u64, u64)> = Vec::new();
@@ -656,67 +1319,126 @@ fn events(snapshot: &Path) -> Result<Vec<String>, Failed> {
             segments.push((event.address, event.size.0));
         }
         let around = |&(start, size): &(u64, u64)| (start..start + size).contains(&event.address);
-        let place = segments.iter().rposition(around).map(|index| (index, event.address - segments[index].0));
-        format!("{} of {} on {} at {place:?}", event.action.name(), event.size.0, event.stream)
+        let place = segments
+            .iter()
+            .rposition(around)
+            .map(|index| (index, event.address - segments[index].0));
+        format!(
+            "{} of {} on {} at {place:?}",
+            event.action.name(),
+            event.size.0,
+            event.stream
+        )
     };
     Ok(events.iter().map(line).collect())
 }
 
-/// With both allocators, the program makes the same requests and gets equal segments in the same order, with equal blocks at the same offsets.
+/// With both allocators, the program makes the same requests and gets equal segments in the same
+/// order, with equal blocks at the same offsets.
 fn decides_alike(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    let (native, ours) = (folder.path().join("native.pickle"), folder.path().join("ours.pickle"));
+    let (native, ours) = (
+        folder.path().join("native.pickle"),
+        folder.path().join("ours.pickle"),
+    );
     pluggable(python, &native, "")?;
     pluggable(python, &ours, "harness_caching change")?;
     let (native, ours) = (events(&native)?, events(&ours)?);
-    let requests = native.iter().filter(|line| line.starts_with("alloc ")).count();
+    let requests = native
+        .iter()
+        .filter(|line| line.starts_with("alloc "))
+        .count();
     if requests < 500 {
         return Err(format!("{requests} requests are too few for a comparison").into());
     }
-    if let Some(index) = native.iter().zip(&ours).position(|(native, ours)| native != ours) {
-        return Err(format!("event {index}: PyTorch has {}, the library {}", native[index], ours[index]).into());
+    if let Some(index) = native
+        .iter()
+        .zip(&ours)
+        .position(|(native, ours)| native != ours)
+    {
+        return Err(format!(
+            "event {index}: PyTorch has {}, the library {}",
+            native[index], ours[index]
+        )
+        .into());
     }
     if native.len() != ours.len() {
-        return Err(format!("PyTorch has {} events, the library {}", native.len(), ours.len()).into());
+        return Err(format!(
+            "PyTorch has {} events, the library {}",
+            native.len(),
+            ours.len()
+        )
+        .into());
     }
     Ok(())
 }
 
-/// PyTorch's allocator requests segments from the library. Null becomes the error that programs expect.
+/// PyTorch's allocator requests segments from the library. Null becomes the error that programs
+/// expect.
 fn out_of_memory_in_a_pool(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     for allocator in ["harness_caching", "harness_bfc", "harness_rmm_pool"] {
         let snapshot = folder.path().join("pool.pickle");
         let printed = pluggable(python, &snapshot, &format!("{allocator} pool"))?;
-        let segments = events(&snapshot)?.iter().filter(|line| line.starts_with("alloc ")).count();
+        let segments = events(&snapshot)?
+            .iter()
+            .filter(|line| line.starts_with("alloc "))
+            .count();
         if printed.trim() != "torch.OutOfMemoryError" || segments == 0 {
-            return Err(format!("{allocator}: {segments} requests; the program printed {printed}").into());
+            return Err(
+                format!("{allocator}: {segments} requests; the program printed {printed}").into(),
+            );
         }
     }
     Ok(())
 }
 
-/// Runs a scenario with programs on the simulated device and on a GPU of 80 GiB. The driver and NVML of that GPU are the simulated GPU's, which executes
-/// the kernels of the CUDA device. The reports of the steps must be equal.
+/// Runs a scenario with programs on the simulated device and on a GPU of 80 GiB. The driver and
+/// NVML of that GPU are the simulated GPU's, which executes the kernels of the CUDA device. The
+/// reports of the steps must be equal.
 fn behaves_the_same_on_a_gpu(scenario: &str, python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let wrapper = folder.path().join("python");
-    std::fs::write(&wrapper, "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" exec \"$PYTHON_OF_PROGRAMS\" \"$@\"\n")?;
+    std::fs::write(
+        &wrapper,
+        "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" exec \"$PYTHON_OF_PROGRAMS\" \"$@\"\n",
+    )?;
     std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755))?;
     let harness = env!("CARGO_BIN_EXE_harness");
-    let run = ["run", &format!("scenarios/programs/{scenario}.yaml"), "--no-report", "--repeat", "1", "--format", "json", "--device"];
+    let run = [
+        "run",
+        &format!("scenarios/programs/{scenario}.yaml"),
+        "--no-report",
+        "--repeat",
+        "1",
+        "--format",
+        "json",
+        "--device",
+    ];
     let mut simulated = Command::new(harness);
     simulated.args(run).arg("sim").env("HARNESS_PYTHON", python);
     let with_kernels = "OF_PROGRAMS=\"$HARNESS_GPU\" \
-                        HARNESS_GPU=$(echo \"$HARNESS_GPU\" | sed 's/\"noop\"/\"execute\"/; s/\"processes\":false/\"processes\":true/') exec \"$@\"";
+                        HARNESS_GPU=$(echo \"$HARNESS_GPU\" | sed 's/\"noop\"/\"execute\"/; \
+                        s/\"processes\":false/\"processes\":true/') exec \"$@\"";
     let mut on_gpu = Command::new(harness);
-    on_gpu.args(["exec", "--memory", "80GiB", "--python"]).arg(python).args(["--", "sh", "-c", with_kernels, "sh", harness]);
-    on_gpu.args(run).arg("cuda:0").env("HARNESS_PYTHON", &wrapper).env("PYTHON_OF_PROGRAMS", python);
+    on_gpu
+        .args(["exec", "--memory", "80GiB", "--python"])
+        .arg(python)
+        .args(["--", "sh", "-c", with_kernels, "sh", harness]);
+    on_gpu
+        .args(run)
+        .arg("cuda:0")
+        .env("HARNESS_PYTHON", &wrapper)
+        .env("PYTHON_OF_PROGRAMS", python);
     let mut reports = Vec::new();
     for command in [&mut simulated, &mut on_gpu] {
-        let output = command.current_dir(root()).env_remove("PYTORCH_ALLOC_CONF").output()?;
+        let output = command
+            .current_dir(root())
+            .env_remove("PYTORCH_ALLOC_CONF")
+            .output()?;
         if !output.status.success() {
-            let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+            let [out, err] =
+                [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
             return Err(format!("{command:?} ended with {}\n{out}{err}", output.status).into());
         }
         let document: Value = serde_json::from_slice(&output.stdout)?;
@@ -725,11 +1447,25 @@ fn behaves_the_same_on_a_gpu(scenario: &str, python: &Path) -> Result<(), Failed
             .ok_or("the document has no runs")?
             .iter()
             .flat_map(|run| run["steps"].as_array().into_iter().flatten());
-        reports
-            .push(steps.map(|step| [&step["kind"], &step["reports"], &step["notes"]].map(Value::to_string).join(" ")).collect::<Vec<_>>());
+        reports.push(
+            steps
+                .map(|step| {
+                    [&step["kind"], &step["reports"], &step["notes"]]
+                        .map(Value::to_string)
+                        .join(" ")
+                })
+                .collect::<Vec<_>>(),
+        );
     }
-    let programs = reports[0].iter().filter(|step| step.contains("peak reserved")).count();
-    if reports[0] == reports[1] && programs >= 4 { Ok(()) } else { Err(format!("{programs} programs: {reports:#?}").into()) }
+    let programs = reports[0]
+        .iter()
+        .filter(|step| step.contains("peak reserved"))
+        .count();
+    if reports[0] == reports[1] && programs >= 4 {
+        Ok(())
+    } else {
+        Err(format!("{programs} programs: {reports:#?}").into())
+    }
 }
 
 /// Compares expected figures with the figures of a program.
@@ -738,20 +1474,35 @@ fn compare(row: &Row, found: &BTreeMap<String, Value>) -> Result<(), Failed> {
         .figures
         .iter()
         .filter(|(name, figure)| found.get(*name) != Some(figure))
-        .map(|(name, figure)| format!("{name}: {figure} expected, {} found", found.get(name).unwrap_or(&Value::Null)))
+        .map(|(name, figure)| {
+            format!(
+                "{name}: {figure} expected, {} found",
+                found.get(name).unwrap_or(&Value::Null)
+            )
+        })
         .collect();
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong.join("\n").into())
+    }
 }
 
 /// Runs a program that prints its figures in its last line.
 fn printed(row: &Row, python: &Path) -> Result<(), Failed> {
     let output = run(row, python, &[])?;
     let summary = String::from_utf8(output.stderr)?;
-    if let Some(names) = summary.lines().find(|line| line.starts_with("not modelled")) {
+    if let Some(names) = summary
+        .lines()
+        .find(|line| line.starts_with("not modelled"))
+    {
         return Err(format!("functions without a model were called: {names}").into());
     }
     let text = String::from_utf8(output.stdout)?;
-    compare(row, &serde_json::from_str(text.lines().last().unwrap_or_default())?)
+    compare(
+        row,
+        &serde_json::from_str(text.lines().last().unwrap_or_default())?,
+    )
 }
 
 /// Runs a program that writes its figures to a file.
@@ -759,7 +1510,10 @@ fn recorded(row: &Row, python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let result = folder.path().join("result.json");
     run(row, python, &[("SNAP_RESULT", &result)])?;
-    compare(row, &serde_json::from_str(&std::fs::read_to_string(result)?)?)
+    compare(
+        row,
+        &serde_json::from_str(&std::fs::read_to_string(result)?)?,
+    )
 }
 
 /// A program that runs out of memory is reported, and completes with the recommended settings.
@@ -767,45 +1521,119 @@ fn advised(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let harness = |arguments: &[&str]| {
         let mut command = harness();
-        command.current_dir(folder.path()).args(arguments).arg("--").arg(python).arg(self::folder().join("pinned.py"));
-        command.env_remove("PYTORCH_ALLOC_CONF").env_remove("PYTORCH_CUDA_ALLOC_CONF").output()
+        command
+            .current_dir(folder.path())
+            .args(arguments)
+            .arg("--")
+            .arg(python)
+            .arg(self::folder().join("pinned.py"));
+        command
+            .env_remove("PYTORCH_ALLOC_CONF")
+            .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+            .output()
     };
-    let options = ["exec", "--memory", "1GiB", "--snapshot", "oom.pickle", "--report", "report.md", "--junit", "junit.xml"];
+    let options = [
+        "exec",
+        "--memory",
+        "1GiB",
+        "--snapshot",
+        "oom.pickle",
+        "--report",
+        "report.md",
+        "--junit",
+        "junit.xml",
+    ];
     let failed = harness(&options)?;
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name));
     let (report, picture, junit) = (read("report.md")?, read("report.svg")?, read("junit.xml")?);
-    let in_report =
-        ["An out of memory error ended the program", "last = block(750)", "| cudaMalloc | 3 | 2 |", "report.svg", "pinned.py:12"];
-    let missing: Vec<&str> = in_report.into_iter().filter(|words| !report.contains(words)).collect();
+    let in_report = [
+        "An out of memory error ended the program",
+        "last = block(750)",
+        "| cudaMalloc | 3 | 2 |",
+        "report.svg",
+        "pinned.py:12",
+    ];
+    let missing: Vec<&str> = in_report
+        .into_iter()
+        .filter(|words| !report.contains(words))
+        .collect();
     if failed.status.code() != Some(1) || !missing.is_empty() {
-        return Err(format!("{:?}; missing: {missing:?}\n{report}\n{}", failed.status, String::from_utf8_lossy(&failed.stderr)).into());
+        return Err(format!(
+            "{:?}; missing: {missing:?}\n{report}\n{}",
+            failed.status,
+            String::from_utf8_lossy(&failed.stderr)
+        )
+        .into());
     }
-    if !picture.contains("at most 300 MiB reserved") || !picture.contains("2 attempts refused") || !junit.contains("<failure") {
+    if !picture.contains("at most 300 MiB reserved")
+        || !picture.contains("2 attempts refused")
+        || !junit.contains("<failure")
+    {
         return Err(format!("{picture}\n{junit}").into());
     }
     let verified = harness(&["advise", "oom.pickle", "--verify", "--format", "json"])?;
     let document: Value = serde_json::from_slice(&verified.stdout)?;
     let seen = &document["verified"];
-    let (reserved, predicted) = (seen["peak_reserved_seen"].as_u64(), seen["peak_reserved_predicted"].as_u64());
-    if verified.status.code() == Some(0) && seen["held"] == true && reserved.is_some() && reserved == predicted {
+    let (reserved, predicted) = (
+        seen["peak_reserved_seen"].as_u64(),
+        seen["peak_reserved_predicted"].as_u64(),
+    );
+    if verified.status.code() == Some(0)
+        && seen["held"] == true
+        && reserved.is_some()
+        && reserved == predicted
+    {
         return Ok(());
     }
-    Err(format!("{:?}: {seen:#}\n{}", verified.status, String::from_utf8_lossy(&verified.stderr)).into())
+    Err(format!(
+        "{:?}: {seen:#}\n{}",
+        verified.status,
+        String::from_utf8_lossy(&verified.stderr)
+    )
+    .into())
 }
 
 /// `harness exec` and `harness.observe` write snapshots of the same error.
 fn pinned_host_memory(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let mut command = harness();
-    command.args(["exec", "--memory", "1GiB", "--snapshot", "exec.pickle", "--"]).arg(python).args(["-m", "harness.observe"]);
-    command.env("PYTHONPATH", root().join("harness/cli/python")).env("HARNESS_OBSERVE_DIR", "observed");
-    let ended = command.arg(self::folder().join("host_memory.py")).current_dir(&folder).output()?;
-    let observed = std::fs::read_dir(folder.path().join("observed"))?.next().ok_or("harness.observe wrote no snapshot")??.path();
-    for (snapshot, is_known) in [("exec.pickle".into(), true), (observed, true), ("plain.pickle".into(), false)] {
-        let explained = Command::new(env!("CARGO_BIN_EXE_harness")).arg("explain").arg(&snapshot).current_dir(&folder).output()?;
+    command
+        .args([
+            "exec",
+            "--memory",
+            "1GiB",
+            "--snapshot",
+            "exec.pickle",
+            "--",
+        ])
+        .arg(python)
+        .args(["-m", "harness.observe"]);
+    command
+        .env("PYTHONPATH", root().join("harness/cli/python"))
+        .env("HARNESS_OBSERVE_DIR", "observed");
+    let ended = command
+        .arg(self::folder().join("host_memory.py"))
+        .current_dir(&folder)
+        .output()?;
+    let observed = std::fs::read_dir(folder.path().join("observed"))?
+        .next()
+        .ok_or("harness.observe wrote no snapshot")??
+        .path();
+    for (snapshot, is_known) in [
+        ("exec.pickle".into(), true),
+        (observed, true),
+        ("plain.pickle".into(), false),
+    ] {
+        let explained = Command::new(env!("CARGO_BIN_EXE_harness"))
+            .arg("explain")
+            .arg(&snapshot)
+            .current_dir(&folder)
+            .output()?;
         let shown = String::from_utf8_lossy(&explained.stdout);
         let figures = "pinned host memory at the time of the snapshot, besides the figures above: ";
-        let is_shown = shown.contains(figures) && shown.contains("160 MiB reserved (") && shown.contains("peak reserved 160 MiB)");
+        let is_shown = shown.contains(figures)
+            && shown.contains("160 MiB reserved (")
+            && shown.contains("peak reserved 160 MiB)");
         if is_shown != is_known || shown.contains("pinned host memory") != is_known {
             return Err(format!("{}: {shown}\n{ended:?}", snapshot.display()).into());
         }
@@ -815,32 +1643,61 @@ fn pinned_host_memory(python: &Path) -> Result<(), Failed> {
 
 fn engine(python: &Path) -> Result<(), Failed> {
     let mut command = harness();
-    let output = command.args(["exec", "--memory", "12GiB", "--"]).arg(python).arg(folder().join("engine.py")).output()?;
+    let output = command
+        .args(["exec", "--memory", "12GiB", "--"])
+        .arg(python)
+        .arg(folder().join("engine.py"))
+        .output()?;
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = [
         "peak allocated 4.00 MiB",
-        "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; buffers and libraries 1 GiB; activations in the profile run 1 GiB; \
-         CUDA graphs 256 MiB (512 MiB estimated); KV cache 5 GiB (1000 blocks of 16 tokens); free after the start 11.98 GiB",
-        "SGLang: requested 9 GiB of 12 GiB; weights 8 MiB; buffers and libraries 10 MiB; CUDA graphs 2 MiB; \
+        "vLLM: requested 11 GiB of 12 GiB; weights 3 GiB; buffers and libraries 1 GiB; activations \
+         in the profile run 1 GiB; \
+         CUDA graphs 256 MiB (512 MiB estimated); KV cache 5 GiB (1000 blocks of 16 tokens); free \
+         after the start 11.98 GiB",
+        "SGLang: requested 9 GiB of 12 GiB; weights 8 MiB; buffers and libraries 10 MiB; CUDA \
+         graphs 2 MiB; \
          KV cache 0 B (64 blocks of 64 tokens); free after the start 11.98 GiB",
     ];
-    let missing: Vec<&str> = lines.into_iter().filter(|line| !text.contains(line)).collect();
-    if output.status.success() && missing.is_empty() { Ok(()) } else { Err(format!("missing: {missing:?}\n{text}").into()) }
+    let missing: Vec<&str> = lines
+        .into_iter()
+        .filter(|line| !text.contains(line))
+        .collect();
+    if output.status.success() && missing.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("missing: {missing:?}\n{text}").into())
+    }
 }
 
 fn peers(python: &Path) -> Result<(), Failed> {
-    let program = "import torch; print(*(torch.cuda.can_device_access_peer(0, peer) for peer in (0, 1)))";
-    let printed = |gpu: &str| harness().args(["exec", "--gpu", gpu, "--devices", "2", "--"]).arg(python).args(["-c", program]).output();
+    let program =
+        "import torch; print(*(torch.cuda.can_device_access_peer(0, peer) for peer in (0, 1)))";
+    let printed = |gpu: &str| {
+        harness()
+            .args(["exec", "--gpu", gpu, "--devices", "2", "--"])
+            .arg(python)
+            .args(["-c", program])
+            .output()
+    };
     let (of_center, of_desk) = (printed("a40-48")?.stdout, printed("rtx4090-24")?.stdout);
     let is_right = of_center == b"False True\n" && of_desk == b"False False\n";
-    if is_right { Ok(()) } else { Err(String::from_utf8([of_center, of_desk].concat())?.into()) }
+    if is_right {
+        Ok(())
+    } else {
+        Err(String::from_utf8([of_center, of_desk].concat())?.into())
+    }
 }
 
 fn hook_stays(python: &Path) -> Result<(), Failed> {
     let program = "import torch; print(torch.ones(3, device='cuda').sum().item())";
     for change in ["PYTHONPATH=.", "PYTHONPATH=", "--unset=PYTHONPATH"] {
         let mut command = harness();
-        let output = command.args(["exec", "--values", "cpu", "--", "env", change]).arg(python).args(["-c", program]).output()?;
+        let output = command
+            .args(["exec", "--values", "cpu", "--", "env", change])
+            .arg(python)
+            .args(["-c", program])
+            .output()?;
         let text = String::from_utf8_lossy(&output.stderr);
         if output.stdout != b"3.0\n" || !text.contains("peak allocated") {
             return Err(format!("{change}: {output:?}").into());
@@ -850,25 +1707,53 @@ fn hook_stays(python: &Path) -> Result<(), Failed> {
 }
 
 fn error_of_values(python: &Path) -> Result<(), Failed> {
-    let program = "import torch; print(torch.distributions.Categorical(torch.ones(100, device='cuda')).sample().item() < 100)";
+    let program = "import torch; print(torch.distributions.Categorical(torch.ones(100, \
+         device='cuda')).sample().item() < 100)";
     let exec = |options: &[&str]| {
         let mut command = harness();
-        command.arg("exec").args(options).arg("--").arg(python).args(["-c", program]).output()
+        command
+            .arg("exec")
+            .args(options)
+            .arg("--")
+            .arg(python)
+            .args(["-c", program])
+            .output()
     };
     let (again, once) = (exec(&[])?, exec(&["--values", "zeros"])?);
     let text = String::from_utf8_lossy(&again.stderr);
-    let is_right = again.status.success() && again.stdout == b"True\n" && text.contains("it runs again with `--values cpu`");
-    if is_right && once.status.code() == Some(1) && once.stdout.is_empty() { Ok(()) } else { Err(format!("{again:?}\n{once:?}").into()) }
+    let is_right = again.status.success()
+        && again.stdout == b"True\n"
+        && text.contains("it runs again with `--values cpu`");
+    if is_right && once.status.code() == Some(1) && once.stdout.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("{again:?}\n{once:?}").into())
+    }
 }
 
 fn without_torch(python: &Path) -> Result<(), Failed> {
     // CUDA's runtime that is linked into a program begins in this way.
-    let program = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); f, s = ctypes.c_void_p(), ctypes.c_int(); \
-                   print(c.cuGetProcAddress_v2(b'cuGetExportTable', ctypes.byref(f), 13000, ctypes.c_uint64(0), ctypes.byref(s)))";
-    for (options, reason) in [(&["-c"][..], "the process did not import torch"), (&["-I", "-c"], "Python was started with -I, -E or -S")] {
-        let output = harness().args(["exec", "--"]).arg(python).args(options).arg(program).output()?;
+    let program = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); f, s = \
+         ctypes.c_void_p(), ctypes.c_int(); \
+                   print(c.cuGetProcAddress_v2(b'cuGetExportTable', ctypes.byref(f), 13000, \
+                   ctypes.c_uint64(0), ctypes.byref(s)))";
+    for (options, reason) in [
+        (&["-c"][..], "the process did not import torch"),
+        (&["-I", "-c"], "Python was started with -I, -E or -S"),
+    ] {
+        let output = harness()
+            .args(["exec", "--"])
+            .arg(python)
+            .args(options)
+            .arg(program)
+            .output()?;
         let text = String::from_utf8_lossy(&output.stderr);
-        let parts = [reason, "cuGetExportTable", "CuPy, CTranslate2", "`nvcc --cudart shared`"];
+        let parts = [
+            reason,
+            "cuGetExportTable",
+            "CuPy, CTranslate2",
+            "`nvcc --cudart shared`",
+        ];
         if output.stdout != b"500\n" || !parts.iter().all(|part| text.contains(part)) {
             return Err(format!("{options:?}: {output:?}").into());
         }
@@ -879,7 +1764,14 @@ fn without_torch(python: &Path) -> Result<(), Failed> {
 fn effects(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let script = self::folder().join("effects.py");
-    let repeated = ["nothing", "temporary", "python", "workers", "exit", "unwatched_shell_executes_python"];
+    let repeated = [
+        "nothing",
+        "temporary",
+        "python",
+        "workers",
+        "exit",
+        "unwatched_shell_executes_python",
+    ];
     let once = [
         ("writes", "it writes log.txt"),
         ("saves", "it writes model.pt"),
@@ -890,25 +1782,46 @@ fn effects(python: &Path) -> Result<(), Failed> {
         ("shell", "it begins with another program than Python"),
         ("no_read", ""),
     ];
-    let cases: Vec<_> = repeated.into_iter().map(|mode| (mode, None)).chain(once.map(|(mode, why)| (mode, Some(why)))).collect();
+    let cases: Vec<_> = repeated
+        .into_iter()
+        .map(|mode| (mode, None))
+        .chain(once.map(|(mode, why)| (mode, Some(why))))
+        .collect();
     let check = |(mode, why): &(&str, Option<&str>)| -> Result<(), String> {
         let place = folder.path().join(mode);
-        std::fs::create_dir(&place).and_then(|()| std::fs::write(place.join("old.txt"), "")).map_err(|error| error.to_string())?;
+        std::fs::create_dir(&place)
+            .and_then(|()| std::fs::write(place.join("old.txt"), ""))
+            .map_err(|error| error.to_string())?;
         let mut command = harness();
-        command.current_dir(&place).env_remove("HARNESS_VALUES").args(["exec", "--"]);
+        command
+            .current_dir(&place)
+            .env_remove("HARNESS_VALUES")
+            .args(["exec", "--"]);
         match *mode {
             "shell" => command.args(["sh", "-c", "echo x >> log.txt; \"$@\"; exit $?", "sh"]),
             "unwatched_shell_executes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
             _ => &mut command,
         };
-        let output = command.arg(python).arg(&script).arg(mode).output().map_err(|error| error.to_string())?;
+        let output = command
+            .arg(python)
+            .arg(&script)
+            .arg(mode)
+            .output()
+            .map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&output.stderr);
-        let (ends_well, begins_again) = (output.status.success(), text.contains("it runs again with `--values cpu`"));
+        let (ends_well, begins_again) = (
+            output.status.success(),
+            text.contains("it runs again with `--values cpu`"),
+        );
         let is_right = match why {
             None => ends_well && begins_again && output.stdout.ends_with(b"trained on 699\n"),
             Some(why) => !ends_well && !begins_again && text.contains(why),
         };
-        if is_right { Ok(()) } else { Err(format!("{mode}: {output:?}")) }
+        if is_right {
+            Ok(())
+        } else {
+            Err(format!("{mode}: {output:?}"))
+        }
     };
     harness_base::parallel::in_parallel_by(4, &cases, check)?;
     Ok(())
@@ -916,17 +1829,35 @@ fn effects(python: &Path) -> Result<(), Failed> {
 
 fn baseline(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    let (file, junit) = (folder.path().join("peaks.json"), folder.path().join("junit.xml"));
-    std::fs::copy(root().join("ci/pytest/train.py"), folder.path().join("train.py"))?;
+    let (file, junit) = (
+        folder.path().join("peaks.json"),
+        folder.path().join("junit.xml"),
+    );
+    std::fs::copy(
+        root().join("ci/pytest/train.py"),
+        folder.path().join("train.py"),
+    )?;
     std::fs::write(
         folder.path().join("any_size.py"),
         "import os, torch\ntorch.ones(1 + int.from_bytes(os.urandom(2)), 512, device='cuda')\n",
     )?;
     let exec = |options: &[&str], program: &[&str]| {
         let mut command = harness();
-        command.args(["exec", "--memory", "4GiB", "--baseline", "peaks.json"]).args(options).arg("--").arg(python).args(program);
-        let output = command.current_dir(&folder).env_remove("PYTORCH_ALLOC_CONF").env_remove("PYTORCH_CUDA_ALLOC_CONF").output()?;
-        Ok::<_, Failed>((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
+        command
+            .args(["exec", "--memory", "4GiB", "--baseline", "peaks.json"])
+            .args(options)
+            .arg("--")
+            .arg(python)
+            .args(program);
+        let output = command
+            .current_dir(&folder)
+            .env_remove("PYTORCH_ALLOC_CONF")
+            .env_remove("PYTORCH_CUDA_ALLOC_CONF")
+            .output()?;
+        Ok::<_, Failed>((
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        ))
     };
     let train = &["train.py", "1024"];
     let written = exec(&["--update"], train)?;
@@ -942,7 +1873,8 @@ fn baseline(python: &Path) -> Result<(), Failed> {
     }
     let more = exec(&["--junit", "junit.xml"], &["train.py", "1025"])?;
     let case = std::fs::read_to_string(&junit)?;
-    let named = "train.py:20 step allocates 4 KiB more at the peak: 38801920 B instead of 38797824 B";
+    let named =
+        "train.py:20 step allocates 4 KiB more at the peak: 38801920 B instead of 38797824 B";
     let random = exec(&["--update"], &["any_size.py"])?;
     let first = "the program is not deterministic: after 0 allocations, process 1 allocates ";
     let is_right = more.0 == Some(1)
@@ -952,10 +1884,15 @@ fn baseline(python: &Path) -> Result<(), Failed> {
         && random.1.contains(first)
         && random.1.contains(" at any_size.py:2;")
         && std::fs::read_to_string(&file)? == text;
-    if is_right { Ok(()) } else { Err(format!("{more:?}\n{case}\n{random:?}").into()) }
+    if is_right {
+        Ok(())
+    } else {
+        Err(format!("{more:?}\n{case}\n{random:?}").into())
+    }
 }
 
-/// Snapshots with the addresses of the program's tensors, which are then removed: both must have the same categories, to the byte.
+/// Snapshots with the addresses of the program's tensors, which are then removed: both must have
+/// the same categories, to the byte.
 fn categories(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let program = self::folder().join("categories.py");
@@ -977,28 +1914,58 @@ fn categories(python: &Path) -> Result<(), Failed> {
         "late_cpp",
     ];
     let mut command = harness();
-    let ended = command.args(["exec", "--memory", "8GiB", "--"]).arg(python).arg(&program).arg(folder.path()).args(models).output()?;
+    let ended = command
+        .args(["exec", "--memory", "8GiB", "--"])
+        .arg(python)
+        .arg(&program)
+        .arg(folder.path())
+        .args(models)
+        .output()?;
     if !ended.status.success() {
         return Err(String::from_utf8_lossy(&ended.stderr).into_owned().into());
     }
     for model in models {
         for moment in ["forward", "backward", "step", "zero_grad"] {
-            let mut snapshot = Snapshot::read(&folder.path().join(format!("{model}-{moment}.pickle")))?;
+            let mut snapshot =
+                Snapshot::read(&folder.path().join(format!("{model}-{moment}.pickle")))?;
             let found = |snapshot: &Snapshot| {
-                let explanation = causes::explain(snapshot, 0, Options { at: At::End, ..Options::default() });
+                let explanation = causes::explain(
+                    snapshot,
+                    0,
+                    Options {
+                        at: At::End,
+                        ..Options::default()
+                    },
+                );
                 let categories = explanation.map(|explanation| explanation.categories);
-                categories.map(|all| all.into_iter().map(|of| (of.category, (of.bytes, of.blocks))).collect::<BTreeMap<_, _>>())
+                categories.map(|all| {
+                    all.into_iter()
+                        .map(|of| (of.category, (of.bytes, of.blocks)))
+                        .collect::<BTreeMap<_, _>>()
+                })
             };
             let recorded = found(&snapshot)?;
             if snapshot.extra == ExtraId::NONE {
-                return Err(format!("{model}, {moment}: the snapshot does not name the program's tensors").into());
+                return Err(format!(
+                    "{model}, {moment}: the snapshot does not name the program's tensors"
+                )
+                .into());
             }
             snapshot.extra = ExtraId::NONE;
             let derived = found(&snapshot)?;
-            let of = |category: &str| recorded.get(category).map_or(Bytes::ZERO, |&(bytes, _)| bytes);
-            let has_all = ["parameters", "gradients", "optimizer_state"].iter().all(|category| of(category) > Bytes::ZERO);
+            let of = |category: &str| {
+                recorded
+                    .get(category)
+                    .map_or(Bytes::ZERO, |&(bytes, _)| bytes)
+            };
+            let has_all = ["parameters", "gradients", "optimizer_state"]
+                .iter()
+                .all(|category| of(category) > Bytes::ZERO);
             if derived != recorded || (moment == "step" && !has_all) {
-                return Err(format!("{model}, {moment}: derived {derived:?}, recorded {recorded:?}").into());
+                return Err(format!(
+                    "{model}, {moment}: derived {derived:?}, recorded {recorded:?}"
+                )
+                .into());
             }
         }
     }

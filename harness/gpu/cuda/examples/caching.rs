@@ -1,5 +1,5 @@
-//! Uses a caching allocator in your own program: `cargo run --example caching`. Runs on the first GPU, or on the simulated device
-//! if there is none.
+//! Uses a caching allocator in your own program: `cargo run --example caching`. Runs on the first
+//! GPU, or on the simulated device if there is none.
 
 use std::{error::Error, thread};
 
@@ -20,7 +20,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     // A program with its own streams can lend them instead: `CudaDevice::borrow_stream`.
     let streams = [device.create_stream()?, device.create_stream()?];
-    let allocator = SharedAllocator::new(CachingAllocator::new(Config::parse("max_split_size_mb:256")?), device);
+    let allocator = SharedAllocator::new(
+        CachingAllocator::new(Config::parse("max_split_size_mb:256")?),
+        device,
+    );
 
     // Each thread uses its own stream.
     thread::scope(|scope| {
@@ -30,18 +33,26 @@ fn main() -> Result<(), Box<dyn Error>> {
                 for step in 0..100 {
                     let batch = allocator.allocate(Request::new(Bytes::mib(64)).on(stream))?;
                     // Your kernels would run here, on the address `batch.ptr().0`.
-                    allocator.lock().device.fill(stream, batch.range(), Tag(step))?;
+                    allocator
+                        .lock()
+                        .device
+                        .fill(stream, batch.range(), Tag(step))?;
                     allocator.free(batch.ptr())?;
                 }
                 Ok(())
             })
         });
-        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().expect("no worker panics"))
     })
     .map_err(|error| error.to_string())?;
 
     print!("{}", allocator.stats().summary());
-    println!("{} driver allocations for 200 batches", allocator.lock().device.calls().malloc);
+    println!(
+        "{} driver allocations for 200 batches",
+        allocator.lock().device.calls().malloc
+    );
     allocator.close()?;
     Ok(())
 }

@@ -1,15 +1,18 @@
-//! NVIDIA GPUs as devices of [`harness_allocator`], through the CUDA driver, which is loaded at run time, and NVML.
+//! NVIDIA GPUs as devices of [`harness_allocator`], through the CUDA driver, which is loaded at run
+//! time, and NVML.
 //!
 //! Building and running need no CUDA toolkit. Without a driver, opening a device returns an error.
 //!
 //! # Use with cudarc and other CUDA bindings
 //!
-//! A program may also use cudarc with any of its features. If it needs another CUDA version than cudarc's `cuda-12080`, it chooses the feature of that
-//! name here and turns off the default features. Both share the driver's plain handles: an address is the same number, and a stream is the same pointer.
-//! Pointers of other bindings convert with `cast()`.
+//! A program may also use cudarc with any of its features. If it needs another CUDA version than
+//! cudarc's `cuda-12080`, it chooses the feature of that name here and turns off the default
+//! features. Both share the driver's plain handles: an address is the same number, and a stream is
+//! the same pointer. Pointers of other bindings convert with `cast()`.
 //!
-//! [`CudaDevice`] retains the device's *primary* context, like cudarc's `CudaContext::new` and the CUDA runtime. Addresses and streams of one are valid
-//! in the other, in either order of opening. Each call makes that context current in the calling thread and leaves it current.
+//! [`CudaDevice`] retains the device's *primary* context, like cudarc's `CudaContext::new` and the
+//! CUDA runtime. Addresses and streams of one are valid in the other, in either order of opening.
+//! Each call makes that context current in the calling thread and leaves it current.
 //!
 //! A program lends its own stream to the device, and then names it in requests:
 //!

@@ -24,8 +24,8 @@ pub(crate) struct Refusal {
 /// Code of a [`Refusal`] for a function that the library lacks. No library returns it.
 pub(crate) const MISSING: u32 = u32::MAX;
 
-/// Loads the library with this file name from the loader's search path. It stays loaded until the process ends, because its own
-/// threads may use it.
+/// Loads the library with this file name from the loader's search path. It stays loaded until the
+/// process ends, because its own threads may use it.
 pub(crate) fn load(name: &str) -> Result<&'static Library, LoadError> {
     // SAFETY: the initializers of NVIDIA's libraries have no precondition.
     match unsafe { Library::new(name) } {
@@ -40,11 +40,15 @@ impl LoadError {
         Self::of_text(name, error.source().unwrap_or(error).to_string())
     }
 
-    /// Distinguishes a missing file from one that cannot be loaded. glibc's text begins with the file that it could not open; another
-    /// name there is a missing dependency.
+    /// Distinguishes a missing file from one that cannot be loaded. glibc's text begins with the
+    /// file that it could not open; another name there is a missing dependency.
     fn of_text(name: &str, text: String) -> Self {
         let is_absent = text.starts_with(name) && text.contains("No such file or directory");
-        if is_absent { Self::Absent } else { Self::Unloadable(text) }
+        if is_absent {
+            Self::Absent
+        } else {
+            Self::Unloadable(text)
+        }
     }
 }
 
@@ -53,11 +57,15 @@ pub(crate) type Address = unsafe extern "C" fn();
 
 pub(crate) fn find(library: &Library, name: &str) -> Option<Address> {
     // SAFETY: the symbol is a function or null, and nothing calls it with this type.
-    unsafe { library.get::<Option<Address>>(name) }.ok().and_then(|symbol| *symbol)
+    unsafe { library.get::<Option<Address>>(name) }
+        .ok()
+        .and_then(|symbol| *symbol)
 }
 
 /// Reads a text of at most 255 characters.
-pub(crate) fn text(read: impl FnOnce(*mut c_char, c_uint) -> Result<(), Refusal>) -> Result<String, Refusal> {
+pub(crate) fn text(
+    read: impl FnOnce(*mut c_char, c_uint) -> Result<(), Refusal>,
+) -> Result<String, Refusal> {
     let mut buffer = [0_u8; 256];
     // One byte is left for a final NUL.
     read(buffer.as_mut_ptr().cast(), 255)?;

@@ -15,19 +15,30 @@ pub struct Probe {
 }
 
 pub fn probe() -> Probe {
-    Probe { driver: DriverFound::new(), nvml: nvml::driver_version() }
+    Probe {
+        driver: DriverFound::new(),
+        nvml: nvml::driver_version(),
+    }
 }
 
-/// Returns the NVML device of a CUDA device, found by the hash of its UUID. The CUDA device may be limited or already closed.
-/// Fails with the reason if there is none, as for a simulated device.
+/// Returns the NVML device of a CUDA device, found by the hash of its UUID. The CUDA device may be
+/// limited or already closed. Fails with the reason if there is none, as for a simulated device.
 pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
-    let Some(hash) = &info.fingerprint.uuid_hash else { return Err("a simulated device has no sensors".to_owned()) };
-    nvml_where(|device| device.uuid.hash() == *hash, "the CUDA driver no longer has this device")
+    let Some(hash) = &info.fingerprint.uuid_hash else {
+        return Err("a simulated device has no sensors".to_owned());
+    };
+    nvml_where(
+        |device| device.uuid.hash() == *hash,
+        "the CUDA driver no longer has this device",
+    )
 }
 
 /// Returns the NVML device of the CUDA device with this ordinal, which need not be open.
 pub fn nvml_at(ordinal: u32) -> Result<NvmlDevice, String> {
-    nvml_where(|device| device.ordinal == ordinal, &format!("the CUDA driver has no device {ordinal}"))
+    nvml_where(
+        |device| device.ordinal == ordinal,
+        &format!("the CUDA driver has no device {ordinal}"),
+    )
 }
 
 fn nvml_where(is_it: impl Fn(&DeviceFound) -> bool, missing: &str) -> Result<NvmlDevice, String> {
@@ -40,15 +51,28 @@ impl Probe {
     pub fn require(&self, ordinal: u32) -> Result<(), DeviceError> {
         let driver = self.driver.as_ref().map_err(Clone::clone)?;
         let count = u32::try_from(driver.devices.len()).unwrap_or(u32::MAX);
-        if ordinal < count { Ok(()) } else { Err(no_such_device(ordinal, count)) }
+        if ordinal < count {
+            Ok(())
+        } else {
+            Err(no_such_device(ordinal, count))
+        }
     }
 }
 
 pub(crate) fn no_such_device(ordinal: u32, count: u32) -> DeviceError {
     let why = match count {
-        0 => "the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES".to_owned(),
+        0 => {
+            "the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES"
+                .to_owned()
+        }
         1 => "the driver has one device, cuda:0".to_owned(),
-        _ => format!("the driver has {count} devices, cuda:0 to cuda:{}", count - 1),
+        _ => format!(
+            "the driver has {count} devices, cuda:0 to cuda:{}",
+            count - 1
+        ),
     };
-    DeviceError::Unavailable { what: format!("CUDA device {ordinal}"), why }
+    DeviceError::Unavailable {
+        what: format!("CUDA device {ordinal}"),
+        why,
+    }
 }

@@ -1,7 +1,9 @@
-//! The management library (NVML): memory used on a GPU, its processes, and the facts that make runs comparable.
+//! The management library (NVML): memory used on a GPU, its processes, and the facts that make runs
+//! comparable.
 //!
-//! NVML has its own device numbers, and `CUDA_VISIBLE_DEVICES` renumbers CUDA devices, so an [`NvmlDevice`] is found by its
-//! [`Uuid`]. Only queries are made. NVML is optional: without it, a device opens with fewer figures.
+//! NVML has its own device numbers, and `CUDA_VISIBLE_DEVICES` renumbers CUDA devices, so an
+//! [`NvmlDevice`] is found by its [`Uuid`]. Only queries are made. NVML is optional: without it, a
+//! device opens with fewer figures.
 #![allow(non_upper_case_globals, reason = "names of the bindings")]
 
 mod functions;
@@ -15,7 +17,9 @@ use nvml_wrapper::enum_wrappers::device::{Clock, PerformancePolicy, TemperatureS
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
-use nvml_wrapper_sys::bindings::field_id::{NVML_FI_DEV_PERF_POLICY_POWER, NVML_FI_DEV_PERF_POLICY_THERMAL};
+use nvml_wrapper_sys::bindings::field_id::{
+    NVML_FI_DEV_PERF_POLICY_POWER, NVML_FI_DEV_PERF_POLICY_THERMAL,
+};
 use nvml_wrapper_sys::bindings::*;
 use procfs::process::Process;
 
@@ -65,16 +69,22 @@ pub struct Throttle {
 impl NvmlDevice {
     pub fn find(uuid: Uuid) -> Result<Self, String> {
         let nvml = library()?;
-        // NVML writes the UUIDs of GPUs and of multi-instance slices differently, and the driver does not distinguish them.
+        // NVML writes the UUIDs of GPUs and of multi-instance slices differently, and the driver
+        // does not distinguish them.
         let by_name = |prefix: &str| nvml.device_by_uuid(format!("{prefix}-{uuid}"));
         match by_name("GPU").or_else(|_| by_name("MIG")) {
             Ok(device) => Ok(Self { device, uuid }),
-            Err(error) => Err(format!("NVML finds no device with this GPU's UUID: {}", sentence("nvmlDeviceGetHandleByUUID", error))),
+            Err(error) => Err(format!(
+                "NVML finds no device with this GPU's UUID: {}",
+                sentence("nvmlDeviceGetHandleByUUID", error)
+            )),
         }
     }
 
     fn memory(&self) -> Result<MemoryInfo, String> {
-        self.device.memory_info().map_err(|error| sentence("nvmlDeviceGetMemoryInfo_v2", error))
+        self.device
+            .memory_info()
+            .map_err(|error| sentence("nvmlDeviceGetMemoryInfo_v2", error))
     }
 
     pub fn used(&self) -> Result<Bytes, String> {
@@ -88,22 +98,39 @@ impl NvmlDevice {
     /// Returns this process's memory; `None` if NVML does not list the process or its memory.
     pub fn used_by_this_process(&self) -> Result<Option<Bytes>, String> {
         let processes = self.processes()?;
-        Ok(processes.iter().find(|process| is_this_process(process.pid)).and_then(used))
+        Ok(processes
+            .iter()
+            .find(|process| is_this_process(process.pid))
+            .and_then(used))
     }
 
     /// Returns the other processes with a CUDA context on the device, except children of this one.
     pub fn other_processes(&self) -> Result<Vec<ProcessUse>, String> {
         let processes = self.processes()?;
-        let others = processes.iter().filter(|process| !is_this_process(process.pid) && !is_child(process.pid));
-        Ok(others.map(|process| ProcessUse { pid: process.pid, name: self.process_name(process.pid), used: used(process) }).collect())
+        let others = processes
+            .iter()
+            .filter(|process| !is_this_process(process.pid) && !is_child(process.pid));
+        Ok(others
+            .map(|process| ProcessUse {
+                pid: process.pid,
+                name: self.process_name(process.pid),
+                used: used(process),
+            })
+            .collect())
     }
 
-    /// Returns the process IDs of all CUDA contexts on the device. A failure is an error, never an empty list.
+    /// Returns the process IDs of all CUDA contexts on the device. A failure is an error, never an
+    /// empty list.
     pub fn process_numbers(&self) -> Result<Vec<u32>, String> {
-        Ok(self.processes()?.iter().map(|process| process.pid).collect())
+        Ok(self
+            .processes()?
+            .iter()
+            .map(|process| process.pid)
+            .collect())
     }
 
-    /// The wrapper makes room for five processes more than it has counted. If more start at that moment, it counts again.
+    /// The wrapper makes room for five processes more than it has counted. If more start at that
+    /// moment, it counts again.
     fn processes(&self) -> Result<Vec<ProcessInfo>, String> {
         let mut answers = (0..MOST_COUNTS).map(|_| self.device.running_compute_processes());
         let last = answers.find(|answer| !matches!(answer, Err(NvmlError::InsufficientSize(_))));
@@ -115,9 +142,9 @@ impl NvmlDevice {
         self.device.nvml().sys_process_name(pid, LONGEST_NAME).ok()
     }
 
-    /// Learns this process's ID in the kernel driver's namespace, which differs inside a container. It is the one new entry since
-    /// the context was created, if a second query shows the same. If another process appeared at the same time, or NVML fails,
-    /// nothing is learned.
+    /// Learns this process's ID in the kernel driver's namespace, which differs inside a container.
+    /// It is the one new entry since the context was created, if a second query shows the same. If
+    /// another process appeared at the same time, or NVML fails, nothing is learned.
     pub(super) fn notice_this_process(&self, before_context: &[u32]) {
         if let Some(number) = self.newcomer_since(before_context) {
             // A number learned earlier is the same.
@@ -125,11 +152,14 @@ impl NvmlDevice {
         }
     }
 
-    /// Registers a child so that it is not counted as foreign. Call it after the child has created its context. Needed only if
-    /// the child's process ID is not visible here.
+    /// Registers a child so that it is not counted as foreign. Call it after the child has created
+    /// its context. Needed only if the child's process ID is not visible here.
     pub fn notice_child(&self, before_context: &[u32]) {
         if let Some(number) = self.newcomer_since(before_context) {
-            CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+            CHILDREN
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(number);
         }
     }
 
@@ -146,9 +176,10 @@ impl NvmlDevice {
             temperature: self.temperature(),
             throttled: self.throttled(),
             held_by_power: self.held_down(NVML_FI_DEV_PERF_POLICY_POWER, PerformancePolicy::Power),
-            // The similar clock event reasons have different numbers in different headers (251 to 253, and 269 to 271), so they cannot
-            // be used safely.
-            held_by_heat: self.held_down(NVML_FI_DEV_PERF_POLICY_THERMAL, PerformancePolicy::Thermal),
+            // The similar clock event reasons have different numbers in different headers (251 to
+            // 253, and 269 to 271), so they cannot be used safely.
+            held_by_heat: self
+                .held_down(NVML_FI_DEV_PERF_POLICY_THERMAL, PerformancePolicy::Thermal),
             others: self.other_processes().ok(),
         }
     }
@@ -156,7 +187,11 @@ impl NvmlDevice {
     /// Newer drivers have only the newer function, which the wrapper lacks.
     fn temperature(&self) -> Option<u32> {
         let sensor = nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
-        let mut now = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: sensor, temperature: 0 };
+        let mut now = nvmlTemperature_t {
+            version: version::<nvmlTemperature_t>(1),
+            sensorType: sensor,
+            temperature: 0,
+        };
         match nvml!(self.device, nvmlDeviceGetTemperatureV(&mut now)) {
             Ok(()) => Some(u32::try_from(now.temperature).unwrap_or(0)),
             Err(_) => self.device.temperature(TemperatureSensor::Gpu).ok(),
@@ -166,47 +201,82 @@ impl NvmlDevice {
     /// The wrapper lacks the newer function, and drops the bits that it does not know.
     fn throttled(&self) -> Option<Vec<Throttle>> {
         let mut reasons = 0;
-        let newer = nvml!(self.device, nvmlDeviceGetCurrentClocksEventReasons(&mut reasons));
-        let read = newer.or_else(|_| nvml!(self.device, nvmlDeviceGetCurrentClocksThrottleReasons(&mut reasons)));
+        let newer = nvml!(
+            self.device,
+            nvmlDeviceGetCurrentClocksEventReasons(&mut reasons)
+        );
+        let read = newer.or_else(|_| {
+            nvml!(
+                self.device,
+                nvmlDeviceGetCurrentClocksThrottleReasons(&mut reasons)
+            )
+        });
         read.ok().map(|()| throttles(reasons))
     }
 
-    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's policy. nvml-wrapper
-    /// 0.13 cuts fields of the type `unsigned long` to 32 bits, which 4.3 s in nanoseconds exceed.
+    /// Returns the total time of reduced clocks since the driver was loaded, from the counter's
+    /// field or the older function's policy. nvml-wrapper 0.13 cuts fields of the type `unsigned
+    /// long` to 32 bits, which 4.3 s in nanoseconds exceed.
     fn held_down(&self, field: c_uint, policy: PerformancePolicy) -> Option<Nanos> {
         // SAFETY: zero is a valid value of each field.
-        let mut value = nvmlFieldValue_t { fieldId: field, ..unsafe { std::mem::zeroed() } };
-        let newer = nvml!(self.device, nvmlDeviceGetFieldValues(1, &mut value)).ok().and_then(|()| unsigned(&value));
-        newer.or_else(|| Some(self.device.violation_status(policy).ok()?.violation_time)).map(Nanos)
+        let mut value = nvmlFieldValue_t {
+            fieldId: field,
+            ..unsafe { std::mem::zeroed() }
+        };
+        let newer = nvml!(self.device, nvmlDeviceGetFieldValues(1, &mut value))
+            .ok()
+            .and_then(|()| unsigned(&value));
+        newer
+            .or_else(|| Some(self.device.violation_status(policy).ok()?.violation_time))
+            .map(Nanos)
     }
 
-    /// Returns the facts that must be equal for two runs to be compared. The CUDA driver adds the CUDA version.
+    /// Returns the facts that must be equal for two runs to be compared. The CUDA driver adds the
+    /// CUDA version.
     pub fn fingerprint(&self) -> Fingerprint {
         let clock = |kind| self.device.clock_info(kind).ok();
         Fingerprint {
             uuid_hash: Some(self.uuid.hash()),
             driver: driver_version().ok(),
-            mig: self.device.mig_mode().ok().map(|mode| mode.current == NVML_DEVICE_MIG_ENABLE),
-            ecc: self.device.is_ecc_enabled().ok().map(|mode| mode.currently_enabled),
+            mig: self
+                .device
+                .mig_mode()
+                .ok()
+                .map(|mode| mode.current == NVML_DEVICE_MIG_ENABLE),
+            ecc: self
+                .device
+                .is_ecc_enabled()
+                .ok()
+                .map(|mode| mode.currently_enabled),
             clocks_mhz: clock(Clock::SM).zip(clock(Clock::Memory)),
             throttle_reasons: match self.throttled() {
-                Some(reasons) => reasons.into_iter().map(|throttle| throttle.words.to_owned()).collect(),
+                Some(reasons) => reasons
+                    .into_iter()
+                    .map(|throttle| throttle.words.to_owned())
+                    .collect(),
                 None => vec![NOT_KNOWN.to_owned()],
             },
-            other_processes: self.other_processes().ok().map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
+            other_processes: self
+                .other_processes()
+                .ok()
+                .map(|others| u32::try_from(others.len()).unwrap_or(u32::MAX)),
             ..Fingerprint::default()
         }
     }
 }
 
-/// The entry of [`Fingerprint::throttle_reasons`] if NVML does not report reduced clocks. It differs from an empty list.
+/// The entry of [`Fingerprint::throttle_reasons`] if NVML does not report reduced clocks. It
+/// differs from an empty list.
 pub const NOT_KNOWN: &str = "not known";
 
 pub fn driver_version() -> Result<String, String> {
-    library()?.sys_driver_version().map_err(|error| sentence("nvmlSystemGetDriverVersion", error))
+    library()?
+        .sys_driver_version()
+        .map_err(|error| sentence("nvmlSystemGetDriverVersion", error))
 }
 
-/// Returns the version of a struct: according to nvml.h, the size is in the low bytes and the number in the highest byte.
+/// Returns the version of a struct: according to nvml.h, the size is in the low bytes and the
+/// number in the highest byte.
 const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24
 }
@@ -216,14 +286,21 @@ const fn unsigned(field: &nvmlFieldValue_t) -> Option<u64> {
     // SAFETY: any bytes are valid numbers.
     let (short, long) = unsafe { (field.value.uiVal, field.value.ullVal) };
     match (field.nvmlReturn, field.valueType) {
-        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT) => Some(short as u64),
-        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG) => Some(long),
-        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG) => Some(long),
+        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT) => {
+            Some(short as u64)
+        }
+        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG) => {
+            Some(long)
+        }
+        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG) => {
+            Some(long)
+        }
         _ => None,
     }
 }
 
-/// Processes that start between the wrapper's count and its query make it count again, at most this often.
+/// Processes that start between the wrapper's count and its query make it count again, at most this
+/// often.
 const MOST_COUNTS: usize = 16;
 
 /// Bytes of the longest name of a process.
@@ -232,7 +309,8 @@ const LONGEST_NAME: usize = 256;
 /// This process's ID in the kernel driver's namespace, once known.
 static OWN_NUMBER: OnceLock<u32> = OnceLock::new();
 
-/// IDs of this process's children in the kernel driver's namespace, as far as they had to be learned.
+/// IDs of this process's children in the kernel driver's namespace, as far as they had to be
+/// learned.
 static CHILDREN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// Returns the new process ID if exactly one appeared and both queries show it.
@@ -248,11 +326,16 @@ fn is_this_process(number: u32) -> bool {
     number == std::process::id() || OWN_NUMBER.get() == Some(&number)
 }
 
-/// Returns whether that process is a child of this one. This fails across namespaces, where the ID must be learned.
+/// Returns whether that process is a child of this one. This fails across namespaces, where the ID
+/// must be learned.
 fn is_child(number: u32) -> bool {
     let stat = Process::new(number.cast_signed()).and_then(|process| process.stat());
     let is_visible_child = stat.is_ok_and(|stat| stat.ppid.cast_unsigned() == std::process::id());
-    is_visible_child || CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
+    is_visible_child
+        || CHILDREN
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(&number)
 }
 
 /// Returns the memory of a process, if NVML knows it.
@@ -263,7 +346,8 @@ const fn used(process: &ProcessInfo) -> Option<Bytes> {
     }
 }
 
-/// The reasons by bit, in words, and whether a setting causes them. Bit 0, idling, does not count as throttling. Source:
+/// The reasons by bit, in words, and whether a setting causes them. Bit 0, idling, does not count
+/// as throttling. Source:
 /// <https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html>.
 const REASONS: [(u32, &str, bool); 8] = [
     (1, "application clocks are set", true),
@@ -279,10 +363,16 @@ const REASONS: [(u32, &str, bool); 8] = [
 /// Decodes a bit mask. NVIDIA adds bits over time; unknown bits also count as throttling.
 fn throttles(mask: u64) -> Vec<Throttle> {
     let has = |bit: u32| mask & 1 << bit != 0;
-    let mut throttles: Vec<_> =
-        REASONS.into_iter().filter(|(bit, ..)| has(*bit)).map(|(_, words, chosen)| Throttle { words, chosen }).collect();
+    let mut throttles: Vec<_> = REASONS
+        .into_iter()
+        .filter(|(bit, ..)| has(*bit))
+        .map(|(_, words, chosen)| Throttle { words, chosen })
+        .collect();
     if mask >> 9 != 0 {
-        throttles.push(Throttle { words: "a reason unknown to this program", chosen: false });
+        throttles.push(Throttle {
+            words: "a reason unknown to this program",
+            chosen: false,
+        });
     }
     throttles
 }
@@ -292,7 +382,8 @@ fn throttles(mask: u64) -> Vec<Throttle> {
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// Returns a hash that identifies the device without revealing its UUID: [`fnv1a`] over the 16 bytes, in hexadecimal.
+    /// Returns a hash that identifies the device without revealing its UUID: [`fnv1a`] over the 16
+    /// bytes, in hexadecimal.
     pub fn hash(self) -> String {
         format!("{:016x}", fnv1a(&self.0))
     }
@@ -301,7 +392,11 @@ impl Uuid {
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" };
+            let dash = if matches!(index, 4 | 6 | 8 | 10) {
+                "-"
+            } else {
+                ""
+            };
             write!(f, "{dash}{byte:02x}")?;
         }
         Ok(())

@@ -1,9 +1,12 @@
-//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what NVIDIA's headers do in a C program.
+//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what
+//! NVIDIA's headers do in a C program.
 //!
-//! NVTX has no library to link. A profiler names its library in the variable `NVTX_INJECTION64_PATH`. The program loads it and
-//! calls its `InitializeInjectionNvtx2`, and the profiler writes its functions into a table that it requests: see
-//! <https://github.com/NVIDIA/NVTX/blob/release-v3/c/include/nvtx3/nvtxDetail/nvtxInit.h> and `nvtxTypes.h` in the same folder.
-//! Without a profiler nothing is loaded, and a range costs one load.
+//! NVTX has no library to link. A profiler names its library in the variable
+//! `NVTX_INJECTION64_PATH`. The program loads it and calls its `InitializeInjectionNvtx2`, and the
+//! profiler writes its functions into a table that it requests: see
+//! <https://github.com/NVIDIA/NVTX/blob/release-v3/c/include/nvtx3/nvtxDetail/nvtxInit.h> and
+//! `nvtxTypes.h` in the same folder. Without a profiler nothing is loaded, and a range costs one
+//! load.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -49,10 +52,18 @@ struct Slot(*const AtomicPtr<c_void>);
 // SAFETY: it points to a static that is only accessed atomically.
 unsafe impl Sync for Slot {}
 
-static CALLBACKS_TABLE: Callbacks = Callbacks { struct_size: size_of::<Callbacks>(), get_module_function_table };
-static VERSION_TABLE: VersionInfo =
-    VersionInfo { struct_size: size_of::<VersionInfo>(), version: VERSION, reserved: 0, set_injection_version: ignore_version };
-static FUNCTION: [AtomicPtr<c_void>; FUNCTIONS] = [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS];
+static CALLBACKS_TABLE: Callbacks = Callbacks {
+    struct_size: size_of::<Callbacks>(),
+    get_module_function_table,
+};
+static VERSION_TABLE: VersionInfo = VersionInfo {
+    struct_size: size_of::<VersionInfo>(),
+    version: VERSION,
+    reserved: 0,
+    set_injection_version: ignore_version,
+};
+static FUNCTION: [AtomicPtr<c_void>; FUNCTIONS] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS];
 /// A null-terminated array of function addresses, as in the headers. Index 0 is unused.
 static SLOTS: [Slot; FUNCTIONS + 1] = {
     let mut slots = [const { Slot(ptr::null()) }; FUNCTIONS + 1];
@@ -75,7 +86,11 @@ extern "C" fn get_export_table(table: u32) -> *const c_void {
 }
 
 /// Returns 1 if the module exists.
-extern "C" fn get_module_function_table(module: c_uint, table: *mut *const Slot, size: *mut c_uint) -> c_int {
+extern "C" fn get_module_function_table(
+    module: c_uint,
+    table: *mut *const Slot,
+    size: *mut c_uint,
+) -> c_int {
     if module != CORE {
         return 0;
     }
@@ -98,7 +113,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Returns the ranges of this process's profiler; `None` without a profiler that supports NVTX. Looks for it once.
+    /// Returns the ranges of this process's profiler; `None` without a profiler that supports NVTX.
+    /// Looks for it once.
     pub fn of_profiler() -> Option<Self> {
         static RANGES: OnceLock<Option<Ranges>> = OnceLock::new();
         *RANGES.get_or_init(|| {
@@ -106,7 +122,11 @@ impl Ranges {
             let profiler = library::load(path.to_str()?).ok()?;
             let initialize = library::find(profiler, "InitializeInjectionNvtx2")?;
             // SAFETY: NVTX's protocol defines this function's type, and the library stays loaded.
-            unsafe { Self::attach(std::mem::transmute::<library::Address, Initialize>(initialize)) }
+            unsafe {
+                Self::attach(std::mem::transmute::<library::Address, Initialize>(
+                    initialize,
+                ))
+            }
         })
     }
 

@@ -23,12 +23,14 @@ pub(crate) fn connection() -> MutexGuard<'static, Option<Connection>> {
 
 /// Takes standard input as the socket and replaces it with an empty file.
 pub(crate) fn connect() -> bool {
-    // SAFETY: standard input is open: the harness started this process with its socket there. The duplicate belongs to this library.
+    // SAFETY: standard input is open: the harness started this process with its socket there. The
+    // duplicate belongs to this library.
     let socket = unsafe { libc::fcntl(0, libc::F_DUPFD_CLOEXEC, 3) };
     if socket < 0 {
         return false;
     }
-    // SAFETY: the path is a C string. Standard input becomes an empty file, and its old descriptor is not needed.
+    // SAFETY: the path is a C string. Standard input becomes an empty file, and its old descriptor
+    // is not needed.
     unsafe {
         let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
         libc::dup2(nothing, 0);
@@ -36,8 +38,14 @@ pub(crate) fn connect() -> bool {
     }
     // SAFETY: the descriptor was just created, and nothing else uses it.
     let from = unsafe { File::from_raw_fd(socket) };
-    let Ok(to) = from.try_clone() else { return false };
-    *connection() = Some(Connection { from: BufReader::new(from), to, has_order: false });
+    let Ok(to) = from.try_clone() else {
+        return false;
+    };
+    *connection() = Some(Connection {
+        from: BufReader::new(from),
+        to,
+        has_order: false,
+    });
     true
 }
 
@@ -92,10 +100,16 @@ pub(crate) fn nanos_since(began: Instant) -> u64 {
 
 fn ask_now(call: Call) -> Result<u64, Code> {
     let mut connection = connection();
-    let connection = connection.as_mut().filter(|connection| connection.has_order).ok_or(Code::Unknown)?;
+    let connection = connection
+        .as_mut()
+        .filter(|connection| connection.has_order)
+        .ok_or(Code::Unknown)?;
     connection.say(&Reply::Call(call));
     match connection.next() {
-        Some(Order::Answer { code: Code::Success, value }) => Ok(value),
+        Some(Order::Answer {
+            code: Code::Success,
+            value,
+        }) => Ok(value),
         Some(Order::Answer { code, .. }) => Err(code),
         _ => Err(Code::Unknown),
     }
@@ -103,13 +117,17 @@ fn ask_now(call: Call) -> Result<u64, Code> {
 
 /// Reports a function that this library lacks.
 pub(crate) fn unanswered(name: &str) -> Code {
-    if let Some(connection) = connection().as_mut().filter(|connection| connection.has_order) {
+    if let Some(connection) = connection()
+        .as_mut()
+        .filter(|connection| connection.has_order)
+    {
         connection.say(&Reply::Unanswered(name.to_owned()));
     }
     Code::NotSupported
 }
 
-/// The target of all stubs. `r11` contains the stub's descriptor, which begins with the function's name.
+/// The target of all stubs. `r11` contains the stub's descriptor, which begins with the function's
+/// name.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -118,7 +136,8 @@ extern "C" fn harness_gpu_unmodelled() {
 }
 
 unsafe extern "C" fn answer_stub(descriptor: *const *const c_char) -> c_int {
-    // SAFETY: a stub passes its own descriptor, whose first field is a C string; both live as long as their library.
+    // SAFETY: a stub passes its own descriptor, whose first field is a C string; both live as long
+    // as their library.
     let name = unsafe { CStr::from_ptr(*descriptor) };
     remember(unanswered(&name.to_string_lossy()))
 }

@@ -1,5 +1,7 @@
-//! The exported functions of the CUDA runtime and driver, declared as in <https://docs.nvidia.com/cuda/cuda-runtime-api/> and
-//! <https://docs.nvidia.com/cuda/cuda-driver-api/>. There is one device, with index 0, and one context.
+//! The exported functions of the CUDA runtime and driver, declared as in
+//! <https://docs.nvidia.com/cuda/cuda-runtime-api/> and
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/>. There is one device, with index 0, and one
+//! context.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -18,8 +20,8 @@ const CONTEXT: usize = 0x4_0000_0000;
 /// The device's name: only the harness knows the actual device.
 const NAME: &CStr = c"the device of the harness";
 
-/// Exports functions: `[RUNTIME / DRIVER](arguments) { result }`. Either name may be missing. A runtime function stores its error for
-/// `cudaGetLastError`; the driver keeps none.
+/// Exports functions: `[RUNTIME / DRIVER](arguments) { result }`. Either name may be missing. A
+/// runtime function stores its error for `cudaGetLastError`; the driver keeps none.
 macro_rules! exports {
     ($([$($runtime:ident)? / $($driver:ident)?] $arguments:tt $body:block)*) => {
         $($(
@@ -40,7 +42,11 @@ macro_rules! exports {
 }
 
 fn only_device(device: c_int) -> Result<(), Code> {
-    if device == 0 { Ok(()) } else { Err(Code::InvalidValue) }
+    if device == 0 {
+        Ok(())
+    } else {
+        Err(Code::InvalidValue)
+    }
 }
 
 /// Makes a call without a result.
@@ -58,7 +64,11 @@ fn create_event(event: Out<'_, Event>) -> Result<(), Code> {
 
 /// The driver rejects a request of zero bytes.
 fn not_empty(size: usize) -> Result<u64, Code> {
-    if size == 0 { Err(Code::InvalidValue) } else { Ok(size as u64) }
+    if size == 0 {
+        Err(Code::InvalidValue)
+    } else {
+        Ok(size as u64)
+    }
 }
 
 exports! {
@@ -173,7 +183,8 @@ exports! {
         ask(Call::Reserve(size as u64)).and_then(|start| {
             if alignment > 0 && !start.is_multiple_of(alignment as u64) {
                 ask(Call::Unreserve(start))?;
-                return Err(unanswered(&format!("cuMemAddressReserve with an alignment of {alignment} bytes")));
+                return Err(unanswered(&format!("cuMemAddressReserve with an alignment of \
+                     {alignment} bytes")));
             }
             put(address, start)
         })
@@ -213,7 +224,10 @@ const fn texts(code: c_int) -> (&'static CStr, &'static CStr) {
         0 => (c"cudaSuccess", c"no error"),
         1 => (c"cudaErrorInvalidValue", c"invalid argument"),
         2 => (c"cudaErrorMemoryAllocation", c"out of memory"),
-        400 => (c"cudaErrorInvalidResourceHandle", c"invalid resource handle"),
+        400 => (
+            c"cudaErrorInvalidResourceHandle",
+            c"invalid resource handle",
+        ),
         600 => (c"cudaErrorNotReady", c"device not ready"),
         801 => (c"cudaErrorNotSupported", c"operation not supported"),
         _ => (c"cudaErrorUnknown", c"unknown error"),

@@ -7,10 +7,12 @@ use harness_allocator::allocator::library::wire::{Order, Reply};
 use crate::connection::{connect, connection};
 use crate::{library::Functions, timed};
 
-/// Executes the harness's orders until the harness ends it or disconnects. The process must exit afterwards.
+/// Executes the harness's orders until the harness ends it or disconnects. The process must exit
+/// afterwards.
 ///
 /// # Safety
-/// Standard input is the socket to the harness. Libraries of orders have functions of the types in the library interface.
+/// Standard input is the socket to the harness. Libraries of orders have functions of the types in
+/// the library interface.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn harness_library_host() -> c_int {
     // SAFETY: the process must end with the harness, whatever the library is doing.
@@ -35,7 +37,8 @@ unsafe extern "C" fn harness_library_host() -> c_int {
 }
 
 /// # Safety
-/// The library's functions have the types of the library interface, and returned the order's addresses.
+/// The library's functions have the types of the library interface, and returned the order's
+/// addresses.
 unsafe fn execute(order: Order, loaded: &mut Option<Functions>) -> Result<Reply, String> {
     if let Order::Load(spec) = order {
         // SAFETY: as the caller promises.
@@ -48,7 +51,11 @@ unsafe fn execute(order: Order, loaded: &mut Option<Functions>) -> Result<Reply,
     unsafe {
         match order {
             Order::Allocate { size, stream } => result = functions.allocate(size, stream),
-            Order::Free { address, size, stream } => functions.free(address, size, stream),
+            Order::Free {
+                address,
+                size,
+                stream,
+            } => functions.free(address, size, stream),
             Order::RecordStream { address, stream } => functions.record_stream(address, stream),
             Order::EmptyCache => functions.empty_cache(),
             Order::Time(program) => return Ok(Reply::Timed(timed::run(functions, &program))),

@@ -19,17 +19,26 @@ impl Functions {
     /// # Safety
     /// The functions have the types of the library interface.
     pub(crate) unsafe fn load(spec: &LibrarySpec) -> Result<Self, String> {
-        let path = path::absolute(&spec.path).map_err(|error| format!("it cannot be loaded: {error}"))?;
+        let path =
+            path::absolute(&spec.path).map_err(|error| format!("it cannot be loaded: {error}"))?;
         // SAFETY: this process exists only to run the library, including its initializers.
-        let library =
-            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| format!("it cannot be loaded: {error}"))?;
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| format!("it cannot be loaded: {error}"))?;
         // SAFETY: the user guarantees that these functions take these arguments.
         let functions = unsafe {
             Self {
                 allocate: find(&library, &spec.alloc)?,
                 free: find(&library, &spec.free)?,
-                record_stream: spec.record_stream.as_deref().map(|name| find(&library, name)).transpose()?,
-                empty_cache: spec.empty_cache.as_deref().map(|name| find(&library, name)).transpose()?,
+                record_stream: spec
+                    .record_stream
+                    .as_deref()
+                    .map(|name| find(&library, name))
+                    .transpose()?,
+                empty_cache: spec
+                    .empty_cache
+                    .as_deref()
+                    .map(|name| find(&library, name))
+                    .transpose()?,
             }
         };
         mem::forget(library);
@@ -70,7 +79,9 @@ impl Functions {
 /// The function has this type.
 unsafe fn find<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
     // SAFETY: as the caller promises.
-    unsafe { library.get::<T>(name) }.map(|function| *function).map_err(|error| format!("it cannot be used: {error}"))
+    unsafe { library.get::<T>(name) }
+        .map(|function| *function)
+        .map_err(|error| format!("it cannot be used: {error}"))
 }
 
 fn signed(size: u64) -> isize {

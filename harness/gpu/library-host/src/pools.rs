@@ -1,5 +1,5 @@
-//! Stream-ordered pools, shared by the runtime and the driver, and the device attributes that announce them.
-//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>
+//! Stream-ordered pools, shared by the runtime and the driver, and the device attributes that
+//! announce them. <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -10,10 +10,12 @@ use harness_allocator::allocator::library::wire::{Call, Code, PoolFigure};
 use crate::connection::{ask, unanswered};
 use crate::handles::{Pool, Stream, put};
 
-/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const POOLS_SUPPORTED: c_int = 115;
 const MAPPING_SUPPORTED: c_int = 102;
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`. An H100's values; allocators run no kernels that depend on them.
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`. An H100's values; allocators run
+/// no kernels that depend on them.
 const CAPABILITY: [(c_int, c_int); 2] = [(75, 9), (76, 0)];
 
 /// The pool of allocations that name none.
@@ -37,7 +39,11 @@ pub(crate) fn destroy(pool: Pool) -> Result<(), Code> {
 }
 
 pub(crate) fn allocate(pool: Pool, size: u64, stream: Stream) -> Result<u64, Code> {
-    ask(Call::AllocateFrom { pool: pool.number()?, size, stream: stream.number()? })
+    ask(Call::AllocateFrom {
+        pool: pool.number()?,
+        size,
+        stream: stream.number()?,
+    })
 }
 
 /// A pool attribute by its number, which the runtime and the driver share.
@@ -63,7 +69,11 @@ const fn attribute(number: c_int) -> Option<Attribute> {
 
 /// # Safety
 /// The pointer is null, or points to the attribute's value.
-pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_void) -> Result<(), Code> {
+pub(crate) unsafe fn set_attribute(
+    pool: Pool,
+    number: c_int,
+    value: *const c_void,
+) -> Result<(), Code> {
     if value.is_null() {
         return Err(Code::InvalidValue);
     }
@@ -73,7 +83,11 @@ pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_vo
         Attribute::Figure(PoolFigure::Threshold) => {
             // SAFETY: the threshold has 64 bits.
             let bytes = unsafe { value.cast::<u64>().read_unaligned() };
-            ask(Call::SetThreshold { pool: pool.number()?, bytes }).map(drop)
+            ask(Call::SetThreshold {
+                pool: pool.number()?,
+                bytes,
+            })
+            .map(drop)
         }
         Attribute::Figure(_) => Err(unanswered("cudaMemPoolSetAttribute for a high-water mark")),
     }
@@ -81,19 +95,31 @@ pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_vo
 
 /// # Safety
 /// The pointer is null, or writable with the size of the attribute's value.
-pub(crate) unsafe fn get_attribute(pool: Pool, number: c_int, value: *mut c_void) -> Result<(), Code> {
+pub(crate) unsafe fn get_attribute(
+    pool: Pool,
+    number: c_int,
+    value: *mut c_void,
+) -> Result<(), Code> {
     let pool = pool.number()?;
     // SAFETY: guaranteed by the caller; permissions have 32 bits, sizes 64.
     unsafe {
         match attribute(number).ok_or(Code::InvalidValue)? {
-            Attribute::Reuse(is_used) => put(value.cast::<MaybeUninit<c_int>>().as_mut(), is_used.into()),
-            Attribute::Figure(figure) => put(value.cast::<MaybeUninit<u64>>().as_mut(), ask(Call::Pool { pool, figure })?),
+            Attribute::Reuse(is_used) => {
+                put(value.cast::<MaybeUninit<c_int>>().as_mut(), is_used.into())
+            }
+            Attribute::Figure(figure) => put(
+                value.cast::<MaybeUninit<u64>>().as_mut(),
+                ask(Call::Pool { pool, figure })?,
+            ),
         }
     }
 }
 
 pub(crate) fn device_attribute(name: &str, number: c_int) -> Result<c_int, Code> {
-    if let Some(&(_, part)) = CAPABILITY.iter().find(|(attribute, _)| *attribute == number) {
+    if let Some(&(_, part)) = CAPABILITY
+        .iter()
+        .find(|(attribute, _)| *attribute == number)
+    {
         return Ok(part);
     }
     let call = match number {

@@ -25,8 +25,18 @@ struct Runner<'a> {
 
 /// Runs a program and frees its remaining allocations.
 pub(crate) fn run(functions: &Functions, program: &Program) -> Timed {
-    let slots = program.before.iter().chain(&program.timed).filter_map(Operation::slot).max().map_or(0, |slot| slot as usize + 1);
-    let mut runner = Runner { functions, slots: vec![None; slots], refused: Vec::new() };
+    let slots = program
+        .before
+        .iter()
+        .chain(&program.timed)
+        .filter_map(Operation::slot)
+        .max()
+        .map_or(0, |slot| slot as usize + 1);
+    let mut runner = Runner {
+        functions,
+        slots: vec![None; slots],
+        refused: Vec::new(),
+    };
     runner.run(&program.before, 0);
     say(Reply::Timing(true));
     let (began, waited_before) = (Instant::now(), waited());
@@ -36,11 +46,16 @@ pub(crate) fn run(functions: &Functions, program: &Program) -> Timed {
     let nanos = nanos_since(began).saturating_sub(waited() - waited_before);
     say(Reply::Timing(false));
     (0..slots).for_each(|slot| runner.free(slot));
-    Timed { nanos, refused: runner.refused }
+    Timed {
+        nanos,
+        refused: runner.refused,
+    }
 }
 
 fn say(reply: Reply) {
-    connection().iter_mut().for_each(|connection| connection.say(&reply));
+    connection()
+        .iter_mut()
+        .for_each(|connection| connection.say(&reply));
 }
 
 impl Runner<'_> {
@@ -49,7 +64,11 @@ impl Runner<'_> {
             match *operation {
                 Operation::Allocate { slot, size, stream } => {
                     let address = self.functions.allocate(size, stream);
-                    self.slots[slot as usize] = (address != 0).then_some(Live { address, size, stream });
+                    self.slots[slot as usize] = (address != 0).then_some(Live {
+                        address,
+                        size,
+                        stream,
+                    });
                     if address == 0 && self.refused.len() < MOST_REFUSED {
                         self.refused.push(number);
                     }
@@ -70,7 +89,12 @@ impl Runner<'_> {
     }
 
     fn free(&mut self, slot: usize) {
-        if let Some(Live { address, size, stream }) = self.slots[slot].take() {
+        if let Some(Live {
+            address,
+            size,
+            stream,
+        }) = self.slots[slot].take()
+        {
             // SAFETY: the library returned the address, and it is freed once.
             unsafe { self.functions.free(address, size, stream) };
         }

@@ -1,4 +1,5 @@
-//! [`Accounts`]: the device memory of a process, rounded as on a simulated device, and the memory left under the limit.
+//! [`Accounts`]: the device memory of a process, rounded as on a simulated device, and the memory
+//! left under the limit.
 
 use std::collections::BTreeMap;
 
@@ -36,28 +37,51 @@ pub(crate) struct Accounts {
 
 impl Accounts {
     pub(crate) fn new(limit: Option<Bytes>) -> Self {
-        Self { limit, ..Self::default() }
+        Self {
+            limit,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn used(&self) -> Bytes {
-        self.pages + self.pooled.checked_round_up(GRANULARITY).unwrap_or(self.pooled)
+        self.pages
+            + self
+                .pooled
+                .checked_round_up(GRANULARITY)
+                .unwrap_or(self.pooled)
     }
 
-    /// Free and total memory that the program sees, from those of the device and the memory that other processes use under the limit.
-    pub(crate) fn visible_memory(&self, others: Bytes, free: Bytes, total: Bytes) -> (Bytes, Bytes) {
+    /// Free and total memory that the program sees, from those of the device and the memory that
+    /// other processes use under the limit.
+    pub(crate) fn visible_memory(
+        &self,
+        others: Bytes,
+        free: Bytes,
+        total: Bytes,
+    ) -> (Bytes, Bytes) {
         match self.limit {
-            Some(limit) => (free.min(limit.saturating_sub(self.used()).saturating_sub(others)), total.min(limit)),
+            Some(limit) => (
+                free.min(limit.saturating_sub(self.used()).saturating_sub(others)),
+                total.min(limit),
+            ),
             None => (free, total),
         }
     }
 
-    /// Charges memory before the request, so two threads cannot get the same remaining memory. `None` if others leave too little of the limit.
+    /// Charges memory before the request, so two threads cannot get the same remaining memory.
+    /// `None` if others leave too little of the limit.
     pub(crate) fn charge(&mut self, others: Bytes, call: Call, size: Bytes) -> Option<Charge> {
         let is_pooled = call == Call::MallocAsync;
-        let charge = Charge { is_pooled, bytes: size.checked_round_up(if is_pooled { ALIGNMENT } else { GRANULARITY })? };
+        let charge = Charge {
+            is_pooled,
+            bytes: size.checked_round_up(if is_pooled { ALIGNMENT } else { GRANULARITY })?,
+        };
         let before = *self.sum(charge);
         *self.sum(charge) = Bytes(before.0.checked_add(charge.bytes.0)?);
-        if self.limit.is_none_or(|limit| self.used() <= limit.saturating_sub(others)) {
+        if self
+            .limit
+            .is_none_or(|limit| self.used() <= limit.saturating_sub(others))
+        {
             return Some(charge);
         }
         *self.sum(charge) = before;
@@ -69,7 +93,11 @@ impl Accounts {
     }
 
     const fn sum(&mut self, charge: Charge) -> &mut Bytes {
-        if charge.is_pooled { &mut self.pooled } else { &mut self.pages }
+        if charge.is_pooled {
+            &mut self.pooled
+        } else {
+            &mut self.pages
+        }
     }
 
     pub(crate) fn place(&mut self, address: u64, charge: Charge) {
@@ -79,7 +107,8 @@ impl Accounts {
         }
     }
 
-    /// Removes the charge of an address before its memory is freed; `None` if nothing is charged there.
+    /// Removes the charge of an address before its memory is freed; `None` if nothing is charged
+    /// there.
     pub(crate) fn take(&mut self, address: u64) -> Option<Charge> {
         let charge = self.allocations.remove(&address)?;
         self.discharge(charge);
@@ -101,18 +130,29 @@ impl Accounts {
     }
 
     pub(crate) fn create(&mut self, handle: u64, charge: Charge) {
-        if let Some(before) = self.physical.insert(handle, Physical { charge, handles: 1, mappings: 0 }) {
+        if let Some(before) = self.physical.insert(
+            handle,
+            Physical {
+                charge,
+                handles: 1,
+                mappings: 0,
+            },
+        ) {
             self.discharge(before.charge);
         }
     }
 
     pub(crate) fn retain(&mut self, handle: u64) {
-        self.physical.entry(handle).and_modify(|physical| physical.handles += 1);
+        self.physical
+            .entry(handle)
+            .and_modify(|physical| physical.handles += 1);
     }
 
     /// Returns whether memory was freed.
     pub(crate) fn release(&mut self, handle: u64) -> bool {
-        self.physical.entry(handle).and_modify(|physical| physical.handles = physical.handles.saturating_sub(1));
+        self.physical
+            .entry(handle)
+            .and_modify(|physical| physical.handles = physical.handles.saturating_sub(1));
         self.free_unused(handle)
     }
 
@@ -125,19 +165,28 @@ impl Accounts {
 
     /// Returns the number of freed pieces of physical memory.
     pub(crate) fn unmap(&mut self, address: u64, size: u64) -> u64 {
-        let mappings: Vec<(u64, u64)> =
-            self.mapped.range(address..address.saturating_add(size)).map(|(&address, &handle)| (address, handle)).collect();
+        let mappings: Vec<(u64, u64)> = self
+            .mapped
+            .range(address..address.saturating_add(size))
+            .map(|(&address, &handle)| (address, handle))
+            .collect();
         let mut freed = 0;
         for (address, handle) in mappings {
             self.mapped.remove(&address);
-            self.physical.entry(handle).and_modify(|physical| physical.mappings -= 1);
+            self.physical
+                .entry(handle)
+                .and_modify(|physical| physical.mappings -= 1);
             freed += u64::from(self.free_unused(handle));
         }
         freed
     }
 
     fn free_unused(&mut self, handle: u64) -> bool {
-        let unused = self.physical.get(&handle).filter(|physical| physical.handles == 0 && physical.mappings == 0).copied();
+        let unused = self
+            .physical
+            .get(&handle)
+            .filter(|physical| physical.handles == 0 && physical.mappings == 0)
+            .copied();
         if let Some(physical) = unused {
             self.physical.remove(&handle);
             self.discharge(physical.charge);

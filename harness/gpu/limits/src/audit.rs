@@ -1,7 +1,8 @@
-//! The interface of an audit library, through which the dynamic linker reports libraries and symbol bindings
-//! (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>).
+//! The interface of an audit library, through which the dynamic linker reports libraries and symbol
+//! bindings (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>).
 //!
-//! Nothing here allocates after the start: at a fork another thread may hold the lock of this namespace's allocator, and the child must still bind symbols.
+//! Nothing here allocates after the start: at a fork another thread may hold the lock of this
+//! namespace's allocator, and the child must still bind symbols.
 
 use std::ffi::{CStr, c_char, c_long, c_uint, c_void};
 
@@ -20,8 +21,14 @@ const NO_CALLS: c_uint = 1 | 2;
 const IS_CUDA: usize = 1;
 const IS_OTHER: usize = 0;
 
-/// Prefixes of the file names of wrapped libraries: the runtime, also under the names in Python packages, the driver, NVML, and the simulated GPU.
-const LIBRARIES: [&[u8]; 4] = [b"libcudart.", b"libcuda.so", b"libnvidia-ml.so", b"libharness_simulated_gpu.so"];
+/// Prefixes of the file names of wrapped libraries: the runtime, also under the names in Python
+/// packages, the driver, NVML, and the simulated GPU.
+const LIBRARIES: [&[u8]; 4] = [
+    b"libcudart.",
+    b"libcuda.so",
+    b"libnvidia-ml.so",
+    b"libharness_simulated_gpu.so",
+];
 
 /// The start of `struct link_map`.
 #[repr(C)]
@@ -36,8 +43,12 @@ impl LinkMap {
     /// # Safety
     /// The name is null or a string that lives as long as the result.
     unsafe fn path<'a>(&self) -> &'a [u8] {
-        // SAFETY: as the caller promises.
-        if self.name.is_null() { b"" } else { unsafe { CStr::from_ptr(self.name) }.to_bytes() }
+        if self.name.is_null() {
+            b""
+        } else {
+            // SAFETY: as the caller promises.
+            unsafe { CStr::from_ptr(self.name) }.to_bytes()
+        }
     }
 }
 
@@ -64,13 +75,21 @@ extern "C" fn la_version(version: c_uint) -> c_uint {
 /// # Safety
 /// The pointers are valid, as the interface promises.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn la_objopen(map: *const LinkMap, _namespace: c_long, cookie: *mut usize) -> c_uint {
+unsafe extern "C" fn la_objopen(
+    map: *const LinkMap,
+    _namespace: c_long,
+    cookie: *mut usize,
+) -> c_uint {
     // SAFETY: as the caller promises.
     let path = unsafe { (*map).path() };
     let is_cuda = is_cuda(path);
     // SAFETY: as the caller promises.
     unsafe { *cookie = if is_cuda { IS_CUDA } else { IS_OTHER } };
-    if is_cuda { BIND_TO | BIND_FROM } else { BIND_FROM }
+    if is_cuda {
+        BIND_TO | BIND_FROM
+    } else {
+        BIND_FROM
+    }
 }
 
 /// Returns the address that a symbol is bound to.
@@ -91,21 +110,40 @@ unsafe extern "C" fn la_symbind64(
         *flags |= NO_CALLS;
         ((*symbol).value, *to == IS_CUDA, CStr::from_ptr(name))
     };
-    let wrapper = |real| wrapped(name.to_bytes(), std::ptr::with_exposed_provenance_mut::<c_void>(real)).expose_provenance();
-    if is_cuda && real != 0 { wrapper(real) } else { real }
+    let wrapper = |real| {
+        wrapped(
+            name.to_bytes(),
+            std::ptr::with_exposed_provenance_mut::<c_void>(real),
+        )
+        .expose_provenance()
+    };
+    if is_cuda && real != 0 {
+        wrapper(real)
+    } else {
+        real
+    }
 }
 
 /// The address that the program gets for a real function: its wrapper, if there is one.
 fn wrapped(name: &[u8], real: *mut c_void) -> *mut c_void {
     if let Some(wrapper) = runtime::wrapper(name, real) {
-        // A process may load several runtimes. Only the first is wrapped; requests of the others are seen in the driver.
-        return if wrapper.calls_this { wrapper.address } else { real };
+        // A process may load several runtimes. Only the first is wrapped; requests of the others
+        // are seen in the driver.
+        return if wrapper.calls_this {
+            wrapper.address
+        } else {
+            real
+        };
     }
-    driver::wrapper(name, real).or_else(|| nvml::wrapper(name, real)).map_or(real, |wrapper| wrapper.address)
+    driver::wrapper(name, real)
+        .or_else(|| nvml::wrapper(name, real))
+        .map_or(real, |wrapper| wrapper.address)
 }
 
 fn is_cuda(path: &[u8]) -> bool {
-    LIBRARIES.iter().any(|library| file_name(path).starts_with(library))
+    LIBRARIES
+        .iter()
+        .any(|library| file_name(path).starts_with(library))
 }
 
 fn file_name(path: &[u8]) -> &[u8] {

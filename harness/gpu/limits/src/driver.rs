@@ -1,4 +1,5 @@
-//! Functions of the driver, for programs that call it directly and for libraries with a statically linked runtime.
+//! Functions of the driver, for programs that call it directly and for libraries with a statically
+//! linked runtime.
 #![allow(non_snake_case, reason = "wrappers have the names of the functions")]
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -31,7 +32,12 @@ struct AllocationProperties {
 }
 
 /// Requests device memory with `get`, which takes the place for the address or handle.
-fn allocate(call: Call, place: Out<'_, usize>, size: usize, get: impl FnMut(Out<'_, usize>) -> c_int) -> c_int {
+fn allocate(
+    call: Call,
+    place: Out<'_, usize>,
+    size: usize,
+    get: impl FnMut(Out<'_, usize>) -> c_int,
+) -> c_int {
     real::allocate(call, place, size, get).unwrap_or(OUT_OF_MEMORY)
 }
 
@@ -85,9 +91,18 @@ fn allocate_rows(
     [width, height]: [usize; 2],
     get: impl Fn(Out<'_, usize>, Out<'_, usize>) -> c_int,
 ) -> c_int {
-    let code = allocate(Call::Malloc, again(&mut address), width.saturating_mul(height), |address| get(address, again(&mut pitch)));
-    // SAFETY: the driver wrote both.
-    let written = if code == SUCCESS && !is_nested() { unsafe { written(&address).zip(written(&pitch)) } } else { None };
+    let code = allocate(
+        Call::Malloc,
+        again(&mut address),
+        width.saturating_mul(height),
+        |address| get(address, again(&mut pitch)),
+    );
+    let written = if code == SUCCESS && !is_nested() {
+        // SAFETY: the driver wrote both.
+        unsafe { written(&address).zip(written(&pitch)) }
+    } else {
+        None
+    };
     if let Some((address, pitch)) = written {
         limiter().correct(address as u64, pitch.saturating_mul(height));
     }
@@ -95,7 +110,11 @@ fn allocate_rows(
 }
 
 /// Creates an array. An array of unknown size is not charged.
-fn create_array(array: Out<'_, usize>, bytes: Option<Bytes>, mut create: impl FnMut(Out<'_, usize>) -> c_int) -> c_int {
+fn create_array(
+    array: Out<'_, usize>,
+    bytes: Option<Bytes>,
+    mut create: impl FnMut(Out<'_, usize>) -> c_int,
+) -> c_int {
     match bytes {
         Some(bytes) => allocate(Call::Malloc, array, bytes.0 as usize, create),
         None => create(array),
@@ -106,7 +125,9 @@ fn retain(mut handle: Out<'_, u64>, get: impl FnOnce(Out<'_, u64>) -> c_int) -> 
     let code = nested(|| get(again(&mut handle)));
     if code == SUCCESS && !is_nested() {
         // SAFETY: the driver wrote it.
-        unsafe { written(&handle) }.into_iter().for_each(|handle| limiter().retain(handle));
+        unsafe { written(&handle) }
+            .into_iter()
+            .for_each(|handle| limiter().retain(handle));
     }
     code
 }
@@ -118,7 +139,8 @@ fn unmap(address: usize, size: usize, unmap: impl FnOnce() -> c_int) -> c_int {
     noted(unmap, || limiter().unmap(address as u64, size))
 }
 
-/// Calls a function that finds a driver function by its name without a version, and replaces the result with its wrapper.
+/// Calls a function that finds a driver function by its name without a version, and replaces the
+/// result with its wrapper.
 pub(crate) fn replace_found(
     name: Text<'_>,
     mut function: Option<&mut *mut c_void>,
@@ -126,14 +148,22 @@ pub(crate) fn replace_found(
     find: impl FnOnce(Option<&mut *mut c_void>) -> c_int,
 ) -> c_int {
     let code = find(function.as_deref_mut());
-    if let (SUCCESS, Some(name), Some(found)) = (code, name.get(), function.filter(|found| !found.is_null())) {
-        let versions = if flags & PER_THREAD_STREAM != 0 { &PER_THREAD_VERSIONS[..] } else { &VERSIONS[..] };
+    if let (SUCCESS, Some(name), Some(found)) =
+        (code, name.get(), function.filter(|found| !found.is_null()))
+    {
+        let versions = if flags & PER_THREAD_STREAM != 0 {
+            &PER_THREAD_VERSIONS[..]
+        } else {
+            &VERSIONS[..]
+        };
         let wrapper = versions.iter().find_map(|version| {
             // Does not allocate, for the same reason as `audit`.
             let (mut buffer, name) = ([0; LONGEST_NAME], name.to_bytes());
             let len = name.len() + version.len();
             buffer.get_mut(..name.len())?.copy_from_slice(name);
-            buffer.get_mut(name.len()..len)?.copy_from_slice(version.as_bytes());
+            buffer
+                .get_mut(name.len()..len)?
+                .copy_from_slice(version.as_bytes());
             wrapper(&buffer[..len], *found)
         });
         if let Some(wrapper) = wrapper {

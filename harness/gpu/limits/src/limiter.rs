@@ -1,4 +1,5 @@
-//! [`Limiter`]: decides which requests for memory reach the driver, and counts them in the same files as a simulated GPU.
+//! [`Limiter`]: decides which requests for memory reach the driver, and counts them in the same
+//! files as a simulated GPU.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -43,8 +44,15 @@ struct State {
 impl State {
     /// Charges memory if the limit and the memory of others allow it.
     fn charge(&mut self, call: Call, size: Bytes) -> Result<Charge, Outcome> {
-        let Self { accounts, shared, .. } = self;
-        shared.change(NUMBER, |others| (accounts.charge(others, call, size).ok_or(Outcome::Refused), accounts.used()))
+        let Self {
+            accounts, shared, ..
+        } = self;
+        shared.change(NUMBER, |others| {
+            (
+                accounts.charge(others, call, size).ok_or(Outcome::Refused),
+                accounts.used(),
+            )
+        })
     }
 
     fn discharge(&mut self, charge: Charge) {
@@ -72,11 +80,17 @@ impl ForkedState for State {
 pub(crate) fn limiter() -> &'static Limiter {
     static LIMITER: OnceLock<Limiter> = OnceLock::new();
     LIMITER.get_or_init(|| {
-        // SAFETY: the function registers handlers of the program, and an audit library is never unloaded.
+        // SAFETY: the function registers handlers of the program, and an audit library is never
+        // unloaded.
         unsafe { keep_usable_after_fork::<State>(at_fork_of_program) };
         let path = |variable| env::var_os(variable).map(PathBuf::from);
-        let limits = or_abort("harness", LIMITS, of_variable(&env::var(LIMITS).unwrap_or_default()));
-        let ledger = path(LIMITS_LEDGER).map(|path| or_abort("harness", LIMITS_LEDGER, Ledger::open(&path)));
+        let limits = or_abort(
+            "harness",
+            LIMITS,
+            of_variable(&env::var(LIMITS).unwrap_or_default()),
+        );
+        let ledger =
+            path(LIMITS_LEDGER).map(|path| or_abort("harness", LIMITS_LEDGER, Ledger::open(&path)));
         Limiter::new(limits, path(LIMITS_RUN).as_deref(), ledger)
     })
 }
@@ -85,8 +99,17 @@ impl Limiter {
     fn new(limits: Limits, folder: Option<&Path>, ledger: Option<Ledger>) -> Self {
         let counters = OwnCounters::new(folder, 1, limits.visible());
         let attempts = Attempts::new(folder, &limits.faults);
-        let state = State { attempts, accounts: Accounts::new(limits.memory), shared: Account::new(ledger) };
-        Self { limit: limits.memory, latencies: limits.latencies, counters, state: Mutex::new(state) }
+        let state = State {
+            attempts,
+            accounts: Accounts::new(limits.memory),
+            shared: Account::new(ledger),
+        };
+        Self {
+            limit: limits.memory,
+            latencies: limits.latencies,
+            counters,
+            state: Mutex::new(state),
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
@@ -101,15 +124,28 @@ impl Limiter {
         state
     }
 
-    /// Requests device memory with a real function, which returns its code and the address or handle.
-    pub(crate) fn allocate(&self, call: Call, size: usize, get: impl FnOnce() -> (c_int, u64)) -> Result<c_int, Refused> {
+    /// Requests device memory with a real function, which returns its code and the address or
+    /// handle.
+    pub(crate) fn allocate(
+        &self,
+        call: Call,
+        size: usize,
+        get: impl FnOnce() -> (c_int, u64),
+    ) -> Result<c_int, Refused> {
         let size = Bytes(size as u64);
         self.delay(call);
         let (held, charged) = {
             let state = &mut *self.state();
             let held = state.accounts.used();
             let fails = state.attempts.fails(call, size);
-            (held, if fails { Err(Outcome::Injected) } else { state.charge(call, size) })
+            (
+                held,
+                if fails {
+                    Err(Outcome::Injected)
+                } else {
+                    state.charge(call, size)
+                },
+            )
         };
         // The real function may take long, so other threads can use the lock.
         let got = charged.map(|charge| (charge, nested(get)));
@@ -134,13 +170,28 @@ impl Limiter {
             }
         };
         let submitted = state.attempts.noted();
-        state.attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, number: NUMBER, held });
-        self.counters.count_allocation(DEVICE, state.accounts.used(), outcome == Outcome::Injected, outcome != Outcome::Served);
+        state.attempts.note(&Attempt {
+            call,
+            size,
+            submitted,
+            outcome,
+            device: NUMBER,
+            number: NUMBER,
+            held,
+        });
+        self.counters.count_allocation(
+            DEVICE,
+            state.accounts.used(),
+            outcome == Outcome::Injected,
+            outcome != Outcome::Served,
+        );
         got.map(|(_, (code, _))| code).map_err(|_| Refused)
     }
 
     pub(crate) fn correct(&self, address: u64, size: usize) {
-        let State { accounts, shared, .. } = &mut *self.state();
+        let State {
+            accounts, shared, ..
+        } = &mut *self.state();
         accounts.correct(address, Bytes(size as u64));
         // The allocation exists already, so it cannot fail.
         let entered: Result<(), Infallible> = shared.change(NUMBER, |_| (Ok(()), accounts.used()));
@@ -149,11 +200,19 @@ impl Limiter {
     }
 
     /// Requests page-locked host memory, which is not limited but can have injected failures.
-    pub(crate) fn allocate_on_host(&self, size: usize, get: impl FnOnce() -> c_int) -> Result<c_int, Refused> {
+    pub(crate) fn allocate_on_host(
+        &self,
+        size: usize,
+        get: impl FnOnce() -> c_int,
+    ) -> Result<c_int, Refused> {
         let (call, size) = (Call::HostAlloc, Bytes(size as u64));
         self.delay(call);
         let injected = self.state().attempts.fails(call, size);
-        let got = if injected { Err(Refused) } else { Ok(nested(get)) };
+        let got = if injected {
+            Err(Refused)
+        } else {
+            Ok(nested(get))
+        };
         let outcome = match got {
             Err(Refused) => Outcome::Injected,
             Ok(SUCCESS) => Outcome::Served,
@@ -164,7 +223,15 @@ impl Limiter {
         }
         let attempts = &mut self.state().attempts;
         let submitted = attempts.noted();
-        attempts.note(&Attempt { call, size, submitted, outcome, device: NUMBER, number: NUMBER, held: Bytes::ZERO });
+        attempts.note(&Attempt {
+            call,
+            size,
+            submitted,
+            outcome,
+            device: NUMBER,
+            number: NUMBER,
+            held: Bytes::ZERO,
+        });
         got
     }
 
@@ -229,7 +296,10 @@ impl Limiter {
     pub(crate) fn visible_memory(&self, free: usize, total: usize) -> (usize, usize) {
         let state = self.state();
         let others = state.shared.held_by_others(NUMBER);
-        let (free, total) = state.accounts.visible_memory(others, Bytes(free as u64), Bytes(total as u64));
+        let (free, total) =
+            state
+                .accounts
+                .visible_memory(others, Bytes(free as u64), Bytes(total as u64));
         (free.0 as usize, total.0 as usize)
     }
 }

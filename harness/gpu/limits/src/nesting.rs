@@ -7,7 +7,8 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Returns whether one of CUDA's libraries made this call. For example, `cudaMalloc` calls the driver. The outer call is already counted.
+/// Returns whether one of CUDA's libraries made this call. For example, `cudaMalloc` calls the
+/// driver. The outer call is already counted.
 pub(crate) fn is_nested() -> bool {
     DEPTH.get() > 0
 }

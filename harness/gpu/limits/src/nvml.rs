@@ -1,4 +1,5 @@
-//! NVML functions that report memory. They report the whole machine, so the limit applies to each GPU.
+//! NVML functions that report memory. They report the whole machine, so the limit applies to each
+//! GPU.
 #![allow(non_snake_case, reason = "wrappers have the names of the functions")]
 
 use std::ffi::c_int;
@@ -21,7 +22,11 @@ wrap! {
 }
 
 /// Calls a function that describes memory, and applies the limit to the description.
-fn limit<T>(mut memory: Option<&mut T>, get: impl FnOnce(Option<&mut T>) -> c_int, limit: impl FnOnce(&mut T)) -> c_int {
+fn limit<T>(
+    mut memory: Option<&mut T>,
+    get: impl FnOnce(Option<&mut T>) -> c_int,
+    limit: impl FnOnce(&mut T),
+) -> c_int {
     let code = get(memory.as_deref_mut());
     if let Some(memory) = memory.filter(|_| code == SUCCESS) {
         limit(memory);

@@ -1,4 +1,5 @@
-//! [`wrap`] defines the wrappers of a library's functions, and [`Real`] is the real function of a wrapper.
+//! [`wrap`] defines the wrappers of a library's functions, and [`Real`] is the real function of a
+//! wrapper.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -25,7 +26,12 @@ impl Real {
 
     /// Stores the first known address. Returns whether it is `address`.
     pub(crate) fn is_first(&self, address: *mut c_void) -> bool {
-        let stored = self.0.compare_exchange(ptr::null_mut(), address, Ordering::AcqRel, Ordering::Acquire);
+        let stored = self.0.compare_exchange(
+            ptr::null_mut(),
+            address,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
         stored.map_or_else(|first| first == address, |_| true)
     }
 
@@ -46,8 +52,9 @@ pub(crate) fn noted(call: impl FnOnce() -> c_int, note: impl FnOnce()) -> c_int 
     code
 }
 
-/// Defines the wrappers of a library's functions, one per row: `name(argument: Type) = body;`. In the body, `real` calls the real function. Functions with
-/// equal wrappers share a row. `wrapper` finds a wrapper.
+/// Defines the wrappers of a library's functions, one per row: `name(argument: Type) = body;`. In
+/// the body, `real` calls the real function. Functions with equal wrappers share a row. `wrapper`
+/// finds a wrapper.
 macro_rules! wrap {
     ($($(#[$doc:meta])* $($name:ident),+($($argument:ident: $type:ty),*) = $body:expr;)+) => {
         struct Functions {
@@ -80,7 +87,8 @@ macro_rules! wrappers {
         extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
             fn real($($argument: $type),*) -> std::ffi::c_int {
                 type Function = unsafe extern "C" fn($($type),*) -> std::ffi::c_int;
-                // SAFETY: the address is that of this function, and the arguments come from the program or satisfy the same contract.
+                // SAFETY: the address is that of this function, and the arguments come from the
+                // program or satisfy the same contract.
                 unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(REAL.$name.get())($($argument),*) }
             }
             $body
@@ -91,7 +99,8 @@ macro_rules! wrappers {
 pub(crate) use wrap;
 pub(crate) use wrappers;
 
-/// Requests `size` bytes of device memory. `get` calls the real function, which writes the address or handle.
+/// Requests `size` bytes of device memory. `get` calls the real function, which writes the address
+/// or handle.
 pub(crate) fn allocate(
     call: Call,
     mut place: Out<'_, usize>,
@@ -104,8 +113,15 @@ pub(crate) fn allocate(
     }
     limiter().allocate(call, size, || {
         let code = get(again(&mut place));
-        // SAFETY: a successful call wrote the place.
-        (code, if code == SUCCESS { unsafe { written(&place) }.map_or(0, |address| address as u64) } else { 0 })
+        (
+            code,
+            if code == SUCCESS {
+                // SAFETY: a successful call wrote the place.
+                unsafe { written(&place) }.map_or(0, |address| address as u64)
+            } else {
+                0
+            },
+        )
     })
 }
 
@@ -116,8 +132,12 @@ pub(crate) fn limit_info(
     get: impl FnOnce(Out<'_, usize>, Out<'_, usize>) -> c_int,
 ) -> c_int {
     let code = nested(|| get(again(&mut free), again(&mut total)));
-    // SAFETY: a successful call wrote both.
-    let memory = if code == SUCCESS && !is_nested() { unsafe { written(&free).zip(written(&total)) } } else { None };
+    let memory = if code == SUCCESS && !is_nested() {
+        // SAFETY: a successful call wrote both.
+        unsafe { written(&free).zip(written(&total)) }
+    } else {
+        None
+    };
     if let (Some((left, all)), Some(free), Some(total)) = (memory, free, total) {
         let (left, all) = limiter().visible_memory(left, all);
         free.write(left);

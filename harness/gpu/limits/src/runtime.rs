@@ -1,4 +1,5 @@
-//! Functions of the CUDA runtime. A failed call must set `cudaGetLastError`, so the real function is called with an impossible size.
+//! Functions of the CUDA runtime. A failed call must set `cudaGetLastError`, so the real function
+//! is called with an impossible size.
 #![allow(non_snake_case, reason = "wrappers have the names of the functions")]
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -13,12 +14,19 @@ use crate::real::{self, limit_info, noted, wrap};
 
 /// More than any device or host has: 1 PiB.
 const IMPOSSIBLE: usize = 1 << 50;
-/// The offset of `totalGlobalMem` in `cudaDeviceProp`, after name, UUID, LUID and node mask, in all releases.
+/// The offset of `totalGlobalMem` in `cudaDeviceProp`, after name, UUID, LUID and node mask, in all
+/// releases.
 const TOTAL: usize = 288;
 
 /// Requests device memory with `get`, which takes the place for the address and the size.
-fn allocate(call: Call, address: Out<'_, usize>, size: usize, get: impl Fn(Out<'_, usize>, usize) -> c_int) -> c_int {
-    real::allocate(call, address, size, |address| get(address, size)).unwrap_or_else(|Refused| fail(get))
+fn allocate(
+    call: Call,
+    address: Out<'_, usize>,
+    size: usize,
+    get: impl Fn(Out<'_, usize>, usize) -> c_int,
+) -> c_int {
+    real::allocate(call, address, size, |address| get(address, size))
+        .unwrap_or_else(|Refused| fail(get))
 }
 
 /// Makes a call fail for lack of memory.
@@ -51,18 +59,25 @@ wrap! {
     ) = replace_found(name, function, flags, |function| real(name, function, version, flags, status));
 }
 
-fn allocate_on_host(address: Out<'_, usize>, size: usize, get: impl Fn(Out<'_, usize>, usize) -> c_int) -> c_int {
+fn allocate_on_host(
+    address: Out<'_, usize>,
+    size: usize,
+    get: impl Fn(Out<'_, usize>, usize) -> c_int,
+) -> c_int {
     if is_nested() {
         return get(address, size);
     }
-    limiter().allocate_on_host(size, || get(address, size)).unwrap_or_else(|Refused| fail(get))
+    limiter()
+        .allocate_on_host(size, || get(address, size))
+        .unwrap_or_else(|Refused| fail(get))
 }
 
 /// Calls a function that writes a `cudaDeviceProp`, and applies the limit to it.
 fn limit_properties(into: *mut u8, get: impl FnOnce() -> c_int) -> c_int {
     noted(get, || {
         if !into.is_null() {
-            // SAFETY: the real function wrote the whole structure, which is aligned as its widest field.
+            // SAFETY: the real function wrote the whole structure, which is aligned as its widest
+            // field.
             unsafe {
                 let total = into.add(TOTAL).cast::<usize>();
                 *total = limiter().visible_memory(0, *total).1;

@@ -1,4 +1,5 @@
-//! Limits in forked children. Each test runs its program in a child process, on a simulated GPU in place of a driver.
+//! Limits in forked children. Each test runs its program in a child process, on a simulated GPU in
+//! place of a driver.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -20,12 +21,24 @@ fn library(name: &str) -> PathBuf {
 /// Runs a test in a child process with a limit of 8 GiB, and returns the counters of its processes.
 fn run(test: &str) -> Vec<ProcessCounters> {
     let folder = tempfile::TempDir::new().unwrap();
-    let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new(), latencies: Vec::new() };
+    let limits = Limits {
+        device: Bytes::gib(80),
+        memory: Some(Bytes::gib(8)),
+        faults: Vec::new(),
+        latencies: Vec::new(),
+    };
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(PROGRAM, test);
-    command.env("LD_AUDIT", library("libharness_limits.so")).env(LIMITS, to_variable(&limits)).env(LIMITS_RUN, folder.path());
+    command
+        .args([test, "--exact", "--nocapture", "--test-threads", "1"])
+        .env(PROGRAM, test);
+    command
+        .env("LD_AUDIT", library("libharness_limits.so"))
+        .env(LIMITS, to_variable(&limits))
+        .env(LIMITS_RUN, folder.path());
     let output = command.output().unwrap();
-    let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat();
+    let text = [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes))
+        .concat();
     assert!(output.status.success(), "{text}");
     ProcessCounters::read_folder(folder.path()).unwrap()
 }
@@ -42,7 +55,12 @@ fn is_program(test: &str) -> bool {
 
 /// A function of the simulated GPU, or its wrapper.
 fn function(name: &CStr) -> *mut c_void {
-    let path = CString::new(library("libharness_simulated_gpu.so").into_os_string().into_encoded_bytes()).unwrap();
+    let path = CString::new(
+        library("libharness_simulated_gpu.so")
+            .into_os_string()
+            .into_encoded_bytes(),
+    )
+    .unwrap();
     // SAFETY: the library has no initializers.
     let found = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
     assert!(!found.is_null());
@@ -88,7 +106,10 @@ fn wait(child: libc::pid_t) -> c_int {
 fn children_that_are_forked_before_the_context_have_their_own_counters() {
     const TEST: &str = "children_that_are_forked_before_the_context_have_their_own_counters";
     if !is_program(TEST) {
-        let mut peaks: Vec<_> = run(TEST).iter().map(|process| (process.devices[0].peak, process.devices[0].mallocs)).collect();
+        let mut peaks: Vec<_> = run(TEST)
+            .iter()
+            .map(|process| (process.devices[0].peak, process.devices[0].mallocs))
+            .collect();
         peaks.retain(|(_, mallocs)| *mallocs > 0);
         peaks.sort_unstable();
         assert_eq!(peaks, [64, 128, 256].map(|size| (Bytes::mib(size), 1)));
@@ -109,7 +130,11 @@ fn a_fork_waits_for_the_calls_of_other_threads() {
         return;
     }
     let (malloc, free, _) = functions();
-    assert_eq!(code_of(malloc, 2), 0, "the first allocation creates the context");
+    assert_eq!(
+        code_of(malloc, 2),
+        0,
+        "the first allocation creates the context"
+    );
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..3 {
@@ -122,7 +147,9 @@ fn a_fork_waits_for_the_calls_of_other_threads() {
             });
         }
         // A child has the context of its parent, so the driver refuses its call.
-        let codes: Vec<c_int> = (0..200).map(|_| wait(fork(|| code_of(malloc, 2)))).collect();
+        let codes: Vec<c_int> = (0..200)
+            .map(|_| wait(fork(|| code_of(malloc, 2))))
+            .collect();
         stop.store(true, Ordering::Relaxed);
         assert!(codes.iter().all(|code| *code == 3 << 8), "{codes:?}");
     });

@@ -5,7 +5,8 @@ use std::ffi::c_uint;
 
 use harness_allocator::units::Bytes;
 
-/// Flags: the depth counts layers or cube faces (first two); the array has no memory of its own (last two).
+/// Flags: the depth counts layers or cube faces (first two); the array has no memory of its own
+/// (last two).
 const LAYERED: c_uint = 0x1;
 const CUBEMAP: c_uint = 0x4;
 const SPARSE: c_uint = 0x40;
@@ -34,14 +35,29 @@ pub struct FlatDescriptor {
 }
 
 impl From<FlatDescriptor> for ArrayDescriptor {
-    fn from(FlatDescriptor { width, height, format, channels }: FlatDescriptor) -> Self {
-        Self { width, height, depth: 0, format, channels, flags: 0 }
+    fn from(
+        FlatDescriptor {
+            width,
+            height,
+            format,
+            channels,
+        }: FlatDescriptor,
+    ) -> Self {
+        Self {
+            width,
+            height,
+            depth: 0,
+            format,
+            channels,
+            flags: 0,
+        }
     }
 }
 
 impl ArrayDescriptor {
-    /// Bytes of all elements in this many mipmap levels. The driver may align rows, so this is a lower bound. `None` for formats without a fixed
-    /// element size and for arrays without memory of their own.
+    /// Bytes of all elements in this many mipmap levels. The driver may align rows, so this is a
+    /// lower bound. `None` for formats without a fixed element size and for arrays without memory
+    /// of their own.
     pub fn bytes(&self, levels: u32) -> Option<Bytes> {
         if self.flags & (SPARSE | DEFERRED) != 0 {
             return None;
@@ -49,10 +65,19 @@ impl ArrayDescriptor {
         let element = u64::from(self.channels) * channel_bytes(self.format)?;
         let level = |level: u32| {
             let halved = |extent: usize| (extent as u64).checked_shr(level).unwrap_or(0).max(1);
-            let depth = if self.flags & (LAYERED | CUBEMAP) != 0 { (self.depth as u64).max(1) } else { halved(self.depth) };
-            halved(self.width).checked_mul(halved(self.height))?.checked_mul(depth)?.checked_mul(element)
+            let depth = if self.flags & (LAYERED | CUBEMAP) != 0 {
+                (self.depth as u64).max(1)
+            } else {
+                halved(self.depth)
+            };
+            halved(self.width)
+                .checked_mul(halved(self.height))?
+                .checked_mul(depth)?
+                .checked_mul(element)
         };
-        (0..levels).try_fold(0_u64, |sum, at| sum.checked_add(level(at)?)).map(Bytes)
+        (0..levels)
+            .try_fold(0_u64, |sum, at| sum.checked_add(level(at)?))
+            .map(Bytes)
     }
 }
 

@@ -1,4 +1,5 @@
-//! [`Attempt`]: one call of a program that requests memory, and [`Free`]: memory that it released. Each process logs both in files, in order.
+//! [`Attempt`]: one call of a program that requests memory, and [`Free`]: memory that it released.
+//! Each process logs both in files, in order.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -21,8 +22,8 @@ pub const BYTES: usize = WORDS * 8;
 pub struct Attempt {
     pub call: Call,
     pub size: Bytes,
-    /// Kernels, graphs, copies, host functions and event records submitted before. On a real GPU nothing counts these: there it is the number of
-    /// earlier attempts and frees.
+    /// Kernels, graphs, copies, host functions and event records submitted before. On a real GPU
+    /// nothing counts these: there it is the number of earlier attempts and frees.
     pub submitted: u64,
     pub outcome: Outcome,
     /// The index that the process sees; 0 for host memory.
@@ -57,15 +58,31 @@ impl Free {
     /// Reads a file of frees. Ignores a truncated last record.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
         let free = |[attempts, submitted, device, held]: [u64; WORDS]| {
-            Some(Self { attempts, submitted, device: u32::try_from(device).ok()?, held: Bytes(held) })
+            Some(Self {
+                attempts,
+                submitted,
+                device: u32::try_from(device).ok()?,
+                held: Bytes(held),
+            })
         };
         Ok(rows(path)?.into_iter().filter_map(free).collect())
     }
 }
 
 fn rows(path: &Path) -> io::Result<Vec<[u64; WORDS]>> {
-    let word = |bytes: &[u8; BYTES], index: usize| bytes.as_chunks::<8>().0.get(index).map_or(0, |word| u64::from_le_bytes(*word));
-    Ok(fs::read(path)?.as_chunks::<BYTES>().0.iter().map(|bytes| std::array::from_fn(|index| word(bytes, index))).collect())
+    let word = |bytes: &[u8; BYTES], index: usize| {
+        bytes
+            .as_chunks::<8>()
+            .0
+            .get(index)
+            .map_or(0, |word| u64::from_le_bytes(*word))
+    };
+    Ok(fs::read(path)?
+        .as_chunks::<BYTES>()
+        .0
+        .iter()
+        .map(|bytes| std::array::from_fn(|index| word(bytes, index)))
+        .collect())
 }
 
 fn row(words: [u64; WORDS]) -> [u8; BYTES] {
@@ -87,7 +104,10 @@ impl Attempt {
     }
 
     fn row(&self) -> [u8; BYTES] {
-        let kind = self.call as u64 | (self.outcome as u64) << 8 | (u64::from(self.device) & 0xffff) << 16 | u64::from(self.number) << 32;
+        let kind = self.call as u64
+            | (self.outcome as u64) << 8
+            | (u64::from(self.device) & 0xffff) << 16
+            | u64::from(self.number) << 32;
         row([kind, self.size.0, self.submitted, self.held.0])
     }
 
@@ -95,13 +115,25 @@ impl Attempt {
         let call = *Call::ALL.get((kind & 0xff) as usize)?;
         let outcome = *Outcome::ALL.get((kind >> 8 & 0xff) as usize)?;
         let (device, number) = ((kind >> 16 & 0xffff) as u32, (kind >> 32) as u32);
-        Some(Self { call, size: Bytes(size), submitted, outcome, device, number, held: Bytes(held) })
+        Some(Self {
+            call,
+            size: Bytes(size),
+            submitted,
+            outcome,
+            device,
+            number,
+            held: Bytes(held),
+        })
     }
 }
 
 /// Returns whether the process made enough attempts for the first failure of the fault.
 pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
-    attempts.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64 >= fault.first
+    attempts
+        .iter()
+        .filter(|attempt| fault.counts(attempt.call, attempt.size))
+        .count() as u64
+        >= fault.first
 }
 
 /// Counts the attempts of this process for each fault; logs attempts and frees to separate files.
@@ -120,10 +152,15 @@ pub struct Attempts {
 impl Attempts {
     pub fn new(folder: Option<&Path>, faults: &[Fault]) -> Self {
         let counted = faults.iter().map(|fault| (*fault, 0)).collect();
-        Self { counted, folder: folder.map(Path::to_owned), ..Self::default() }
+        Self {
+            counted,
+            folder: folder.map(Path::to_owned),
+            ..Self::default()
+        }
     }
 
-    /// Opens the files of this process, unless they are open. If a program before `exec` logged attempts, counting continues after them.
+    /// Opens the files of this process, unless they are open. If a program before `exec` logged
+    /// attempts, counting continues after them.
     pub fn open(&mut self) {
         if std::mem::replace(&mut self.is_open, true) {
             return;
@@ -132,14 +169,25 @@ impl Attempts {
         let open = |ending: &str| {
             let path = folder.join(format!("{}{ending}", std::process::id()));
             let file = OpenOptions::new().append(true).create(true).open(&path);
-            let rows = file.as_ref().ok().and_then(|file| file.metadata().ok()).map_or(0, |file| file.len() / BYTES as u64);
+            let rows = file
+                .as_ref()
+                .ok()
+                .and_then(|file| file.metadata().ok())
+                .map_or(0, |file| file.len() / BYTES as u64);
             (path, file.ok(), rows)
         };
         let (path, file, noted) = open(ENDING);
         let (_, frees, freed) = open(FREES);
-        let earlier = if noted > 0 { Attempt::read(&path).unwrap_or_default() } else { Vec::new() };
+        let earlier = if noted > 0 {
+            Attempt::read(&path).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         for (fault, counted) in &mut self.counted {
-            *counted = earlier.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64;
+            *counted = earlier
+                .iter()
+                .filter(|attempt| fault.counts(attempt.call, attempt.size))
+                .count() as u64;
         }
         (self.file, self.frees, self.noted, self.freed) = (file, frees, noted, freed);
     }
@@ -154,7 +202,11 @@ impl Attempts {
     pub fn fails(&mut self, call: Call, size: Bytes) -> bool {
         self.open();
         let mut fails = false;
-        for (fault, counted) in self.counted.iter_mut().filter(|(fault, _)| fault.counts(call, size)) {
+        for (fault, counted) in self
+            .counted
+            .iter_mut()
+            .filter(|(fault, _)| fault.counts(call, size))
+        {
             *counted += 1;
             fails |= (fault.first..fault.first.saturating_add(fault.count)).contains(counted);
         }

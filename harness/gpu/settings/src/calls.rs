@@ -4,7 +4,8 @@ use harness_allocator::{device::faulty::DeviceCall, named_enum};
 use serde::{Deserialize, Serialize};
 
 named_enum! {
-    /// A call with an injectable delay. Names of the runtime include the driver's functions. The files of a run store its position.
+    /// A call with an injectable delay. Names of the runtime include the driver's functions. The
+    /// files of a run store its position.
     #[derive(Serialize, Deserialize)]
     Call {
         Malloc = DeviceCall::Malloc.name(),
@@ -15,7 +16,8 @@ named_enum! {
         FreeAsync = DeviceCall::FreeAsync.name(),
         Unmap = DeviceCall::Unmap.name(),
         CublasCreate = "cublasCreate",
-        /// A product of 16-bit numbers, for which cuBLAS loads more code. Its failures are counted, not injected.
+        /// A product of 16-bit numbers, for which cuBLAS loads more code. Its failures are counted,
+        /// not injected.
         CublasGemm = "cublasGemmEx",
         CudnnCreate = "cudnnCreate",
         CusolverCreate = "cusolverDnCreate",
@@ -27,12 +29,14 @@ named_enum! {
 }
 
 impl Call {
-    /// Returns whether it is a driver's or runtime's request for device memory, which PyTorch's allocator makes.
+    /// Returns whether it is a driver's or runtime's request for device memory, which PyTorch's
+    /// allocator makes.
     pub const fn requests_device_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 
-    /// Returns whether it creates a handle, a plan or a module, which takes memory besides that of PyTorch's allocator.
+    /// Returns whether it creates a handle, a plan or a module, which takes memory besides that of
+    /// PyTorch's allocator.
     pub const fn is_of_library(self) -> bool {
         matches!(
             self,
@@ -48,6 +52,8 @@ impl Call {
 
     /// Returns whether failures can be injected.
     pub const fn can_fail(self) -> bool {
-        self.requests_device_memory() || matches!(self, Self::HostAlloc) || (self.is_of_library() && !matches!(self, Self::CublasGemm))
+        self.requests_device_memory()
+            || matches!(self, Self::HostAlloc)
+            || (self.is_of_library() && !matches!(self, Self::CublasGemm))
     }
 }

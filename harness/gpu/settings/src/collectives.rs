@@ -1,4 +1,5 @@
-//! [`Ranks`]: what the ranks of a communicator do, in a mapped file. The ranks write it, and the program that started them looks for hangs in it.
+//! [`Ranks`]: what the ranks of a communicator do, in a mapped file. The ranks write it, and the
+//! program that started them looks for hangs in it.
 
 use std::cmp::Ordering::{Equal, Less};
 use std::fs::{self, File};
@@ -12,9 +13,11 @@ use crate::mapping::{Mapped, SharedLayout};
 
 /// The file name of a communicator, before its number.
 pub const PREFIX: &str = "nccl-";
-/// The file name of the Python stacks of a process, before its ID. The hook of `harness exec` uses the same name.
+/// The file name of the Python stacks of a process, before its ID. The hook of `harness exec` uses
+/// the same name.
 pub const STACKS: &str = "stacks-";
-/// The signal, after the first real-time signal, for which that hook registers a handler that writes the stacks.
+/// The signal, after the first real-time signal, for which that hook registers a handler that
+/// writes the stacks.
 pub const STACK_SIGNAL: i32 = 13;
 /// The file name of a process's note about calls with different sizes, before its ID.
 pub const SIZES: &str = "sizes-";
@@ -24,7 +27,8 @@ pub const MOST_RANKS: usize = 1024;
 const SLOTS: usize = 8;
 /// Marks a wait for a message instead of a collective.
 const MESSAGE: u32 = 1 << 31;
-/// Data follows the words of the collective that its publication replaced, which ranks that are far behind still need.
+/// Data follows the words of the collective that its publication replaced, which ranks that are far
+/// behind still need.
 pub const HEAD: u64 = size_of::<[u64; 4]>() as u64;
 /// The length of a file of data, most of which is never written. Ext4 allows 16 TiB.
 const DATA: u64 = 8 << 40;
@@ -86,8 +90,20 @@ named_enum! {
 }
 
 /// Names of `ncclDataType_t`.
-const TYPES: [&str; 12] =
-    ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"];
+const TYPES: [&str; 12] = [
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3",
+    "float8_e5m2",
+];
 
 /// A collective as one rank calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,29 +128,56 @@ pub struct Published {
 
 impl Published {
     const fn words(self) -> [u64; 4] {
-        let Self { number, call, offset, len } = self;
+        let Self {
+            number,
+            call,
+            offset,
+            len,
+        } = self;
         let root = match call.root {
             Some(root) => root as u64 + 1,
             None => 0,
         };
-        [(number as u64) << 32 | (call.operation as u64) << 24 | (call.kind as u64) << 16 | root, call.count as u64, offset, len]
+        [
+            (number as u64) << 32 | (call.operation as u64) << 24 | (call.kind as u64) << 16 | root,
+            call.count as u64,
+            offset,
+            len,
+        ]
     }
 
     pub fn of_words([call, count, offset, len]: [u64; 4]) -> Option<Self> {
         let operation = *Operation::ALL.get((call >> 24 & 0xff) as usize)?;
         let root = (call & 0xffff).checked_sub(1).map(|root| root as usize);
-        let call_of_rank = Call { operation, root, count: count as usize, kind: (call >> 16 & 0xff) as u8 };
-        Some(Self { number: (call >> 32) as u32, call: call_of_rank, offset, len }).filter(|found| found.number > 0)
+        let call_of_rank = Call {
+            operation,
+            root,
+            count: count as usize,
+            kind: (call >> 16 & 0xff) as u8,
+        };
+        Some(Self {
+            number: (call >> 32) as u32,
+            call: call_of_rank,
+            offset,
+            len,
+        })
+        .filter(|found| found.number > 0)
     }
 }
 
 impl Call {
     pub const fn has_size(&self) -> bool {
-        !matches!(self.operation, Operation::Split | Operation::Shrink | Operation::Grow)
+        !matches!(
+            self.operation,
+            Operation::Split | Operation::Shrink | Operation::Grow
+        )
     }
 
     pub fn element(&self) -> &'static str {
-        TYPES.get(usize::from(self.kind)).copied().unwrap_or("unknown")
+        TYPES
+            .get(usize::from(self.kind))
+            .copied()
+            .unwrap_or("unknown")
     }
 }
 
@@ -144,11 +187,13 @@ impl fmt::Display for Call {
         if self.has_size() {
             write!(f, " of {} {}", self.count, self.element())?;
         }
-        self.root.map_or(Ok(()), |root| write!(f, " with root {root}"))
+        self.root
+            .map_or(Ok(()), |root| write!(f, " with root {root}"))
     }
 }
 
-/// A message in the file of data. Its words follow the place of the previous message to the same rank.
+/// A message in the file of data. Its words follow the place of the previous message to the same
+/// rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     pub from: usize,
@@ -162,14 +207,24 @@ pub struct Message {
 impl Message {
     /// Adds a message, whose data the file has, to those that a rank has not found.
     pub fn post(self, data: &File, to: &Rank) -> io::Result<()> {
-        let Self { from, number, offset, len } = self;
+        let Self {
+            from,
+            number,
+            offset,
+            len,
+        } = self;
         let mut previous = to.inbox.load(Ordering::Acquire);
         loop {
             data.write_all_at(
-                [previous, (from as u64) << 32 | u64::from(number), len, 0].map(u64::to_ne_bytes).as_flattened(),
+                [previous, (from as u64) << 32 | u64::from(number), len, 0]
+                    .map(u64::to_ne_bytes)
+                    .as_flattened(),
                 offset - HEAD,
             )?;
-            match to.inbox.compare_exchange(previous, offset, Ordering::AcqRel, Ordering::Acquire) {
+            match to
+                .inbox
+                .compare_exchange(previous, offset, Ordering::AcqRel, Ordering::Acquire)
+            {
                 Ok(_) => break,
                 Err(later) => previous = later,
             }
@@ -192,7 +247,12 @@ impl Message {
         let (mut offset, mut found) = (last, Vec::new());
         while offset > 0 {
             let [previous, name, len, _] = head(data, offset)?;
-            found.push(Self { from: (name >> 32) as usize, number: name as u32, offset, len });
+            found.push(Self {
+                from: (name >> 32) as usize,
+                number: name as u32,
+                offset,
+                len,
+            });
             offset = previous;
         }
         Ok(found)
@@ -203,7 +263,11 @@ impl Message {
 fn head(data: &File, offset: u64) -> io::Result<[u64; 4]> {
     let mut head = [0; HEAD as usize];
     data.read_exact_at(&mut head, offset.saturating_sub(HEAD))?;
-    let mut words = head.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+    let mut words = head
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| u64::from_ne_bytes(*bytes));
     Ok(std::array::from_fn(|_| words.next().unwrap_or_default()))
 }
 
@@ -222,18 +286,26 @@ impl Rank {
         slot[0].store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         let [first, rest @ ..] = published.words();
-        slot[1..].iter().zip(rest).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        slot[1..]
+            .iter()
+            .zip(rest)
+            .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         slot[0].store(first, Ordering::Release);
         self.published.store(published.number, Ordering::SeqCst);
     }
 
-    /// The words of the collective with this number, or of a later one that has replaced it. Zeros before it is published, and while it is replaced.
+    /// The words of the collective with this number, or of a later one that has replaced it. Zeros
+    /// before it is published, and while it is replaced.
     pub fn words(&self, number: u32) -> [u64; 4] {
         let slot = &self.calls[number as usize % SLOTS];
         let first = slot[0].load(Ordering::Acquire);
         let mut words = slot.each_ref().map(|word| word.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        words[0] = if slot[0].load(Ordering::Relaxed) == first { first } else { 0 };
+        words[0] = if slot[0].load(Ordering::Relaxed) == first {
+            first
+        } else {
+            0
+        };
         words
     }
 
@@ -250,7 +322,9 @@ impl Rank {
     pub fn set_wait(&self, wait: Option<Wait>) {
         let [number, rank] = match wait {
             None => [0, 0],
-            Some(Wait::Collective(number, rank)) => [number, rank.map_or(0, |rank| rank as u32 + 1)],
+            Some(Wait::Collective(number, rank)) => {
+                [number, rank.map_or(0, |rank| rank as u32 + 1)]
+            }
             Some(Wait::Message(number, rank)) => [number, (rank as u32 + 1) | MESSAGE],
         };
         self.waits[1].store(rank, Ordering::Relaxed);
@@ -283,7 +357,14 @@ impl Ranks {
         if size > MOST_RANKS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let ranks = Mapped::<Self>::create(&File::options().read(true).write(true).create(true).truncate(false).open(path)?)?;
+        let ranks = Mapped::<Self>::create(
+            &File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)?,
+        )?;
         ranks.size.store(size as u32, Ordering::Relaxed);
         Ok(ranks)
     }
@@ -293,11 +374,12 @@ impl Ranks {
         DATA / self.all().len().max(1) as u64
     }
 
-    /// A collective that a rank has published, from the file of data if a later one has replaced it. `None` while it is replaced, and once all ranks have
-    /// read it.
+    /// A collective that a rank has published, from the file of data if a later one has replaced
+    /// it. `None` while it is replaced, and once all ranks have read it.
     pub fn find(&self, data: &File, rank: usize, number: u32) -> io::Result<Option<Published>> {
         let mut found = Published::of_words(self.all()[rank].words(number));
-        while let Some(later) = found.filter(|found| found.number > number && found.offset >= HEAD) {
+        while let Some(later) = found.filter(|found| found.number > number && found.offset >= HEAD)
+        {
             found = Published::of_words(head(data, later.offset)?);
         }
         Ok(found.filter(|found| found.number == number))
@@ -305,13 +387,25 @@ impl Ranks {
 
     /// Takes the next part of a reduction, which the ranks of a collective share.
     pub fn take_part(&self, number: u32, parts: u32) -> Option<u32> {
-        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| match ((taken >> 32) as u32).cmp(&number) {
-            Less => Some(u64::from(number) << 32 | 1),
-            Equal if (taken as u32) < parts => Some(taken + 1),
-            _ => None,
-        });
+        let taken = self
+            .taken
+            .fetch_update(
+                Ordering::AcqRel,
+                Ordering::Acquire,
+                |taken| match ((taken >> 32) as u32).cmp(&number) {
+                    Less => Some(u64::from(number) << 32 | 1),
+                    Equal if (taken as u32) < parts => Some(taken + 1),
+                    _ => None,
+                },
+            );
         // The first part begins a reduction.
-        taken.ok().map(|taken| if (taken >> 32) as u32 == number { taken as u32 } else { 0 })
+        taken.ok().map(|taken| {
+            if (taken >> 32) as u32 == number {
+                taken as u32
+            } else {
+                0
+            }
+        })
     }
 
     /// Records that a part of the reduction in progress is done. Returns whether it was the last.
@@ -333,7 +427,11 @@ impl Ranks {
         for entry in fs::read_dir(run)? {
             let (entry, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
             // Files of data have further dashes.
-            if name.to_str().and_then(|name| name.strip_prefix(PREFIX)).is_some_and(|number| !number.contains('-')) {
+            if name
+                .to_str()
+                .and_then(|name| name.strip_prefix(PREFIX))
+                .is_some_and(|number| !number.contains('-'))
+            {
                 // A file that is being created is not mapped yet.
                 found.extend(
                     File::options()
@@ -354,7 +452,9 @@ impl Ranks {
 pub fn stack_file(communicator: &Path, rank: usize, wait: Wait) -> PathBuf {
     match wait {
         Wait::Collective(number, _) => beside(communicator, &format!("-stack-{rank}-{number}")),
-        Wait::Message(number, from) => beside(communicator, &format!("-stack-{rank}-{number}-from-{from}")),
+        Wait::Message(number, from) => {
+            beside(communicator, &format!("-stack-{rank}-{number}-from-{from}"))
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The memory of a process besides its allocations: of its CUDA context, and of the libraries that it uses.
+//! The memory of a process besides its allocations: of its CUDA context, and of the libraries that
+//! it uses.
 
 use std::{fmt, str::FromStr};
 
@@ -15,8 +16,10 @@ pub enum ContextOverhead {
     H200,
 }
 
-/// A part of NVIDIA's libraries that takes memory at its first use in a process. An H200 with driver 580 and PyTorch 2.11 used 527 MiB for the context,
-/// 595 MiB after the first product in float32, 685 MiB after one in float16, 693 MiB after a convolution and 799 MiB after a decomposition.
+/// A part of NVIDIA's libraries that takes memory at its first use in a process. An H200 with
+/// driver 580 and PyTorch 2.11 used 527 MiB for the context, 595 MiB after the first product in
+/// float32, 685 MiB after one in float16, 693 MiB after a convolution and 799 MiB after a
+/// decomposition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Cublas,
@@ -55,13 +58,19 @@ impl ContextOverhead {
     pub fn with_libraries(self) -> Bytes {
         match self {
             Self::Size(size) => size,
-            Self::H200 => Part::ALL.into_iter().fold(CONTEXT, |sum, part| sum + part.memory()),
+            Self::H200 => Part::ALL
+                .into_iter()
+                .fold(CONTEXT, |sum, part| sum + part.memory()),
         }
     }
 
     #[must_use]
     pub fn applied_to(self, settings: Settings) -> Settings {
-        Settings { context_overhead: self.of_context(), memory_of_libraries: self == Self::H200, ..settings }
+        Settings {
+            context_overhead: self.of_context(),
+            memory_of_libraries: self == Self::H200,
+            ..settings
+        }
     }
 }
 
@@ -80,7 +89,9 @@ impl FromStr for ContextOverhead {
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         match text {
             NAME => Ok(Self::H200),
-            _ => Bytes::parse(text).map(Self::Size).map_err(|error| SettingsError(format!("{error}, or `{NAME}`"))),
+            _ => Bytes::parse(text)
+                .map(Self::Size)
+                .map_err(|error| SettingsError(format!("{error}, or `{NAME}`"))),
         }
     }
 }
@@ -97,9 +108,17 @@ mod tests {
     #[test]
     fn a_size_and_the_name_are_accepted() {
         for text in ["718274560B", NAME] {
-            assert_eq!(text.parse::<ContextOverhead>().map(|overhead| overhead.to_string()), Ok(text.to_owned()));
+            assert_eq!(
+                text.parse::<ContextOverhead>()
+                    .map(|overhead| overhead.to_string()),
+                Ok(text.to_owned())
+            );
         }
         assert_eq!("685MiB".parse(), Ok(ContextOverhead::Size(Bytes::mib(685))));
-        assert!("h201".parse::<ContextOverhead>().is_err_and(|error| error.to_string().ends_with(", or `h200`")));
+        assert!(
+            "h201"
+                .parse::<ContextOverhead>()
+                .is_err_and(|error| error.to_string().ends_with(", or `h200`"))
+        );
     }
 }

@@ -1,6 +1,8 @@
-//! [`Counters`]: how a process used its simulated GPUs, in a mapped file that is complete even if the process is killed.
+//! [`Counters`]: how a process used its simulated GPUs, in a mapped file that is complete even if
+//! the process is killed.
 //!
-//! The process counts in the mapped file. The program that started it reads the file with [`ProcessCounters::read_folder`] after the process ends.
+//! The process counts in the mapped file. The program that started it reads the file with
+//! [`ProcessCounters::read_folder`] after the process ends.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::ffi::OsStrExt as _;
@@ -35,11 +37,13 @@ pub struct Counters {
     uncomputed_reads: AtomicU64,
     waits_of_frees: AtomicU64,
     figures: [Figures; MOST_DEVICES as usize],
-    /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below the upper bound.
+    /// The bounds of estimated cuDNN workspaces: the most bytes above the lower bound, and below
+    /// the upper bound.
     workspace_bounds: [AtomicU64; 2],
     /// Calls with an injected latency.
     slow: [AtomicU64; Call::ALL.len()],
-    /// Failed calls that request no device memory for the program, and those of them with an injected failure.
+    /// Failed calls that request no device memory for the program, and those of them with an
+    /// injected failure.
     failed_calls: [[AtomicU64; 2]; Call::ALL.len()],
     /// The file name of the program that the process executes.
     program: Text,
@@ -74,7 +78,8 @@ struct Figures {
 // SAFETY: all of it is atomics, and any bytes are valid atomics.
 unsafe impl SharedLayout for Counters {}
 
-/// The counters of the running process. A forked child starts its own; a program after `exec` continues those of the process.
+/// The counters of the running process. A forked child starts its own; a program after `exec`
+/// continues those of the process.
 #[derive(Debug)]
 pub struct OwnCounters {
     /// Null until the process counts something.
@@ -87,7 +92,12 @@ pub struct OwnCounters {
 impl OwnCounters {
     /// Counts in a file of `folder`; without a folder in private memory.
     pub fn new(folder: Option<&Path>, devices: u32, memory: Bytes) -> Self {
-        Self { counters: AtomicPtr::new(ptr::null_mut()), folder: folder.map(Path::to_owned), devices, memory }
+        Self {
+            counters: AtomicPtr::new(ptr::null_mut()),
+            folder: folder.map(Path::to_owned),
+            devices,
+            memory,
+        }
     }
 
     /// Opens the counters unless they are open.
@@ -97,25 +107,45 @@ impl OwnCounters {
         unsafe { known.as_ref() }.unwrap_or_else(|| {
             let counters = self.create();
             let opened = ptr::from_ref(counters).cast_mut();
-            let stored = self.counters.compare_exchange(ptr::null_mut(), opened, Ordering::AcqRel, Ordering::Acquire);
+            let stored = self.counters.compare_exchange(
+                ptr::null_mut(),
+                opened,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
             // SAFETY: as above; another thread may have opened the file at the same time.
             stored.map_or_else(|other| unsafe { &*other }, |_| counters)
         })
     }
 
     fn create(&self) -> &'static Counters {
-        let path = self.folder.as_ref().map(|folder| folder.join(format!("{}{ENDING}", std::process::id())));
+        let path = self
+            .folder
+            .as_ref()
+            .map(|folder| folder.join(format!("{}{ENDING}", std::process::id())));
         let counters = path.map_or_else(in_memory, |path| {
             map(&path).unwrap_or_else(|error| {
-                eprintln!("harness: process {} is not counted: {}: {error}", std::process::id(), path.display());
+                eprintln!(
+                    "harness: process {} is not counted: {}: {error}",
+                    std::process::id(),
+                    path.display()
+                );
                 in_memory()
             })
         });
-        counters.devices.store(self.devices.into(), Ordering::Relaxed);
+        counters
+            .devices
+            .store(self.devices.into(), Ordering::Relaxed);
         counters.memory.store(self.memory.0, Ordering::Relaxed);
         let program = fs::read_link("/proc/self/exe").unwrap_or_default();
-        store(&counters.program, program.file_name().unwrap_or_default().as_bytes());
-        counters.figures.iter().for_each(|figures| figures.used.store(0, Ordering::Relaxed));
+        store(
+            &counters.program,
+            program.file_name().unwrap_or_default().as_bytes(),
+        );
+        counters
+            .figures
+            .iter()
+            .for_each(|figures| figures.used.store(0, Ordering::Relaxed));
         counters.mark.store(MARK, Ordering::Release);
         counters
     }
@@ -149,12 +179,16 @@ impl Counters {
         let figures = &self.figures[device];
         figures.mallocs.fetch_add(1, Ordering::Relaxed);
         figures.failed.fetch_add(failed.into(), Ordering::Relaxed);
-        figures.injected.fetch_add(injected.into(), Ordering::Relaxed);
+        figures
+            .injected
+            .fetch_add(injected.into(), Ordering::Relaxed);
         self.set_used(device, used);
     }
 
     pub fn count_frees(&self, device: usize, used: Bytes, freed: u64) {
-        self.figures[device].frees.fetch_add(freed, Ordering::Relaxed);
+        self.figures[device]
+            .frees
+            .fetch_add(freed, Ordering::Relaxed);
         self.set_used(device, used);
     }
 
@@ -168,10 +202,13 @@ impl Counters {
     /// Sets the bytes of a device in use and raises the peak.
     pub fn set_used(&self, device: usize, used: Bytes) {
         self.figures[device].used.store(used.0, Ordering::Relaxed);
-        self.figures[device].peak.fetch_max(used.0, Ordering::Relaxed);
+        self.figures[device]
+            .peak
+            .fetch_max(used.0, Ordering::Relaxed);
     }
 
-    /// Notes an estimated workspace of cuDNN, which is this much above its lower and below its upper bound.
+    /// Notes an estimated workspace of cuDNN, which is this much above its lower and below its
+    /// upper bound.
     pub fn note_workspace(&self, above_least: u64, below_most: u64) {
         for (bound, distance) in self.workspace_bounds.iter().zip([above_least, below_most]) {
             bound.fetch_max(distance, Ordering::Relaxed);
@@ -201,14 +238,21 @@ impl Counters {
     /// Lists a function without a model that was called. Callers list each function once.
     pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
-        let Some(text) = self.texts.get(index) else { return };
+        let Some(text) = self.texts.get(index) else {
+            return;
+        };
         store(text, name);
     }
 }
 
 /// Maps the file of this process. A program before `exec` may have created it.
 fn map(path: &Path) -> io::Result<&'static Counters> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
     let counters: &'static Mapped<Counters> = Box::leak(Box::new(Mapped::create(&file)?));
     Ok(counters)
 }
@@ -226,7 +270,8 @@ pub struct ProcessCounters {
     pub submitted: u64,
     /// How often the process read the amount of free memory.
     pub memory_reads: u64,
-    /// How often the process copied bytes from a device that only real kernels would have computed. 0 with computed values.
+    /// How often the process copied bytes from a device that only real kernels would have computed.
+    /// 0 with computed values.
     pub uncomputed_reads: u64,
     /// How often freed blocks of PyTorch's allocator waited for the work of another stream.
     pub waits_of_frees: u64,
@@ -234,7 +279,8 @@ pub struct ProcessCounters {
     pub workspace_bounds: [u64; 2],
     /// The number of calls with an injected latency, by function.
     pub slow: Vec<(Call, u64)>,
-    /// Failed calls that request host memory or memory of a library: all, and those with an injected failure.
+    /// Failed calls that request host memory or memory of a library: all, and those with an
+    /// injected failure.
     pub failed_calls: Vec<(Call, [u64; 2])>,
     /// Called functions without a model, in the order of their first calls.
     pub not_modelled: Vec<String>,
@@ -258,15 +304,31 @@ pub struct DeviceCounters {
 }
 
 impl ProcessCounters {
-    /// Reads the counters in a folder, by process number. Skips other files and processes that ended before they had a device.
+    /// Reads the counters in a folder, by process number. Skips other files and processes that
+    /// ended before they had a device.
     pub fn read_folder(folder: &Path) -> io::Result<Vec<Self>> {
-        let paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
-        let numbered = paths.iter().filter_map(|path| Some((path.file_name()?.to_str()?.strip_suffix(ENDING)?.parse().ok()?, path)));
+        let paths = fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<Vec<PathBuf>>>()?;
+        let numbered = paths.iter().filter_map(|path| {
+            Some((
+                path.file_name()?
+                    .to_str()?
+                    .strip_suffix(ENDING)?
+                    .parse()
+                    .ok()?,
+                path,
+            ))
+        });
         let read = |(pid, path): (u32, &PathBuf)| {
             let file = OpenOptions::new().read(true).write(true).open(path)?;
-            Ok(Mapped::open(&file).ok().and_then(|counters| Self::new(pid, &counters)))
+            Ok(Mapped::open(&file)
+                .ok()
+                .and_then(|counters| Self::new(pid, &counters)))
         };
-        let mut counters: Vec<Self> = numbered.filter_map(|file| read(file).transpose()).collect::<io::Result<_>>()?;
+        let mut counters: Vec<Self> = numbered
+            .filter_map(|file| read(file).transpose())
+            .collect::<io::Result<_>>()?;
         counters.sort_by_key(|process| process.pid);
         Ok(counters)
     }
@@ -277,7 +339,14 @@ impl ProcessCounters {
         if counters.mark.load(Ordering::Acquire) != MARK {
             return None;
         }
-        let device = |Figures { used, peak, mallocs, frees, failed, injected }: &Figures| DeviceCounters {
+        let device = |Figures {
+                          used,
+                          peak,
+                          mallocs,
+                          frees,
+                          failed,
+                          injected,
+                      }: &Figures| DeviceCounters {
             memory: Bytes(read(&counters.memory)),
             used: Bytes(read(used)),
             peak: Bytes(read(peak)),
@@ -287,26 +356,49 @@ impl ProcessCounters {
             injected: read(injected),
         };
         let name = |words: &Text| {
-            let bytes = words.each_ref().map(|word| read(word).to_le_bytes()).concat();
+            let bytes = words
+                .each_ref()
+                .map(|word| read(word).to_le_bytes())
+                .concat();
             let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
             String::from_utf8_lossy(name).into_owned()
         };
         Some(Self {
             pid,
-            devices: counters.figures.iter().take(read(&counters.devices) as usize).map(device).collect(),
+            devices: counters
+                .figures
+                .iter()
+                .take(read(&counters.devices) as usize)
+                .map(device)
+                .collect(),
             submitted: read(&counters.submitted),
             memory_reads: read(&counters.memory_reads),
             uncomputed_reads: read(&counters.uncomputed_reads),
             waits_of_frees: read(&counters.waits_of_frees),
             workspace_bounds: counters.workspace_bounds.each_ref().map(read),
-            slow: Call::ALL.iter().copied().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
+            slow: Call::ALL
+                .iter()
+                .copied()
+                .zip(counters.slow.iter().map(read))
+                .filter(|(_, calls)| *calls > 0)
+                .collect(),
             failed_calls: Call::ALL
                 .iter()
                 .copied()
-                .zip(counters.failed_calls.iter().map(|figures| figures.each_ref().map(read)))
+                .zip(
+                    counters
+                        .failed_calls
+                        .iter()
+                        .map(|figures| figures.each_ref().map(read)),
+                )
                 .filter(|(_, [failed, _])| *failed > 0)
                 .collect(),
-            not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),
+            not_modelled: counters
+                .texts
+                .iter()
+                .take(read(&counters.names) as usize)
+                .map(name)
+                .collect(),
             program: name(&counters.program),
         })
     }

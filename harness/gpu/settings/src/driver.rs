@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 pub enum Kernels {
     /// Kernels are no-ops and take no time.
     NoOp,
-    /// Kernels execute on host memory, in the order and time of their streams. Only the kernels of this project's CUDA device exist. Such a machine
-    /// is strict: a wrong access, or a race between streams, breaks the context.
+    /// Kernels execute on host memory, in the order and time of their streams. Only the kernels of
+    /// this project's CUDA device exist. Such a machine is strict: a wrong access, or a race
+    /// between streams, breaks the context.
     Execute,
 }
 
@@ -42,5 +43,9 @@ pub struct Sensors {
 
 impl Sensors {
     /// No power, no heat, full clocks.
-    pub const NOTHING: Self = Self { power_mw: 0, celsius: 0, reasons: 0 };
+    pub const NOTHING: Self = Self {
+        power_mw: 0,
+        celsius: 0,
+        reasons: 0,
+    };
 }

@@ -1,9 +1,11 @@
-//! Types of parameters in CUDA's C functions: [`Out`] for outputs, [`Text`] for strings; and the table of exported functions, [`export`](crate::export).
+//! Types of parameters in CUDA's C functions: [`Out`] for outputs, [`Text`] for strings; and the
+//! table of exported functions, [`export`](crate::export).
 
 use std::ffi::{CStr, c_char};
 use std::{marker::PhantomData, mem::MaybeUninit};
 
-/// A place that a function writes to; `None` is a null pointer. A C caller passes a valid aligned pointer or null.
+/// A place that a function writes to; `None` is a null pointer. A C caller passes a valid aligned
+/// pointer or null.
 pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
 /// Writes a value and returns whether there is a place for it.
@@ -41,8 +43,9 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Exports C functions, one per row: `name(argument: Type) = body;`. They return an error code unless the row names a type. Equal functions
-/// share a row. In the body, `THIS` is the name of the function.
+/// Exports C functions, one per row: `name(argument: Type) = body;`. They return an error code
+/// unless the row names a type. Equal functions share a row. In the body, `THIS` is the name of the
+/// function.
 #[macro_export]
 macro_rules! export {
     (@ $docs:tt [$($name:ident)+] $arguments:tt $result:tt $body:expr) => {

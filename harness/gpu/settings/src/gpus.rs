@@ -1,7 +1,8 @@
 //! [`Gpu`]: the properties of a GPU that programs can query.
 //!
-//! They change what PyTorch allocates. The workspaces of cuBLAS and attention depend on the compute capability; temporary memory of sorts and
-//! reductions depends on the number of multiprocessors. So every result names the GPU.
+//! They change what PyTorch allocates. The workspaces of cuBLAS and attention depend on the compute
+//! capability; temporary memory of sorts and reductions depends on the number of multiprocessors.
+//! So every result names the GPU.
 
 use std::sync::LazyLock;
 
@@ -27,13 +28,15 @@ pub struct Gpu {
     pub l2_cache: u32,
     /// The generation of PCI Express, unless the GPU has another link to the host.
     pub pcie: Option<u8>,
-    /// Whether GPUs of this kind reach each other's memory, if it differs from [`Gpu::reaches_peers`] for its name.
+    /// Whether GPUs of this kind reach each other's memory, if it differs from
+    /// [`Gpu::reaches_peers`] for its name.
     pub peer_access: Option<bool>,
     /// The source of its memory.
     pub source: String,
 }
 
-/// Limits of a compute capability: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide,
+/// Limits of a compute capability: "Technical Specifications per Compute Capability" in the CUDA
+/// C++ Programming Guide,
 /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -74,20 +77,43 @@ const CAPABILITIES: [((u32, u32), [u32; 4]); 12] = [
 pub static GPUS: LazyLock<Vec<Gpu>> = LazyLock::new(|| rows().filter_map(of_row).collect());
 
 fn rows() -> impl Iterator<Item = &'static str> {
-    include_str!("gpus.tsv").lines().filter(|line| !line.starts_with('#'))
+    include_str!("gpus.tsv")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
 }
 
 fn of_row(row: &str) -> Option<Gpu> {
     let fields: Vec<&str> = row.split('\t').collect();
-    let [name, device, memory, capability, multiprocessors, clock, memory_clock, bus, l2_kib, pcie, source] = fields[..] else {
+    let [
+        name,
+        device,
+        memory,
+        capability,
+        multiprocessors,
+        clock,
+        memory_clock,
+        bus,
+        l2_kib,
+        pcie,
+        source,
+    ] = fields[..]
+    else {
         return None;
     };
-    let number = |text: &str| if text == "-" { Some(0) } else { text.parse().ok() };
+    let number = |text: &str| {
+        if text == "-" {
+            Some(0)
+        } else {
+            text.parse().ok()
+        }
+    };
     Some(Gpu {
         name: name.to_owned(),
         device: device.to_owned(),
         memory: Bytes::parse(memory).ok()?,
-        capability: capability.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))?,
+        capability: capability
+            .split_once('.')
+            .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))?,
         multiprocessors: multiprocessors.parse().ok()?,
         clock_khz: number(clock)? * 1000,
         memory_clock_khz: number(memory_clock)? * 1000,
@@ -121,45 +147,76 @@ impl<'de> Deserialize<'de> for &'static Gpu {
         }
 
         match Wire::deserialize(deserializer)? {
-            Wire::Name(name) => Gpu::named(&name).ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a GPU"))),
+            Wire::Name(name) => Gpu::named(&name)
+                .ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a GPU"))),
             Wire::Properties(gpu) => Ok(gpu.leak()),
         }
     }
 }
 
 impl Gpu {
-    /// Returns whether GPUs of this kind reach each other's memory, over NVLink or PCI Express. GeForce GPUs, MIG instances and the GPUs of systems on a chip
-    /// do not. NVIDIA has no list; `deviceQuery` prints "Peer access: Yes" for T4, A40, A100, RTX A6000 and RTX 6000 Ada, and "No" for RTX 3090 and 4090.
+    /// Returns whether GPUs of this kind reach each other's memory, over NVLink or PCI Express.
+    /// GeForce GPUs, MIG instances and the GPUs of systems on a chip do not. NVIDIA has no list;
+    /// `deviceQuery` prints "Peer access: Yes" for T4, A40, A100, RTX A6000 and RTX 6000 Ada, and
+    /// "No" for RTX 3090 and 4090.
     pub fn reaches_peers(&self) -> bool {
         let is_of_system = matches!(self.capability, (7, 2) | (8, 7) | (11, 0) | (12, 1));
-        self.peer_access.unwrap_or(!is_of_system && !["GeForce", " MIG "].iter().any(|kind| self.device.contains(kind)))
+        self.peer_access.unwrap_or(
+            !is_of_system
+                && !["GeForce", " MIG "]
+                    .iter()
+                    .any(|kind| self.device.contains(kind)),
+        )
     }
 
-    /// Finds the GPU with this name, with this alias, or else the only one whose name or alias begins with the text. Case, spaces and dashes do not count.
+    /// Finds the GPU with this name, with this alias, or else the only one whose name or alias
+    /// begins with the text. Case, spaces and dashes do not count.
     pub fn named(name: &str) -> Option<&'static Self> {
         if let Some(exact) = GPUS.iter().find(|gpu| gpu.name == name) {
             return Some(exact);
         }
         let wanted = plain(name);
         let only = |is_meant: &dyn Fn(&str) -> bool| {
-            let mut meant = GPUS.iter().filter(|gpu| gpu.spellings().iter().any(|spelling| is_meant(spelling)));
+            let mut meant = GPUS
+                .iter()
+                .filter(|gpu| gpu.spellings().iter().any(|spelling| is_meant(spelling)));
             meant.next().filter(|_| meant.next().is_none())
         };
-        if wanted.is_empty() { None } else { only(&|known| known == wanted).or_else(|| only(&|known| known.starts_with(&wanted))) }
+        if wanted.is_empty() {
+            None
+        } else {
+            only(&|known| known == wanted).or_else(|| only(&|known| known.starts_with(&wanted)))
+        }
     }
 
-    /// The name without its memory, and the driver's name without the vendor, if only this GPU has them.
+    /// The name without its memory, and the driver's name without the vendor, if only this GPU has
+    /// them.
     pub fn aliases(&self) -> Vec<String> {
-        let model = self.name.rsplit_once('-').map(|(model, _)| model.to_owned());
-        let driver = self.device.replace("NVIDIA ", "").replace("GeForce ", "").to_lowercase().replace(' ', "-");
-        let mut aliases: Vec<String> = model.into_iter().chain([driver]).filter(|alias| *alias != self.name).collect();
+        let model = self
+            .name
+            .rsplit_once('-')
+            .map(|(model, _)| model.to_owned());
+        let driver = self
+            .device
+            .replace("NVIDIA ", "")
+            .replace("GeForce ", "")
+            .to_lowercase()
+            .replace(' ', "-");
+        let mut aliases: Vec<String> = model
+            .into_iter()
+            .chain([driver])
+            .filter(|alias| *alias != self.name)
+            .collect();
         aliases.retain(|alias| Self::named(alias).is_some_and(|gpu| gpu.name == self.name));
         aliases.dedup();
         aliases
     }
 
     fn spellings(&self) -> [String; 3] {
-        let model = self.name.rsplit_once('-').map_or(&*self.name, |(model, _)| model);
+        let model = self
+            .name
+            .rsplit_once('-')
+            .map_or(&*self.name, |(model, _)| model);
         [&*self.name, model, &*self.device].map(plain)
     }
 
@@ -175,19 +232,35 @@ impl Gpu {
 
     /// The compute capabilities that can be simulated, as in `7.5, 8.0`.
     pub fn capabilities() -> String {
-        CAPABILITIES.map(|((major, minor), _)| format!("{major}.{minor}")).join(", ")
+        CAPABILITIES
+            .map(|((major, minor), _)| format!("{major}.{minor}"))
+            .join(", ")
     }
 
     pub fn limits(&self) -> Limits {
-        let known = CAPABILITIES.iter().find(|(capability, _)| *capability == self.capability);
-        let [threads, blocks, shared_memory, shared_memory_of_a_block] = known.unwrap_or(&CAPABILITIES[6]).1;
-        Limits { threads, blocks, shared_memory: shared_memory << 10, shared_memory_of_a_block: shared_memory_of_a_block << 10 }
+        let known = CAPABILITIES
+            .iter()
+            .find(|(capability, _)| *capability == self.capability);
+        let [threads, blocks, shared_memory, shared_memory_of_a_block] =
+            known.unwrap_or(&CAPABILITIES[6]).1;
+        Limits {
+            threads,
+            blocks,
+            shared_memory: shared_memory << 10,
+            shared_memory_of_a_block: shared_memory_of_a_block << 10,
+        }
     }
 }
 
 fn plain(name: &str) -> String {
-    let lower = name.to_lowercase().replace("nvidia", "").replace("geforce", "");
-    lower.chars().filter(|letter| letter.is_alphanumeric()).collect()
+    let lower = name
+        .to_lowercase()
+        .replace("nvidia", "")
+        .replace("geforce", "");
+    lower
+        .chars()
+        .filter(|letter| letter.is_alphanumeric())
+        .collect()
 }
 
 #[cfg(test)]

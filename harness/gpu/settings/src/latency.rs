@@ -28,7 +28,11 @@ pub struct Latency {
 
 impl Latency {
     pub fn sum(latencies: &[Self], call: Call) -> Nanos {
-        latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum()
+        latencies
+            .iter()
+            .filter(|latency| latency.is_of(call))
+            .map(|latency| latency.by)
+            .sum()
     }
 
     pub fn is_of(&self, call: Call) -> bool {
@@ -41,7 +45,8 @@ impl Latency {
 }
 
 impl fmt::Display for Latency {
-    /// Writes the text that is parsed, with the duration in the largest unit that gives a whole number.
+    /// Writes the text that is parsed, with the duration in the largest unit that gives a whole
+    /// number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let call = match self.calls {
             Slow::Call(call) => call.name(),
@@ -49,7 +54,10 @@ impl fmt::Display for Latency {
             Slow::All => ALL,
         };
         let units = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)];
-        let (unit, nanos) = units.into_iter().find(|(_, nanos)| self.by.0.is_multiple_of(*nanos)).unwrap_or(("ns", 1));
+        let (unit, nanos) = units
+            .into_iter()
+            .find(|(_, nanos)| self.by.0.is_multiple_of(*nanos))
+            .unwrap_or(("ns", 1));
         write!(f, "{call}:{}{unit}", self.by.0 / nanos)
     }
 }
@@ -63,14 +71,29 @@ impl FromStr for Latency {
             ANY => Slow::Any,
             ALL => Slow::All,
             _ => {
-                let calls = || Call::ALL.iter().copied().filter(|call| !call.is_of_library());
+                let calls = || {
+                    Call::ALL
+                        .iter()
+                        .copied()
+                        .filter(|call| !call.is_of_library())
+                };
                 let accepted = calls().map(Call::name).chain([ANY, ALL]);
                 let named = calls().find(|call| call.name() == name);
-                Slow::Call(named.ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
+                Slow::Call(
+                    named.ok_or_else(|| expected(name, "a call that can be delayed", accepted))?,
+                )
             }
         };
-        let form = || SettingsError(format!("`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or `any:250us`"));
-        let by = Nanos::parse(duration).ok().filter(|by| *by > Nanos::ZERO).ok_or_else(form)?;
+        let form = || {
+            SettingsError(format!(
+                "`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or \
+                 `any:250us`"
+            ))
+        };
+        let by = Nanos::parse(duration)
+            .ok()
+            .filter(|by| *by > Nanos::ZERO)
+            .ok_or_else(form)?;
         Ok(Self { calls, by })
     }
 }

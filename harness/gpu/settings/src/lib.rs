@@ -1,4 +1,5 @@
-//! Data shared by simulated GPUs, limits on real GPUs, and the programs that start them. Nothing here is exported to C.
+//! Data shared by simulated GPUs, limits on real GPUs, and the programs that start them. Nothing
+//! here is exported to C.
 
 pub mod arrays;
 pub mod attempts;

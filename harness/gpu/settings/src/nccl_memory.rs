@@ -1,4 +1,5 @@
-//! [`NcclMemory`]: the device memory of NCCL's buffers, which depends on the links between the GPUs and on NCCL's version, from a measured table.
+//! [`NcclMemory`]: the device memory of NCCL's buffers, which depends on the links between the GPUs
+//! and on NCCL's version, from a measured table.
 
 use std::{fmt, str::FromStr};
 
@@ -23,10 +24,14 @@ struct Row {
 }
 
 impl NcclMemory {
-    /// Returns the bytes that a communicator allocates at its first collective, or at its first send or receive. They come from the row with the most
-    /// ranks up to `ranks`.
+    /// Returns the bytes that a communicator allocates at its first collective, or at its first
+    /// send or receive. They come from the row with the most ranks up to `ranks`.
     pub fn of(&self, ranks: usize, is_point_to_point: bool) -> Bytes {
-        let row = self.rows.iter().filter(|row| row.ranks <= ranks as u64).max_by_key(|row| row.ranks);
+        let row = self
+            .rows
+            .iter()
+            .filter(|row| row.ranks <= ranks as u64)
+            .max_by_key(|row| row.ranks);
         row.map_or(Bytes::ZERO, |row| row.bytes[usize::from(is_point_to_point)])
     }
 }
@@ -39,21 +44,40 @@ impl fmt::Display for NcclMemory {
 
 /// Errors begin with the line and the column.
 fn rows(text: &str) -> Result<Vec<Row>, String> {
-    let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
+    let mut lines = (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
     let (first, header) = lines.next().unwrap_or((1, ""));
     if !header.split('\t').eq(COLUMNS) {
-        return Err(format!("{first}:1: the first line must be `{}`, separated by tabs", COLUMNS.join(" ")));
+        return Err(format!(
+            "{first}:1: the first line must be `{}`, separated by tabs",
+            COLUMNS.join(" ")
+        ));
     }
     let parse = |(number, line): (usize, &str)| {
         let wrong = |column: usize, expected: &str| {
-            let at: usize = line.split('\t').take(column).map(|field| field.len() + 1).sum();
+            let at: usize = line
+                .split('\t')
+                .take(column)
+                .map(|field| field.len() + 1)
+                .sum();
             let field = line.split('\t').nth(column).unwrap_or_default();
-            format!("{number}:{}: `{field}` is not {expected} (column {})", at + 1, COLUMNS[column])
+            format!(
+                "{number}:{}: `{field}` is not {expected} (column {})",
+                at + 1,
+                COLUMNS[column]
+            )
         };
         let field = |column| line.split('\t').nth(column).unwrap_or_default();
-        let size = |column| Bytes::parse(field(column)).map_err(|_| wrong(column, "a size, as in 544MiB"));
-        let ranks = field(0).parse().map_err(|_| wrong(0, "a number of ranks"))?;
-        Ok(Row { ranks, bytes: [size(1)?, size(2)?] })
+        let size =
+            |column| Bytes::parse(field(column)).map_err(|_| wrong(column, "a size, as in 544MiB"));
+        let ranks = field(0)
+            .parse()
+            .map_err(|_| wrong(0, "a number of ranks"))?;
+        Ok(Row {
+            ranks,
+            bytes: [size(1)?, size(2)?],
+        })
     };
     lines.map(parse).collect()
 }
@@ -64,9 +88,14 @@ impl FromStr for NcclMemory {
 
     fn from_str(file: &str) -> Result<Self, SettingsError> {
         let text = std::fs::read_to_string(file);
-        let text = text.map_err(|error| SettingsError(format!("{file}: {error}: name a table of NCCL's memory")))?;
+        let text = text.map_err(|error| {
+            SettingsError(format!("{file}: {error}: name a table of NCCL's memory"))
+        })?;
         let rows = rows(&text).map_err(|error| SettingsError(format!("{file}:{error}")))?;
-        Ok(Self { file: file.to_owned(), rows })
+        Ok(Self {
+            file: file.to_owned(),
+            rows,
+        })
     }
 }
 

@@ -1,13 +1,15 @@
 //! The life of a process: how others recognize it, and how its state survives `fork`.
 //!
-//! A process opens its counters, its attempts and its ledger entry when it first uses a device. After `exec` it continues these files. A forked child
-//! starts its own. When a process ends, others find its ledger entry and release it.
+//! A process opens its counters, its attempts and its ledger entry when it first uses a device.
+//! After `exec` it continues these files. A forked child starts its own. When a process ends,
+//! others find its ledger entry and release it.
 
 use std::{any::Any, cell::RefCell, ffi::c_int, sync::MutexGuard};
 
 use procfs::process::Process;
 
-/// One program in one process. A process number alone can return later, and `exec` keeps both the number and the start time.
+/// One program in one process. A process number alone can return later, and `exec` keeps both the
+/// number and the start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Program {
     /// Start of the process, in ticks since boot.
@@ -19,15 +21,22 @@ pub(crate) struct Program {
 impl Program {
     /// The program that a process runs; `None` after its end, also before its parent waits for it.
     pub(crate) fn of_process(pid: u64) -> Option<Self> {
-        let stat = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()?;
+        let stat = Process::new(i32::try_from(pid).ok()?)
+            .and_then(|process| process.stat())
+            .ok()?;
         // A process whose first thread has ended lives as long as other threads run.
-        let has_ended = matches!(stat.state, 'X' | 'x') || (stat.state == 'Z' && stat.num_threads <= 1);
-        (!has_ended).then_some(Self { started: stat.starttime, stack: stat.startstack })
+        let has_ended =
+            matches!(stat.state, 'X' | 'x') || (stat.state == 'Z' && stat.num_threads <= 1);
+        (!has_ended).then_some(Self {
+            started: stat.starttime,
+            stack: stat.startstack,
+        })
     }
 
     /// Compares two programs. An unknown stack equals every stack.
     pub(crate) const fn is(self, other: Self) -> bool {
-        self.started == other.started && (self.stack == other.stack || self.stack == 0 || other.stack == 0)
+        self.started == other.started
+            && (self.stack == other.stack || self.stack == 0 || other.stack == 0)
     }
 }
 
@@ -45,15 +54,19 @@ pub trait ForkedState: Sized + 'static {
 }
 
 /// `pthread_atfork`: handlers to run before a fork, and after it in the parent and in the child.
-pub type AtFork =
-    unsafe extern "C" fn(Option<unsafe extern "C" fn()>, Option<unsafe extern "C" fn()>, Option<unsafe extern "C" fn()>) -> c_int;
+pub type AtFork = unsafe extern "C" fn(
+    Option<unsafe extern "C" fn()>,
+    Option<unsafe extern "C" fn()>,
+    Option<unsafe extern "C" fn()>,
+) -> c_int;
 
 thread_local! {
     /// The lock, held by a thread that forks.
     static HELD: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
-/// Makes each fork wait for the lock of the state and releases it on both sides. Otherwise a child waits for a thread that it does not have.
+/// Makes each fork wait for the lock of the state and releases it on both sides. Otherwise a child
+/// waits for a thread that it does not have.
 ///
 /// # Safety
 /// `at_fork` registers handlers for forks of this process, and the caller's code is never unloaded.
@@ -66,7 +79,10 @@ pub unsafe fn keep_usable_after_fork<T: ForkedState>(at_fork: AtFork) {
         drop(HELD.take());
     }
     unsafe extern "C" fn in_child<T: ForkedState>() {
-        if let Some(mut guard) = HELD.take().and_then(|held| held.downcast::<MutexGuard<'static, T>>().ok()) {
+        if let Some(mut guard) = HELD
+            .take()
+            .and_then(|held| held.downcast::<MutexGuard<'static, T>>().ok())
+        {
             guard.start_child();
         }
     }

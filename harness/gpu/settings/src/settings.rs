@@ -1,4 +1,5 @@
-//! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an environment variable.
+//! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an
+//! environment variable.
 
 use std::ffi::{CStr, CString, c_char};
 use std::{env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, str::FromStr};
@@ -18,13 +19,16 @@ pub const SETTINGS: &str = "HARNESS_GPU";
 pub const LIBRARIES: &str = "HARNESS_GPU_LIBRARIES";
 /// The variable with the folder where each process writes its counters.
 pub const RUN: &str = "HARNESS_GPU_RUN";
-/// The file in the folder of [`RUN`] with a line for each destroyed context: the resources that leaked in it.
+/// The file in the folder of [`RUN`] with a line for each destroyed context: the resources that
+/// leaked in it.
 pub const LEFT: &str = "left";
-/// The file in the folder of [`RUN`] with the names of called functions in order, if [`Settings::list_calls`] is set.
+/// The file in the folder of [`RUN`] with the names of called functions in order, if
+/// [`Settings::list_calls`] is set.
 pub const CALLS: &str = "calls";
 /// The file in the folder of [`RUN`] with a row for each estimated workspace of cuDNN.
 pub const UNMEASURED: &str = "unmeasured";
-/// The file in the folder of [`RUN`] that the first process which loads one of our libraries removes ([`mark_loaded`]).
+/// The file in the folder of [`RUN`] that the first process which loads one of our libraries
+/// removes ([`mark_loaded`]).
 pub const UNLOADED: &str = "unloaded";
 /// The most devices per machine, as in PyTorch (`C10_COMPILE_TIME_MAX_GPUS`).
 pub const MOST_DEVICES: u32 = 120;
@@ -42,7 +46,8 @@ pub fn mark_loaded() {
     }
 }
 
-/// Puts the hook into PYTHONPATH if the command has removed it, as `env PYTHONPATH=. python train.py` does.
+/// Puts the hook into PYTHONPATH if the command has removed it, as `env PYTHONPATH=. python
+/// train.py` does.
 ///
 /// # Safety
 /// The process has one thread.
@@ -53,19 +58,32 @@ pub unsafe fn keep_hook() {
     const PATH: &str = "PYTHONPATH";
     let Some(run) = env::var_os(RUN) else { return };
     let (hook, path) = (Path::new(&run).join(HOOK), env::var_os(PATH));
-    let mut paths: Vec<PathBuf> = path.iter().flat_map(env::split_paths).filter(|path| !path.as_os_str().is_empty()).collect();
+    let mut paths: Vec<PathBuf> = path
+        .iter()
+        .flat_map(env::split_paths)
+        .filter(|path| !path.as_os_str().is_empty())
+        .collect();
     if paths.contains(&hook) {
         return;
     }
     paths.insert(0, hook);
-    let Ok(wanted) = env::join_paths(paths) else { return };
-    let Ok(entry) = CString::new([PATH.as_bytes(), b"=", wanted.as_bytes()].concat()) else { return };
+    let Ok(wanted) = env::join_paths(paths) else {
+        return;
+    };
+    let Ok(entry) = CString::new([PATH.as_bytes(), b"=", wanted.as_bytes()].concat()) else {
+        return;
+    };
     let replaced = if path.is_some() { PATH } else { SPARE };
-    // SAFETY: a null pointer ends the array, its entries are strings, and nothing else uses it meanwhile.
+    // SAFETY: a null pointer ends the array, its entries are strings, and nothing else uses it
+    // meanwhile.
     unsafe {
         let mut at = environ;
         while !at.is_null() && !(*at).is_null() {
-            if CStr::from_ptr(*at).to_bytes().strip_prefix(replaced.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")) {
+            if CStr::from_ptr(*at)
+                .to_bytes()
+                .strip_prefix(replaced.as_bytes())
+                .is_some_and(|rest| rest.starts_with(b"="))
+            {
                 *at = entry.into_raw();
                 return;
             }
@@ -131,7 +149,8 @@ pub enum Events {
     Instant,
     /// When the host waits for it, for later work of its stream, or for the device.
     Synchronize,
-    /// As [`Events::Synchronize`], or after this much more work: kernels, graphs, host functions, copies and event records.
+    /// As [`Events::Synchronize`], or after this much more work: kernels, graphs, host functions,
+    /// copies and event records.
     Lag(u64),
 }
 
@@ -167,8 +186,8 @@ impl Cuda {
     }
 }
 
-/// Injected out of memory failures: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least `min_size` bytes are counted from 1, over all devices of
-/// a process.
+/// Injected out of memory failures: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least
+/// `min_size` bytes are counted from 1, over all devices of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// `None`, written `any`, counts all calls that request device memory together.
@@ -182,7 +201,10 @@ pub struct Fault {
 
 impl Fault {
     pub fn counts(&self, call: Call, size: Bytes) -> bool {
-        size >= self.min_size && self.call.map_or(call.requests_device_memory(), |counted| counted == call)
+        size >= self.min_size
+            && self
+                .call
+                .map_or(call.requests_device_memory(), |counted| counted == call)
     }
 }
 
@@ -222,7 +244,8 @@ impl Settings {
         }
     }
 
-    /// The name of the devices. If kernels execute, times are measured, and the name prevents confusion with times of a GPU.
+    /// The name of the devices. If kernels execute, times are measured, and the name prevents
+    /// confusion with times of a GPU.
     pub fn device_name(&self) -> &'static str {
         match self.kernels {
             Kernels::NoOp => &self.gpu.device,
@@ -233,14 +256,22 @@ impl Settings {
     /// Makes the n-th call of a function, from 1, return an error code; 0 means every call.
     #[must_use]
     pub fn failing(mut self, function: &str, nth: u64, code: u32) -> Self {
-        self.refusals.push(Refusal { function: function.to_owned(), nth, code: Some(code) });
+        self.refusals.push(Refusal {
+            function: function.to_owned(),
+            nth,
+            code: Some(code),
+        });
         self
     }
 
     /// Makes the n-th call of a function, and every later call, never return.
     #[must_use]
     pub fn hanging(mut self, function: &str, nth: u64) -> Self {
-        self.refusals.push(Refusal { function: function.to_owned(), nth, code: None });
+        self.refusals.push(Refusal {
+            function: function.to_owned(),
+            nth,
+            code: None,
+        });
         self
     }
 }
@@ -248,14 +279,38 @@ impl Settings {
 /// The text in records. It lacks the settings that only tests choose.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, cuda, cudnn, faults, .. } = self;
-        write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
+        let Self {
+            gpu,
+            memory,
+            devices,
+            context_overhead,
+            events,
+            addresses,
+            cudnn_workspace,
+            values,
+            cuda,
+            cudnn,
+            faults,
+            ..
+        } = self;
+        write!(
+            f,
+            "gpu={};memory={};devices={devices};context_overhead={};events={events}",
+            gpu.name, memory.0, context_overhead.0
+        )?;
         if self.memory_of_libraries {
             f.write_str(";memory_of_libraries=h200")?;
         }
-        write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
-        faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
-        self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))
+        write!(
+            f,
+            ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}"
+        )?;
+        faults
+            .iter()
+            .try_for_each(|fault| write!(f, ";fail={fault}"))?;
+        self.latencies
+            .iter()
+            .try_for_each(|latency| write!(f, ";latency={latency}"))
     }
 }
 
@@ -280,14 +335,25 @@ impl FromStr for Events {
             ("instant", _) => Ok(Self::Instant),
             ("synchronize", _) => Ok(Self::Synchronize),
             (_, Some(work)) => number(work).map(Self::Lag),
-            _ => Err(expected(text, "a model of events", ["instant", "synchronize", "lag:N"].into_iter())),
+            _ => Err(expected(
+                text,
+                "a model of events",
+                ["instant", "synchronize", "lag:N"].into_iter(),
+            )),
         }
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:{}", self.call.map_or(ANY, Call::name), self.first, self.count, self.min_size.0)
+        write!(
+            f,
+            "{}:{}:{}:{}",
+            self.call.map_or(ANY, Call::name),
+            self.first,
+            self.count,
+            self.min_size.0
+        )
     }
 }
 
@@ -299,11 +365,28 @@ impl FromStr for Fault {
         let calls = || Call::ALL.iter().copied().filter(|call| call.can_fail());
         let named = calls().find(|call| call.name() == name);
         if named.is_none() && name != ANY {
-            return Err(expected(name, "a call that can fail", calls().map(Call::name).chain([ANY])));
+            return Err(expected(
+                name,
+                "a call that can fail",
+                calls().map(Call::name).chain([ANY]),
+            ));
         }
-        let form = || SettingsError(format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
-        let Numbered { first, count, min_size } = numbered.ok_or_else(form)?;
-        Ok(Self { call: named, first, count, min_size })
+        let form = || {
+            SettingsError(format!(
+                "`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"
+            ))
+        };
+        let Numbered {
+            first,
+            count,
+            min_size,
+        } = numbered.ok_or_else(form)?;
+        Ok(Self {
+            call: named,
+            first,
+            count,
+            min_size,
+        })
     }
 }
 

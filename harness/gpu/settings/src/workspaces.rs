@@ -1,7 +1,8 @@
 //! [`CudnnWorkspace`]: the temporary memory that cuDNN requests for a convolution.
 //!
-//! Real sizes depend on the algorithm that cuDNN chooses. [`Convolution::estimate`] is a rule that gives all measured sizes
-//! (`workspaces/measured.tsv`); for other convolutions it is an estimate with bounds. cuBLAS needs no memory besides PyTorch's own workspace.
+//! Real sizes depend on the algorithm that cuDNN chooses. [`Convolution::estimate`] is a rule that
+//! gives all measured sizes (`workspaces/measured.tsv`); for other convolutions it is an estimate
+//! with bounds. cuBLAS needs no memory besides PyTorch's own workspace.
 //!
 //! | convolution | workspace | measured |
 //! |---|---|---|
@@ -22,11 +23,13 @@ use crate::text::SettingsError;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CudnnWorkspace {
     None,
-    /// The size of operands that are not channels-last, plus four times the filter for filter gradients: the model of earlier recordings.
+    /// The size of operands that are not channels-last, plus four times the filter for filter
+    /// gradients: the model of earlier recordings.
     Operands,
     /// [`Convolution::estimate`].
     Estimate,
-    /// cuDNN's own `libcudnn_graph.so.9` at this path; [`CudnnWorkspace::Estimate`] if it cannot be used.
+    /// cuDNN's own `libcudnn_graph.so.9` at this path; [`CudnnWorkspace::Estimate`] if it cannot be
+    /// used.
     Library(String),
     /// The rows of a file; [`CudnnWorkspace::Estimate`] for convolutions that it lacks.
     Measured {
@@ -52,7 +55,8 @@ pub enum Direction {
     FilterGradient,
 }
 
-/// A convolution. In the directions of gradients, `input` and `output` are still those of the forward pass, as gradients.
+/// A convolution. In the directions of gradients, `input` and `output` are still those of the
+/// forward pass, as gradients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Convolution {
     pub direction: Direction,
@@ -65,7 +69,8 @@ pub struct Convolution {
     pub geometry: [Vec<i64>; 3],
 }
 
-/// The workspace of a convolution in bytes, and its bounds. Bounds of a measured workspace are equal.
+/// The workspace of a convolution in bytes, and its bounds. Bounds of a measured workspace are
+/// equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workspace {
     pub bytes: i64,
@@ -86,7 +91,8 @@ pub struct Measured {
     bytes: i64,
 }
 
-/// Sizes of tensors are rounded up to multiples of this, and cuDNN requests as much in addition to copies.
+/// Sizes of tensors are rounded up to multiples of this, and cuDNN requests as much in addition to
+/// copies.
 const ALIGNMENT: i64 = 512;
 
 /// The header of a table of convolutions: [`Convolution::row`].
@@ -134,7 +140,11 @@ impl Workspace {
     const NONE: Self = Self::exact(0);
 
     const fn exact(bytes: i64) -> Self {
-        Self { bytes, least: bytes, most: bytes }
+        Self {
+            bytes,
+            least: bytes,
+            most: bytes,
+        }
     }
 }
 
@@ -146,7 +156,10 @@ impl CudnnWorkspace {
             Self::Estimate | Self::Library(_) => convolution.estimate(capability),
             Self::Measured { rows, .. } => {
                 let row = rows.iter().find(|row| row.is_of(convolution, capability));
-                row.map_or_else(|| convolution.estimate(capability), |row| Workspace::exact(row.bytes))
+                row.map_or_else(
+                    || convolution.estimate(capability),
+                    |row| Workspace::exact(row.bytes),
+                )
             }
         }
     }
@@ -164,25 +177,49 @@ impl Convolution {
 
     /// Returns a row of a table of workspaces, with the line's end.
     pub fn row(&self, (major, minor): (u32, u32), bytes: i64) -> String {
-        let Self { direction, input, filter, output, element, channels_last, geometry: [stride, padding, dilation] } = self;
+        let Self {
+            direction,
+            input,
+            filter,
+            output,
+            element,
+            channels_last,
+            geometry: [stride, padding, dilation],
+        } = self;
         let operator = match direction {
             Direction::Forward => "forward",
             Direction::DataGradient => "data_gradient",
             Direction::FilterGradient => "filter_gradient",
         };
-        let (element, layout) = (element.name(), if *channels_last { "channels_last" } else { "nchw" });
+        let (element, layout) = (
+            element.name(),
+            if *channels_last {
+                "channels_last"
+            } else {
+                "nchw"
+            },
+        );
         format!(
-            "{operator}\t[{input:?}, {filter:?}]\t{output:?}\t{stride:?}\t{padding:?}\t{dilation:?}\t{element}\t{layout}\t{major}.{minor}\t{bytes}\n"
+            "{operator}\t[{input:?}, \
+             {filter:?}]\t{output:?}\t{stride:?}\t{padding:?}\t{dilation:?}\t{element}\t{layout}\t{major}.{minor}\t{bytes}\n"
         )
     }
 
     /// Four times the filter for the gradient of the filter.
     fn of_gradient(&self) -> i64 {
-        if self.direction == Direction::FilterGradient { 4 * self.bytes(&self.filter) } else { 0 }
+        if self.direction == Direction::FilterGradient {
+            4 * self.bytes(&self.filter)
+        } else {
+            0
+        }
     }
 
     fn operands(&self) -> i64 {
-        let copies = if self.channels_last { 0 } else { self.copies().iter().sum() };
+        let copies = if self.channels_last {
+            0
+        } else {
+            self.copies().iter().sum()
+        };
         copies + self.of_gradient()
     }
 
@@ -194,12 +231,23 @@ impl Convolution {
         let is_float = self.element == Element::Float;
         let is_forward = self.direction == Direction::Forward;
         // The copy of the result: of the output, or of the gradient of the input.
-        let result = if self.direction == Direction::DataGradient { input } else { output };
+        let result = if self.direction == Direction::DataGradient {
+            input
+        } else {
+            output
+        };
         let (bytes, is_measured) = match (self.channels_last, is_pointwise) {
             (false, true) => (0, is_float),
             (true, true) => (0, false),
-            (true, false) => (if is_float { input + output } else { 0 } + self.of_gradient(), false),
-            (false, false) if is_float && capability < (9, 0) && self.direction != Direction::FilterGradient => {
+            (true, false) => (
+                if is_float { input + output } else { 0 } + self.of_gradient(),
+                false,
+            ),
+            (false, false)
+                if is_float
+                    && capability < (9, 0)
+                    && self.direction != Direction::FilterGradient =>
+            {
                 (all - result, capability == (8, 6))
             }
             (false, false) => {
@@ -211,17 +259,38 @@ impl Convolution {
                 (all, measured)
             }
         };
-        if is_measured && is_forward { Workspace::exact(bytes) } else { Workspace { bytes, least: 0, most: all } }
+        if is_measured && is_forward {
+            Workspace::exact(bytes)
+        } else {
+            Workspace {
+                bytes,
+                least: 0,
+                most: all,
+            }
+        }
     }
 }
 
 impl Measured {
     fn is_of(&self, convolution: &Convolution, capability: (u32, u32)) -> bool {
-        let Convolution { direction, input, filter, output, element, channels_last, geometry: _ } = convolution;
+        let Convolution {
+            direction,
+            input,
+            filter,
+            output,
+            element,
+            channels_last,
+            geometry: _,
+        } = convolution;
         (self.direction, self.element, self.channels_last) == (*direction, *element, *channels_last)
             && (&self.input, &self.filter) == (input, filter)
-            && self.output.as_ref().is_none_or(|measured| measured == output)
-            && self.capability.is_none_or(|measured| measured == capability)
+            && self
+                .output
+                .as_ref()
+                .is_none_or(|measured| measured == output)
+            && self
+                .capability
+                .is_none_or(|measured| measured == capability)
     }
 }
 
@@ -230,26 +299,47 @@ const COLUMNS: [&str; 4] = ["operator", "input_shapes", "dtypes", "bytes"];
 
 /// Parses a table of measured workspaces; errors begin with the line and the column.
 fn rows(text: &str) -> Result<Vec<Measured>, String> {
-    let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
-    let (first, header) =
-        lines.next().ok_or_else(|| format!("1:1: the table is empty: its first line names the columns {}", COLUMNS.join(", ")))?;
+    let mut lines = (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| !line.starts_with('#') && !line.trim().is_empty());
+    let (first, header) = lines.next().ok_or_else(|| {
+        format!(
+            "1:1: the table is empty: its first line names the columns {}",
+            COLUMNS.join(", ")
+        )
+    })?;
     let names: Vec<&str> = header.split('\t').collect();
     if let Some(missing) = COLUMNS.iter().find(|column| !names.contains(*column)) {
         return Err(format!(
-            "{first}:1: the table has no column `{missing}`: its first line names {}, separated by tabs",
+            "{first}:1: the table has no column `{missing}`: its first line names {}, separated by \
+             tabs",
             COLUMNS.join(", ")
         ));
     }
     let mut rows = Vec::new();
     for (number, line) in lines {
         let fields: Vec<&str> = line.split('\t').collect();
-        let field = |name: &str| names.iter().position(|column| *column == name).and_then(|index| fields.get(index)).copied();
-        let wrong = |name: &str, expected: &str| {
-            let column = line.split('\t').take(names.iter().position(|column| *column == name).unwrap_or(0)).map(|field| field.len() + 1);
-            let at = column.sum::<usize>() + 1;
-            format!("{number}:{at}: `{}` is not {expected} (column {name})", field(name).unwrap_or_default())
+        let field = |name: &str| {
+            names
+                .iter()
+                .position(|column| *column == name)
+                .and_then(|index| fields.get(index))
+                .copied()
         };
-        let bytes = field("bytes").and_then(|bytes| bytes.parse().ok()).filter(|bytes| *bytes >= 0);
+        let wrong = |name: &str, expected: &str| {
+            let column = line
+                .split('\t')
+                .take(names.iter().position(|column| *column == name).unwrap_or(0))
+                .map(|field| field.len() + 1);
+            let at = column.sum::<usize>() + 1;
+            format!(
+                "{number}:{at}: `{}` is not {expected} (column {name})",
+                field(name).unwrap_or_default()
+            )
+        };
+        let bytes = field("bytes")
+            .and_then(|bytes| bytes.parse().ok())
+            .filter(|bytes| *bytes >= 0);
         let bytes: i64 = bytes.ok_or_else(|| wrong("bytes", "a number of bytes"))?;
         let direction = match field("operator") {
             Some("aten::convolution" | "forward") => Direction::Forward,
@@ -257,18 +347,39 @@ fn rows(text: &str) -> Result<Vec<Measured>, String> {
             Some("filter_gradient") => Direction::FilterGradient,
             // Matrix products need no memory besides PyTorch's own workspace.
             Some("aten::mm") if bytes == 0 => continue,
-            _ => return Err(wrong("operator", "forward, data_gradient, filter_gradient, aten::convolution, or aten::mm with 0 bytes")),
+            _ => {
+                return Err(wrong(
+                    "operator",
+                    "forward, data_gradient, filter_gradient, aten::convolution, or aten::mm with \
+                     0 bytes",
+                ));
+            }
         };
-        let shapes = field("input_shapes").and_then(|shapes| serde_json::from_str::<[Vec<i64>; 2]>(shapes).ok());
-        let [input, filter] =
-            shapes.ok_or_else(|| wrong("input_shapes", "the shapes of input and filter, as in [[2, 64, 128, 128], [64, 64, 3, 3]]"))?;
+        let shapes = field("input_shapes")
+            .and_then(|shapes| serde_json::from_str::<[Vec<i64>; 2]>(shapes).ok());
+        let [input, filter] = shapes.ok_or_else(|| {
+            wrong(
+                "input_shapes",
+                "the shapes of input and filter, as in [[2, 64, 128, 128], [64, 64, 3, 3]]",
+            )
+        })?;
         let output = match field("output_shape").filter(|shape| !shape.is_empty()) {
-            Some(shape) => Some(serde_json::from_str(shape).map_err(|_| wrong("output_shape", "a shape, as in [2, 64, 128, 128]"))?),
+            Some(shape) => Some(
+                serde_json::from_str(shape)
+                    .map_err(|_| wrong("output_shape", "a shape, as in [2, 64, 128, 128]"))?,
+            ),
             None => None,
         };
         let dtypes = field("dtypes").unwrap_or_default();
-        let element = Element::named(dtypes.trim_matches(['[', ']', '\'', '"']).split(['\'', '"', ',']).next().unwrap_or_default());
-        let element = element.ok_or_else(|| wrong("dtypes", "a type of torch, as in torch.float32"))?;
+        let element = Element::named(
+            dtypes
+                .trim_matches(['[', ']', '\'', '"'])
+                .split(['\'', '"', ','])
+                .next()
+                .unwrap_or_default(),
+        );
+        let element =
+            element.ok_or_else(|| wrong("dtypes", "a type of torch, as in torch.float32"))?;
         let channels_last = match field("layout") {
             None | Some("" | "nchw") => false,
             Some("channels_last") => true,
@@ -276,12 +387,23 @@ fn rows(text: &str) -> Result<Vec<Measured>, String> {
         };
         let capability = match field("capability").filter(|capability| !capability.is_empty()) {
             Some(text) => {
-                let parsed = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+                let parsed = text
+                    .split_once('.')
+                    .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
                 Some(parsed.ok_or_else(|| wrong("capability", "a compute capability, as in 8.6"))?)
             }
             None => None,
         };
-        rows.push(Measured { direction, input, filter, output, element, channels_last, capability, bytes });
+        rows.push(Measured {
+            direction,
+            input,
+            filter,
+            output,
+            element,
+            channels_last,
+            capability,
+            bytes,
+        });
     }
     Ok(rows)
 }
@@ -308,20 +430,31 @@ impl FromStr for CudnnWorkspace {
             "estimate" => return Ok(Self::Estimate),
             library if library.contains(".so") => {
                 let path = Path::new(library).canonicalize();
-                let path = path.map_err(|error| SettingsError(format!("{library}: {error}: name cuDNN's libcudnn_graph.so.9")))?;
+                let path = path.map_err(|error| {
+                    SettingsError(format!(
+                        "{library}: {error}: name cuDNN's libcudnn_graph.so.9"
+                    ))
+                })?;
                 return Ok(Self::Library(path.to_string_lossy().into_owned()));
             }
             file => file,
         };
         if !file.contains('/') && Path::new(file).extension().is_none() {
             return Err(SettingsError(format!(
-                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, a file such as measured.tsv, or a path of libcudnn_graph.so.9"
+                "`{file}` is not a model of cuDNN's workspaces: write none, estimate, operands, a \
+                 file such as measured.tsv, or a path of libcudnn_graph.so.9"
             )));
         }
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| SettingsError(format!("{file}: {error}: name a table of measured workspaces")))?;
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            SettingsError(format!(
+                "{file}: {error}: name a table of measured workspaces"
+            ))
+        })?;
         let rows = rows(&text).map_err(|error| SettingsError(format!("{file}:{error}")))?;
-        Ok(Self::Measured { file: file.to_owned(), rows })
+        Ok(Self::Measured {
+            file: file.to_owned(),
+            rows,
+        })
     }
 }
 

@@ -1,8 +1,8 @@
-//! The interface of an audit library (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>). It makes the dynamic linker load stub libraries in
-//! place of NVIDIA's.
+//! The interface of an audit library (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>).
+//! It makes the dynamic linker load stub libraries in place of NVIDIA's.
 //!
-//! The dynamic linker loads this library a second time for it, into a separate namespace, before the program starts. So nothing here uses the state of
-//! the simulated machine.
+//! The dynamic linker loads this library a second time for it, into a separate namespace, before
+//! the program starts. So nothing here uses the state of the simulated machine.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -26,7 +26,11 @@ extern "C" fn la_version(version: c_uint) -> c_uint {
 /// # Safety
 /// The name is a string, as the interface promises.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn la_objsearch(name: *const c_char, _cookie: *mut usize, _flag: c_uint) -> *const c_char {
+unsafe extern "C" fn la_objsearch(
+    name: *const c_char,
+    _cookie: *mut usize,
+    _flag: c_uint,
+) -> *const c_char {
     static STUBS: OnceLock<Stubs> = OnceLock::new();
     // SAFETY: as the caller promises.
     let asked = unsafe { CStr::from_ptr(name) };
@@ -40,15 +44,30 @@ impl Stubs {
     /// The shared libraries in a folder; none if it cannot be read.
     fn in_folder(folder: Option<&OsStr>) -> Self {
         let entries = folder.and_then(|folder| fs::read_dir(Path::new(folder)).ok());
-        let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
-        let libraries = paths.filter(|path| path.file_name().is_some_and(|name| contains(name.as_bytes(), b".so")));
-        Self(libraries.filter_map(|path| CString::new(path.into_os_string().into_vec()).ok()).collect())
+        let paths = entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
+        let libraries = paths.filter(|path| {
+            path.file_name()
+                .is_some_and(|name| contains(name.as_bytes(), b".so"))
+        });
+        Self(
+            libraries
+                .filter_map(|path| CString::new(path.into_os_string().into_vec()).ok())
+                .collect(),
+        )
     }
 
-    /// The stub library with exactly this file name. A copy such as `libcudart.8774224f.so.13` has a stub of its own if the environment contains it.
+    /// The stub library with exactly this file name. A copy such as `libcudart.8774224f.so.13` has
+    /// a stub of its own if the environment contains it.
     fn instead_of(&self, asked: &CStr) -> Option<&CStr> {
         let asked = file_name(asked.to_bytes());
-        self.0.iter().map(CString::as_c_str).find(|stub| file_name(stub.to_bytes()) == asked)
+        self.0
+            .iter()
+            .map(CString::as_c_str)
+            .find(|stub| file_name(stub.to_bytes()) == asked)
     }
 }
 

@@ -14,7 +14,8 @@ use harness_allocator::units::Bytes;
 #[unsafe(no_mangle)]
 pub(crate) static harness_values_generation: AtomicU64 = AtomicU64::new(0);
 
-/// The contents of a device: a file in memory, which other processes can open. An address is an offset in it.
+/// The contents of a device: a file in memory, which other processes can open. An address is an
+/// offset in it.
 #[derive(Debug)]
 pub(crate) struct Backing {
     file: File,
@@ -35,7 +36,12 @@ struct Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: the mapping has this size, and its entry is gone.
-        unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.host), self.size as usize) };
+        unsafe {
+            libc::munmap(
+                ptr::with_exposed_provenance_mut(self.host),
+                self.size as usize,
+            )
+        };
     }
 }
 
@@ -44,8 +50,21 @@ fn map(file: &File, offset: u64, size: u64) -> io::Result<usize> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     // SAFETY: the mapping is new.
-    let start = unsafe { libc::mmap(ptr::null_mut(), size as usize, access, flags, file.as_raw_fd(), offset as libc::off_t) };
-    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.expose_provenance()) }
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            size as usize,
+            access,
+            flags,
+            file.as_raw_fd(),
+            offset as libc::off_t,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(start.expose_provenance())
+    }
 }
 
 impl Backing {
@@ -59,21 +78,47 @@ impl Backing {
             }
         };
         file.set_len(size)?;
-        Ok(Self { file, base, ranges: BTreeMap::new() })
+        Ok(Self {
+            file,
+            base,
+            ranges: BTreeMap::new(),
+        })
     }
 
     pub(crate) fn add(&mut self, start: u64, size: u64) {
         if let Ok(host) = map(&self.file, start - self.base, size) {
-            self.ranges.insert(start, Mapped { host, size, is_own: true });
+            self.ranges.insert(
+                start,
+                Mapped {
+                    host,
+                    size,
+                    is_own: true,
+                },
+            );
         }
     }
 
     /// Adds the range of another process, which starts at an address there.
-    pub(crate) fn add_of(&mut self, start: u64, size: u64, (process, descriptor, address): (u64, u64, u64)) -> io::Result<()> {
-        let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/fd/{descriptor}"))?;
+    pub(crate) fn add_of(
+        &mut self,
+        start: u64,
+        size: u64,
+        (process, descriptor, address): (u64, u64, u64),
+    ) -> io::Result<()> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{process}/fd/{descriptor}"))?;
         // The devices of both processes have equal bases.
         let host = map(&file, address - self.base, size)?;
-        self.ranges.insert(start, Mapped { host, size, is_own: false });
+        self.ranges.insert(
+            start,
+            Mapped {
+                host,
+                size,
+                is_own: false,
+            },
+        );
         Ok(())
     }
 
@@ -88,7 +133,14 @@ impl Backing {
     pub(crate) fn clear(&self, start: u64, size: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: the descriptor is open. A failure leaves old contents, which a device may do too.
-        unsafe { libc::fallocate(self.file.as_raw_fd(), mode, (start - self.base) as libc::off_t, size as libc::off_t) };
+        unsafe {
+            libc::fallocate(
+                self.file.as_raw_fd(),
+                mode,
+                (start - self.base) as libc::off_t,
+                size as libc::off_t,
+            )
+        };
     }
 
     /// The range around an address: start, size, host address.
@@ -103,6 +155,10 @@ impl Backing {
 
     /// The host memory in use.
     pub(crate) fn in_use(&self) -> Bytes {
-        Bytes(self.file.metadata().map_or(0, |metadata| 512 * metadata.blocks()))
+        Bytes(
+            self.file
+                .metadata()
+                .map_or(0, |metadata| 512 * metadata.blocks()),
+        )
     }
 }

@@ -1,4 +1,5 @@
-//! cuBLAS and cublasLt: handles with their settings, and one algorithm for every product. Products are no-ops.
+//! cuBLAS and cublasLt: handles with their settings, and one algorithm for every product. Products
+//! are no-ops.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,7 +9,8 @@ use harness_gpu_settings::ffi::{Out, write};
 use crate::libraries::CUBLAS_ALLOC_FAILED;
 use crate::objects::new_object;
 
-/// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object uses the default stream and modes.
+/// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object
+/// uses the default stream and modes.
 #[repr(C)]
 struct Handle {
     stream: usize,
@@ -55,7 +57,8 @@ export! {
     cublasLtGetVersion() -> usize = VERSION as usize;
 }
 
-/// `cublasLtMatmulHeuristicResult_t`: an algorithm, its workspace, its status, and its number of waves of blocks.
+/// `cublasLtMatmulHeuristicResult_t`: an algorithm, its workspace, its status, and its number of
+/// waves of blocks.
 #[repr(C)]
 struct Heuristic {
     algorithm: [u64; 8],
@@ -67,7 +70,13 @@ struct Heuristic {
 
 impl Heuristic {
     const fn of(algorithm: [u64; 8]) -> Self {
-        Self { algorithm, workspace: 0, status: 0, waves: 1.0, reserved: [0; 4] }
+        Self {
+            algorithm,
+            workspace: 0,
+            status: 0,
+            waves: 1.0,
+            reserved: [0; 4],
+        }
     }
 }
 

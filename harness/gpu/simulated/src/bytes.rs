@@ -25,7 +25,12 @@ fn parts(address: u64, len: u64) -> impl Iterator<Item = Part> {
         let at = address + offset;
         let from = (at % PIECE as u64) as usize;
         let to = usize::try_from(left).unwrap_or(PIECE).min(PIECE - from) + from;
-        let part = Part { piece: at / PIECE as u64, from, to, offset };
+        let part = Part {
+            piece: at / PIECE as u64,
+            from,
+            to,
+            offset,
+        };
         offset += (to - from) as u64;
         Some(part)
     })
@@ -55,9 +60,18 @@ impl DeviceBytes {
         for part in parts(address, len) {
             let pattern = from_offset(pattern, part.offset);
             let (words, tail) = self.part(&part).as_chunks::<8>();
-            let wrong_words = words.iter().enumerate().filter(|(_, word)| **word != pattern).map(|(index, word)| (index, word.as_slice()));
+            let wrong_words = words
+                .iter()
+                .enumerate()
+                .filter(|(_, word)| **word != pattern)
+                .map(|(index, word)| (index, word.as_slice()));
             for (index, chunk) in wrong_words.chain([(words.len(), tail)]) {
-                for (offset, _) in chunk.iter().zip(pattern).enumerate().filter(|(_, (is, should))| *is != should) {
+                for (offset, _) in chunk
+                    .iter()
+                    .zip(pattern)
+                    .enumerate()
+                    .filter(|(_, (is, should))| *is != should)
+                {
                     count += 1;
                     lowest.get_or_insert(part.offset + (index * 8 + offset) as u64);
                 }

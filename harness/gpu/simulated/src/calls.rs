@@ -1,4 +1,5 @@
-//! [`Calls`]: injects errors into calls of the driver and of NVML, makes them hang, or lists them, as the settings request.
+//! [`Calls`]: injects errors into calls of the driver and of NVML, makes them hang, or lists them,
+//! as the settings request.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +21,15 @@ pub(crate) struct Calls {
 
 impl Calls {
     pub(crate) fn new(settings: &Settings, folder: Option<&Path>) -> Self {
-        let list = folder.filter(|_| settings.list_calls).map(|folder| folder.join(CALLS));
-        Self { refusals: settings.refusals.clone(), list, counted: Mutex::default(), hangs: AtomicBool::new(false) }
+        let list = folder
+            .filter(|_| settings.list_calls)
+            .map(|folder| folder.join(CALLS));
+        Self {
+            refusals: settings.refusals.clone(),
+            list,
+            counted: Mutex::default(),
+            hangs: AtomicBool::new(false),
+        }
     }
 
     /// The error code to return from a call. Cheap if the settings change no calls.
@@ -30,14 +38,19 @@ impl Calls {
             return None;
         }
         let nth = self.count(function);
-        let refusal = self.refusals.iter().find(|refusal| refusal.function == function && [0, nth].contains(&refusal.nth));
+        let refusal = self
+            .refusals
+            .iter()
+            .find(|refusal| refusal.function == function && [0, nth].contains(&refusal.nth));
         if refusal.is_some_and(|refusal| refusal.code.is_none()) {
             self.hangs.store(true, Ordering::Relaxed);
         }
         while self.hangs.load(Ordering::Relaxed) {
             thread::park();
         }
-        refusal.and_then(|refusal| refusal.code).map(u32::cast_signed)
+        refusal
+            .and_then(|refusal| refusal.code)
+            .map(u32::cast_signed)
     }
 
     /// Counts and lists a call. Returns the number of calls of the function.
@@ -53,7 +66,11 @@ impl Calls {
 }
 
 pub(crate) fn append(path: &Path, text: &str) {
-    let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    let written = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
     if let Err(error) = written {
         eprintln!("simulated GPU: cannot write to {}: {error}", path.display());
     }

@@ -1,7 +1,7 @@
 //! [`Streams`]: streams, events, and when work counts as done.
 //!
-//! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`], and the waits of the host. `captures` has the captures
-//! of streams.
+//! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`],
+//! and the waits of the host. `captures` has the captures of streams.
 
 pub(crate) mod captures;
 
@@ -13,9 +13,11 @@ use harness_gpu_settings::settings::Events;
 use self::captures::{Capture, Place};
 use crate::code::Code;
 
-/// This many queries without new work advance the clock. Otherwise a program that polls would wait forever.
+/// This many queries without new work advance the clock. Otherwise a program that polls would wait
+/// forever.
 const IDLE_QUERIES: u32 = 1_000;
-/// The first handle of streams and events, and the difference of two handles. Real handles are aligned addresses too.
+/// The first handle of streams and events, and the difference of two handles. Real handles are
+/// aligned addresses too.
 const HANDLES: usize = 0x5_0000_0000;
 const STEP: usize = 16;
 /// `cudaStreamLegacy` and `cudaStreamPerThread`.
@@ -26,7 +28,8 @@ const PER_THREAD_STREAMS: usize = 1 << 32;
 /// All streams and events of a process, by handle. Handles are not reused.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// The default streams of a device have numbers in place of handles: the device's, and for `cudaStreamPerThread` one above [`PER_THREAD_STREAMS`].
+    /// The default streams of a device have numbers in place of handles: the device's, and for
+    /// `cudaStreamPerThread` one above [`PER_THREAD_STREAMS`].
     streams: BTreeMap<usize, Stream>,
     events: BTreeMap<usize, Event>,
     next_handle: usize,
@@ -68,10 +71,35 @@ struct Idle {
 
 impl Streams {
     pub(crate) fn new(devices: usize) -> Self {
-        let default = |device, key| (key, Stream { device, priority: 0, flags: 0, waited: 0, capture: None });
-        let streams = (0..devices).flat_map(|device| [default(device, device), default(device, PER_THREAD_STREAMS + device)]).collect();
+        let default = |device, key| {
+            (
+                key,
+                Stream {
+                    device,
+                    priority: 0,
+                    flags: 0,
+                    waited: 0,
+                    capture: None,
+                },
+            )
+        };
+        let streams = (0..devices)
+            .flat_map(|device| {
+                [
+                    default(device, device),
+                    default(device, PER_THREAD_STREAMS + device),
+                ]
+            })
+            .collect();
         let (events, captures) = (BTreeMap::new(), BTreeMap::new());
-        Self { streams, events, next_handle: HANDLES, captures, captured: 0, idle: Idle::default() }
+        Self {
+            streams,
+            events,
+            next_handle: HANDLES,
+            captures,
+            captured: 0,
+            idle: Idle::default(),
+        }
     }
 
     pub(crate) fn is_capturing(&self) -> bool {
@@ -90,19 +118,35 @@ impl Streams {
 
     pub(crate) fn create(&mut self, device: usize, priority: i32, flags: u32) -> usize {
         let handle = self.new_handle();
-        self.streams.insert(handle, Stream { device, priority, flags, waited: 0, capture: None });
+        self.streams.insert(
+            handle,
+            Stream {
+                device,
+                priority,
+                flags,
+                waited: 0,
+                capture: None,
+            },
+        );
         handle
     }
 
     pub(crate) fn destroy(&mut self, handle: usize) -> Result<(), Code> {
-        let destroyed = if handle >= HANDLES { self.streams.remove(&handle) } else { None };
+        let destroyed = if handle >= HANDLES {
+            self.streams.remove(&handle)
+        } else {
+            None
+        };
         self.drop_capture(handle);
         destroyed.map(drop).ok_or(Code::InvalidHandle)
     }
 
-    /// The stream of a handle. Null and `cudaStreamLegacy` are the default stream of the current device. Its `cudaStreamPerThread` is one for all threads.
+    /// The stream of a handle. Null and `cudaStreamLegacy` are the default stream of the current
+    /// device. Its `cudaStreamPerThread` is one for all threads.
     pub(crate) fn stream(&mut self, handle: usize, current: usize) -> Result<&mut Stream, Code> {
-        self.streams.get_mut(&key(handle, current)).ok_or(Code::InvalidHandle)
+        self.streams
+            .get_mut(&key(handle, current))
+            .ok_or(Code::InvalidHandle)
     }
 
     pub(crate) fn wait_for(&mut self, handle: usize, current: usize, now: u64) -> Result<(), Code> {
@@ -113,13 +157,22 @@ impl Streams {
 
     pub(crate) fn wait_for_device(&mut self, device: usize, now: u64) -> Result<(), Code> {
         self.allow_wait_for_device(device)?;
-        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
+        for stream in self
+            .streams
+            .values_mut()
+            .filter(|stream| stream.device == device)
+        {
             stream.waited = now;
         }
         Ok(())
     }
 
-    pub(crate) fn is_idle(&mut self, handle: usize, current: usize, model: Events) -> Result<bool, Code> {
+    pub(crate) fn is_idle(
+        &mut self,
+        handle: usize,
+        current: usize,
+        model: Events,
+    ) -> Result<bool, Code> {
         self.stream(handle, current)?;
         self.allow_wait(handle, current)?;
         Ok(model == Events::Instant)
@@ -132,7 +185,10 @@ impl Streams {
     }
 
     pub(crate) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
-        self.events.remove(&handle).map(drop).ok_or(Code::InvalidHandle)
+        self.events
+            .remove(&handle)
+            .map(drop)
+            .ok_or(Code::InvalidHandle)
     }
 
     fn event(&mut self, handle: usize) -> Result<&mut Event, Code> {
@@ -149,7 +205,12 @@ impl Streams {
     ) -> Result<(), Code> {
         self.stream(stream, current)?;
         if !self.record_captured(event, stream, current, flags)? {
-            *self.event(event)? = Event { record: Some((key(stream, current), now)), capture: None, late_by, waited: false };
+            *self.event(event)? = Event {
+                record: Some((key(stream, current), now)),
+                capture: None,
+                late_by,
+                waited: false,
+            };
         }
         Ok(())
     }
@@ -176,15 +237,24 @@ impl Streams {
     pub(crate) fn query(&mut self, event: usize, model: Events, now: u64) -> Result<(), Code> {
         self.allow_event(event)?;
         let &mut Event { record, waited, .. } = self.event(event)?;
-        let Some((stream, at)) = record else { return Ok(()) };
+        let Some((stream, at)) = record else {
+            return Ok(());
+        };
         // The work of a destroyed stream is done.
-        let stream_waited = self.streams.get(&stream).is_none_or(|stream| stream.waited >= at);
+        let stream_waited = self
+            .streams
+            .get(&stream)
+            .is_none_or(|stream| stream.waited >= at);
         let by_model = match model {
             Events::Instant => true,
             Events::Synchronize => false,
             Events::Lag(work) => now >= at.saturating_add(work),
         };
-        if waited || stream_waited || by_model { Ok(()) } else { Err(Code::NotReady) }
+        if waited || stream_waited || by_model {
+            Ok(())
+        } else {
+            Err(Code::NotReady)
+        }
     }
 
     /// Counts a query that found pending work. Returns whether the clock must advance.

@@ -1,5 +1,6 @@
 //! [`Code`]: the error codes of the CUDA driver and runtime, which share their numbers
-//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>), and the last error of a thread.
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>), and the last error of
+//! a thread.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -43,29 +44,93 @@ const TEXTS: [(i32, &CStr, &CStr); 27] = [
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
     (2, c"cudaErrorMemoryAllocation", c"out of memory"),
     (3, c"cudaErrorInitializationError", c"initialization error"),
-    (9, c"cudaErrorInvalidConfiguration", c"invalid configuration argument"),
-    (100, c"cudaErrorNoDevice", c"no CUDA-capable device is detected"),
+    (
+        9,
+        c"cudaErrorInvalidConfiguration",
+        c"invalid configuration argument",
+    ),
+    (
+        100,
+        c"cudaErrorNoDevice",
+        c"no CUDA-capable device is detected",
+    ),
     (101, c"cudaErrorInvalidDevice", c"invalid device ordinal"),
-    (201, c"cudaErrorDeviceUninitialized", c"invalid device context"),
+    (
+        201,
+        c"cudaErrorDeviceUninitialized",
+        c"invalid device context",
+    ),
     (218, c"cudaErrorInvalidPtx", c"a PTX JIT compilation failed"),
-    (400, c"cudaErrorInvalidResourceHandle", c"invalid resource handle"),
-    (401, c"cudaErrorIllegalState", c"the operation cannot be performed in the present state"),
+    (
+        400,
+        c"cudaErrorInvalidResourceHandle",
+        c"invalid resource handle",
+    ),
+    (
+        401,
+        c"cudaErrorIllegalState",
+        c"the operation cannot be performed in the present state",
+    ),
     (500, c"cudaErrorSymbolNotFound", c"named symbol not found"),
     (600, c"cudaErrorNotReady", c"device not ready"),
-    (700, c"cudaErrorIllegalAddress", c"an illegal memory access was encountered"),
+    (
+        700,
+        c"cudaErrorIllegalAddress",
+        c"an illegal memory access was encountered",
+    ),
     (716, c"cudaErrorMisalignedAddress", c"misaligned address"),
-    (719, c"cudaErrorLaunchFailure", c"unspecified launch failure"),
+    (
+        719,
+        c"cudaErrorLaunchFailure",
+        c"unspecified launch failure",
+    ),
     (800, c"cudaErrorNotPermitted", c"operation not permitted"),
     (801, c"cudaErrorNotSupported", c"operation not supported"),
-    (900, c"cudaErrorStreamCaptureUnsupported", c"operation not permitted when stream is capturing"),
-    (901, c"cudaErrorStreamCaptureInvalidated", c"operation failed due to a previous error during capture"),
-    (902, c"cudaErrorStreamCaptureMerge", c"operation would result in a merge of separate capture sequences"),
-    (903, c"cudaErrorStreamCaptureUnmatched", c"capture was not ended in the same stream as it began"),
-    (904, c"cudaErrorStreamCaptureUnjoined", c"capturing stream has unjoined work"),
-    (905, c"cudaErrorStreamCaptureIsolation", c"dependency created on uncaptured work in another stream"),
-    (906, c"cudaErrorStreamCaptureImplicit", c"operation would make the legacy stream depend on a capturing blocking stream"),
-    (907, c"cudaErrorCapturedEvent", c"operation not permitted on an event last recorded in a capturing stream"),
-    (908, c"cudaErrorStreamCaptureWrongThread", c"attempt to terminate a thread-local capture sequence from another thread"),
+    (
+        900,
+        c"cudaErrorStreamCaptureUnsupported",
+        c"operation not permitted when stream is capturing",
+    ),
+    (
+        901,
+        c"cudaErrorStreamCaptureInvalidated",
+        c"operation failed due to a previous error during capture",
+    ),
+    (
+        902,
+        c"cudaErrorStreamCaptureMerge",
+        c"operation would result in a merge of separate capture sequences",
+    ),
+    (
+        903,
+        c"cudaErrorStreamCaptureUnmatched",
+        c"capture was not ended in the same stream as it began",
+    ),
+    (
+        904,
+        c"cudaErrorStreamCaptureUnjoined",
+        c"capturing stream has unjoined work",
+    ),
+    (
+        905,
+        c"cudaErrorStreamCaptureIsolation",
+        c"dependency created on uncaptured work in another stream",
+    ),
+    (
+        906,
+        c"cudaErrorStreamCaptureImplicit",
+        c"operation would make the legacy stream depend on a capturing blocking stream",
+    ),
+    (
+        907,
+        c"cudaErrorCapturedEvent",
+        c"operation not permitted on an event last recorded in a capturing stream",
+    ),
+    (
+        908,
+        c"cudaErrorStreamCaptureWrongThread",
+        c"attempt to terminate a thread-local capture sequence from another thread",
+    ),
 ];
 
 thread_local! {
@@ -95,16 +160,26 @@ pub(crate) fn take_last() -> c_int {
 }
 
 pub(crate) fn name(number: c_int) -> &'static CStr {
-    TEXTS.iter().find(|text| text.0 == number).map_or(c"unrecognized error code", |text| text.1)
+    TEXTS
+        .iter()
+        .find(|text| text.0 == number)
+        .map_or(c"unrecognized error code", |text| text.1)
 }
 
 pub(crate) fn message(number: c_int) -> &'static CStr {
-    TEXTS.iter().find(|text| text.0 == number).map_or(c"unrecognized error code", |text| text.2)
+    TEXTS
+        .iter()
+        .find(|text| text.0 == number)
+        .map_or(c"unrecognized error code", |text| text.2)
 }
 
 /// Writes an output. A null pointer is an invalid value.
 pub(crate) fn put<T>(place: Out<'_, T>, value: T) -> Result<(), Code> {
-    if write(place, value) { Ok(()) } else { Err(Code::InvalidValue) }
+    if write(place, value) {
+        Ok(())
+    } else {
+        Err(Code::InvalidValue)
+    }
 }
 
 /// Writes the address of new memory, or null after a failed request.

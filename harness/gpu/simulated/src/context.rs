@@ -1,4 +1,5 @@
-//! The frame of driver calls: injected errors, contexts, and waits. [`Gpu`] is the device of a context whose kernels execute.
+//! The frame of driver calls: injected errors, contexts, and waits. [`Gpu`] is the device of a
+//! context whose kernels execute.
 //!
 //! If kernels are no-ops, every thread has a context and no call waits.
 
@@ -10,7 +11,9 @@ use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, answer, put};
 use crate::world::{CURRENT, Machine, State, current_device, machine, set_current_device};
-use crate::{calls::append, execution::Execution, handles::Handles, kernels::Work, memory::DeviceMemory};
+use crate::{
+    calls::append, execution::Execution, handles::Handles, kernels::Work, memory::DeviceMemory,
+};
 
 /// The handle of a context is this plus the index of its device.
 const CONTEXT: usize = 0x8_0000_0000;
@@ -32,10 +35,16 @@ pub(crate) struct Gpu<'a> {
 
 /// Runs a call unless the settings inject an error into it.
 pub(crate) fn call(function: &'static str, body: impl FnOnce() -> c_int) -> c_int {
-    machine().calls.injected_error(function).unwrap_or_else(body)
+    machine()
+        .calls
+        .injected_error(function)
+        .unwrap_or_else(body)
 }
 
-pub(crate) fn in_context(function: &'static str, body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
+pub(crate) fn in_context(
+    function: &'static str,
+    body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>,
+) -> c_int {
     call(function, || {
         let machine = machine();
         answer(machine.usable().and_then(|()| {
@@ -48,8 +57,13 @@ pub(crate) fn in_context(function: &'static str, body: impl FnOnce(&'static Mach
     })
 }
 
-/// Runs one of two implementations of a call: for kernels that are no-ops, or for kernels that execute.
-pub(crate) fn by_kernel_mode(function: &'static str, no_op: impl FnOnce() -> c_int, execute: impl FnOnce() -> Result<(), Code>) -> c_int {
+/// Runs one of two implementations of a call: for kernels that are no-ops, or for kernels that
+/// execute.
+pub(crate) fn by_kernel_mode(
+    function: &'static str,
+    no_op: impl FnOnce() -> c_int,
+    execute: impl FnOnce() -> Result<(), Code>,
+) -> c_int {
     call(function, || match machine().usable() {
         Ok(()) if machine().executes_kernels() => answer(execute()),
         Ok(()) => no_op(),
@@ -57,7 +71,8 @@ pub(crate) fn by_kernel_mode(function: &'static str, no_op: impl FnOnce() -> c_i
     })
 }
 
-/// Runs one of two implementations of a call with an output, likewise. `execute` returns the output.
+/// Runs one of two implementations of a call with an output, likewise. `execute` returns the
+/// output.
 pub(crate) fn output_by_kernel_mode<'a, T>(
     function: &'static str,
     place: Out<'a, T>,
@@ -65,7 +80,9 @@ pub(crate) fn output_by_kernel_mode<'a, T>(
     execute: impl FnOnce() -> Result<T, Code>,
 ) -> c_int {
     call(function, || match machine().usable() {
-        Ok(()) if machine().executes_kernels() => answer(execute().and_then(|value| put(place, value))),
+        Ok(()) if machine().executes_kernels() => {
+            answer(execute().and_then(|value| put(place, value)))
+        }
         Ok(()) => no_op(place),
         unusable => answer(unusable),
     })
@@ -87,7 +104,11 @@ pub(crate) fn wait(
     then: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>,
 ) -> Result<(), Code> {
     let end = on_gpu(until)?;
-    while let Some(left) = end.0.checked_sub(machine().host_time().0).filter(|left| *left > 0) {
+    while let Some(left) = end
+        .0
+        .checked_sub(machine().host_time().0)
+        .filter(|left| *left > 0)
+    {
         thread::sleep(Duration::from_nanos(left));
     }
     on_gpu(then)
@@ -95,15 +116,29 @@ pub(crate) fn wait(
 
 fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a>, Code> {
     let index = CURRENT.get().ok_or(Code::InvalidContext)?;
-    let others = machine.settings.processes.then(|| machine.settings.others + state.held_by_others(index));
-    let State { devices, executions, .. } = state;
-    let execution = executions.get_mut(index).filter(|execution| execution.references > 0).ok_or(Code::InvalidContext)?;
+    let others = machine
+        .settings
+        .processes
+        .then(|| machine.settings.others + state.held_by_others(index));
+    let State {
+        devices,
+        executions,
+        ..
+    } = state;
+    let execution = executions
+        .get_mut(index)
+        .filter(|execution| execution.references > 0)
+        .ok_or(Code::InvalidContext)?;
     let memory = devices.get_mut(index).ok_or(Code::InvalidContext)?;
     if let Some(others) = others {
         memory.set_others(others);
     }
     execution.settle(memory, machine.host_time())?;
-    Ok(Gpu { machine, memory, execution })
+    Ok(Gpu {
+        machine,
+        memory,
+        execution,
+    })
 }
 
 /// Refuses a call before `cuInit`, and in a child with the contexts of its parent.
@@ -111,7 +146,11 @@ pub(crate) fn initialized() -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     let early = machine.executes_kernels() && !machine.initialized.load(Ordering::Relaxed);
-    if early { Err(Code::NotInitialized) } else { Ok(()) }
+    if early {
+        Err(Code::NotInitialized)
+    } else {
+        Ok(())
+    }
 }
 
 pub(crate) const fn context_of(index: usize) -> usize {
@@ -132,9 +171,18 @@ pub(crate) fn retain(index: usize) -> usize {
 pub(crate) fn release(index: usize) -> Result<(), Code> {
     let machine = machine();
     let state = &mut *machine.state();
-    let State { devices, executions, .. } = state;
-    let Some((memory, execution)) = devices.get_mut(index).zip(executions.get_mut(index)) else { return Ok(()) };
-    execution.references = execution.references.checked_sub(1).ok_or(Code::InvalidContext)?;
+    let State {
+        devices,
+        executions,
+        ..
+    } = state;
+    let Some((memory, execution)) = devices.get_mut(index).zip(executions.get_mut(index)) else {
+        return Ok(());
+    };
+    execution.references = execution
+        .references
+        .checked_sub(1)
+        .ok_or(Code::InvalidContext)?;
     if execution.references == 0 {
         if let Some(path) = &machine.leaks_file {
             append(path, &leaks(index, memory, execution));
@@ -150,7 +198,8 @@ pub(crate) fn release(index: usize) -> Result<(), Code> {
 fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
     let left = memory.left();
     format!(
-        "device {index} left: {} allocations, {} reservations, {} pages, {} pools, {} streams, {} events, {} modules, {} pieces of work\n",
+        "device {index} left: {} allocations, {} reservations, {} pages, {} pools, {} streams, {} \
+         events, {} modules, {} pieces of work\n",
         left.allocations,
         left.reservations,
         memory.pages(),
@@ -163,7 +212,11 @@ fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
 }
 
 pub(crate) fn current_context() -> usize {
-    if machine().executes_kernels() { CURRENT.get().map_or(0, context_of) } else { context_of(current_device()) }
+    if machine().executes_kernels() {
+        CURRENT.get().map_or(0, context_of)
+    } else {
+        context_of(current_device())
+    }
 }
 
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
@@ -190,14 +243,24 @@ pub(crate) fn pop_context() -> Result<usize, Code> {
     machine().usable()?;
     let popped = current_context();
     CURRENT.set(BELOW.with_borrow_mut(Vec::pop).flatten());
-    if popped == 0 { Err(Code::InvalidContext) } else { Ok(popped) }
+    if popped == 0 {
+        Err(Code::InvalidContext)
+    } else {
+        Ok(popped)
+    }
 }
 
 fn checked_device(context: usize) -> Result<Option<usize>, Code> {
     let machine = machine();
     machine.usable()?;
     let index = context.checked_sub(CONTEXT);
-    let exists = |index: usize| machine.state().executions.get(index).is_some_and(|execution| execution.references > 0);
+    let exists = |index: usize| {
+        machine
+            .state()
+            .executions
+            .get(index)
+            .is_some_and(|execution| execution.references > 0)
+    };
     if machine.executes_kernels() && index.is_some_and(|index| !exists(index)) {
         return Err(Code::InvalidContext);
     }
@@ -211,7 +274,12 @@ pub(crate) fn device_of_stream(stream: usize) -> Result<usize, Code> {
     }
     let (index, number) = STREAMS.device_and_number(stream)?;
     let mut state = machine().state();
-    state.devices.get_mut(index).ok_or(Code::InvalidHandle)?.sim().stream_done_at(StreamId(number))?;
+    state
+        .devices
+        .get_mut(index)
+        .ok_or(Code::InvalidHandle)?
+        .sim()
+        .stream_done_at(StreamId(number))?;
     Ok(index)
 }
 
@@ -222,11 +290,19 @@ impl Gpu<'_> {
 
     fn number(&self, handles: Handles, handle: usize) -> Result<u32, Code> {
         let (index, number) = handles.device_and_number(handle)?;
-        if index == self.memory.index() { Ok(number) } else { Err(Code::InvalidHandle) }
+        if index == self.memory.index() {
+            Ok(number)
+        } else {
+            Err(Code::InvalidHandle)
+        }
     }
 
     pub(crate) fn stream(&mut self, stream: usize) -> Result<StreamId, Code> {
-        let id = if stream == 0 { StreamId::DEFAULT } else { StreamId(self.number(STREAMS, stream)?) };
+        let id = if stream == 0 {
+            StreamId::DEFAULT
+        } else {
+            StreamId(self.number(STREAMS, stream)?)
+        };
         self.sim().stream_done_at(id)?;
         Ok(id)
     }
@@ -237,7 +313,8 @@ impl Gpu<'_> {
         Ok(self.sim().stream_done_at(id)?)
     }
 
-    /// Creates a stream. The simulated device does not own it, because its work continues after its destruction.
+    /// Creates a stream. The simulated device does not own it, because its work continues after its
+    /// destruction.
     pub(crate) fn create_stream(&mut self) -> Result<usize, Code> {
         let id = self.sim().borrow_stream()?;
         self.execution.streams += 1;
@@ -266,7 +343,9 @@ impl Gpu<'_> {
     }
 
     pub(crate) fn pool(&self, pool: usize) -> Result<PoolId, Code> {
-        self.number(POOLS, pool).map(PoolId).map_err(|_| Code::InvalidValue)
+        self.number(POOLS, pool)
+            .map(PoolId)
+            .map_err(|_| Code::InvalidValue)
     }
 
     pub(crate) fn pool_handle(&self, pool: PoolId) -> usize {

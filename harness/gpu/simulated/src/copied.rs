@@ -1,7 +1,9 @@
-//! [`CopiedBytes`]: bytes that small copies wrote to device memory, until something may overwrite them.
+//! [`CopiedBytes`]: bytes that small copies wrote to device memory, until something may overwrite
+//! them.
 //!
-//! Kernels are no-ops, so their output reads as zeros. A program can read back its own copies, for example a table of indices or a count that processes
-//! exchange. A kernel launch forgets each copy that one of its arguments points into.
+//! Kernels are no-ops, so their output reads as zeros. A program can read back its own copies, for
+//! example a table of indices or a count that processes exchange. A kernel launch forgets each copy
+//! that one of its arguments points into.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,13 +15,17 @@ const LARGEST: u64 = 1 << 20;
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
-/// A bit for each block of [`BLOCK`] bytes, by its number modulo the number of bits, in which bytes were stored since all were forgotten.
+/// A bit for each block of [`BLOCK`] bytes, by its number modulo the number of bits, in which bytes
+/// were stored since all were forgotten.
 static BLOCKS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
 const BLOCK: u64 = 512;
 
 fn bit(address: u64) -> (&'static AtomicU64, u64) {
     let block = address / BLOCK;
-    (&BLOCKS[(block / 64) as usize % BLOCKS.len()], 1 << (block % 64))
+    (
+        &BLOCKS[(block / 64) as usize % BLOCKS.len()],
+        1 << (block % 64),
+    )
 }
 
 /// Sets the bits of a range, which is not empty.
@@ -40,14 +46,17 @@ thread_local! {
     static IS_KEPT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While this exists, this thread's launches forget nothing: the caller knows what the kernels write.
+/// While this exists, this thread's launches forget nothing: the caller knows what the kernels
+/// write.
 pub(crate) struct Kept {
     earlier: bool,
 }
 
 impl Kept {
     pub(crate) fn new() -> Self {
-        Self { earlier: IS_KEPT.replace(true) }
+        Self {
+            earlier: IS_KEPT.replace(true),
+        }
     }
 }
 
@@ -80,10 +89,19 @@ impl CopiedBytes {
     /// Forgets a range that is freed or written with unknown bytes.
     pub(crate) fn forget(&mut self, start: u64, len: u64) {
         let end = start.saturating_add(len);
-        let overlapping: Vec<u64> = self.overlapping(start, end).map(|(first, _)| first).collect();
+        let overlapping: Vec<u64> = self
+            .overlapping(start, end)
+            .map(|(first, _)| first)
+            .collect();
         for first in overlapping {
-            let Some(bytes) = self.0.remove(&first) else { continue };
-            let cut = |from: u64| usize::try_from(from - first).unwrap_or(usize::MAX).min(bytes.len());
+            let Some(bytes) = self.0.remove(&first) else {
+                continue;
+            };
+            let cut = |from: u64| {
+                usize::try_from(from - first)
+                    .unwrap_or(usize::MAX)
+                    .min(bytes.len())
+            };
             if first < start {
                 self.0.insert(first, bytes[..cut(start)].to_vec());
             }
@@ -96,7 +114,11 @@ impl CopiedBytes {
 
     /// Forgets the copy around an address, because a kernel may write to it.
     pub(crate) fn forget_around(&mut self, address: u64) {
-        let around = self.0.range(..=address).next_back().filter(|(first, bytes)| address - **first < bytes.len() as u64);
+        let around = self
+            .0
+            .range(..=address)
+            .next_back()
+            .filter(|(first, bytes)| address - **first < bytes.len() as u64);
         if let Some(first) = around.map(|(first, _)| *first) {
             self.0.remove(&first);
             self.publish();
@@ -106,20 +128,27 @@ impl CopiedBytes {
     /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
         self.0.clear();
-        BLOCKS.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        BLOCKS
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
         self.publish();
     }
 
     /// Returns whether any bytes of a range are stored.
     pub(crate) fn knows(&self, start: u64, len: u64) -> bool {
-        self.overlapping(start, start.saturating_add(len)).next().is_some()
+        self.overlapping(start, start.saturating_add(len))
+            .next()
+            .is_some()
     }
 
     /// Returns whether all bytes of a range are stored.
     pub(crate) fn knows_all(&self, start: u64, len: u64) -> bool {
         let end = start.saturating_add(len);
-        let reaches =
-            self.overlapping(start, end).try_fold(start, |known, (first, bytes)| (first <= known).then_some(first + bytes.len() as u64));
+        let reaches = self
+            .overlapping(start, end)
+            .try_fold(start, |known, (first, bytes)| {
+                (first <= known).then_some(first + bytes.len() as u64)
+            });
         len == 0 || reaches.is_some_and(|known| known >= end)
     }
 
@@ -129,7 +158,8 @@ impl CopiedBytes {
         for (first, bytes) in self.overlapping(start, end) {
             let (from, to) = (first.max(start), (first + bytes.len() as u64).min(end));
             let offset = |at: u64, base: u64| usize::try_from(at - base).unwrap_or(usize::MAX);
-            into[offset(from, start)..offset(to, start)].copy_from_slice(&bytes[offset(from, first)..offset(to, first)]);
+            into[offset(from, start)..offset(to, start)]
+                .copy_from_slice(&bytes[offset(from, first)..offset(to, first)]);
         }
     }
 
@@ -138,21 +168,36 @@ impl CopiedBytes {
         let pieces: Vec<(u64, Vec<u8>)> = self
             .overlapping(from, from + len)
             .map(|(first, bytes)| {
-                let (start, end) = (first.max(from), (first + bytes.len() as u64).min(from + len));
+                let (start, end) = (
+                    first.max(from),
+                    (first + bytes.len() as u64).min(from + len),
+                );
                 let offset = |at: u64| usize::try_from(at - first).unwrap_or(usize::MAX);
-                (to + (start - from), bytes[offset(start)..offset(end)].to_vec())
+                (
+                    to + (start - from),
+                    bytes[offset(start)..offset(end)].to_vec(),
+                )
             })
             .collect();
         self.forget(to, len);
-        pieces.iter().for_each(|(first, bytes)| mark(*first, bytes.len() as u64));
+        pieces
+            .iter()
+            .for_each(|(first, bytes)| mark(*first, bytes.len() as u64));
         self.0.extend(pieces);
         self.publish();
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Vec<u8>)> {
         // Copies do not overlap, so only the last one before the range can reach into it.
-        let before = self.0.range(..start).next_back().filter(|(first, bytes)| *first + bytes.len() as u64 > start);
-        before.into_iter().chain(self.0.range(start..end.max(start))).map(|(first, bytes)| (*first, bytes))
+        let before = self
+            .0
+            .range(..start)
+            .next_back()
+            .filter(|(first, bytes)| *first + bytes.len() as u64 > start);
+        before
+            .into_iter()
+            .chain(self.0.range(start..end.max(start)))
+            .map(|(first, bytes)| (*first, bytes))
     }
 
     fn publish(&self) {

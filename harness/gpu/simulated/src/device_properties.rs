@@ -22,7 +22,8 @@ pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
         13 => gpu.clock_khz,
         14 => 512,
         16 => gpu.multiprocessors,
-        // Mapped host memory, concurrent kernels, unified addressing, stream priorities, cooperative launches, host registration.
+        // Mapped host memory, concurrent kernels, unified addressing, stream priorities,
+        // cooperative launches, host registration.
         19 | 31 | 41 | 78 | 95 | 99 => 1,
         33 => pci_bus,
         36 => gpu.memory_clock_khz,
@@ -51,7 +52,8 @@ pub(crate) const fn properties_size(cuda: Cuda) -> usize {
     }
 }
 
-/// Fields of four bytes in `cudaDeviceProp`: the offset in CUDA 13, the offset in CUDA 12, the attribute.
+/// Fields of four bytes in `cudaDeviceProp`: the offset in CUDA 13, the offset in CUDA 12, the
+/// attribute.
 const PROPERTIES: [(usize, usize, i32); 24] = [
     (304, 304, 12),
     (308, 308, 10),
@@ -80,22 +82,41 @@ const PROPERTIES: [(usize, usize, i32); 24] = [
 ];
 
 /// Fields of eight bytes, likewise.
-const LARGE_PROPERTIES: [(usize, usize, i32); 6] =
-    [(296, 296, 8), (312, 312, 11), (352, 352, 9), (368, 368, 14), (624, 640, 81), (672, 696, 97)];
+const LARGE_PROPERTIES: [(usize, usize, i32); 6] = [
+    (296, 296, 8),
+    (312, 312, 11),
+    (352, 352, 9),
+    (368, 368, 14),
+    (624, 640, 81),
+    (672, 696, 97),
+];
 
 /// The bytes of a device's `cudaDeviceProp`.
 pub(crate) fn properties(settings: &Settings, index: u32) -> Vec<u8> {
     let mut bytes = vec![0; properties_size(settings.cuda)];
-    let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
+    let mut put =
+        |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
     put(0, settings.gpu.device.as_bytes());
     put(256, &uuid(index));
     put(288, &settings.memory.0.to_le_bytes());
-    let offset = |of_13: usize, of_12: usize| if settings.cuda == Cuda::V13 { of_13 } else { of_12 };
+    let offset = |of_13: usize, of_12: usize| {
+        if settings.cuda == Cuda::V13 {
+            of_13
+        } else {
+            of_12
+        }
+    };
     for (of_13, of_12, number) in PROPERTIES {
-        put(offset(of_13, of_12), &attribute(settings, number, pci_bus(index)).to_le_bytes());
+        put(
+            offset(of_13, of_12),
+            &attribute(settings, number, pci_bus(index)).to_le_bytes(),
+        );
     }
     for (of_13, of_12, number) in LARGE_PROPERTIES {
-        put(offset(of_13, of_12), &u64::from(attribute(settings, number, pci_bus(index))).to_le_bytes());
+        put(
+            offset(of_13, of_12),
+            &u64::from(attribute(settings, number, pci_bus(index))).to_le_bytes(),
+        );
     }
     bytes
 }
@@ -124,14 +145,33 @@ mod tests {
 
     #[test]
     fn properties_have_the_offsets_of_each_release() {
-        let mut settings = Settings::new(Gpu::named("h100-80").expect("find the GPU"), Bytes::gib(24));
+        let mut settings =
+            Settings::new(Gpu::named("h100-80").expect("find the GPU"), Bytes::gib(24));
         let figure = |settings: &Settings, offset: usize| {
             let bytes = properties(settings, 0);
-            u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("read four bytes"))
+            u32::from_le_bytes(
+                bytes[offset..offset + 4]
+                    .try_into()
+                    .expect("read four bytes"),
+            )
         };
-        assert_eq!((figure(&settings, 360), figure(&settings, 384), figure(&settings, 604)), (9, 132, 2048));
+        assert_eq!(
+            (
+                figure(&settings, 360),
+                figure(&settings, 384),
+                figure(&settings, 604)
+            ),
+            (9, 132, 2048)
+        );
         settings.cuda = Cuda::V12;
-        assert_eq!((figure(&settings, 360), figure(&settings, 388), figure(&settings, 624)), (9, 132, 2048));
+        assert_eq!(
+            (
+                figure(&settings, 360),
+                figure(&settings, 388),
+                figure(&settings, 624)
+            ),
+            (9, 132, 2048)
+        );
         assert_eq!(properties(&settings, 3).len(), 1032);
     }
 }

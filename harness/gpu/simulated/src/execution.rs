@@ -1,4 +1,5 @@
-//! [`Execution`]: the work of one device if kernels execute: queued work by time, the bytes in memory, loaded modules.
+//! [`Execution`]: the work of one device if kernels execute: queued work by time, the bytes in
+//! memory, loaded modules.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +69,11 @@ impl Execution {
     /// Runs the work that is due, in order of time.
     pub(crate) fn settle(&mut self, memory: &mut DeviceMemory, now: Nanos) -> Result<(), Code> {
         memory.sim().wait_until(now);
-        while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= now) {
+        while let Some(entry) = self
+            .queue
+            .first_entry()
+            .filter(|entry| entry.key().0 <= now)
+        {
             let work = entry.remove();
             if self.broken.is_none() {
                 self.broken = self.run(memory, &work).err();
@@ -78,7 +83,12 @@ impl Execution {
     }
 
     /// Queues work after the earlier work of its stream.
-    pub(crate) fn submit(&mut self, memory: &mut DeviceMemory, stream: StreamId, work: Work) -> Result<(), Code> {
+    pub(crate) fn submit(
+        &mut self,
+        memory: &mut DeviceMemory,
+        stream: StreamId,
+        work: Work,
+    ) -> Result<(), Code> {
         let start = memory.sim().stream_done_at(stream)?;
         if let Some(access) = work.touches() {
             self.queue_access(memory, stream, access)?;
@@ -90,7 +100,8 @@ impl Execution {
         Ok(())
     }
 
-    /// Queues an access. An access to unallocated memory, or a race with another stream, breaks the context.
+    /// Queues an access. An access to unallocated memory, or a race with another stream, breaks the
+    /// context.
     pub(crate) fn queue_access(
         &mut self,
         memory: &mut DeviceMemory,
@@ -101,10 +112,13 @@ impl Execution {
             return Ok(());
         }
         let range = memory.shifted(address, len);
-        memory.sim().queue_access(stream, range, kind).map_err(|error| {
-            eprintln!("simulated GPU: {error}");
-            *self.broken.insert(Code::from(error))
-        })
+        memory
+            .sim()
+            .queue_access(stream, range, kind)
+            .map_err(|error| {
+                eprintln!("simulated GPU: {error}");
+                *self.broken.insert(Code::from(error))
+            })
     }
 
     /// Queues work for a time.
@@ -123,13 +137,21 @@ impl Execution {
         if self.blind_verify && matches!(work, Work::Verify { .. }) {
             return Ok(());
         }
-        let Some((address, len, _)) = work.touches() else { return work.run(&mut self.bytes, None) };
+        let Some((address, len, _)) = work.touches() else {
+            return work.run(&mut self.bytes, None);
+        };
         let may_touch = memory.is_accessible(address, len) || self.is_variable(address, len);
-        if !may_touch || work.finds_at().is_some_and(|findings| !self.is_variable(findings, FINDING)) {
+        if !may_touch
+            || work
+                .finds_at()
+                .is_some_and(|findings| !self.is_variable(findings, FINDING))
+        {
             return Err(Code::IllegalAddress);
         }
         self.fills += u64::from(work.is_fill());
-        let wrong = self.wrong_write.filter(|wrong| work.is_fill() && wrong.nth == self.fills);
+        let wrong = self
+            .wrong_write
+            .filter(|wrong| work.is_fill() && wrong.nth == self.fills);
         work.run(&mut self.bytes, wrong.map(|wrong| wrong.offset))
     }
 
@@ -140,8 +162,12 @@ impl Execution {
 
     /// Returns whether the bytes are in the variable of a module.
     pub(crate) fn is_variable(&self, address: u64, len: u64) -> bool {
-        let contains = |(start, size): (u64, u64)| address >= start && len <= size && address - start <= size - len;
-        self.modules.values().any(|module| contains(module.findings))
+        let contains = |(start, size): (u64, u64)| {
+            address >= start && len <= size && address - start <= size - len
+        };
+        self.modules
+            .values()
+            .any(|module| contains(module.findings))
     }
 
     /// The number of loaded modules.
@@ -151,29 +177,49 @@ impl Execution {
 
     /// Loads a module from PTX text with 64-bit addresses, and allocates its variable.
     pub(crate) fn load(&mut self, text: &str) -> Result<usize, Code> {
-        if ![".version", ".target", ".address_size 64"].iter().all(|needed| text.contains(needed)) {
+        if ![".version", ".target", ".address_size 64"]
+            .iter()
+            .all(|needed| text.contains(needed))
+        {
             return Err(Code::InvalidPtx);
         }
         let findings = (self.next_findings, declared_size(text));
         self.next_findings += findings.1;
         let handle = self.handle();
-        self.modules.insert(handle, Module { text: text.to_owned(), kernels: BTreeMap::new(), findings });
+        self.modules.insert(
+            handle,
+            Module {
+                text: text.to_owned(),
+                kernels: BTreeMap::new(),
+                findings,
+            },
+        );
         Ok(handle)
     }
 
     pub(crate) fn unload(&mut self, module: usize) -> Result<(), Code> {
-        let Module { findings: (start, size), .. } = self.modules.remove(&module).ok_or(Code::InvalidHandle)?;
+        let Module {
+            findings: (start, size),
+            ..
+        } = self.modules.remove(&module).ok_or(Code::InvalidHandle)?;
         self.bytes.forget(start, size);
         Ok(())
     }
 
-    /// The handle of a supported kernel in a module. The text must declare the expected number of parameters.
+    /// The handle of a supported kernel in a module. The text must declare the expected number of
+    /// parameters.
     pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
         let kernel = Kernel::named(name).ok_or(Code::NotFound)?;
         let handle = self.handle();
         let module = self.modules.get_mut(&module).ok_or(Code::InvalidHandle)?;
-        let entry = module.text.split(&format!(".visible .entry {name}(")).nth(1).and_then(|rest| rest.split(')').next());
-        if entry.map(|parameters| parameters.matches(".param .u64").count()) != Some(kernel.parameters()) {
+        let entry = module
+            .text
+            .split(&format!(".visible .entry {name}("))
+            .nth(1)
+            .and_then(|rest| rest.split(')').next());
+        if entry.map(|parameters| parameters.matches(".param .u64").count())
+            != Some(kernel.parameters())
+        {
             return Err(Code::NotFound);
         }
         module.kernels.insert(handle, kernel);
@@ -183,12 +229,18 @@ impl Execution {
     /// Address and size of a module's variable, if its text declares it.
     pub(crate) fn variable(&self, module: usize, name: &str) -> Result<(u64, u64), Code> {
         let module = self.modules.get(&module).ok_or(Code::InvalidHandle)?;
-        Some(module.findings).filter(|findings| name == FINDINGS && findings.1 > 0).ok_or(Code::NotFound)
+        Some(module.findings)
+            .filter(|findings| name == FINDINGS && findings.1 > 0)
+            .ok_or(Code::NotFound)
     }
 
     /// The kernel of a handle.
     pub(crate) fn kernel(&self, function: usize) -> Result<Kernel, Code> {
-        self.modules.values().find_map(|module| module.kernels.get(&function)).copied().ok_or(Code::InvalidHandle)
+        self.modules
+            .values()
+            .find_map(|module| module.kernels.get(&function))
+            .copied()
+            .ok_or(Code::InvalidHandle)
     }
 
     /// A new handle.
@@ -200,8 +252,13 @@ impl Execution {
 
 /// Bytes that the text of a module declares for its variable, or zero.
 fn declared_size(text: &str) -> u64 {
-    let words = text.split(&format!(".b64 {FINDINGS}[")).nth(1).and_then(|rest| rest.split(']').next());
-    words.and_then(|words| words.parse::<u64>().ok()).map_or(0, |words| 8 * words)
+    let words = text
+        .split(&format!(".b64 {FINDINGS}["))
+        .nth(1)
+        .and_then(|rest| rest.split(']').next());
+    words
+        .and_then(|words| words.parse::<u64>().ok())
+        .map_or(0, |words| 8 * words)
 }
 
 #[cfg(test)]

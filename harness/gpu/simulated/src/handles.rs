@@ -21,8 +21,12 @@ impl Handles {
 
     /// The number of a handle.
     pub(crate) fn number(self, handle: usize) -> Result<usize, Code> {
-        let offset = handle.checked_sub(self.first).filter(|offset| offset.is_multiple_of(STEP));
-        offset.map(|offset| offset / STEP).ok_or(Code::InvalidHandle)
+        let offset = handle
+            .checked_sub(self.first)
+            .filter(|offset| offset.is_multiple_of(STEP));
+        offset
+            .map(|offset| offset / STEP)
+            .ok_or(Code::InvalidHandle)
     }
 
     /// The handle of an object that a device numbers.
@@ -32,8 +36,13 @@ impl Handles {
 
     pub(crate) fn device_and_number(self, handle: usize) -> Result<(usize, u32), Code> {
         let number = self.number(handle)?;
-        let on_device = u32::try_from(number & ((1 << PER_DEVICE_BITS) - 1)).ok().and_then(|number| number.checked_sub(1));
-        Ok((number >> PER_DEVICE_BITS, on_device.ok_or(Code::InvalidHandle)?))
+        let on_device = u32::try_from(number & ((1 << PER_DEVICE_BITS) - 1))
+            .ok()
+            .and_then(|number| number.checked_sub(1));
+        Ok((
+            number >> PER_DEVICE_BITS,
+            on_device.ok_or(Code::InvalidHandle)?,
+        ))
     }
 }
 
@@ -46,7 +55,10 @@ mod tests {
     #[test]
     fn a_handle_leads_to_its_device_and_number() {
         for (device, number) in [(0, 0), (0, 7), (3, 0), (15, u32::MAX - 1)] {
-            assert_eq!(STREAMS.device_and_number(STREAMS.on_device(device, number)), Ok((device, number)));
+            assert_eq!(
+                STREAMS.device_and_number(STREAMS.on_device(device, number)),
+                Ok((device, number))
+            );
         }
         assert_eq!(STREAMS.number(STREAMS.handle(5)), Ok(5));
     }
@@ -56,6 +68,9 @@ mod tests {
         for other in [0, 77, STREAMS.first - 16, STREAMS.first + 3] {
             assert_eq!(STREAMS.number(other), Err(Code::InvalidHandle));
         }
-        assert_eq!(STREAMS.device_and_number(STREAMS.first), Err(Code::InvalidHandle));
+        assert_eq!(
+            STREAMS.device_and_number(STREAMS.first),
+            Err(Code::InvalidHandle)
+        );
     }
 }

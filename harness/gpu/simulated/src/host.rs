@@ -32,19 +32,36 @@ impl HostMemory {
         let size = size.max(1);
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // Managed memory may be larger than the memory of the host.
-        let reserve = if let Kind::Managed(_) = kind { libc::MAP_NORESERVE } else { 0 };
+        let reserve = if let Kind::Managed(_) = kind {
+            libc::MAP_NORESERVE
+        } else {
+            0
+        };
         // SAFETY: the mapping is new.
-        let start = unsafe { libc::mmap(ptr::null_mut(), size, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | reserve, -1, 0) };
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                size,
+                access,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | reserve,
+                -1,
+                0,
+            )
+        };
         if start == libc::MAP_FAILED {
             return Err(Code::OutOfMemory);
         }
-        self.0.insert(start.expose_provenance(), Range { size, kind });
+        self.0
+            .insert(start.expose_provenance(), Range { size, kind });
         Ok(start.expose_provenance())
     }
 
     pub(crate) fn free(&mut self, start: usize) -> Result<(), Code> {
         match self.0.get(&start) {
-            Some(&Range { size, kind: Kind::Pinned }) => {
+            Some(&Range {
+                size,
+                kind: Kind::Pinned,
+            }) => {
                 self.unmap(start, size);
                 Ok(())
             }
@@ -54,7 +71,13 @@ impl HostMemory {
 
     /// Frees managed memory and returns the address of its charge; `None` for other memory.
     pub(crate) fn free_managed(&mut self, start: usize) -> Option<u64> {
-        let &Range { size, kind: Kind::Managed(charge) } = self.0.get(&start)? else { return None };
+        let &Range {
+            size,
+            kind: Kind::Managed(charge),
+        } = self.0.get(&start)?
+        else {
+            return None;
+        };
         self.unmap(start, size);
         Some(charge)
     }
@@ -66,11 +89,20 @@ impl HostMemory {
     }
 
     pub(crate) fn register(&mut self, start: usize, size: usize) {
-        self.0.insert(start, Range { size, kind: Kind::Registered });
+        self.0.insert(
+            start,
+            Range {
+                size,
+                kind: Kind::Registered,
+            },
+        );
     }
 
     pub(crate) fn unregister(&mut self, start: usize) -> Result<(), Code> {
-        self.0.get(&start).filter(|range| range.kind == Kind::Registered).ok_or(Code::InvalidValue)?;
+        self.0
+            .get(&start)
+            .filter(|range| range.kind == Kind::Registered)
+            .ok_or(Code::InvalidValue)?;
         self.0.remove(&start);
         Ok(())
     }
@@ -81,17 +113,27 @@ impl HostMemory {
         (address - start < range.size).then_some((start, range.size, range.kind))
     }
 
-    /// Writes zeros. Whole pages of pinned memory are given back to the host, because a program may copy all its weights there.
+    /// Writes zeros. Whole pages of pinned memory are given back to the host, because a program may
+    /// copy all its weights there.
     ///
     /// # Safety
     /// The range belongs to the program.
     pub(crate) unsafe fn clear(&self, start: usize, size: usize) {
-        let (first, last) = (start.next_multiple_of(HOST_PAGE), (start + size) / HOST_PAGE * HOST_PAGE);
-        let is_ours = self.around(start).is_some_and(|(.., kind)| kind == Kind::Pinned);
+        let (first, last) = (
+            start.next_multiple_of(HOST_PAGE),
+            (start + size) / HOST_PAGE * HOST_PAGE,
+        );
+        let is_ours = self
+            .around(start)
+            .is_some_and(|(.., kind)| kind == Kind::Pinned);
         let pointer = ptr::with_exposed_provenance_mut::<u8>;
-        // SAFETY: as the caller promises. Discarded pages of private memory without a file read as zeros.
+        // SAFETY: as the caller promises. Discarded pages of private memory without a file read as
+        // zeros.
         unsafe {
-            if is_ours && first < last && libc::madvise(pointer(first).cast(), last - first, libc::MADV_DONTNEED) == 0 {
+            if is_ours
+                && first < last
+                && libc::madvise(pointer(first).cast(), last - first, libc::MADV_DONTNEED) == 0
+            {
                 pointer(start).write_bytes(0, first - start);
                 pointer(last).write_bytes(0, start + size - last);
             } else {
@@ -102,11 +144,14 @@ impl HostMemory {
 
     /// The address by which the device reads page-locked or managed memory: its own.
     pub(crate) fn device_pointer(&self, address: usize) -> Result<usize, Code> {
-        self.around(address).map(|_| address).ok_or(Code::InvalidValue)
+        self.around(address)
+            .map(|_| address)
+            .ok_or(Code::InvalidValue)
     }
 
     pub(crate) fn is_pinned(&self, address: usize) -> bool {
-        self.around(address).is_some_and(|(.., kind)| !matches!(kind, Kind::Managed(_)))
+        self.around(address)
+            .is_some_and(|(.., kind)| !matches!(kind, Kind::Managed(_)))
     }
 }
 
@@ -122,17 +167,32 @@ mod tests {
         let resident = || {
             let mut pages = [0_u8; 8];
             // SAFETY: the range is mapped, and there is a byte per page.
-            unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), size, pages.as_mut_ptr()) };
+            unsafe {
+                libc::mincore(
+                    ptr::with_exposed_provenance_mut(start),
+                    size,
+                    pages.as_mut_ptr(),
+                )
+            };
             pages.map(|page| page & 1)
         };
         // SAFETY: this memory has this size.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(start), size) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(start), size)
+        };
         bytes.fill(7);
         assert_eq!(resident(), [1; 8]);
         // SAFETY: as above.
         unsafe { host.clear(start + 100, size - 200) };
         assert_eq!(resident(), [1, 0, 0, 0, 0, 0, 0, 1]);
-        let is_right = |(at, byte): (usize, &u8)| *byte == if (100..size - 100).contains(&at) { 0 } else { 7 };
+        let is_right = |(at, byte): (usize, &u8)| {
+            *byte
+                == if (100..size - 100).contains(&at) {
+                    0
+                } else {
+                    7
+                }
+        };
         assert!(bytes.iter().enumerate().all(is_right));
     }
 }

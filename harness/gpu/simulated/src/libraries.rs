@@ -1,4 +1,5 @@
-//! The handles, plans and modules of NVIDIA's libraries: the functions that create them can fail, and take memory if the settings say so.
+//! The handles, plans and modules of NVIDIA's libraries: the functions that create them can fail,
+//! and take memory if the settings say so.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 
@@ -15,19 +16,28 @@ use crate::world::{State, current_device, machine};
 pub(crate) const CUBLAS_ALLOC_FAILED: c_int = 3;
 /// `CUSOLVER_STATUS_ALLOC_FAILED`, `CUSPARSE_STATUS_ALLOC_FAILED` and `CUFFT_ALLOC_FAILED`.
 const ALLOC_FAILED: c_int = 2;
-/// `CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED` of cuDNN 9, which version 8 called `CUDNN_STATUS_ALLOC_FAILED`.
+/// `CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED` of cuDNN 9, which version 8 called
+/// `CUDNN_STATUS_ALLOC_FAILED`.
 pub(crate) const CUDNN_ALLOC_FAILED: c_int = 4004;
 const CUDNN_8_ALLOC_FAILED: c_int = 2;
 
-/// Makes a call of a library that takes memory of the current device at its first use: that of a part, or none.
+/// Makes a call of a library that takes memory of the current device at its first use: that of a
+/// part, or none.
 pub(crate) fn open(call: Call, part: Option<Part>) -> Result<(), Code> {
     let is_new = |state: &State, index: usize, part: Part| !state.parts.contains(&(index, part));
-    take(call, |state, index| part.filter(|part| is_new(state, index, *part)).map_or(Bytes::ZERO, Part::memory))?;
-    machine().state().parts.extend(part.map(|part| (current_device(), part)));
+    take(call, |state, index| {
+        part.filter(|part| is_new(state, index, *part))
+            .map_or(Bytes::ZERO, Part::memory)
+    })?;
+    machine()
+        .state()
+        .parts
+        .extend(part.map(|part| (current_device(), part)));
     Ok(())
 }
 
-/// Loads a module with this size of machine code, which fills pages one module after the other. Unloading keeps them.
+/// Loads a module with this size of machine code, which fills pages one module after the other.
+/// Unloading keeps them.
 pub(crate) fn load_module(code: Bytes) -> Result<(), Code> {
     let pages = |bytes: Bytes| bytes.checked_round_up(GRANULARITY).unwrap_or(bytes);
     let before = |state: &State, index: usize| state.code.get(&index).copied().unwrap_or_default();
@@ -44,8 +54,18 @@ fn take(call: Call, size: impl FnOnce(&State, usize) -> Bytes) -> Result<(), Cod
     let machine = machine();
     machine.usable()?;
     let (index, state) = (current_device(), &mut *machine.state());
-    let size = if machine.settings.memory_of_libraries { size(state, index) } else { Bytes::ZERO };
-    let get = |state: &mut State| if size > Bytes::ZERO { state.on_device(index, |memory| memory.take_for_library(size)) } else { Ok(()) };
+    let size = if machine.settings.memory_of_libraries {
+        size(state, index)
+    } else {
+        Bytes::ZERO
+    };
+    let get = |state: &mut State| {
+        if size > Bytes::ZERO {
+            state.on_device(index, |memory| memory.take_for_library(size))
+        } else {
+            Ok(())
+        }
+    };
     let (taken, injected) = state.attempt(machine, (call, size), Some(index), get);
     if taken.is_err() {
         machine.counters.count_failed_call(call, injected);
@@ -56,7 +76,12 @@ fn take(call: Call, size: impl FnOnce(&State, usize) -> Bytes) -> Result<(), Cod
 /// Takes memory for the first product of 16-bit numbers. Returns the status of cuBLAS.
 pub(crate) fn half_product() -> c_int {
     let machine = machine();
-    let is_known = || machine.state().parts.contains(&(current_device(), Part::CublasHalf));
+    let is_known = || {
+        machine
+            .state()
+            .parts
+            .contains(&(current_device(), Part::CublasHalf))
+    };
     if !machine.settings.memory_of_libraries || is_known() {
         return 0;
     }

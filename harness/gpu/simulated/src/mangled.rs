@@ -1,4 +1,5 @@
-//! The parameters of a kernel, from its mangled name (Itanium C++ ABI, <https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling>).
+//! The parameters of a kernel, from its mangled name (Itanium C++ ABI,
+//! <https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling>).
 
 use cpp_demangle::{DemangleOptions, Symbol};
 
@@ -9,7 +10,8 @@ pub(crate) enum Parameter {
     Scalar,
     /// This many pointers: one, or a `std::array` of them.
     Pointers(usize),
-    /// A class that contains pointers to operands among other fields, in its first [`OPERAND_WORDS`].
+    /// A class that contains pointers to operands among other fields, in its first
+    /// [`OPERAND_WORDS`].
     Operands,
     /// A class with unknown fields and unknown size.
     Class,
@@ -17,13 +19,28 @@ pub(crate) enum Parameter {
 
 /// The parameters of the function with this mangled name; `None` if the name cannot be parsed.
 pub(crate) fn parameters(mangled: &[u8]) -> Option<Vec<Parameter>> {
-    let text = Symbol::new(mangled).ok()?.demangle(&DemangleOptions::new().no_return_type()).ok()?;
-    Some(elements(last_list(&text)?).into_iter().map(Parameter::of_type).collect())
+    let text = Symbol::new(mangled)
+        .ok()?
+        .demangle(&DemangleOptions::new().no_return_type())
+        .ok()?;
+    Some(
+        elements(last_list(&text)?)
+            .into_iter()
+            .map(Parameter::of_type)
+            .collect(),
+    )
 }
 
-/// Classes of PyTorch that contain pointers to operands: of reductions, and of operations on lists of tensors.
-const OPERANDS: [&str; 4] = ["ReduceOp<", "TensorListMetadata<", "TensorListScalarListMetadata<", "FusedOptimizerTensorListMetadata<"];
-/// Their pointers are among this many words: `TensorListMetadata<5>` begins with 5 × 30 addresses (ATen/native/cuda/MultiTensorApply.cuh), the most.
+/// Classes of PyTorch that contain pointers to operands: of reductions, and of operations on lists
+/// of tensors.
+const OPERANDS: [&str; 4] = [
+    "ReduceOp<",
+    "TensorListMetadata<",
+    "TensorListScalarListMetadata<",
+    "FusedOptimizerTensorListMetadata<",
+];
+/// Their pointers are among this many words: `TensorListMetadata<5>` begins with 5 × 30 addresses
+/// (ATen/native/cuda/MultiTensorApply.cuh), the most.
 pub(crate) const OPERAND_WORDS: usize = 150;
 
 impl Parameter {
@@ -31,21 +48,42 @@ impl Parameter {
         let text = text.trim();
         let name = text.split_inclusive('<').next().unwrap_or(text);
         // The captures of a lambda contain operands.
-        if text.ends_with('}') || OPERANDS.iter().any(|class| name.rsplit("::").next() == Some(class)) {
+        if text.ends_with('}')
+            || OPERANDS
+                .iter()
+                .any(|class| name.rsplit("::").next() == Some(class))
+        {
             return Self::Operands;
         }
         if text.ends_with('*') || text.ends_with('&') {
             return Self::Pointers(1);
         }
-        let array = text.strip_prefix("std::array<").and_then(|rest| rest.strip_suffix('>')).and_then(|rest| rest.rsplit_once(','));
+        let array = text
+            .strip_prefix("std::array<")
+            .and_then(|rest| rest.strip_suffix('>'))
+            .and_then(|rest| rest.rsplit_once(','));
         if let Some((element, length)) = array
             && element.trim().ends_with('*')
         {
             let digits: String = length.chars().filter(char::is_ascii_digit).collect();
             return Self::Pointers(digits.parse().unwrap_or(1));
         }
-        let numbers = ["bool", "char", "short", "int", "long", "float", "double", "unsigned", "signed", "__half", "__nv_bfloat16"];
-        let is_number = text.split(' ').all(|word| numbers.contains(&word) || word == "const");
+        let numbers = [
+            "bool",
+            "char",
+            "short",
+            "int",
+            "long",
+            "float",
+            "double",
+            "unsigned",
+            "signed",
+            "__half",
+            "__nv_bfloat16",
+        ];
+        let is_number = text
+            .split(' ')
+            .all(|word| numbers.contains(&word) || word == "const");
         if is_number { Self::Scalar } else { Self::Class }
     }
 }
@@ -54,7 +92,14 @@ impl Parameter {
 fn last_list(text: &str) -> Option<&str> {
     let end = text.rfind(')')?;
     let mut depth = 0_usize;
-    for (at, byte) in text.bytes().enumerate().take(end + 1).collect::<Vec<_>>().into_iter().rev() {
+    for (at, byte) in text
+        .bytes()
+        .enumerate()
+        .take(end + 1)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .rev()
+    {
         match byte {
             b')' => depth += 1,
             b'(' => depth -= 1,
@@ -92,9 +137,15 @@ mod tests {
     #[test]
     fn parameters_are_numbers_pointers_or_classes() {
         assert_eq!(parameters(b"_Z4funcv"), Some(vec![]));
-        assert_eq!(parameters(b"_Z4funciPfS_"), Some(vec![Scalar, Pointers(1), Pointers(1)]));
+        assert_eq!(
+            parameters(b"_Z4funciPfS_"),
+            Some(vec![Scalar, Pointers(1), Pointers(1)])
+        );
         let elementwise = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm3EEEEviT0_T1_";
-        assert_eq!(parameters(elementwise), Some(vec![Scalar, Class, Pointers(3)]));
+        assert_eq!(
+            parameters(elementwise),
+            Some(vec![Scalar, Class, Pointers(3)])
+        );
         let reduction =
             b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_14func_wrapper_tIfNS0_11sum_functorIfffEEEEjfLi4ELi4EEEEEvT1_";
         assert_eq!(parameters(reduction), Some(vec![Operands]));

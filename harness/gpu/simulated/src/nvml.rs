@@ -1,5 +1,6 @@
-//! NVML functions (<https://docs.nvidia.com/deploy/nvml-api/>) for PyTorch, its users, and this project's CUDA device. They report the memory of the
-//! run's processes and the memory of others in the settings.
+//! NVML functions (<https://docs.nvidia.com/deploy/nvml-api/>) for PyTorch, its users, and this
+//! project's CUDA device. They report the memory of the run's processes and the memory of others in
+//! the settings.
 #![allow(non_snake_case, reason = "fields have the names of the bindings")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -11,8 +12,8 @@ use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
 
 use nvml_wrapper_sys::bindings::{
-    nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlTemperature_t,
-    nvmlViolationTime_t,
+    nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlProcessInfo_v1_t, nvmlTemperature_t, nvmlViolationTime_t,
 };
 
 use crate::device_properties::{pci_address, pci_bus, uuid};
@@ -41,29 +42,60 @@ fn answer(result: Result<(), Error>) -> c_int {
 
 /// Runs a call, for which NVML must be initialized.
 fn nvml(function: &'static str, body: impl FnOnce() -> Result<(), Error>) -> c_int {
-    call(function, || answer(if INITIALIZED.load(Ordering::Relaxed) > 0 { body() } else { Err(Error::Uninitialized) }))
-}
-
-/// Runs a call about a device. Its handle is its real number plus one, because NVML ignores `CUDA_VISIBLE_DEVICES`.
-fn of_device(function: &'static str, handle: usize, body: impl FnOnce(u32) -> Result<(), Error>) -> c_int {
-    nvml(function, || {
-        let number = handle.checked_sub(1).and_then(|number| u32::try_from(number).ok()).ok_or(Error::InvalidArgument)?;
-        if number < machine().settings.devices { body(number) } else { Err(Error::InvalidArgument) }
+    call(function, || {
+        answer(if INITIALIZED.load(Ordering::Relaxed) > 0 {
+            body()
+        } else {
+            Err(Error::Uninitialized)
+        })
     })
 }
 
-fn get<T>(function: &'static str, handle: usize, place: Out<'_, T>, property: impl FnOnce(u32) -> T) -> c_int {
+/// Runs a call about a device. Its handle is its real number plus one, because NVML ignores
+/// `CUDA_VISIBLE_DEVICES`.
+fn of_device(
+    function: &'static str,
+    handle: usize,
+    body: impl FnOnce(u32) -> Result<(), Error>,
+) -> c_int {
+    nvml(function, || {
+        let number = handle
+            .checked_sub(1)
+            .and_then(|number| u32::try_from(number).ok())
+            .ok_or(Error::InvalidArgument)?;
+        if number < machine().settings.devices {
+            body(number)
+        } else {
+            Err(Error::InvalidArgument)
+        }
+    })
+}
+
+fn get<T>(
+    function: &'static str,
+    handle: usize,
+    place: Out<'_, T>,
+    property: impl FnOnce(u32) -> T,
+) -> c_int {
     of_device(function, handle, |number| put(place, property(number)))
 }
 
 /// Writes an output. A null pointer is an invalid argument.
 fn put<T>(place: Out<'_, T>, value: T) -> Result<(), Error> {
-    if write(place, value) { Ok(()) } else { Err(Error::InvalidArgument) }
+    if write(place, value) {
+        Ok(())
+    } else {
+        Err(Error::InvalidArgument)
+    }
 }
 
 /// The memory of a device that the run's processes hold, with their contexts.
 fn used(number: u32) -> Bytes {
-    machine().state().holdings(number).iter().fold(Bytes::ZERO, |sum, holding| sum + holding.held)
+    machine()
+        .state()
+        .holdings(number)
+        .iter()
+        .fold(Bytes::ZERO, |sum, holding| sum + holding.held)
 }
 
 /// A device's memory, and the memory that all processes hold.
@@ -192,32 +224,67 @@ extern "C" fn nvmlErrorString(number: c_int) -> *const c_char {
 }
 
 /// Writes the handle of the device with this name.
-fn find(function: &'static str, name: Text<'_>, handle: Out<'_, usize>, names_of: impl Fn(u32) -> Vec<String>) -> c_int {
+fn find(
+    function: &'static str,
+    name: Text<'_>,
+    handle: Out<'_, usize>,
+    names_of: impl Fn(u32) -> Vec<String>,
+) -> c_int {
     nvml(function, || {
         let name = name.get().ok_or(Error::InvalidArgument)?.to_string_lossy();
-        let has_it = |number: &u32| names_of(*number).iter().any(|known| known.eq_ignore_ascii_case(&name));
-        let found = (0..machine().settings.devices).find(has_it).ok_or(Error::NotFound)?;
+        let has_it = |number: &u32| {
+            names_of(*number)
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(&name))
+        };
+        let found = (0..machine().settings.devices)
+            .find(has_it)
+            .ok_or(Error::NotFound)?;
         put(handle, found as usize + 1)
     })
 }
 
 fn uuid_text(number: u32) -> String {
     let bytes = uuid(number);
-    let hex = |from: usize, to: usize| bytes[from..to].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |from: usize, to: usize| {
+        bytes[from..to]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
     let kind = if machine().settings.mig { "MIG" } else { "GPU" };
-    format!("{kind}-{}-{}-{}-{}-{}", hex(0, 4), hex(4, 6), hex(6, 8), hex(8, 10), hex(10, 16))
+    format!(
+        "{kind}-{}-{}-{}-{}-{}",
+        hex(0, 4),
+        hex(4, 6),
+        hex(6, 8),
+        hex(8, 10),
+        hex(10, 16)
+    )
 }
 
 const fn version_of<T>(version: c_uint) -> c_uint {
     size_of::<T>() as c_uint | version << 24
 }
 
-/// The processes on a device: the run's processes that hold memory, and the process outside of the run.
+/// The processes on a device: the run's processes that hold memory, and the process outside of the
+/// run.
 fn processes_on(number: u32) -> Vec<(c_uint, Bytes)> {
     let machine = machine();
-    let outside = |pid: u32| pid + if machine.settings.container { CONTAINER } else { 0 };
-    let of_run = machine.state().holdings(number).into_iter().map(|holding| (outside(holding.pid), holding.held));
-    let other = Some((OTHER_PROCESS, machine.settings.others)).filter(|process| process.1 > Bytes::ZERO);
+    let outside = |pid: u32| {
+        pid + if machine.settings.container {
+            CONTAINER
+        } else {
+            0
+        }
+    };
+    let of_run = machine
+        .state()
+        .holdings(number)
+        .into_iter()
+        .map(|holding| (outside(holding.pid), holding.held));
+    let other =
+        Some((OTHER_PROCESS, machine.settings.others)).filter(|process| process.1 > Bytes::ZERO);
     of_run.chain(other).collect()
 }
 
@@ -237,20 +304,29 @@ fn processes<T>(
             return Err(Error::InsufficientSize);
         }
         for (index, (pid, used)) in processes.into_iter().enumerate() {
-            // SAFETY: the program passes an array of `count` elements or null, and the length was checked.
-            put(unsafe { infos.wrapping_add(index).as_mut() }, entry(pid, used.0))?;
+            put(
+                // SAFETY: the program passes an array of `count` elements or null, and the length was
+                // checked.
+                unsafe { infos.wrapping_add(index).as_mut() },
+                entry(pid, used.0),
+            )?;
         }
         Ok(())
     })
 }
 
-/// Fields 74 and 75 are the times of clocks reduced by power and by heat, in nanoseconds (kind 3: unsigned, 64 bits). Both are zero.
+/// Fields 74 and 75 are the times of clocks reduced by power and by heat, in nanoseconds (kind 3:
+/// unsigned, 64 bits). Both are zero.
 fn read_fields(count: usize, values: *mut nvmlFieldValue_t) -> Result<(), Error> {
     for index in 0..count {
         // SAFETY: the program passes an array of `count` fields or null.
         let value = unsafe { values.wrapping_add(index).as_mut() }.ok_or(Error::InvalidArgument)?;
         let known = [74, 75].contains(&value.fieldId);
-        (value.nvmlReturn, value.valueType) = if known { (0, 3) } else { (Error::NotSupported as c_uint, 0) };
+        (value.nvmlReturn, value.valueType) = if known {
+            (0, 3)
+        } else {
+            (Error::NotSupported as c_uint, 0)
+        };
         value.value.ullVal = 0;
     }
     Ok(())

@@ -18,11 +18,17 @@ static NAMES: Mutex<BTreeMap<Vec<u8>, CString>> = Mutex::new(BTreeMap::new());
 const BINARY: usize = 16;
 
 /// What `nvrtcGetSupportedArchs` of NVRTC 12.8.93 and 13.0.88 returns.
-const ARCHITECTURES_12: [c_int; 17] = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 120];
+const ARCHITECTURES_12: [c_int; 17] = [
+    50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 120,
+];
 const ARCHITECTURES_13: [c_int; 12] = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
 
 fn architectures() -> &'static [c_int] {
-    if machine().settings.cuda == Cuda::V13 { &ARCHITECTURES_13 } else { &ARCHITECTURES_12 }
+    if machine().settings.cuda == Cuda::V13 {
+        &ARCHITECTURES_13
+    } else {
+        &ARCHITECTURES_12
+    }
 }
 
 /// Success, or `NVRTC_ERROR_INVALID_INPUT` after a null pointer.
@@ -66,5 +72,8 @@ export! {
 fn kept(name: &CStr) -> *const c_char {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     // The text of a `CString` is on the heap, so it does not move with the map.
-    names.entry(name.to_bytes().to_vec()).or_insert_with(|| name.to_owned()).as_ptr()
+    names
+        .entry(name.to_bytes().to_vec())
+        .or_insert_with(|| name.to_owned())
+        .as_ptr()
 }

@@ -1,10 +1,13 @@
-//! Random numbers of a GPU: the generator Philox4x32-10 of cuRAND, and the order in which PyTorch's kernels store its numbers.
+//! Random numbers of a GPU: the generator Philox4x32-10 of cuRAND, and the order in which PyTorch's
+//! kernels store its numbers.
 //!
-//! Each thread of a kernel has the subsequence of its index, and draws four words at a time. The element `(n / k * threads + thread) * k + n % k` gets the
-//! number `n` of a thread. `k` is the number of neighbouring elements that a thread handles in a round. If `k` is 2, it uses
-//! only the first two numbers of a draw.
+//! Each thread of a kernel has the subsequence of its index, and draws four words at a time. The
+//! element `(n / k * threads + thread) * k + n % k` gets the number `n` of a thread. `k` is the
+//! number of neighbouring elements that a thread handles in a round. If `k` is 2, it uses only the
+//! first two numbers of a draw.
 //!
-//! Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, and the device API of cuRAND. An H200 gave the numbers of the tests.
+//! Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, and the device API
+//! of cuRAND. An H200 gave the numbers of the tests.
 
 use std::array::from_fn;
 use std::f64::consts::TAU;
@@ -18,7 +21,11 @@ const STEPS: u32 = 10;
 const FLASH_STEPS: u32 = 7;
 
 /// Returns four words for each place: the subsequence of a thread, and the number of its draw.
-fn philox<const PLACES: usize>(seed: u64, places: [(u64, u64); PLACES], steps: u32) -> [[u32; PLACES]; 4] {
+fn philox<const PLACES: usize>(
+    seed: u64,
+    places: [(u64, u64); PLACES],
+    steps: u32,
+) -> [[u32; PLACES]; 4] {
     let mut words = [
         places.map(|(_, draw)| draw as u32),
         places.map(|(_, draw)| (draw >> 32) as u32),
@@ -29,7 +36,10 @@ fn philox<const PLACES: usize>(seed: u64, places: [(u64, u64); PLACES], steps: u
     for _ in 0..steps {
         let [one, two, three, four] = &mut words;
         for (((one, two), three), four) in one.iter_mut().zip(two).zip(three).zip(four) {
-            let [first, second] = [0xD251_1F53 * u64::from(*one), 0xCD9E_8D57 * u64::from(*three)];
+            let [first, second] = [
+                0xD251_1F53 * u64::from(*one),
+                0xCD9E_8D57 * u64::from(*three),
+            ];
             (*one, *two) = ((second >> 32) as u32 ^ *two ^ low, second as u32);
             (*three, *four) = ((first >> 32) as u32 ^ *four ^ high, first as u32);
         }
@@ -89,7 +99,14 @@ enum Numbers {
 }
 
 impl Numbers {
-    const ALL: [Self; 6] = [Self::Words, Self::LongWords, Self::Uniform, Self::UniformDouble, Self::Normal, Self::NormalDouble];
+    const ALL: [Self; 6] = [
+        Self::Words,
+        Self::LongWords,
+        Self::Uniform,
+        Self::UniformDouble,
+        Self::Normal,
+        Self::NormalDouble,
+    ];
 }
 
 /// How a kernel of PyTorch draws numbers.
@@ -106,14 +123,28 @@ struct Draw {
 impl Draw {
     /// Fills the elements with the numbers that `make` makes of four words.
     fn fill<T, const N: usize>(self, into: &mut [T], make: impl Fn([u32; 4]) -> [T; N]) {
-        let Self { neighbours, threads, seed, .. } = self;
+        let Self {
+            neighbours,
+            threads,
+            seed,
+            ..
+        } = self;
         let first_draw = self.offset / 4;
         // One thread draws neighbouring elements, so its draws are made together.
         if threads == 1 {
-            for (draw, into) in (first_draw..).step_by(LANES).zip(into.chunks_mut(LANES * N)) {
-                let words = philox(seed, from_fn::<_, LANES, _>(|lane| (0, draw + lane as u64)), STEPS);
+            for (draw, into) in (first_draw..)
+                .step_by(LANES)
+                .zip(into.chunks_mut(LANES * N))
+            {
+                let words = philox(
+                    seed,
+                    from_fn::<_, LANES, _>(|lane| (0, draw + lane as u64)),
+                    STEPS,
+                );
                 for (lane, into) in into.chunks_mut(N).enumerate() {
-                    into.iter_mut().zip(make(words.map(|words| words[lane]))).for_each(|(into, number)| *into = number);
+                    into.iter_mut()
+                        .zip(make(words.map(|words| words[lane])))
+                        .for_each(|(into, number)| *into = number);
                 }
             }
             return;
@@ -126,9 +157,19 @@ impl Draw {
                 let number = draw * used + index;
                 number / neighbours * threads * neighbours + number % neighbours
             });
-            let drawing = into.len().saturating_sub(places[0]).div_ceil(neighbours).min(threads);
+            let drawing = into
+                .len()
+                .saturating_sub(places[0])
+                .div_ceil(neighbours)
+                .min(threads);
             for first in (0..drawing).step_by(LANES) {
-                let words = philox(seed, from_fn::<_, LANES, _>(|lane| ((first + lane) as u64, first_draw + draw as u64)), STEPS);
+                let words = philox(
+                    seed,
+                    from_fn::<_, LANES, _>(|lane| {
+                        ((first + lane) as u64, first_draw + draw as u64)
+                    }),
+                    STEPS,
+                );
                 for lane in 0..LANES.min(drawing - first) {
                     let numbers = make(words.map(|words| words[lane]));
                     for (place, number) in places.iter().zip(numbers).take(used) {
@@ -142,11 +183,12 @@ impl Draw {
     }
 }
 
-/// Fills `count` elements with numbers that a kernel of PyTorch draws. `numbers` is an index of [`Numbers::ALL`]. Integers are less than `below`, unless it
-/// is 0.
+/// Fills `count` elements with numbers that a kernel of PyTorch draws. `numbers` is an index of
+/// [`Numbers::ALL`]. Integers are less than `below`, unless it is 0.
 ///
 /// # Safety
-/// There are `count` elements of the type of the numbers, aligned, and nothing else uses them meanwhile.
+/// There are `count` elements of the type of the numbers, aligned, and nothing else uses them
+/// meanwhile.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn harness_values_random(
     numbers: usize,
@@ -161,17 +203,28 @@ unsafe extern "C" fn harness_values_random(
     if count == 0 {
         return;
     }
-    let draw = Draw { neighbours, threads, seed, offset };
+    let draw = Draw {
+        neighbours,
+        threads,
+        seed,
+        offset,
+    };
     let bounded = |word: u64| word.checked_rem(below).unwrap_or(word);
     // SAFETY: as the caller promises.
     unsafe {
         match Numbers::ALL[numbers] {
-            Numbers::Words => draw.fill(elements(into, count), |words| words.map(|word| bounded(word.into()) as u32)),
+            Numbers::Words => draw.fill(elements(into, count), |words| {
+                words.map(|word| bounded(word.into()) as u32)
+            }),
             Numbers::LongWords => {
-                draw.fill(elements(into, count), |words| pairs(words).map(|[high, low]| bounded(u64::from(high) << 32 | u64::from(low))));
+                draw.fill(elements(into, count), |words| {
+                    pairs(words).map(|[high, low]| bounded(u64::from(high) << 32 | u64::from(low)))
+                });
             }
             Numbers::Uniform => draw.fill(elements(into, count), |words| words.map(uniform)),
-            Numbers::UniformDouble => draw.fill(elements(into, count), |words| pairs(words).map(uniform_double)),
+            Numbers::UniformDouble => draw.fill(elements(into, count), |words| {
+                pairs(words).map(uniform_double)
+            }),
             Numbers::Normal => draw.fill(elements(into, count), normal),
             Numbers::NormalDouble => draw.fill(elements(into, count), normal_double),
         }
@@ -185,15 +238,20 @@ const unsafe fn elements<'a, T>(into: *mut c_void, count: usize) -> &'a mut [T] 
     unsafe { std::slice::from_raw_parts_mut(into.cast(), count) }
 }
 
-/// The bytes by which FlashAttention drops the scores of `rows` × `columns` of one head. Each of 32 threads draws 16 bytes for a tile of 16 × 32 scores.
+/// The bytes by which FlashAttention drops the scores of `rows` × `columns` of one head. Each of 32
+/// threads draws 16 bytes for a tile of 16 × 32 scores.
 fn flash_bytes(seed: u64, offset: u64, [rows, columns]: [usize; 2], into: &mut [u8]) {
     for first_row in (0..rows).step_by(16) {
         for first_column in (0..columns).step_by(32) {
             let tile = (first_row / 16) as u64 | ((first_column / 32) as u64) << 32;
             for thread in 0..32 {
-                let words = philox(seed, [(tile, offset + thread as u64)], FLASH_STEPS).map(|[word]| word.to_le_bytes());
+                let words = philox(seed, [(tile, offset + thread as u64)], FLASH_STEPS)
+                    .map(|[word]| word.to_le_bytes());
                 for (index, &byte) in words.as_flattened().iter().enumerate() {
-                    let (row, column) = (thread / 4 + index / 2 % 2 * 8, index / 4 * 8 + thread % 4 * 2 + index % 2);
+                    let (row, column) = (
+                        thread / 4 + index / 2 % 2 * 8,
+                        index / 4 * 8 + thread % 4 * 2 + index % 2,
+                    );
                     let (row, column) = (first_row + row, first_column + column);
                     if row < rows && column < columns {
                         into[row * columns + column] = byte;
@@ -204,12 +262,20 @@ fn flash_bytes(seed: u64, offset: u64, [rows, columns]: [usize; 2], into: &mut [
     }
 }
 
-/// Writes the bytes by which FlashAttention drops scores: `heads` of all sequences × `rows` × `columns`.
+/// Writes the bytes by which FlashAttention drops scores: `heads` of all sequences × `rows` ×
+/// `columns`.
 ///
 /// # Safety
 /// The memory may be written, and nothing else uses it meanwhile.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn harness_values_flash(seed: u64, offset: u64, heads: usize, rows: usize, columns: usize, into: *mut u8) {
+unsafe extern "C" fn harness_values_flash(
+    seed: u64,
+    offset: u64,
+    heads: usize,
+    rows: usize,
+    columns: usize,
+    into: *mut u8,
+) {
     if heads * rows * columns == 0 {
         return;
     }
@@ -229,10 +295,18 @@ mod tests {
 
     #[test]
     fn kernels_store_the_numbers_of_an_h200() {
-        let draw = Draw { neighbours: 1, threads: H200, seed: 1234, offset: 0 };
+        let draw = Draw {
+            neighbours: 1,
+            threads: H200,
+            seed: 1234,
+            offset: 0,
+        };
         let mut numbers = vec![0.0; 3_000_001];
         draw.fill(&mut numbers, |words| words.map(uniform));
-        assert_eq!([0, 255, 1_108_024, 2_233_024].map(|place| numbers[place]), [0.127_207_95, 0.210_613_52, 0.432_657_8, 0.554_577_3]);
+        assert_eq!(
+            [0, 255, 1_108_024, 2_233_024].map(|place| numbers[place]),
+            [0.127_207_95, 0.210_613_52, 0.432_657_8, 0.554_577_3]
+        );
         draw.fill(&mut numbers, normal);
         let close = |place: usize, number: f32| (numbers[place] - number).abs() < 1e-5;
         assert!(close(0, -1.616_490_5) && close(255, -1.760_372_9));
@@ -242,22 +316,36 @@ mod tests {
     fn dropout_keeps_the_elements_that_an_h200_keeps() {
         let kept = |neighbours, count: usize| {
             let mut numbers = vec![0.0; count];
-            Draw { neighbours, threads: count.min(H200), seed: 1234, offset: 0 }.fill(&mut numbers, |words| words.map(uniform));
+            Draw {
+                neighbours,
+                threads: count.min(H200),
+                seed: 1234,
+                offset: 0,
+            }
+            .fill(&mut numbers, |words| words.map(uniform));
             move |place: usize| numbers[place] < 0.5
         };
         let pattern = |kept: &dyn Fn(usize) -> bool, first: usize, step: usize| {
-            (0..24_usize).map(|index| if kept(first + index * step) { '1' } else { '0' }).collect::<String>()
+            (0..24_usize)
+                .map(|index| if kept(first + index * step) { '1' } else { '0' })
+                .collect::<String>()
         };
         assert_eq!(pattern(&kept(4, 4096), 0, 1), "101001010011000110100000");
         assert_eq!(pattern(&kept(8, 4096), 0, 1), "101001010101111000111001");
-        assert_eq!(pattern(&kept(2, 4 * H200), 541_024, 270), "010011110001010000111111");
+        assert_eq!(
+            pattern(&kept(2, 4 * H200), 541_024, 270),
+            "010011110001010000111111"
+        );
     }
 
     #[test]
     fn flash_attention_keeps_the_scores_that_an_h200_keeps() {
         let mut bytes = [0; 64 * 64];
         flash_bytes(1234, 0, [64, 64], &mut bytes);
-        let kept: String = bytes[..32].iter().map(|&byte| if byte <= 178 { '1' } else { '0' }).collect();
+        let kept: String = bytes[..32]
+            .iter()
+            .map(|&byte| if byte <= 178 { '1' } else { '0' })
+            .collect();
         assert_eq!(kept, "11111011111111000111110111011110");
     }
 }

@@ -1,7 +1,8 @@
 //! cuSPARSE: the sizes of the buffers for products of a matrix in CSR and a dense one.
 //!
-//! The formulas give all 224,784 sizes that cuSPARSE 12.6.3 reported on an H200 for the algorithms that PyTorch uses, in six types with both sizes of
-//! indices. Other formats have no formula and report 0.
+//! The formulas give all 224,784 sizes that cuSPARSE 12.6.3 reported on an H200 for the algorithms
+//! that PyTorch uses, in six types with both sizes of indices. Other formats have no formula and
+//! report 0.
 
 use std::ffi::{c_int, c_longlong, c_void};
 
@@ -61,7 +62,11 @@ impl Matrix {
             _ => 896,
         };
         // A result in half precision is summed in single precision.
-        let sums = if is_half { 4 * if transposed { self.columns } else { self.rows } + 127 } else { 0 };
+        let sums = if is_half {
+            4 * if transposed { self.columns } else { self.rows } + 127
+        } else {
+            0
+        };
         self.index * self.nonzeros.div_ceil(share) + 2 * self.index - 1 + sums
     }
 }
@@ -116,7 +121,8 @@ mod tests {
 
     #[test]
     fn buffers_of_products_are_as_measured_on_an_h200() {
-        // Bytes of an index, type, nonzeros, rows, columns, algorithm, columns of the dense matrix, transposed, bytes.
+        // Bytes of an index, type, nonzeros, rows, columns, algorithm, columns of the dense matrix,
+        // transposed, bytes.
         for (index, kind, nonzeros, rows, columns, algorithm, dense, transposed, bytes) in [
             (8, 0, 99_825, 10_000, 3000, 6, 16, false, 33_287),
             (4, 2, 5936, 16, 371, 6, 2, false, 995),
@@ -130,15 +136,34 @@ mod tests {
             (4, 2, 3_145_728, 33, 99_072, 4, 1, false, 12_554),
             (4, 14, 1792, 28, 64, 4, 1, true, 398),
         ] {
-            let matrix = Matrix { rows, columns, nonzeros, index, kind };
-            assert_eq!(matrix.with_matrix(transposed, Dense { columns: dense }, algorithm), bytes, "{nonzeros} nonzeros, type {kind}");
+            let matrix = Matrix {
+                rows,
+                columns,
+                nonzeros,
+                index,
+                kind,
+            };
+            assert_eq!(
+                matrix.with_matrix(transposed, Dense { columns: dense }, algorithm),
+                bytes,
+                "{nonzeros} nonzeros, type {kind}"
+            );
         }
     }
 
     #[test]
     fn other_formats_have_no_buffer() {
         // The descriptor of another format consists of zeros.
-        let matrix = Matrix { rows: 0, columns: 0, nonzeros: 0, index: 0, kind: 0 };
-        assert_eq!([1, 4].map(|columns| matrix.with_matrix(false, Dense { columns }, CSR_ALG2)), [0; 2]);
+        let matrix = Matrix {
+            rows: 0,
+            columns: 0,
+            nonzeros: 0,
+            index: 0,
+            kind: 0,
+        };
+        assert_eq!(
+            [1, 4].map(|columns| matrix.with_matrix(false, Dense { columns }, CSR_ALG2)),
+            [0; 2]
+        );
     }
 }

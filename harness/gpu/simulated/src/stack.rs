@@ -15,7 +15,11 @@ pub(crate) fn words_on_stack(address: usize) -> usize {
         BOUNDS.set(Some(bounds));
         bounds
     });
-    if (lowest..end).contains(&address) { (end - address) / 8 } else { 0 }
+    if (lowest..end).contains(&address) {
+        (end - address) / 8
+    } else {
+        0
+    }
 }
 
 fn bounds() -> Option<(usize, usize)> {
@@ -26,7 +30,8 @@ fn bounds() -> Option<(usize, usize)> {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;
         }
-        let result = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size);
+        let result =
+            libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut size);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
         (result == 0).then(|| (lowest.addr(), lowest.addr() + size))
     }

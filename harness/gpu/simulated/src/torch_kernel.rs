@@ -1,12 +1,15 @@
-//! Runs small operations of PyTorch without Python, for [`Values::Cpu`]: for a few numbers, Python takes most of the time.
+//! Runs small operations of PyTorch without Python, for [`Values::Cpu`]: for a few numbers, Python
+//! takes most of the time.
 //!
-//! The Python module `cpu_values` registers a Python kernel for each operation. PyTorch stores a kernel as an object and a function.
-//! [`harness_values_compute`] replaces the function by [`run`], which calls the GPU's kernel and then the CPU's, on tensors over the contents of the GPU's
-//! memory. [`run`] leaves arguments to the Python kernel until the CPU has accepted arguments of these types there, because Rust cannot catch the
-//! exceptions of C++.
+//! The Python module `cpu_values` registers a Python kernel for each operation. PyTorch stores a
+//! kernel as an object and a function. [`harness_values_compute`] replaces the function by [`run`],
+//! which calls the GPU's kernel and then the CPU's, on tensors over the contents of the GPU's
+//! memory. [`run`] leaves arguments to the Python kernel until the CPU has accepted arguments of
+//! these types there, because Rust cannot catch the exceptions of C++.
 //!
-//! The layouts here are those of PyTorch 2.4 to 2.15 (`ATen/core/dispatch`, `ATen/core/boxing`, `ATen/core/ivalue.h`, `c10/util/intrusive_ptr.h`).
-//! [`harness_values_probe`] finds the rest of them and checks them with an operation made for this purpose. If a check fails, Python runs all
+//! The layouts here are those of PyTorch 2.4 to 2.15 (`ATen/core/dispatch`, `ATen/core/boxing`,
+//! `ATen/core/ivalue.h`, `c10/util/intrusive_ptr.h`). [`harness_values_probe`] finds the rest of
+//! them and checks them with an operation made for this purpose. If a check fails, Python runs all
 //! operations.
 //!
 //! [`Values::Cpu`]: harness_gpu_settings::settings::Values::Cpu
@@ -30,9 +33,11 @@ const MOST_ALIASES: usize = 1 << 14;
 const MOST_ARGUMENTS: usize = 24;
 /// Accepted signatures of an operation.
 const MOST_SIGNATURES: usize = 16;
-/// The words of a tensor's object among which the probe looks for its dispatch keys. The object has 24 words in PyTorch 2.4, later 23.
+/// The words of a tensor's object among which the probe looks for its dispatch keys. The object has
+/// 24 words in PyTorch 2.4, later 23.
 const MOST_OF_TENSOR: usize = 24;
-/// The words of an operation's definition among which the probe looks for its kernels. Its table has up to 200 kernels of 32 or 40 bytes.
+/// The words of an operation's definition among which the probe looks for its kernels. Its table
+/// has up to 200 kernels of 32 or 40 bytes.
 const MOST_OF_DEFINITION: usize = 1 << 11;
 /// The most slots of an operation's map of registered kernels, and the words of a slot.
 const MOST_SLOTS: usize = 1 << 8;
@@ -40,8 +45,8 @@ const SLOT: usize = 5;
 /// The words of a list element among which its kernel is.
 const REGISTERED: usize = 8;
 
-/// A `c10::OperatorHandle`: the address of the operation's definition and another word. C++ returns it through a pointer, because it has a destructor.
-/// With four words, Rust does the same.
+/// A `c10::OperatorHandle`: the address of the operation's definition and another word. C++ returns
+/// it through a pointer, because it has a destructor. With four words, Rust does the same.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Handle([usize; 4]);
@@ -103,7 +108,17 @@ struct Torch {
     sizes: Get<usize>,
     strides: Get<usize>,
     scalar_type: Get<i32>,
-    from_blob: unsafe extern "C" fn(usize, i64, *const i64, *const i64, i64, i32, i32, i32, *mut *mut usize) -> i32,
+    from_blob: unsafe extern "C" fn(
+        usize,
+        i64,
+        *const i64,
+        *const i64,
+        i64,
+        i32,
+        i32,
+        i32,
+        *mut *mut usize,
+    ) -> i32,
     delete: unsafe extern "C" fn(*mut usize) -> i32,
     /// The keys of dense tensors of the GPU and of the CPU.
     gpu_keys: u64,
@@ -112,14 +127,16 @@ struct Torch {
     other_keys: u64,
     /// The keys of the probe's tensor.
     probe_keys: u64,
-    /// The keys of plain tensors. With others, a tensor is for example sparse, or conjugated when it is read.
+    /// The keys of plain tensors. With others, a tensor is for example sparse, or conjugated when
+    /// it is read.
     plain_keys: u64,
 }
 
 /// PyTorch, and what the probe has found.
 struct Known {
     torch: Torch,
-    /// The offsets of kernels in the definition of an operation: Python's kernel, the GPU's and the CPU's.
+    /// The offsets of kernels in the definition of an operation: Python's kernel, the GPU's and the
+    /// CPU's.
     in_python: usize,
     on_gpu: usize,
     on_cpu: usize,
@@ -192,14 +209,16 @@ struct Aliases {
 
 static KNOWN: OnceLock<Known> = OnceLock::new();
 /// By the address of its definition.
-static OPERATIONS: LazyLock<RwLock<HashMap<usize, &'static Operation>>> = LazyLock::new(RwLock::default);
+static OPERATIONS: LazyLock<RwLock<HashMap<usize, &'static Operation>>> =
+    LazyLock::new(RwLock::default);
 static ALIASES: LazyLock<Mutex<Aliases>> = LazyLock::new(Mutex::default);
 /// The number of operations for whose results host memory did not suffice.
 static BEYOND_LIMIT: AtomicU64 = AtomicU64::new(0);
 
 impl Torch {
     fn find(&self, name: &CStr, overload: &CStr) -> Handle {
-        // SAFETY: the functions have these types in C++. The caller names an operation that exists, so nothing is thrown.
+        // SAFETY: the functions have these types in C++. The caller names an operation that exists,
+        // so nothing is thrown.
         unsafe { (self.find)((self.dispatcher)(), name.as_ptr(), overload.as_ptr()) }
     }
 
@@ -212,8 +231,13 @@ impl Torch {
         let dimensions = get(self.dimensions, tensor)? as usize;
         let slice = |of| {
             let start = ptr::with_exposed_provenance(get(of, tensor)?);
-            // SAFETY: a tensor has a size and a stride for each dimension. It outlives the value, and its shape does not change while the slices exist.
-            Some(if dimensions == 0 { &[][..] } else { unsafe { slice::from_raw_parts(start, dimensions) } })
+            Some(if dimensions == 0 {
+                &[][..]
+            } else {
+                // SAFETY: a tensor has a size and a stride for each dimension. It outlives the value,
+                // and its shape does not change while the slices exist.
+                unsafe { slice::from_raw_parts(start, dimensions) }
+            })
         };
         Some([slice(self.sizes)?, slice(self.strides)?])
     }
@@ -221,11 +245,13 @@ impl Torch {
 
 fn get<T: Default>(get: Get<T>, tensor: &Value) -> Option<T> {
     let mut value = T::default();
-    // SAFETY: the payload of a value with a defined tensor is an `at::Tensor`, and the function writes this type.
+    // SAFETY: the payload of a value with a defined tensor is an `at::Tensor`, and the function
+    // writes this type.
     (unsafe { get(&raw const tensor.payload, &raw mut value) } == 0).then_some(value)
 }
 
-/// The size of an element of a `c10::ScalarType`. `None` for quantized types and parts of bytes, which Python handles.
+/// The size of an element of a `c10::ScalarType`. `None` for quantized types and parts of bytes,
+/// which Python handles.
 const fn element_size(scalar_type: i32) -> Option<u64> {
     Some(match scalar_type {
         0 | 1 | 11 | 23..=26 | 44 | 45 => 1,
@@ -260,8 +286,8 @@ impl Kernel {
     }
 }
 
-/// Adds a reference to a `c10::intrusive_ptr_target`. Returns `false` if this would be the second reference to a tensor that Python has too: then only
-/// PyTorch can add it.
+/// Adds a reference to a `c10::intrusive_ptr_target`. Returns `false` if this would be the second
+/// reference to a tensor that Python has too: then only PyTorch can add it.
 fn retain(object: usize) -> bool {
     let counts = counts(object);
     let before = counts.fetch_add(1, Ordering::Relaxed);
@@ -279,7 +305,8 @@ fn release(object: usize) {
 }
 
 fn counts(object: usize) -> &'static AtomicU64 {
-    // SAFETY: the counts follow the address of the virtual functions. The caller has a reference to the object.
+    // SAFETY: the counts follow the address of the virtual functions. The caller has a reference to
+    // the object.
     unsafe { &*ptr::with_exposed_provenance(object + size_of::<usize>()) }
 }
 
@@ -298,7 +325,8 @@ impl Aliases {
         aliases
     }
 
-    /// The CPU's tensor for a defined tensor of the GPU, and its size. `None` if Python has to handle the tensor.
+    /// The CPU's tensor for a defined tensor of the GPU, and its size. `None` if Python has to
+    /// handle the tensor.
     fn alias(&mut self, torch: &Torch, tensor: &Value) -> Option<(Value, u64)> {
         let scalar_type = get(torch.scalar_type, tensor)?;
         let (address, [sizes, strides]) = (get(torch.address, tensor)?, torch.shape(tensor)?);
@@ -312,7 +340,11 @@ impl Aliases {
             Some(alias) => *alias,
             None => {
                 let mut range = [0; 3];
-                let last: i64 = sizes.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum();
+                let last: i64 = sizes
+                    .iter()
+                    .zip(strides)
+                    .map(|(size, stride)| (size - 1) * stride)
+                    .sum();
                 if !contents::harness_values_range(address as u64, &mut range) {
                     return None;
                 }
@@ -323,9 +355,20 @@ impl Aliases {
                 }
                 let mut alias = ptr::null_mut();
                 let data = (host + offset) as usize;
-                // SAFETY: the contents are mapped until the generation changes, and the tensor's elements lie in them.
+                // SAFETY: the contents are mapped until the generation changes, and the tensor's
+                // elements lie in them.
                 let code = unsafe {
-                    (torch.from_blob)(data, sizes.len() as i64, sizes.as_ptr(), strides.as_ptr(), 0, scalar_type, 0, 0, &raw mut alias)
+                    (torch.from_blob)(
+                        data,
+                        sizes.len() as i64,
+                        sizes.as_ptr(),
+                        strides.as_ptr(),
+                        0,
+                        scalar_type,
+                        0,
+                        0,
+                        &raw mut alias,
+                    )
                 };
                 if code != 0 {
                     return None;
@@ -337,7 +380,13 @@ impl Aliases {
         };
         // SAFETY: an `at::Tensor` is the address of its object.
         let payload = unsafe { *ptr::with_exposed_provenance::<usize>(alias) };
-        Some((Value { payload, tag: TENSOR }, elements * element_size))
+        Some((
+            Value {
+                payload,
+                tag: TENSOR,
+            },
+            elements * element_size,
+        ))
     }
 }
 
@@ -349,13 +398,22 @@ impl Stack {
             let start = libc::malloc(capacity.max(1) * size_of::<Value>()).cast::<Value>();
             assert!(!start.is_null(), "no memory for {capacity} values");
             ptr::copy_nonoverlapping(values.as_ptr(), start, values.len());
-            Self { start, end: start.add(values.len()), capacity_end: start.add(capacity) }
+            Self {
+                start,
+                end: start.add(values.len()),
+                capacity_end: start.add(capacity),
+            }
         }
     }
 
     fn all(&self) -> &[Value] {
-        // SAFETY: the values from start to end are initialized. An empty std::vector has null pointers.
-        if self.start.is_null() { &[] } else { unsafe { slice::from_raw_parts(self.start, self.end.offset_from_unsigned(self.start)) } }
+        if self.start.is_null() {
+            &[]
+        } else {
+            // SAFETY: the values from start to end are initialized. An empty std::vector has null
+            // pointers.
+            unsafe { slice::from_raw_parts(self.start, self.end.offset_from_unsigned(self.start)) }
+        }
     }
 
     fn last(&mut self, count: usize) -> &mut [Value] {
@@ -367,7 +425,8 @@ impl Stack {
     }
 }
 
-/// The arguments of an operation of the CPU, and afterwards its results, with a reference to each object.
+/// The arguments of an operation of the CPU, and afterwards its results, with a reference to each
+/// object.
 struct Values {
     stack: Stack,
     /// Lists of tensors made for the CPU.
@@ -377,12 +436,20 @@ struct Values {
 impl Values {
     /// The values, and room for one more. `None` if PyTorch has to add a reference.
     fn new(values: &[Value], lists: Vec<*mut List>, known: &Known) -> Option<Self> {
-        let mut this = Self { stack: Stack::new(&[], values.len() + 1), lists };
-        values.iter().all(|value| this.push(*value, known)).then_some(this)
+        let mut this = Self {
+            stack: Stack::new(&[], values.len() + 1),
+            lists,
+        };
+        values
+            .iter()
+            .all(|value| this.push(*value, known))
+            .then_some(this)
     }
 
     fn push(&mut self, value: Value, known: &Known) -> bool {
-        if self.stack.end == self.stack.capacity_end || (known.is_object(value) && !retain(value.payload)) {
+        if self.stack.end == self.stack.capacity_end
+            || (known.is_object(value) && !retain(value.payload))
+        {
             return false;
         }
         // SAFETY: there is room for the value.
@@ -399,7 +466,14 @@ impl Values {
     /// The operation takes these arguments.
     unsafe fn compute(&mut self, operation: &Handle, known: &Known) {
         // SAFETY: as the caller promises.
-        unsafe { call(operation, known.on_cpu, known.torch.cpu_keys, &raw mut self.stack) };
+        unsafe {
+            call(
+                operation,
+                known.on_cpu,
+                known.torch.cpu_keys,
+                &raw mut self.stack,
+            )
+        };
     }
 }
 
@@ -422,12 +496,18 @@ fn list_of(tensors: &[Value], like: &List) -> *mut List {
     unsafe {
         let list = libc::malloc(size_of::<List>()).cast::<List>();
         assert!(!list.is_null(), "no memory for a list");
-        list.write(List { functions: like.functions, counts, elements, element_type: like.element_type });
+        list.write(List {
+            functions: like.functions,
+            counts,
+            elements,
+            element_type: like.element_type,
+        });
         list
     }
 }
 
-/// Frees a list of [`list_of`]. C++ never frees it, because this reference is the last. The type of the elements therefore needs no reference.
+/// Frees a list of [`list_of`]. C++ never frees it, because this reference is the last. The type of
+/// the elements therefore needs no reference.
 fn free(list: *mut List, known: &Known) {
     // SAFETY: the list exists.
     let (counts, elements) = unsafe { (&(*list).counts, &(*list).elements) };
@@ -448,12 +528,15 @@ fn free(list: *mut List, known: &Known) {
 /// The operation takes the last values of the stack.
 unsafe fn call(operation: &Handle, offset: usize, keys: u64, stack: *mut Stack) {
     let kernel = operation.kernel(offset);
-    let function = kernel.function().expect("harness_values_compute has checked the kernel, and PyTorch removes none");
+    let function = kernel
+        .function()
+        .expect("harness_values_compute has checked the kernel, and PyTorch removes none");
     // SAFETY: kernels have this signature. The caller vouches for the stack.
     unsafe { function(kernel.object, operation, keys, stack) };
 }
 
-/// While this exists, the thread runs one operation, and the operations that it calls do not arrive.
+/// While this exists, the thread runs one operation, and the operations that it calls do not
+/// arrive.
 struct Inside(c_int);
 
 impl Inside {
@@ -472,18 +555,22 @@ impl Drop for Inside {
 enum Plan {
     /// On the CPU, because no tensor is on the GPU.
     OnCpu,
-    /// First the kernel at this offset with these keys, for the GPU, then the CPU with these arguments.
+    /// First the kernel at this offset with these keys, for the GPU, then the CPU with these
+    /// arguments.
     OnBoth(usize, u64, Values),
     /// In Python, which reports whether the CPU accepts arguments with this signature.
     InPython(Option<u64>),
 }
 
-/// A hash (FNV-1a on words, with a rotation) of what decides whether the CPU accepts arguments, such as types.
+/// A hash (FNV-1a on words, with a rotation) of what decides whether the CPU accepts arguments,
+/// such as types.
 struct Signature(u64);
 
 impl Signature {
     fn add(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
+        self.0 = (self.0 ^ word)
+            .wrapping_mul(0x0000_0100_0000_01b3)
+            .rotate_left(29);
     }
 }
 
@@ -510,7 +597,8 @@ impl Arguments<'_> {
         if is_divided || (self.operation.results == Results::Number && is_complex(scalar_type)) {
             return None;
         }
-        self.signature.add(scalar_type as u64 | u64::from(is_on_gpu) << 8);
+        self.signature
+            .add(scalar_type as u64 | u64::from(is_on_gpu) << 8);
         if !is_on_gpu {
             return Some(*value);
         }
@@ -535,16 +623,27 @@ impl Arguments<'_> {
                     self.signature.add(u64::from(element.tag));
                     tensors.push(self.tensor(element)?);
                 }
-                let retained = tensors.iter().take_while(|tensor| !known.is_object(**tensor) || retain(tensor.payload)).count();
+                let retained = tensors
+                    .iter()
+                    .take_while(|tensor| !known.is_object(**tensor) || retain(tensor.payload))
+                    .count();
                 let list = list_of(&tensors[..retained], list);
                 self.lists.push(list);
-                (retained == tensors.len()).then_some(Value { payload: list.expose_provenance(), tag })
+                (retained == tensors.len()).then_some(Value {
+                    payload: list.expose_provenance(),
+                    tag,
+                })
             }
             tag if tag == known.device_tag => {
                 self.signature.add(value.payload as u8 as u64);
                 Some(Value { payload: CPU, tag })
             }
-            _ if self.operation.description.pins == index && value.payload as u8 == 1 && value.tag == known.bool_tag => None,
+            _ if self.operation.description.pins == index
+                && value.payload as u8 == 1
+                && value.tag == known.bool_tag =>
+            {
+                None
+            }
             NONE | DOUBLE => Some(*value),
             tag if tag == INT || tag == known.bool_tag => {
                 if self.operation.description.is_particular {
@@ -563,23 +662,41 @@ const CPU: usize = 0xff00;
 impl Operation {
     fn plan(&self, known: &Known, handle: &Handle, keys: u64, arguments: &[Value]) -> Plan {
         let has_cpu_kernel = handle.kernel(known.on_cpu).function().is_some();
-        let Torch { cpu_keys, gpu_keys, other_keys, .. } = known.torch;
+        let Torch {
+            cpu_keys,
+            gpu_keys,
+            other_keys,
+            ..
+        } = known.torch;
         let keys = keys & !other_keys;
-        let creates_on_gpu = arguments.iter().any(|value| value.tag == known.device_tag && value.payload as u8 != 0);
+        let creates_on_gpu = arguments
+            .iter()
+            .any(|value| value.tag == known.device_tag && value.payload as u8 != 0);
         let (offset, keys) = match keys {
             keys if keys == cpu_keys && !has_cpu_kernel => return Plan::InPython(None),
             keys if keys == cpu_keys && !creates_on_gpu => return Plan::OnCpu,
             keys if keys == cpu_keys => (known.on_cpu, keys),
             0 if creates_on_gpu => (known.on_gpu, gpu_keys),
-            keys if keys | cpu_keys == gpu_keys | cpu_keys && keys != cpu_keys => (known.on_gpu, keys),
+            keys if keys | cpu_keys == gpu_keys | cpu_keys && keys != cpu_keys => {
+                (known.on_gpu, keys)
+            }
             _ => return Plan::InPython(None),
         };
         if contents::harness_values_captures.load(Ordering::Relaxed) > 0 {
             return Plan::InPython(None);
         }
         let mut aliases = Aliases::lock(&known.torch);
-        let mut for_cpu = Arguments { known, operation: self, aliases: &mut aliases, signature: Signature(keys), lists: Vec::new() };
-        let mut values = [Value { payload: 0, tag: NONE }; MOST_ARGUMENTS];
+        let mut for_cpu = Arguments {
+            known,
+            operation: self,
+            aliases: &mut aliases,
+            signature: Signature(keys),
+            lists: Vec::new(),
+        };
+        let mut values = [Value {
+            payload: 0,
+            tag: NONE,
+        }; MOST_ARGUMENTS];
         for (index, (into, value)) in values.iter_mut().zip(arguments).enumerate() {
             match for_cpu.value(index, value) {
                 Some(value) => *into = value,
@@ -591,7 +708,11 @@ impl Operation {
         }
         let signature = for_cpu.signature.0;
         let values = Values::new(&values[..arguments.len()], for_cpu.lists, known);
-        match values.filter(|_| self.accepted.iter().any(|accepted| accepted.load(Ordering::Relaxed) == signature)) {
+        match values.filter(|_| {
+            self.accepted
+                .iter()
+                .any(|accepted| accepted.load(Ordering::Relaxed) == signature)
+        }) {
             Some(values) => Plan::OnBoth(offset, keys, values),
             None => Plan::InPython(Some(signature)),
         }
@@ -605,19 +726,29 @@ impl Operation {
         let results = stack.last(self.description.returns);
         if self.results == Results::Written {
             let mut aliases = Aliases::lock(&known.torch);
-            if !known.for_result(&results[0], &mut aliases).is_some_and(|into| values.push(into, known)) {
+            if !known
+                .for_result(&results[0], &mut aliases)
+                .is_some_and(|into| values.push(into, known))
+            {
                 return;
             }
         }
-        // SAFETY: as the caller promises. An operation that writes its result takes the tensor for it as its last argument.
+        // SAFETY: as the caller promises. An operation that writes its result takes the tensor for
+        // it as its last argument.
         unsafe { values.compute(&self.on_cpu, known) };
         match self.results {
             Results::Changed | Results::Written => {}
             Results::Number => results.copy_from_slice(values.stack.all()),
             Results::Copied => {
                 let computed = mem::replace(&mut values.stack.end, values.stack.start); // `take_over` removes their references.
-                let computed = Stack { end: computed, ..values.stack };
-                results.iter().zip(computed.all()).for_each(|(own, computed)| known.take_over(*own, *computed));
+                let computed = Stack {
+                    end: computed,
+                    ..values.stack
+                };
+                results
+                    .iter()
+                    .zip(computed.all())
+                    .for_each(|(own, computed)| known.take_over(*own, *computed));
             }
         }
     }
@@ -628,7 +759,12 @@ impl Known {
     fn is_on_gpu(&self, tensor: &Value) -> Option<bool> {
         // SAFETY: the probe has found the keys at this offset.
         let keys = unsafe { *ptr::with_exposed_provenance::<u64>(tensor.payload + self.keys) };
-        let Torch { gpu_keys, cpu_keys, plain_keys, .. } = self.torch;
+        let Torch {
+            gpu_keys,
+            cpu_keys,
+            plain_keys,
+            ..
+        } = self.torch;
         (keys & !plain_keys == 0).then_some(keys & gpu_keys & !cpu_keys != 0)
     }
 
@@ -638,17 +774,27 @@ impl Known {
 
     /// Removes a reference to each object of the values.
     fn release(&self, values: &Stack) {
-        values.all().iter().filter(|value| self.is_object(**value)).for_each(|value| release(value.payload));
+        values
+            .all()
+            .iter()
+            .filter(|value| self.is_object(**value))
+            .for_each(|value| release(value.payload));
     }
 
-    /// The tensor of the CPU for a result. `None` if it is empty, and if the result is counted as not computed.
+    /// The tensor of the CPU for a result. `None` if it is empty, and if the result is counted as
+    /// not computed.
     fn for_result(&self, result: &Value, aliases: &mut Aliases) -> Option<Value> {
         let [sizes, _] = self.torch.shape(result)?;
         if sizes.contains(&0) {
             return None;
         }
-        let alias =
-            self.is_on_gpu(result).and_then(|is_on_gpu| if is_on_gpu { aliases.alias(&self.torch, result) } else { Some((*result, 0)) });
+        let alias = self.is_on_gpu(result).and_then(|is_on_gpu| {
+            if is_on_gpu {
+                aliases.alias(&self.torch, result)
+            } else {
+                Some((*result, 0))
+            }
+        });
         let Some((alias, size)) = alias else {
             contents::not_computed();
             return None;
@@ -670,16 +816,21 @@ impl Known {
         let sizes = |tensor| torch.shape(tensor).map(|[sizes, _]| sizes);
         if torch.is_defined(own) && sizes(&own) == sizes(&computed) {
             let mut aliases = Aliases::lock(torch);
-            let is_non_blocking = Value { payload: 0, tag: self.bool_tag };
+            let is_non_blocking = Value {
+                payload: 0,
+                tag: self.bool_tag,
+            };
             let into = self.for_result(&own, &mut aliases);
-            let arguments = into.and_then(|into| Values::new(&[into, computed, is_non_blocking], Vec::new(), self));
+            let arguments = into
+                .and_then(|into| Values::new(&[into, computed, is_non_blocking], Vec::new(), self));
             drop(aliases);
             if let Some(mut arguments) = arguments {
                 // SAFETY: these are the arguments of `copy_`.
                 unsafe { arguments.compute(&self.copy, self) };
             }
         }
-        // SAFETY: C++ frees the memory with the same allocator. The tensor has one reference from here.
+        // SAFETY: C++ frees the memory with the same allocator. The tensor has one reference from
+        // here.
         unsafe {
             let holder = libc::malloc(size_of::<usize>()).cast::<usize>();
             holder.write(computed.payload);
@@ -694,17 +845,30 @@ thread_local! {
 }
 
 /// The function of kernels that [`harness_values_compute`] has replaced.
-unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys: u64, stack: *mut Stack) {
+unsafe extern "C-unwind" fn run(
+    object: *mut c_void,
+    handle: *const Handle,
+    keys: u64,
+    stack: *mut Stack,
+) {
     // SAFETY: PyTorch passes a handle and a stack, and nothing else uses the stack during the call.
     let (handle, stack) = unsafe { (&*handle, &mut *stack) };
     let operations = OPERATIONS.read().unwrap_or_else(PoisonError::into_inner);
     let operation = operations.get(&handle.0[0]).copied();
     drop(operations);
-    let (operation, known) = operation.zip(KNOWN.get()).expect("the operation is known before its kernel is replaced");
-    match operation.plan(known, handle, keys, stack.last(operation.description.arguments)) {
+    let (operation, known) = operation
+        .zip(KNOWN.get())
+        .expect("the operation is known before its kernel is replaced");
+    match operation.plan(
+        known,
+        handle,
+        keys,
+        stack.last(operation.description.arguments),
+    ) {
         Plan::InPython(signature) => {
             IN_PYTHON.set(signature.map(|signature| (operation, signature)));
-            // SAFETY: the object is that of the Python kernel, and the rest is as PyTorch has passed it.
+            // SAFETY: the object is that of the Python kernel, and the rest is as PyTorch has
+            // passed it.
             unsafe { (operation.python)(object, handle, keys, stack) };
         }
         Plan::OnCpu => {
@@ -714,7 +878,8 @@ unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys
         }
         Plan::OnBoth(offset, keys, values) => {
             let _inside = Inside::enter();
-            // SAFETY: the operation takes the last values of the stack, and the CPU takes their counterparts.
+            // SAFETY: the operation takes the last values of the stack, and the CPU takes their
+            // counterparts.
             unsafe {
                 call(handle, offset, keys, stack);
                 operation.compute(known, values, stack);
@@ -727,10 +892,18 @@ unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys
 fn words(address: usize, count: usize) -> Vec<usize> {
     let mut words = vec![0; count];
     let size = count * size_of::<usize>();
-    let into = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size };
-    let from = libc::iovec { iov_base: ptr::with_exposed_provenance_mut(address), iov_len: size };
+    let into = libc::iovec {
+        iov_base: words.as_mut_ptr().cast(),
+        iov_len: size,
+    };
+    let from = libc::iovec {
+        iov_base: ptr::with_exposed_provenance_mut(address),
+        iov_len: size,
+    };
     // SAFETY: the operating system checks both ranges.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0) };
+    let read = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0)
+    };
     words.truncate(usize::try_from(read).unwrap_or(0) / size_of::<usize>());
     words
 }
@@ -741,35 +914,47 @@ fn is_in_library(address: usize) -> bool {
     unsafe { libc::dladdr(ptr::with_exposed_provenance(address), found.as_mut_ptr()) != 0 }
 }
 
-/// Finds the kernels in the definition of an operation whose kernels for the CPU, the GPU and our dispatch key are Python's. Returns their offsets.
+/// Finds the kernels in the definition of an operation whose kernels for the CPU, the GPU and our
+/// dispatch key are Python's. Returns their offsets.
 fn kernels(definition: usize) -> Option<[usize; 3]> {
     let words = words(definition, MOST_OF_DEFINITION);
-    // The kernels of the CPU and the GPU are neighbours, with the same function and different objects.
+    // The kernels of the CPU and the GPU are neighbours, with the same function and different
+    // objects.
     (1..words.len()).find_map(|cpu| {
         let [object, function] = [words[cpu - 1], words[cpu]];
         let gpu = (cpu + 4..=cpu + 8).find(|&gpu| words.get(gpu) == Some(&function))?;
         let in_python = (gpu + 1..words.len()).find(|&place| words[place] == function)?;
         let objects = [object, words[gpu - 1], words[in_python - 1]];
-        let differ = objects[0] != objects[1] && objects[1] != objects[2] && objects[0] != objects[2] && !objects.contains(&0);
+        let differ = objects[0] != objects[1]
+            && objects[1] != objects[2]
+            && objects[0] != objects[2]
+            && !objects.contains(&0);
         let fits = is_in_library(function) && differ && (in_python - cpu) % (gpu - cpu) == 0;
         fits.then(|| [cpu, gpu, in_python].map(|place| (place - 1) * size_of::<usize>()))
     })
 }
 
-/// Finds the registered kernel whose copy is in the table of an operation. PyTorch compares both before it reports that an operation lacks a kernel.
-/// `map`, a `ska::flat_hash_map` of registered kernels, begins with the address of its slots and their number less one. More slots follow for collisions.
+/// Finds the registered kernel whose copy is in the table of an operation. PyTorch compares both
+/// before it reports that an operation lacks a kernel. `map`, a `ska::flat_hash_map` of registered
+/// kernels, begins with the address of its slots and their number less one. More slots follow for
+/// collisions.
 fn registered(map: &[usize], copy: &Kernel) -> Option<&'static Kernel> {
     let &[slots, last, ..] = map else { return None };
     if last >= MOST_SLOTS || !(last + 1).is_power_of_two() {
         return None;
     }
     let wanted = [copy.object.addr(), copy.function.load(Ordering::Relaxed)];
-    let addresses = words(slots, 2 * (last + 1) * SLOT).into_iter().filter(|address| *address > 0 && address % align_of::<usize>() == 0);
+    let addresses = words(slots, 2 * (last + 1) * SLOT)
+        .into_iter()
+        .filter(|address| *address > 0 && address % align_of::<usize>() == 0);
     let address = addresses.into_iter().find_map(|address| {
-        let place = words(address, REGISTERED).windows(2).position(|pair| pair == wanted)?;
+        let place = words(address, REGISTERED)
+            .windows(2)
+            .position(|pair| pair == wanted)?;
         Some(address + place * size_of::<usize>())
     })?;
-    // SAFETY: a kernel with this object and this function is at the address. `cpu_values` keeps it registered.
+    // SAFETY: a kernel with this object and this function is at the address. `cpu_values` keeps it
+    // registered.
     Some(unsafe { &*ptr::with_exposed_provenance(address) })
 }
 
@@ -782,13 +967,20 @@ struct Probe {
 static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
 
 impl Probe {
-    /// Checks the arguments of the probe: a tensor of 2 × 3 numbers of the CPU, 1.5, 7, true, a list of this tensor, and the second GPU.
+    /// Checks the arguments of the probe: a tensor of 2 × 3 numbers of the CPU, 1.5, 7, true, a
+    /// list of this tensor, and the second GPU.
     fn checked(mut self, keys: u64, arguments: &[Value]) -> Option<Known> {
         let torch = &self.known.torch;
-        let [tensor, double, int, bool, list, device] = arguments else { return None };
+        let [tensor, double, int, bool, list, device] = arguments else {
+            return None;
+        };
         let [sizes, strides] = (tensor.tag == TENSOR).then(|| torch.shape(tensor))??;
-        let is_tensor = sizes == [2, 3] && strides == [3, 1] && get(torch.scalar_type, tensor) == Some(6);
-        let are_numbers = double.tag == DOUBLE && f64::from_bits(double.payload as u64) == 1.5 && int.tag == INT && int.payload == 7;
+        let is_tensor =
+            sizes == [2, 3] && strides == [3, 1] && get(torch.scalar_type, tensor) == Some(6);
+        let are_numbers = double.tag == DOUBLE
+            && f64::from_bits(double.payload as u64) == 1.5
+            && int.tag == INT
+            && int.payload == 7;
         let is_bool = bool.payload as u8 == 1;
         // SAFETY: the address of an object of C++ that is at least this large.
         let list_of = unsafe { &*ptr::with_exposed_provenance::<List>(list.payload) };
@@ -798,18 +990,32 @@ impl Probe {
         let tags = [NONE, TENSOR, DOUBLE, INT, bool.tag, list.tag, device.tag];
         let words = words(tensor.payload, MOST_OF_TENSOR);
         let mut places = (0..words.len()).filter(|&place| words[place] as u64 == torch.probe_keys);
-        let (Some(place), None) = (places.next(), places.next()) else { return None };
+        let (Some(place), None) = (places.next(), places.next()) else {
+            return None;
+        };
         let differ = (1..tags.len()).all(|index| !tags[..index].contains(&tags[index]));
         let are_keys = keys & !torch.other_keys == torch.cpu_keys;
         self.known.keys = place * size_of::<u64>();
-        [self.known.bool_tag, self.known.list_tag, self.known.device_tag] = [bool.tag, list.tag, device.tag];
-        (is_tensor && are_numbers && is_bool && is_list && is_device && differ && are_keys).then_some(self.known)
+        [
+            self.known.bool_tag,
+            self.known.list_tag,
+            self.known.device_tag,
+        ] = [bool.tag, list.tag, device.tag];
+        (is_tensor && are_numbers && is_bool && is_list && is_device && differ && are_keys)
+            .then_some(self.known)
     }
 }
 
 /// The function of the probe's kernel for our dispatch key.
-unsafe extern "C-unwind" fn probe(object: *mut c_void, handle: *const Handle, keys: u64, stack: *mut Stack) {
-    let Some(probe) = PROBE.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+unsafe extern "C-unwind" fn probe(
+    object: *mut c_void,
+    handle: *const Handle,
+    keys: u64,
+    stack: *mut Stack,
+) {
+    let Some(probe) = PROBE.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        return;
+    };
     let python = probe.python;
     // SAFETY: PyTorch passes a stack that ends with six arguments.
     let arguments = unsafe { (*stack).last(6) };
@@ -829,47 +1035,92 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
     // SAFETY: as the caller promises.
     let (torch, name) = unsafe { (*torch, CStr::from_ptr(name)) };
     let handle = torch.find(name, c"");
-    let Some([on_cpu, on_gpu, in_python]) = kernels(handle.0[0]) else { return false };
+    let Some([on_cpu, on_gpu, in_python]) = kernels(handle.0[0]) else {
+        return false;
+    };
     let kernel = handle.kernel(in_python);
-    let Some(python) = kernel.function() else { return false };
+    let Some(python) = kernel.function() else {
+        return false;
+    };
     let definition = words(handle.0[0], MOST_OF_DEFINITION);
     let after_table = in_python / size_of::<usize>();
-    let Some(map) = (after_table..definition.len()).find(|&place| registered(&definition[place..], kernel).is_some()) else { return false };
+    let Some(map) = (after_table..definition.len())
+        .find(|&place| registered(&definition[place..], kernel).is_some())
+    else {
+        return false;
+    };
     let copy = torch.find(c"aten::copy_", c"");
     let map = map * size_of::<usize>();
-    let known = Known { copy, torch, in_python, on_gpu, on_cpu, map, keys: 0, bool_tag: 0, list_tag: 0, device_tag: 0 };
+    let known = Known {
+        copy,
+        torch,
+        in_python,
+        on_gpu,
+        on_cpu,
+        map,
+        keys: 0,
+        bool_tag: 0,
+        list_tag: 0,
+        device_tag: 0,
+    };
     *PROBE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Probe { known, python });
-    kernel.function.store(probe as *const () as usize, Ordering::Release);
+    kernel
+        .function
+        .store(probe as *const () as usize, Ordering::Release);
     true
 }
 
-/// Runs an operation without Python from now on. Returns `false` if the probe has failed or the operation lacks a kernel.
+/// Runs an operation without Python from now on. Returns `false` if the probe has failed or the
+/// operation lacks a kernel.
 ///
 /// # Safety
 /// The description is true.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn harness_values_compute(description: &Description) -> bool {
-    let Some(known) = KNOWN.get().filter(|_| description.arguments <= MOST_ARGUMENTS) else { return false };
+    let Some(known) = KNOWN
+        .get()
+        .filter(|_| description.arguments <= MOST_ARGUMENTS)
+    else {
+        return false;
+    };
     // SAFETY: as the caller promises.
-    let [own, on_cpu] = description.names.map(|name| unsafe { known.torch.find(CStr::from_ptr(name[0]), CStr::from_ptr(name[1])) });
+    let [own, on_cpu] = description.names.map(|name| unsafe {
+        known
+            .torch
+            .find(CStr::from_ptr(name[0]), CStr::from_ptr(name[1]))
+    });
     let kernel = own.kernel(known.in_python);
-    let has_kernels = own.kernel(known.on_gpu).function().is_some() && on_cpu.kernel(known.on_cpu).function().is_some();
-    let Some(python) = kernel.function().filter(|_| has_kernels) else { return false };
-    let Some(registered) = registered(&words(own.0[0] + known.map, 2), kernel) else { return false };
+    let has_kernels = own.kernel(known.on_gpu).function().is_some()
+        && on_cpu.kernel(known.on_cpu).function().is_some();
+    let Some(python) = kernel.function().filter(|_| has_kernels) else {
+        return false;
+    };
+    let Some(registered) = registered(&words(own.0[0] + known.map, 2), kernel) else {
+        return false;
+    };
     let results = Results::ALL[description.results];
-    let operation = Box::leak(Box::new(Operation { on_cpu, python, results, description: *description, accepted: Default::default() }));
+    let operation = Box::leak(Box::new(Operation {
+        on_cpu,
+        python,
+        results,
+        description: *description,
+        accepted: Default::default(),
+    }));
     let mut operations = OPERATIONS.write().unwrap_or_else(PoisonError::into_inner);
     // Another thread may have changed the kernel already.
     operations.entry(own.0[0]).or_insert(operation);
     for kernel in [registered, kernel] {
-        kernel.function.store(run as *const () as usize, Ordering::Release);
+        kernel
+            .function
+            .store(run as *const () as usize, Ordering::Release);
     }
     IN_PYTHON.set(None);
     true
 }
 
 export! {
-    /// Remembers that the CPU accepts the arguments of the operation that Python runs in this thread.
+    /// Remembers that the CPU accepts the arguments of the operation that Python runs in this
+    /// thread.
     harness_values_accepted() -> () = {
         if let Some((operation, signature)) = IN_PYTHON.take() {
             let unused = |accepted: &&AtomicU64| accepted.compare_exchange(0, signature, Ordering::Relaxed, Ordering::Relaxed).is_ok();

@@ -1,9 +1,10 @@
 //! Answers all functions without code in this crate.
 //!
-//! The stub libraries have a stub for each such function. It loads the address of a [`Stub`] into `r11` and jumps to `harness_gpu_unmodelled`.
-//! [`TABLE`] describes the outputs of known functions, from the headers of CUDA 13.0. They return success. Numbers become zero and new objects are
-//! zeroed, because a caller might take an unwritten output for a size. Other functions write nothing, and the report lists them. Those of the driver
-//! and the runtime return "not supported".
+//! The stub libraries have a stub for each such function. It loads the address of a [`Stub`] into
+//! `r11` and jumps to `harness_gpu_unmodelled`. [`TABLE`] describes the outputs of known functions,
+//! from the headers of CUDA 13.0. They return success. Numbers become zero and new objects are
+//! zeroed, because a caller might take an unwritten output for a size. Other functions write
+//! nothing, and the report lists them. Those of the driver and the runtime return "not supported".
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -13,9 +14,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::objects::{delete_object, new_object};
 use crate::{code::Code, copied, libraries, solver, stack::words_on_stack, world};
 
-/// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
-/// four bytes of zeros and `q` eight through the pointer; `s` and `t` write the size of a workspace of cuSOLVER in four and eight bytes; `n` writes the
-/// handle of a new object; `d` destroys the object. `h` is the type of a product's elements, and `l` points to it.
+/// The functions: the name, then the effects on its arguments. An effect is the position among the
+/// integer arguments, from 0, and a letter. `w` writes four bytes of zeros and `q` eight through
+/// the pointer; `s` and `t` write the size of a workspace of cuSOLVER in four and eight bytes; `n`
+/// writes the handle of a new object; `d` destroys the object. `h` is the type of a product's
+/// elements, and `l` points to it.
 const TABLE: &str = include_str!("unmodelled.tsv");
 
 #[repr(C, align(16))]
@@ -67,7 +70,8 @@ extern "C" fn harness_gpu_unmodelled() {
     );
 }
 
-/// Applies the effects of a function to its arguments: the first six integer arguments, and those on the stack.
+/// Applies the effects of a function to its arguments: the first six integer arguments, and those
+/// on the stack.
 unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *const u64) -> u64 {
     // SAFETY: a stub passes its own data, which lives as long as its library.
     let stub = unsafe { &*stub };
@@ -81,7 +85,13 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     // SAFETY: the pointer came from a static reference.
     let function = unsafe { &*function };
     // SAFETY: the signature has this many integer arguments, six of them in registers.
-    let argument = |place: usize| unsafe { if place < 6 { *registers.add(place) } else { *stack.add(place - 6) } };
+    let argument = |place: usize| unsafe {
+        if place < 6 {
+            *registers.add(place)
+        } else {
+            *stack.add(place - 6)
+        }
+    };
     let mut result = function.result;
     for &(place, effect) in &function.effects {
         let address = argument(place);
@@ -89,16 +99,21 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
             continue;
         }
         let pointer = ptr::with_exposed_provenance_mut::<u8>(address as usize);
-        // SAFETY: by the signature, the argument points to an output of this size, or is an object from `Effect::New`. Device addresses are skipped.
+        // SAFETY: by the signature, the argument points to an output of this size, or is an object
+        // from `Effect::New`. Device addresses are skipped.
         unsafe {
             match effect {
                 Effect::Zero4 => pointer.cast::<u32>().write_unaligned(0),
                 Effect::Zero8 => pointer.cast::<u64>().write_unaligned(0),
                 Effect::Workspace4 => {
                     let elements = solver::workspace(function.name, argument);
-                    pointer.cast::<i32>().write_unaligned(i32::try_from(elements).unwrap_or(i32::MAX));
+                    pointer
+                        .cast::<i32>()
+                        .write_unaligned(i32::try_from(elements).unwrap_or(i32::MAX));
                 }
-                Effect::Workspace8 => pointer.cast::<u64>().write_unaligned(solver::workspace(function.name, argument)),
+                Effect::Workspace8 => pointer
+                    .cast::<u64>()
+                    .write_unaligned(solver::workspace(function.name, argument)),
                 Effect::New => pointer.cast::<*mut u8>().write(new_object()),
                 Effect::Delete => delete_object(pointer),
                 Effect::Elements => result = product(address as i32),
@@ -111,7 +126,11 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
 
 /// The status of a product, by the type of its elements: 2 and 14 are float16 and bfloat16.
 fn product(elements: i32) -> u64 {
-    if matches!(elements, 2 | 14) { libraries::half_product() as u64 } else { 0 }
+    if matches!(elements, 2 | 14) {
+        libraries::half_product() as u64
+    } else {
+        0
+    }
 }
 
 /// The arguments on the stack that can point to an output: cublasLtMatmul has ten.
@@ -124,7 +143,11 @@ fn forget_outputs(registers: *const u64, stack: *const u64) {
     }
     let on_stack = words_on_stack(stack.addr()).min(ON_STACK);
     // SAFETY: there are six registers, and these words are on the stack.
-    let words = unsafe { (0..6).map(|index| *registers.add(index)).chain((0..on_stack).map(|index| *stack.add(index))) };
+    let words = unsafe {
+        (0..6)
+            .map(|index| *registers.add(index))
+            .chain((0..on_stack).map(|index| *stack.add(index)))
+    };
     words
         .filter(|word| world::is_device_memory(*word) && copied::may_know(*word))
         .for_each(|address| world::machine().state().copied.forget_around(address));
@@ -132,18 +155,33 @@ fn forget_outputs(registers: *const u64, stack: *const u64) {
 
 fn result_of_unknown(name: &[u8]) -> u64 {
     let is_cuda = name.starts_with(b"cuda") || matches!(name, [b'c', b'u', b'A'..=b'Z', ..]);
-    if is_cuda { Code::NotSupported as u64 } else { 0 }
+    if is_cuda {
+        Code::NotSupported as u64
+    } else {
+        0
+    }
 }
 
 /// The function of this name. The names of functions outside of the table are listed.
 fn known(name: &CStr) -> &'static Function {
     static FUNCTIONS: OnceLock<Vec<Function>> = OnceLock::new();
-    let functions = FUNCTIONS.get_or_init(|| TABLE.lines().filter(|line| !line.starts_with('#')).map(Function::of_row).collect());
-    let found = functions.binary_search_by(|function| function.name.as_bytes().cmp(name.to_bytes()));
+    let functions = FUNCTIONS.get_or_init(|| {
+        TABLE
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(Function::of_row)
+            .collect()
+    });
+    let found =
+        functions.binary_search_by(|function| function.name.as_bytes().cmp(name.to_bytes()));
     found.map_or_else(
         |_| {
             world::machine().counters.note_unmodelled(name.to_bytes());
-            &*Box::leak(Box::new(Function { name: "", effects: Vec::new(), result: result_of_unknown(name.to_bytes()) }))
+            &*Box::leak(Box::new(Function {
+                name: "",
+                effects: Vec::new(),
+                result: result_of_unknown(name.to_bytes()),
+            }))
         },
         |index| &functions[index],
     )
@@ -153,22 +191,30 @@ impl Function {
     fn of_row(row: &'static str) -> Self {
         let mut fields = row.split('\t');
         let name = fields.next().unwrap_or_default();
-        let effects = fields.next().unwrap_or_default().split(' ').filter_map(|text| {
-            let (place, letter) = text.split_at_checked(text.len().checked_sub(1)?)?;
-            let effect = match letter {
-                "w" => Effect::Zero4,
-                "q" => Effect::Zero8,
-                "s" => Effect::Workspace4,
-                "t" => Effect::Workspace8,
-                "n" => Effect::New,
-                "d" => Effect::Delete,
-                "h" => Effect::Elements,
-                "l" => Effect::ElementsAt,
-                _ => return None,
-            };
-            Some((place.parse().ok()?, effect))
-        });
-        Self { name, effects: effects.collect(), result: 0 }
+        let effects = fields
+            .next()
+            .unwrap_or_default()
+            .split(' ')
+            .filter_map(|text| {
+                let (place, letter) = text.split_at_checked(text.len().checked_sub(1)?)?;
+                let effect = match letter {
+                    "w" => Effect::Zero4,
+                    "q" => Effect::Zero8,
+                    "s" => Effect::Workspace4,
+                    "t" => Effect::Workspace8,
+                    "n" => Effect::New,
+                    "d" => Effect::Delete,
+                    "h" => Effect::Elements,
+                    "l" => Effect::ElementsAt,
+                    _ => return None,
+                };
+                Some((place.parse().ok()?, effect))
+            });
+        Self {
+            name,
+            effects: effects.collect(),
+            result: 0,
+        }
     }
 }
 
@@ -178,11 +224,18 @@ mod tests {
 
     #[test]
     fn the_table_is_sorted_and_every_effect_is_parsed() {
-        let rows: Vec<&str> = TABLE.lines().filter(|line| !line.starts_with('#')).collect();
+        let rows: Vec<&str> = TABLE
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .collect();
         assert!(rows.is_sorted() && rows.len() > 400, "{}", rows.len());
         for row in rows {
             let effects = row.split('\t').nth(1).unwrap_or_default();
-            assert_eq!(Function::of_row(row).effects.len(), effects.split_terminator(' ').count(), "{row}");
+            assert_eq!(
+                Function::of_row(row).effects.len(),
+                effects.split_terminator(' ').count(),
+                "{row}"
+            );
         }
     }
 
@@ -191,8 +244,13 @@ mod tests {
         let created = TABLE
             .lines()
             .filter_map(|row| row.strip_suffix("\t0n"))
-            .map(|name| name.replace("Create", "Destroy").replace("_create", "_destroy"));
-        let kept: Vec<String> = created.filter(|name| TABLE.lines().any(|row| row == name)).collect();
+            .map(|name| {
+                name.replace("Create", "Destroy")
+                    .replace("_create", "_destroy")
+            });
+        let kept: Vec<String> = created
+            .filter(|name| TABLE.lines().any(|row| row == name))
+            .collect();
         assert!(kept.is_empty(), "{kept:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! [`Machine`]: the state of the simulated machine in one process.
 //!
-//! The first call creates it from the environment, and [`harness_machine_restart`] creates it again. All calls except kernel launches use one lock, which
-//! stays usable in forked children.
+//! The first call creates it from the environment, and [`harness_machine_restart`] creates it
+//! again. All calls except kernel launches use one lock, which stays usable in forked children.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,7 +18,10 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
-use crate::{calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution, host::HostMemory, torch_allocator};
+use crate::{
+    calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution,
+    host::HostMemory, torch_allocator,
+};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::context_overhead::Part;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
@@ -90,19 +93,23 @@ fn created() -> Option<&'static Machine> {
     unsafe { MACHINE.load(Ordering::Acquire).as_ref() }
 }
 
-/// Returns whether the program has neither used the devices nor read what differs between the runs of a program: then [`harness_machine_restart`]
-/// works.
+/// Returns whether the program has neither used the devices nor read what differs between the runs
+/// of a program: then [`harness_machine_restart`] works.
 #[unsafe(no_mangle)]
 extern "C" fn harness_machine_is_unused() -> bool {
-    created().is_none_or(|machine| !machine.shows_memory.load(Ordering::Relaxed) && machine.state().is_unused())
+    created().is_none_or(|machine| {
+        !machine.shows_memory.load(Ordering::Relaxed) && machine.state().is_unused()
+    })
 }
 
-/// Creates the machine again, from the variables of this process. The process is a copy with one thread.
+/// Creates the machine again, from the variables of this process. The process is a copy with one
+/// thread.
 #[unsafe(no_mangle)]
 extern "C" fn harness_machine_restart() {
     if let Some(old) = created() {
         let new = Machine::of_environment();
-        new.initialized.store(old.initialized.load(Ordering::Relaxed), Ordering::Relaxed);
+        new.initialized
+            .store(old.initialized.load(Ordering::Relaxed), Ordering::Relaxed);
         MACHINE.store(Box::leak(Box::new(new)), Ordering::Release);
     }
 }
@@ -115,16 +122,30 @@ pub(crate) const fn is_device_memory(address: u64) -> bool {
 impl Machine {
     fn of_environment() -> Self {
         let settings: Settings = match env::var(SETTINGS).map(|text| of_variable(&text)) {
-            Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&harness_gpu_settings::gpus::GPUS[0]), Bytes::gib(80)),
+            Err(_) => Settings::new(
+                Gpu::named("h100-80").unwrap_or(&harness_gpu_settings::gpus::GPUS[0]),
+                Bytes::gib(80),
+            ),
             Ok(Ok(settings)) => settings,
             Ok(settings) => or_abort("simulated GPU", SETTINGS, settings),
         };
-        let visible = visible(settings.devices, env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        let visible = visible(
+            settings.devices,
+            env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(),
+        );
         let folder = env::var_os(RUN).map(PathBuf::from);
-        let executing = if settings.kernels == Kernels::Execute { visible.len() } else { 0 };
+        let executing = if settings.kernels == Kernels::Execute {
+            visible.len()
+        } else {
+            0
+        };
         let state = State {
-            devices: (0..visible.len()).map(|index| DeviceMemory::new(index, &settings)).collect(),
-            executions: (0..executing).map(|index| Execution::new(index, &settings)).collect(),
+            devices: (0..visible.len())
+                .map(|index| DeviceMemory::new(index, &settings))
+                .collect(),
+            executions: (0..executing)
+                .map(|index| Execution::new(index, &settings))
+                .collect(),
             streams: Streams::new(visible.len()),
             host: HostMemory::default(),
             attempts: Attempts::new(folder.as_deref(), &settings.faults),
@@ -133,9 +154,16 @@ impl Machine {
             parts: BTreeSet::new(),
             code: BTreeMap::new(),
             opened: BTreeMap::new(),
-            account: Account::new(env::var_os(LEDGER).map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref())))),
+            account: Account::new(
+                env::var_os(LEDGER)
+                    .map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref()))),
+            ),
         };
-        let counters = OwnCounters::new(folder.as_deref(), u32::try_from(visible.len()).unwrap_or(0), settings.memory);
+        let counters = OwnCounters::new(
+            folder.as_deref(),
+            u32::try_from(visible.len()).unwrap_or(0),
+            settings.memory,
+        );
         Self {
             counters,
             visible,
@@ -172,7 +200,8 @@ impl Machine {
     }
 
     /// Refuses calls in a forked child that inherited a context, as CUDA does
-    /// (<https://docs.pytorch.org/docs/stable/notes/multiprocessing.html>). In other processes, opens the counters.
+    /// (<https://docs.pytorch.org/docs/stable/notes/multiprocessing.html>). In other processes,
+    /// opens the counters.
     pub(crate) fn usable(&self) -> Result<(), Code> {
         if self.inherits_context.load(Ordering::Relaxed) {
             return Err(Code::NotInitialized);
@@ -181,7 +210,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Applies the injected latency of a call. Callers do not hold the state, which other threads may need.
+    /// Applies the injected latency of a call. Callers do not hold the state, which other threads
+    /// may need.
     pub(crate) fn delay(&self, call: Call) {
         let by = self.counters.delay(&self.settings.latencies, call);
         self.late_by.fetch_add(by.0, Ordering::Relaxed);
@@ -208,7 +238,8 @@ impl ForkedState for State {
         state
     }
 
-    /// A child cannot use the contexts of its parent, whose memory stays the parent's. Without contexts, the child uses the devices itself.
+    /// A child cannot use the contexts of its parent, whose memory stays the parent's. Without
+    /// contexts, the child uses the devices itself.
     fn start_child(&mut self) {
         let machine = machine();
         torch_allocator::start_child();
@@ -225,7 +256,14 @@ impl ForkedState for State {
 
 impl State {
     fn is_unused(&self) -> bool {
-        let Self { devices, streams, attempts, symbols, opened, .. } = self;
+        let Self {
+            devices,
+            streams,
+            attempts,
+            symbols,
+            opened,
+            ..
+        } = self;
         !devices.iter().any(DeviceMemory::has_context)
             && streams.is_unused()
             && attempts.noted() == 0
@@ -233,8 +271,8 @@ impl State {
             && opened.is_empty()
     }
 
-    /// Requests memory with `get` unless a fault makes the attempt fail. Without a device it is host memory. Also returns whether the failure was
-    /// injected.
+    /// Requests memory with `get` unless a fault makes the attempt fail. Without a device it is
+    /// host memory. Also returns whether the failure was injected.
     pub(crate) fn attempt<T>(
         &mut self,
         machine: &Machine,
@@ -242,19 +280,38 @@ impl State {
         device: Option<usize>,
         get: impl FnOnce(&mut Self) -> Result<T, Code>,
     ) -> (Result<T, Code>, bool) {
-        let held = device.and_then(|index| self.devices.get_mut(index)).map_or(Bytes::ZERO, DeviceMemory::used);
+        let held = device
+            .and_then(|index| self.devices.get_mut(index))
+            .map_or(Bytes::ZERO, DeviceMemory::used);
         self.attempts.open();
-        let is_faulty = |faulty: u32| device.and_then(|index| machine.visible.get(index)) == Some(&faulty);
-        let injected = machine.settings.faulty_device.is_none_or(is_faulty) && self.attempts.fails(call, size);
-        let got = if injected { Err(Code::OutOfMemory) } else { get(self) };
+        let is_faulty =
+            |faulty: u32| device.and_then(|index| machine.visible.get(index)) == Some(&faulty);
+        let injected =
+            machine.settings.faulty_device.is_none_or(is_faulty) && self.attempts.fails(call, size);
+        let got = if injected {
+            Err(Code::OutOfMemory)
+        } else {
+            get(self)
+        };
         let outcome = match (&got, injected) {
             (_, true) => Outcome::Injected,
             (Ok(_), _) => Outcome::Served,
             (Err(_), _) => Outcome::Refused,
         };
-        let number = device.and_then(|index| machine.visible.get(index)).copied().unwrap_or(0);
+        let number = device
+            .and_then(|index| machine.visible.get(index))
+            .copied()
+            .unwrap_or(0);
         let device = device.map_or(0, |index| index as u32);
-        self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome, device, number, held });
+        self.attempts.note(&Attempt {
+            call,
+            size,
+            submitted: machine.now(),
+            outcome,
+            device,
+            number,
+            held,
+        });
         (got, injected)
     }
 
@@ -266,20 +323,47 @@ impl State {
         index: usize,
         get: impl FnMut(&mut DeviceMemory) -> Result<u64, Code>,
     ) -> Result<u64, Code> {
-        let (got, injected) = self.attempt(machine, request, Some(index), |state| state.on_device(index, get));
-        machine.counters.count_allocation(index, self.devices[index].used(), injected, got.is_err());
+        let (got, injected) = self.attempt(machine, request, Some(index), |state| {
+            state.on_device(index, get)
+        });
+        machine.counters.count_allocation(
+            index,
+            self.devices[index].used(),
+            injected,
+            got.is_err(),
+        );
         got
     }
 
-    /// Runs `act`, which needs a context and may use more memory of a device. The index is the one that the process sees.
-    pub(crate) fn on_device<T>(&mut self, index: usize, mut act: impl FnMut(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
-        let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else { return Err(Code::NoDevice) };
+    /// Runs `act`, which needs a context and may use more memory of a device. The index is the one
+    /// that the process sees.
+    pub(crate) fn on_device<T>(
+        &mut self,
+        index: usize,
+        mut act: impl FnMut(&mut DeviceMemory) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        let (Some(memory), Some(number)) =
+            (self.devices.get_mut(index), machine().visible.get(index))
+        else {
+            return Err(Code::NoDevice);
+        };
         let elsewhere = machine().settings.others;
-        self.account.change(*number, |others| (memory.open(others + elsewhere).and_then(|()| act(memory)), memory.held()))
+        self.account.change(*number, |others| {
+            (
+                memory.open(others + elsewhere).and_then(|()| act(memory)),
+                memory.held(),
+            )
+        })
     }
 
-    pub(crate) fn release<T>(&mut self, index: usize, act: impl FnOnce(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
-        let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else {
+    pub(crate) fn release<T>(
+        &mut self,
+        index: usize,
+        act: impl FnOnce(&mut DeviceMemory) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        let (Some(memory), Some(number)) =
+            (self.devices.get_mut(index), machine().visible.get(index))
+        else {
             return Err(Code::InvalidValue);
         };
         let result = act(memory);
@@ -288,7 +372,9 @@ impl State {
     }
 
     pub(crate) fn note_free(&mut self, machine: &Machine, index: usize) {
-        let Some(held) = self.devices.get_mut(index).map(DeviceMemory::used) else { return };
+        let Some(held) = self.devices.get_mut(index).map(DeviceMemory::used) else {
+            return;
+        };
         self.attempts.note_free(machine.now(), index as u32, held);
     }
 
@@ -303,9 +389,15 @@ impl State {
         if let Some(ledger) = self.account.ledger() {
             return ledger.holdings(number);
         }
-        let index = machine().visible.iter().position(|visible| *visible == number);
+        let index = machine()
+            .visible
+            .iter()
+            .position(|visible| *visible == number);
         let held = index.map_or(Bytes::ZERO, |index| self.held(index));
-        let own = Holding { pid: std::process::id(), held };
+        let own = Holding {
+            pid: std::process::id(),
+            held,
+        };
         (held > Bytes::ZERO).then_some(own).into_iter().collect()
     }
 
@@ -316,35 +408,52 @@ impl State {
         }
         let held = self.held(index);
         if let Some(number) = machine().visible.get(index) {
-            let Ok(()) = self.account.change(*number, |_| (Ok::<(), std::convert::Infallible>(()), held));
+            let Ok(()) = self
+                .account
+                .change(*number, |_| (Ok::<(), std::convert::Infallible>(()), held));
         }
     }
 
     /// The memory of a device that other processes of the run hold.
     pub(crate) fn held_by_others(&self, index: usize) -> Bytes {
-        machine().visible.get(index).map_or(Bytes::ZERO, |number| self.account.held_by_others(*number))
+        machine()
+            .visible
+            .get(index)
+            .map_or(Bytes::ZERO, |number| self.account.held_by_others(*number))
     }
 
-    /// The memory that this process holds of a device, with its context. If kernels execute, the context lives as long as references to it.
+    /// The memory that this process holds of a device, with its context. If kernels execute, the
+    /// context lives as long as references to it.
     fn held(&mut self, index: usize) -> Bytes {
-        let Some(memory) = self.devices.get_mut(index) else { return Bytes::ZERO };
+        let Some(memory) = self.devices.get_mut(index) else {
+            return Bytes::ZERO;
+        };
         match self.executions.get(index) {
             None => memory.held(),
-            Some(execution) if execution.references > 0 => memory.used() + machine().settings.context_overhead,
+            Some(execution) if execution.references > 0 => {
+                memory.used() + machine().settings.context_overhead
+            }
             Some(_) => memory.used(),
         }
     }
 
     pub(crate) fn device_at(&mut self, address: u64) -> Result<&mut DeviceMemory, Code> {
-        device_of(address).and_then(|index| self.devices.get_mut(index)).ok_or(Code::InvalidValue)
+        device_of(address)
+            .and_then(|index| self.devices.get_mut(index))
+            .ok_or(Code::InvalidValue)
     }
 }
 
 /// The devices in `CUDA_VISIBLE_DEVICES`, up to the first unknown number
-/// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars>). Names such as `GPU-...` are unknown too: simulated devices have numbers.
+/// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars>). Names such as `GPU-...` are
+/// unknown too: simulated devices have numbers.
 fn visible(count: u32, variable: Option<&str>) -> Vec<u32> {
-    let Some(variable) = variable else { return (0..count).collect() };
-    let numbers = variable.split(',').map_while(|text| text.trim().parse().ok().filter(|number| *number < count));
+    let Some(variable) = variable else {
+        return (0..count).collect();
+    };
+    let numbers = variable
+        .split(',')
+        .map_while(|text| text.trim().parse().ok().filter(|number| *number < count));
     let mut devices = Vec::new();
     for number in numbers {
         if devices.contains(&number) {
@@ -360,7 +469,8 @@ thread_local! {
     pub(crate) static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The index of the thread's current device, which is 0 before a choice, even on a machine without devices.
+/// The index of the thread's current device, which is 0 before a choice, even on a machine without
+/// devices.
 pub(crate) fn current_device() -> usize {
     CURRENT.get().unwrap_or(0)
 }

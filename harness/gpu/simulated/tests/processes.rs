@@ -1,4 +1,5 @@
-//! The simulated GPU in real processes: functions of the driver and the runtime, `fork`, and `exec`. Each test runs its program in a child process.
+//! The simulated GPU in real processes: functions of the driver and the runtime, `fork`, and
+//! `exec`. Each test runs its program in a child process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -28,7 +29,13 @@ unsafe extern "C" {
     fn cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) -> c_int;
     fn cuMemcpyDtoD_v2(to: usize, from: usize, size: usize) -> c_int;
     fn cuMemcpy(to: usize, from: usize, size: usize) -> c_int;
-    fn cuMemcpyPeer(to: usize, to_context: usize, from: usize, from_context: usize, size: usize) -> c_int;
+    fn cuMemcpyPeer(
+        to: usize,
+        to_context: usize,
+        from: usize,
+        from_context: usize,
+        size: usize,
+    ) -> c_int;
     fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
     fn nvrtcGetSupportedArchs(list: *mut c_int) -> c_int;
     fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: usize) -> c_int;
@@ -57,15 +64,27 @@ impl Run {
     fn new() -> Self {
         let folder = TempDir::new().unwrap();
         Ledger::create(&folder.path().join("ledger")).unwrap();
-        Self { folder, values: Values::Zeros }
+        Self {
+            folder,
+            values: Values::Zeros,
+        }
     }
 
     /// The command of a test in a child process.
     fn command(&self, test: &str) -> Command {
-        let settings = Settings { devices: 2, values: self.values, ..Settings::new(&GPUS[0], Bytes::gib(1)) };
+        let settings = Settings {
+            devices: 2,
+            values: self.values,
+            ..Settings::new(&GPUS[0], Bytes::gib(1))
+        };
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(PROGRAM, test);
-        command.env(SETTINGS, to_variable(&settings)).env(RUN, self.folder.path()).env(LEDGER, self.folder.path().join("ledger"));
+        command
+            .args([test, "--exact", "--nocapture", "--test-threads", "1"])
+            .env(PROGRAM, test);
+        command
+            .env(SETTINGS, to_variable(&settings))
+            .env(RUN, self.folder.path())
+            .env(LEDGER, self.folder.path().join("ledger"));
         command
     }
 
@@ -80,7 +99,9 @@ impl Run {
 }
 
 fn text(output: &Output) -> String {
-    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
+    [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes))
+        .concat()
 }
 
 fn is_program(test: &str) -> bool {
@@ -100,7 +121,11 @@ fn children_that_are_forked_before_the_context_have_their_own_counters() {
     if !is_program(TEST) {
         let run = Run::new();
         run.passes(TEST);
-        let mut peaks: Vec<_> = run.counters().iter().map(|process| (process.devices[0].peak, process.devices[0].mallocs)).collect();
+        let mut peaks: Vec<_> = run
+            .counters()
+            .iter()
+            .map(|process| (process.devices[0].peak, process.devices[0].mallocs))
+            .collect();
         peaks.retain(|(_, mallocs)| *mallocs > 0);
         peaks.sort_unstable();
         assert_eq!(peaks, [64, 128, 256].map(|size| (Bytes::mib(size), 1)));
@@ -119,7 +144,10 @@ fn children_that_are_forked_before_the_context_have_their_own_counters() {
         });
         for child in children {
             let mut status = -1;
-            assert_eq!((libc::waitpid(child, &raw mut status, 0), status), (child, 0));
+            assert_eq!(
+                (libc::waitpid(child, &raw mut status, 0), status),
+                (child, 0)
+            );
         }
     }
 }
@@ -132,14 +160,26 @@ fn a_program_after_exec_has_the_memory_of_the_program_before_it() {
         let run = Run::new();
         run.passes(TEST);
         let processes = run.counters();
-        let [process] = &processes[..] else { panic!("one process has counters: {processes:?}") };
-        assert_eq!((process.devices[0].mallocs, process.devices[0].failed), (3, 1), "both programs are counted");
+        let [process] = &processes[..] else {
+            panic!("one process has counters: {processes:?}")
+        };
+        assert_eq!(
+            (process.devices[0].mallocs, process.devices[0].failed),
+            (3, 1),
+            "both programs are counted"
+        );
         return;
     }
     assert_eq!(malloc(600 * MIB).0, 0);
     if env::var_os(AGAIN).is_none() {
         assert_eq!(malloc(600 * MIB).0, 2, "the device is full");
-        panic!("{}", Command::new(env::current_exe().unwrap()).args(env::args_os().skip(1)).env(AGAIN, "1").exec());
+        panic!(
+            "{}",
+            Command::new(env::current_exe().unwrap())
+                .args(env::args_os().skip(1))
+                .env(AGAIN, "1")
+                .exec()
+        );
     }
     let (mut free, mut total) = (0, 0);
     // SAFETY: both are valid.
@@ -155,8 +195,17 @@ fn a_ledger_that_cannot_be_opened_ends_the_program() {
         return;
     }
     let run = Run::new();
-    let output = run.command(TEST).env(LEDGER, "/nonexistent/ledger").output().unwrap();
-    assert!(!output.status.success() && text(&output).contains("simulated GPU: HARNESS_GPU_LEDGER: No such file"), "{}", text(&output));
+    let output = run
+        .command(TEST)
+        .env(LEDGER, "/nonexistent/ledger")
+        .output()
+        .unwrap();
+    assert!(
+        !output.status.success()
+            && text(&output).contains("simulated GPU: HARNESS_GPU_LEDGER: No such file"),
+        "{}",
+        text(&output)
+    );
 }
 
 #[test]
@@ -174,10 +223,33 @@ fn contexts_are_a_stack() {
     };
     // SAFETY: all places are valid.
     unsafe {
-        assert_eq!((cuDevicePrimaryCtxRetain(&raw mut first, 0), cuDevicePrimaryCtxRetain(&raw mut second, 1)), (0, 0));
-        assert_eq!((cuCtxPushCurrent_v2(first), cuCtxPushCurrent_v2(second), current()), (0, 0, second));
-        assert_eq!((cuCtxPopCurrent_v2(&raw mut popped), popped, current()), (0, second, first));
-        assert_eq!((cuCtxPushCurrent_v2(second), cuCtxPopCurrent_v2(ptr::null_mut()), current()), (0, 0, first));
+        assert_eq!(
+            (
+                cuDevicePrimaryCtxRetain(&raw mut first, 0),
+                cuDevicePrimaryCtxRetain(&raw mut second, 1)
+            ),
+            (0, 0)
+        );
+        assert_eq!(
+            (
+                cuCtxPushCurrent_v2(first),
+                cuCtxPushCurrent_v2(second),
+                current()
+            ),
+            (0, 0, second)
+        );
+        assert_eq!(
+            (cuCtxPopCurrent_v2(&raw mut popped), popped, current()),
+            (0, second, first)
+        );
+        assert_eq!(
+            (
+                cuCtxPushCurrent_v2(second),
+                cuCtxPopCurrent_v2(ptr::null_mut()),
+                current()
+            ),
+            (0, 0, first)
+        );
     }
 }
 
@@ -191,15 +263,37 @@ fn the_host_can_access_managed_memory() {
     // SAFETY: the places and the managed memory are valid.
     unsafe {
         assert_eq!(cudaMallocManaged(&raw mut address, 600 * MIB, 1), 0);
-        assert_eq!(malloc(600 * MIB).0, 2, "managed memory is charged to the device");
+        assert_eq!(
+            malloc(600 * MIB).0,
+            2,
+            "managed memory is charged to the device"
+        );
         let numbers: *mut u32 = ptr::with_exposed_provenance_mut(address);
         numbers.write(7);
         assert_eq!(cudaMemset(address + 4, 1, 4), 0);
-        assert_eq!((numbers.read(), numbers.add(1).read(), numbers.add(2).read()), (7, 0x0101_0101, 0));
-        assert_eq!((cuMemsetD8_v2(address + 4, 2, 4), cuMemsetD32_v2(address + 8, 3, 1)), (0, 0));
-        assert_eq!((numbers.read(), numbers.add(1).read(), numbers.add(2).read()), (7, 0x0202_0202, 3));
+        assert_eq!(
+            (numbers.read(), numbers.add(1).read(), numbers.add(2).read()),
+            (7, 0x0101_0101, 0)
+        );
+        assert_eq!(
+            (
+                cuMemsetD8_v2(address + 4, 2, 4),
+                cuMemsetD32_v2(address + 8, 3, 1)
+            ),
+            (0, 0)
+        );
+        assert_eq!(
+            (numbers.read(), numbers.add(1).read(), numbers.add(2).read()),
+            (7, 0x0202_0202, 3)
+        );
         let mut is_managed = 0_u32;
-        assert_eq!((cuPointerGetAttribute((&raw mut is_managed).cast(), 8, address), is_managed), (0, 1));
+        assert_eq!(
+            (
+                cuPointerGetAttribute((&raw mut is_managed).cast(), 8, address),
+                is_managed
+            ),
+            (0, 1)
+        );
         assert_eq!((cudaFree(address), cudaFree(address)), (0, INVALID_VALUE));
         assert_eq!(malloc(600 * MIB).0, 0);
     }
@@ -221,7 +315,15 @@ fn the_address_of_a_symbol_can_be_set_and_copied() {
         assert_eq!(cudaGetSymbolAddress(&raw mut again, symbol(0)), 0);
         assert!(first == again && first.abs_diff(second) >= 1 << 20);
         assert_eq!(cudaMemset(first, 1, bytes.len()), 0);
-        assert_eq!(cudaMemcpy(bytes.as_mut_ptr().expose_provenance(), first, bytes.len(), 2), 0);
+        assert_eq!(
+            cudaMemcpy(
+                bytes.as_mut_ptr().expose_provenance(),
+                first,
+                bytes.len(),
+                2
+            ),
+            0
+        );
     }
     assert_eq!(bytes, [0; 256], "kernels and memset write no values");
 }
@@ -230,11 +332,18 @@ fn the_address_of_a_symbol_can_be_set_and_copied() {
 fn copies_of_the_driver_move_values_between_host_and_devices() {
     const TEST: &str = "copies_of_the_driver_move_values_between_host_and_devices";
     if !is_program(TEST) {
-        return Run { values: Values::Copies, ..Run::new() }.passes(TEST);
+        return Run {
+            values: Values::Copies,
+            ..Run::new()
+        }
+        .passes(TEST);
     }
     let ((_, first), (_, second)) = (malloc(MIB), malloc(MIB));
     let (sent, mut received) = ([1_u8, 2, 3, 4], [0_u8; 4]);
-    let (from, into) = (sent.as_ptr().expose_provenance(), received.as_mut_ptr().expose_provenance());
+    let (from, into) = (
+        sent.as_ptr().expose_provenance(),
+        received.as_mut_ptr().expose_provenance(),
+    );
     // SAFETY: the host's arrays have this size, and the devices' memory is larger.
     let codes = unsafe {
         [
@@ -255,10 +364,24 @@ fn nvrtc_lists_the_architectures_that_it_counts() {
         return Run::new().passes(TEST);
     }
     let (mut count, mut list) = (0, [0; 32]);
-    // SAFETY: the list is longer than the count.
-    assert_eq!(unsafe { (nvrtcGetNumSupportedArchs(&raw mut count), nvrtcGetSupportedArchs(list.as_mut_ptr())) }, (0, 0));
+    assert_eq!(
+        // SAFETY: the list is longer than the count.
+        unsafe {
+            (
+                nvrtcGetNumSupportedArchs(&raw mut count),
+                nvrtcGetSupportedArchs(list.as_mut_ptr()),
+            )
+        },
+        (0, 0)
+    );
     let (found, rest) = list.split_at(count as usize);
-    assert!(found.contains(&90) && found.is_sorted() && !found.contains(&0) && rest.iter().all(|number| *number == 0), "{list:?}");
+    assert!(
+        found.contains(&90)
+            && found.is_sorted()
+            && !found.contains(&0)
+            && rest.iter().all(|number| *number == 0),
+        "{list:?}"
+    );
     // SAFETY: a null pointer is refused.
     assert_ne!(unsafe { nvrtcGetSupportedArchs(ptr::null_mut()) }, 0);
 }
@@ -277,25 +400,45 @@ fn pointer_attributes_have_their_own_sizes_and_unknown_ones_are_refused() {
         (code, value[0])
     };
     let word = |low: u64| (0, u64::MAX << 32 | low);
-    assert_eq!([2, 8, 9, 13].map(|number| attribute(number, address)), [word(2), word(0), word(0), word(1)]);
+    assert_eq!(
+        [2, 8, 9, 13].map(|number| attribute(number, address)),
+        [word(2), word(0), word(0), word(1)]
+    );
     assert_eq!(attribute(3, address + 5), (0, address as u64 + 5));
-    assert_eq!([11, 12].map(|number| attribute(number, address + 5)), [(0, address as u64), (0, 4 << 20)]);
+    assert_eq!(
+        [11, 12].map(|number| attribute(number, address + 5)),
+        [(0, address as u64), (0, 4 << 20)]
+    );
     for unknown in [0, 4, 5, 6, 99] {
-        assert_eq!(attribute(unknown, address), (INVALID_VALUE, u64::MAX), "attribute {unknown}");
+        assert_eq!(
+            attribute(unknown, address),
+            (INVALID_VALUE, u64::MAX),
+            "attribute {unknown}"
+        );
     }
-    assert_eq!(attribute(9, 4096), (INVALID_VALUE, u64::MAX), "memory of the host");
+    assert_eq!(
+        attribute(9, 4096),
+        (INVALID_VALUE, u64::MAX),
+        "memory of the host"
+    );
     // Host memory has an address on the device while it is registered.
     let buffer = vec![0_u8; 4096];
     let host = buffer.as_ptr().addr();
     let device_pointer = || {
         let mut device = usize::MAX;
         // SAFETY: the place holds the address.
-        (unsafe { cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) }, device)
+        (
+            unsafe { cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) },
+            device,
+        )
     };
     assert_eq!(device_pointer(), (INVALID_VALUE, usize::MAX));
     // SAFETY: the buffer lives until the end.
     assert_eq!(unsafe { cuMemHostRegister_v2(host, buffer.len(), 0) }, 0);
-    assert_eq!((device_pointer(), attribute(3, host)), ((0, host), (0, host as u64)));
+    assert_eq!(
+        (device_pointer(), attribute(3, host)),
+        ((0, host), (0, host as u64))
+    );
     // SAFETY: as above.
     assert_eq!(unsafe { cuMemHostUnregister(host) }, 0);
     assert_eq!(device_pointer().0, INVALID_VALUE);

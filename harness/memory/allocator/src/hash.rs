@@ -9,11 +9,15 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
 
 /// Continues the hash of the bytes before.
 pub fn fnv1a_from(hash: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(hash, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
-/// A fast hasher of numbers. It adds each word and mixes as SplitMix64 does (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-/// Generators, OOPSLA 2014, <https://doi.org/10.1145/2660193.2660195>). The probability of a collision among n items is about n² / 2⁶⁵.
+/// A fast hasher of numbers. It adds each word and mixes as SplitMix64 does (Steele, Lea, Flood:
+/// Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
+/// <https://doi.org/10.1145/2660193.2660195>). The probability of a collision among n items is
+/// about n² / 2⁶⁵.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mixer(u64);
 
@@ -39,7 +43,10 @@ impl Hasher for Mixer {
     }
 
     fn write_u64(&mut self, value: u64) {
-        let mixed = self.0.wrapping_add(value).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = self
+            .0
+            .wrapping_add(value)
+            .wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         self.0 = mixed ^ mixed >> 31;

@@ -52,7 +52,11 @@ impl PoolKind {
     pub const LARGEST_SMALL: Bytes = Bytes::mib(1);
 
     pub const fn of_block(size: Bytes) -> Self {
-        if size.0 <= Self::LARGEST_SMALL.0 { Self::Small } else { Self::Large }
+        if size.0 <= Self::LARGEST_SMALL.0 {
+            Self::Small
+        } else {
+            Self::Large
+        }
     }
 }
 
@@ -123,7 +127,8 @@ impl MemoryStats {
 /// Declares the counters of an allocator, and the keys that select one of them.
 macro_rules! memory_stats {
     (pooled { $(#[doc = $doc:literal] $field:ident: $family:ident,)* } counters { $(#[doc = $text:literal] $number:ident: $counter:ident,)* }) => {
-        /// The running counters of an allocator. Field names are the first part of the keys of `torch.cuda.memory_stats()`
+        /// The running counters of an allocator. Field names are the first part of the keys of
+        /// `torch.cuda.memory_stats()`
         /// (<https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html>).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct MemoryStats {
@@ -244,9 +249,17 @@ impl StatKey {
         let mut parts = name.split('.');
         let first = parts.next()?;
         let (Some(pool), Some(field), None) = (parts.next(), parts.next(), parts.next()) else {
-            return if name.contains('.') { None } else { StatCounter::from_name(first).map(Self::Counter) };
+            return if name.contains('.') {
+                None
+            } else {
+                StatCounter::from_name(first).map(Self::Counter)
+            };
         };
-        Some(Self::Pooled(StatFamily::from_name(first)?, StatPool::from_name(pool)?, StatField::from_name(field)?))
+        Some(Self::Pooled(
+            StatFamily::from_name(first)?,
+            StatPool::from_name(pool)?,
+            StatField::from_name(field)?,
+        ))
     }
 
     pub fn is_bytes(self) -> bool {
@@ -256,9 +269,17 @@ impl StatKey {
     /// All keys, counters last.
     pub fn all() -> impl Iterator<Item = Self> {
         let pooled = StatFamily::ALL.iter().flat_map(|&family| {
-            StatPool::ALL.iter().flat_map(move |&pool| StatField::ALL.iter().map(move |&field| Self::Pooled(family, pool, field)))
+            StatPool::ALL.iter().flat_map(move |&pool| {
+                StatField::ALL
+                    .iter()
+                    .map(move |&field| Self::Pooled(family, pool, field))
+            })
         });
-        pooled.chain(StatCounter::ALL.iter().map(|&counter| Self::Counter(counter)))
+        pooled.chain(
+            StatCounter::ALL
+                .iter()
+                .map(|&counter| Self::Counter(counter)),
+        )
     }
 }
 

@@ -6,7 +6,9 @@ use std::ops::{Add, AddAssign, Sub, SubAssign};
 use serde::{Deserialize, Serialize};
 
 /// An amount of memory in bytes. A plain integer in JSON.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
@@ -35,7 +37,8 @@ impl Bytes {
         self.0
     }
 
-    /// Rounds up to a multiple of `unit` (not zero), or returns `None` if the result exceeds 64 bits.
+    /// Rounds up to a multiple of `unit` (not zero), or returns `None` if the result exceeds 64
+    /// bits.
     pub const fn checked_round_up(self, unit: Self) -> Option<Self> {
         match self.0.checked_next_multiple_of(unit.0) {
             Some(rounded) => Some(Self(rounded)),
@@ -54,8 +57,9 @@ impl Bytes {
         }
     }
 
-    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are valid.
-    /// Fails with a [`ParseBytesError`] that has the accepted forms.
+    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes
+    /// and amounts below 16 EiB are valid. Fails with a [`ParseBytesError`] that has the accepted
+    /// forms.
     pub fn parse(text: &str) -> Result<Self, ParseBytesError> {
         parse_bytes(text.trim())
     }
@@ -104,11 +108,18 @@ impl std::iter::Sum for Bytes {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseBytesError {
-    #[error("`{0}` is not a size: write a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, as in `400MiB`, `1.5 GiB` or `512B`")]
+    #[error(
+        "`{0}` is not a size: write a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, as in \
+         `400MiB`, `1.5 GiB` or `512B`"
+    )]
     Malformed(String),
     /// Decimal units differ by up to a tenth from the binary ones that are usually meant.
     #[error("`{text}` uses the decimal unit {unit}: sizes are binary here, write `{suggestion}`")]
-    DecimalUnit { text: String, unit: String, suggestion: String },
+    DecimalUnit {
+        text: String,
+        unit: String,
+        suggestion: String,
+    },
     #[error("`{0}` is negative: a size is 0 or more, as in `400MiB`")]
     Negative(String),
     #[error("`{0}` is too large: a size is at most 16EiB - 1 (18446744073709551615 B)")]
@@ -122,8 +133,13 @@ fn parse_bytes(text: &str) -> Result<Bytes, ParseBytesError> {
     if text.starts_with('-') {
         return Err(ParseBytesError::Negative(text.to_owned()));
     }
-    let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
-    let (number, unit) = (text[..digits_end].replace('_', ""), text[digits_end..].trim_start());
+    let digits_end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
+        .unwrap_or(text.len());
+    let (number, unit) = (
+        text[..digits_end].replace('_', ""),
+        text[digits_end..].trim_start(),
+    );
     let shift = match unit {
         "" | "B" => 0,
         "KiB" => 10,
@@ -134,28 +150,42 @@ fn parse_bytes(text: &str) -> Result<Bytes, ParseBytesError> {
         "EiB" => 60,
         "KB" | "kB" | "MB" | "GB" | "TB" | "PB" | "EB" => {
             let suggestion = format!("{number}{}iB", &unit[..1].to_uppercase());
-            return Err(ParseBytesError::DecimalUnit { text: text.to_owned(), unit: unit.to_owned(), suggestion });
+            return Err(ParseBytesError::DecimalUnit {
+                text: text.to_owned(),
+                unit: unit.to_owned(),
+                suggestion,
+            });
         }
         _ => return Err(malformed()),
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
     let has_point = number.contains('.');
-    if whole.is_empty() || (has_point && fraction.is_empty()) || fraction.contains('.') || fraction.len() > 18 {
+    if whole.is_empty()
+        || (has_point && fraction.is_empty())
+        || fraction.contains('.')
+        || fraction.len() > 18
+    {
         return Err(malformed());
     }
     let too_large = || ParseBytesError::TooLarge(text.to_owned());
     // An exact decimal fraction: (whole·10^k + fraction)·2^shift / 10^k must be a whole number.
     let scale = 10_u128.pow(fraction.len() as u32);
-    let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| too_large())?;
+    let digits: u128 = format!("{whole}{fraction}")
+        .parse()
+        .map_err(|_| too_large())?;
     let scaled = digits.checked_mul(1_u128 << shift).ok_or_else(too_large)?;
     if scaled % scale != 0 {
         return Err(ParseBytesError::Fractional(text.to_owned()));
     }
-    u64::try_from(scaled / scale).map(Bytes).map_err(|_| too_large())
+    u64::try_from(scaled / scale)
+        .map(Bytes)
+        .map_err(|_| too_large())
 }
 
 /// A duration in nanoseconds, or a time since the start of a device. A plain integer in JSON.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
@@ -185,7 +215,9 @@ impl Nanos {
     pub fn parse(text: &str) -> Result<Self, ParseNanosError> {
         let error = || ParseNanosError(text.to_owned());
         let text = text.trim();
-        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let end = text
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len());
         let number: f64 = text[..end].parse().map_err(|_| error())?;
         let scale = match text[end..].trim_start() {
             "ns" => 1.0,
@@ -197,7 +229,11 @@ impl Nanos {
         };
         let nanos = number * scale;
         // A step of more than an hour is a mistake, and below 2^53 the product is exact enough.
-        if nanos.is_finite() && nanos <= 3.6e12 { Ok(Self(nanos.round() as u64)) } else { Err(error()) }
+        if nanos.is_finite() && nanos <= 3.6e12 {
+            Ok(Self(nanos.round() as u64))
+        } else {
+            Err(error())
+        }
     }
 }
 
@@ -211,7 +247,11 @@ impl fmt::Display for Nanos {
             1_000_000..=999_999_999 => (nanos / 1e6, "ms"),
             _ => (nanos / 1e9, "s"),
         };
-        let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+        let decimals = if value < 10.0 {
+            2
+        } else {
+            usize::from(value < 100.0)
+        };
         f.pad(&format!("{value:.decimals$} {unit}"))
     }
 }
@@ -237,7 +277,10 @@ impl std::iter::Sum for Nanos {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a duration: write a number and one of ns, us, ms, s or min, at most one hour, as in `250us` or `3ms`")]
+#[error(
+    "`{0}` is not a duration: write a number and one of ns, us, ms, s or min, at most one hour, as \
+     in `250us` or `3ms`"
+)]
 pub struct ParseNanosError(String);
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! A macro for wrappers: types that override some methods of a device or an allocator and pass the others on.
+//! A macro for wrappers: types that override some methods of a device or an allocator and pass the
+//! others on.
 
-/// Writes a trait for wrappers of `$target`. Each method calls the inner object unless the wrapper overrides it. A type that
-/// implements the trait is a `$target`. `$read` are the methods with `&self`, `$call` those with `&mut self`.
+/// Writes a trait for wrappers of `$target`. Each method calls the inner object unless the wrapper
+/// overrides it. A type that implements the trait is a `$target`. `$read` are the methods with
+/// `&self`, `$call` those with `&mut self`.
 macro_rules! wrapper {
     (
         $(#[$about:meta])*

@@ -20,8 +20,14 @@ impl TryFrom<String> for Date {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         // The parser accepts other forms too, for example a sign and fewer digits.
-        let date = text.parse().map(Self).ok().filter(|date| date.to_string() == text);
-        date.ok_or_else(|| format!("`{text}` is not a day: write year, month and day, as in `2026-11-20`"))
+        let date = text
+            .parse()
+            .map(Self)
+            .ok()
+            .filter(|date| date.to_string() == text);
+        date.ok_or_else(|| {
+            format!("`{text}` is not a day: write year, month and day, as in `2026-11-20`")
+        })
     }
 }
 

@@ -1,5 +1,6 @@
-//! Reads and writes files. A file is written to a temporary name and then renamed, so neither an error nor a kill leaves half a
-//! file. Paths from the user may also name devices, pipes or links. Errors of versioned documents say what to do.
+//! Reads and writes files. A file is written to a temporary name and then renamed, so neither an
+//! error nor a kill leaves half a file. Paths from the user may also name devices, pipes or links.
+//! Errors of versioned documents say what to do.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -25,18 +26,34 @@ pub struct Document {
 }
 
 impl Document {
-    pub const RECORDS: Self =
-        Self { name: "records", file_name: "records.json", writer: "harness run", elsewhere: "choose another place with `--report DIR`" };
-    pub const BENCHMARK: Self =
-        Self { name: "a benchmark run", file_name: "benchmark.json", writer: "harness bench", elsewhere: "choose another place" };
+    pub const RECORDS: Self = Self {
+        name: "records",
+        file_name: "records.json",
+        writer: "harness run",
+        elsewhere: "choose another place with `--report DIR`",
+    };
+    pub const BENCHMARK: Self = Self {
+        name: "a benchmark run",
+        file_name: "benchmark.json",
+        writer: "harness bench",
+        elsewhere: "choose another place",
+    };
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere)]
-    Unwritable { path: PathBuf, source: io::Error, document: Document },
+    Unwritable {
+        path: PathBuf,
+        source: io::Error,
+        document: Document,
+    },
     #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or {}.", path.display(), document.elsewhere)]
-    DiskFull { path: PathBuf, source: io::Error, document: Document },
+    DiskFull {
+        path: PathBuf,
+        source: io::Error,
+        document: Document,
+    },
     /// A file of this name exists, but the folder is not a report of the harness.
     #[error("`{}` already exists and was not written by `{}`: move it, or {}.", path.display(), document.writer, document.elsewhere)]
     Foreign { path: PathBuf, document: Document },
@@ -44,12 +61,22 @@ pub enum StoreError {
     Busy { path: PathBuf, document: Document },
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
-    #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or run again.", path.display())]
+    #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or \
+         run again.", path.display())]
     Truncated { path: PathBuf, line: usize },
-    #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
-    TooNew { path: PathBuf, found: u32, supported: u32 },
+    #[error("`{}` has version {found}, this harness reads up to version {supported}: use the \
+         harness that wrote it, or a newer one.", path.display())]
+    TooNew {
+        path: PathBuf,
+        found: u32,
+        supported: u32,
+    },
     #[error("`{}` does not hold {}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.name, document.file_name, document.writer)]
-    Malformed { path: PathBuf, source: serde_json::Error, document: Document },
+    Malformed {
+        path: PathBuf,
+        source: serde_json::Error,
+        document: Document,
+    },
 }
 
 impl StoreError {
@@ -61,8 +88,16 @@ impl StoreError {
     pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull { path, source, document },
-            _ => Self::Unwritable { path, source, document },
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull {
+                path,
+                source,
+                document,
+            },
+            _ => Self::Unwritable {
+                path,
+                source,
+                document,
+            },
         }
     }
 }
@@ -70,7 +105,10 @@ impl StoreError {
 /// Checks before a long run that files can be written to this folder. Creates nothing.
 pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreError> {
     let failed = |source| StoreError::writing(document, folder, source);
-    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    let there = folder
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("."));
     if !there.is_dir() {
         return Err(failed(ErrorKind::NotADirectory.into()));
     }
@@ -79,22 +117,43 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
 
 /// Checks that the user's output file can be written. Creates nothing and keeps an existing file.
 pub fn check_place(file: &Path) -> io::Result<()> {
-    let Output::File(target) = Output::at(file)? else { return Ok(()) };
-    let there = folder_of(&target).ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let Output::File(target) = Output::at(file)? else {
+        return Ok(());
+    };
+    let there = folder_of(&target).ancestors().map(|path| {
+        if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
+        }
+    });
     match there.into_iter().find(|path| path.exists()) {
         Some(folder) if !folder.is_dir() => Err(ErrorKind::NotADirectory.into()),
-        folder => temporary::file_in(folder.unwrap_or(Path::new("."))).map(drop).map_err(|error| io::Error::from(error.kind())),
+        folder => temporary::file_in(folder.unwrap_or(Path::new(".")))
+            .map(drop)
+            .map_err(|error| io::Error::from(error.kind())),
     }
 }
 
-/// Refuses to overwrite a report that the harness did not write: `report` exists, but `beside` does not.
-pub fn check_ours(folder: &Path, report: &str, beside: &str, document: Document) -> Result<(), StoreError> {
+/// Refuses to overwrite a report that the harness did not write: `report` exists, but `beside` does
+/// not.
+pub fn check_ours(
+    folder: &Path,
+    report: &str,
+    beside: &str,
+    document: Document,
+) -> Result<(), StoreError> {
     let path = folder.join(report);
     let is_ours = !path.exists() || folder.join(beside).exists();
-    if is_ours { Ok(()) } else { Err(StoreError::Foreign { path, document }) }
+    if is_ours {
+        Ok(())
+    } else {
+        Err(StoreError::Foreign { path, document })
+    }
 }
 
-/// A folder that only this process writes to. Opening it removes temporary files of killed processes. File systems without locks skip both.
+/// A folder that only this process writes to. Opening it removes temporary files of killed
+/// processes. File systems without locks skip both.
 #[derive(Debug)]
 pub struct Folder<'a> {
     path: &'a Path,
@@ -112,12 +171,20 @@ impl<'a> Folder<'a> {
         if only_writer.lock().is_ok() {
             temporary::tidy(path);
         }
-        Ok(Self { path, document, _only_writer: only_writer })
+        Ok(Self {
+            path,
+            document,
+            _only_writer: only_writer,
+        })
     }
 
-    /// Writes files, given by name and content, into a new folder within this one. The folder appears only when every
-    /// file is written. `name` then returns its name.
-    pub fn add(&self, files: &[(String, String)], name: impl FnOnce(&Path) -> io::Result<String>) -> Result<PathBuf, StoreError> {
+    /// Writes files, given by name and content, into a new folder within this one. The folder
+    /// appears only when every file is written. `name` then returns its name.
+    pub fn add(
+        &self,
+        files: &[(String, String)],
+        name: impl FnOnce(&Path) -> io::Result<String>,
+    ) -> Result<PathBuf, StoreError> {
         let failed = |source| self.failed(self.path, source);
         let (folder, _held) = temporary::folder_in(self.path).map_err(failed)?;
         for (name, content) in files {
@@ -135,8 +202,8 @@ impl<'a> Folder<'a> {
         Ok(place)
     }
 
-    /// Writes files into this folder or its subfolders and replaces earlier ones. Nothing is replaced until all files are
-    /// written; then each file is replaced whole, in the given order.
+    /// Writes files into this folder or its subfolders and replaces earlier ones. Nothing is
+    /// replaced until all files are written; then each file is replaced whole, in the given order.
     pub fn replace(&self, files: &[(String, String)]) -> Result<(), StoreError> {
         let mut written = Vec::new();
         for (name, content) in files {
@@ -151,7 +218,8 @@ impl<'a> Folder<'a> {
             return Err(self.failed(target, ErrorKind::IsADirectory.into()));
         }
         for (file, target) in written {
-            file.persist(&target).map_err(|error| self.failed(&target, error.error))?;
+            file.persist(&target)
+                .map_err(|error| self.failed(&target, error.error))?;
         }
         sync_folder(self.path).map_err(|source| self.failed(self.path, source))
     }
@@ -161,28 +229,52 @@ impl<'a> Folder<'a> {
     }
 }
 
-/// Reads a document from a file or the folder that contains it. The document states its version, for example `"version": 1`.
-pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32) -> Result<T, StoreError> {
+/// Reads a document from a file or the folder that contains it. The document states its version,
+/// for example `"version": 1`.
+pub fn read<T: DeserializeOwned>(
+    path: &Path,
+    document: Document,
+    supported: u32,
+) -> Result<T, StoreError> {
     #[derive(Deserialize)]
     struct Head {
         version: u32,
     }
-    let path = if path.is_dir() { path.join(document.file_name) } else { path.to_owned() };
-    let text = read_bounded(&path).map_err(|source| StoreError::Unreadable { path: path.clone(), source })?;
+    let path = if path.is_dir() {
+        path.join(document.file_name)
+    } else {
+        path.to_owned()
+    };
+    let text = read_bounded(&path).map_err(|source| StoreError::Unreadable {
+        path: path.clone(),
+        source,
+    })?;
     let malformed = |source: serde_json::Error| match source.is_eof() {
-        true => StoreError::Truncated { path: path.clone(), line: source.line() },
-        false => StoreError::Malformed { path: path.clone(), source, document },
+        true => StoreError::Truncated {
+            path: path.clone(),
+            line: source.line(),
+        },
+        false => StoreError::Malformed {
+            path: path.clone(),
+            source,
+            document,
+        },
     };
     // The version is read first, because a later version may change the meaning of other fields.
     let Head { version } = serde_json::from_str(&text).map_err(malformed)?;
     if version > supported {
-        return Err(StoreError::TooNew { path, found: version, supported });
+        return Err(StoreError::TooNew {
+            path,
+            found: version,
+            supported,
+        });
     }
     serde_json::from_str(&text).map_err(malformed)
 }
 
-/// Opens an input file that the user names or that a folder contains. Fails without waiting for a named pipe, a device or a socket: reading one
-/// may never end. Pipes that this process already has are accepted, such as `/dev/stdin`.
+/// Opens an input file that the user names or that a folder contains. Fails without waiting for a
+/// named pipe, a device or a socket: reading one may never end. Pipes that this process already has
+/// are accepted, such as `/dev/stdin`.
 pub fn open(path: &Path) -> io::Result<File> {
     let kind = path.metadata()?.file_type();
     let is_given = path.starts_with("/dev") || path.starts_with("/proc");
@@ -193,7 +285,10 @@ pub fn open(path: &Path) -> io::Result<File> {
         () if kind.is_socket() => "a socket",
         () => "a device",
     };
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("this is {other}, not a file")))
+    Err(io::Error::new(
+        ErrorKind::InvalidInput,
+        format!("this is {other}, not a file"),
+    ))
 }
 
 /// Like [`std::fs::read_to_string`], with the checks of [`open`].
@@ -204,9 +299,14 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
 /// The limit applies during reading, because a pipe has no length.
 fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    open(path)?.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
+    open(path)?
+        .take(MAX_DOCUMENT + 1)
+        .read_to_string(&mut text)?;
     if text.len() as u64 > MAX_DOCUMENT {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than the limit of {MAX_DOCUMENT} bytes")));
+        return Err(io::Error::new(
+            ErrorKind::FileTooLarge,
+            format!("it is larger than the limit of {MAX_DOCUMENT} bytes"),
+        ));
     }
     Ok(text)
 }
@@ -222,8 +322,11 @@ impl Output {
     fn at(path: &Path) -> io::Result<Self> {
         match path.metadata() {
             Ok(there) if there.is_dir() => Err(ErrorKind::IsADirectory.into()),
-            // A path below these folders names a file that is already open. Replacing it would detach the open file.
-            Ok(there) if !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc") => {
+            // A path below these folders names a file that is already open. Replacing it would
+            // detach the open file.
+            Ok(there)
+                if !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc") =>
+            {
                 File::options().append(true).open(path).map(Self::Stream)
             }
             _ => Ok(Self::File(followed(path))),
@@ -245,22 +348,32 @@ fn followed(path: &Path) -> PathBuf {
 }
 
 fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
-/// Writes the user's output file. Creates its folder, follows links, and replaces a file whole. Pipes and devices receive the
-/// bytes directly.
-/// Fails with the system's error; an earlier file is then unchanged.
+/// Writes the user's output file. Creates its folder, follows links, and replaces a file whole.
+/// Pipes and devices receive the bytes directly. Fails with the system's error; an earlier file is
+/// then unchanged.
 pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     if path.metadata().is_err() {
         make_folder(folder_of(&followed(path)))?;
     }
-    write_by(path, |file| file.write_all(content.as_ref()).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
+    write_by(path, |file| {
+        file.write_all(content.as_ref())
+            .map(Ok::<_, std::convert::Infallible>)
+    })
+    .map(|_| ())
 }
 
-/// Like [`write()`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.
-/// Fails with the error of the system or of `write`; an earlier file is then unchanged.
-pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
+/// Like [`write()`], with incremental output into an existing folder. The file is replaced only if
+/// `write` returns `Ok(Ok(…))`. Fails with the error of the system or of `write`; an earlier file
+/// is then unchanged.
+pub fn write_by<T, E>(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>,
+) -> io::Result<Result<T, E>> {
     let target = match Output::at(path)? {
         Output::Stream(mut stream) => return write(&mut stream),
         Output::File(target) => target,
@@ -288,26 +401,38 @@ pub struct Existing {
     pub ends_with_empty_line: bool,
 }
 
-/// Appends to the user's output file. Creates the file and its folder, and follows links. Pipes and devices receive the bytes directly.
-/// Fails with the system's error; the file is then unchanged.
+/// Appends to the user's output file. Creates the file and its folder, and follows links. Pipes and
+/// devices receive the bytes directly. Fails with the system's error; the file is then unchanged.
 pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Result<()> {
     let target = match Output::at(path)? {
         Output::Stream(mut stream) => {
-            let content = content(Existing { length: 0, ends_with_empty_line: true });
+            let content = content(Existing {
+                length: 0,
+                ends_with_empty_line: true,
+            });
             return stream.write_all(content.as_bytes());
         }
         Output::File(target) => target,
     };
     make_folder(folder_of(&target))?;
-    let mut file = File::options().read(true).append(true).create(true).open(&target)?;
+    let mut file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(&target)?;
     let length = file.metadata()?.len();
     let mut end = [b'\n'; 2];
     if length >= 2 {
         file.seek(SeekFrom::End(-2))?;
         file.read_exact(&mut end)?;
     }
-    let existing = Existing { length, ends_with_empty_line: length == 0 || (length >= 2 && end == *b"\n\n") };
-    let added = file.write_all(content(existing).as_bytes()).and_then(|()| file.sync_all());
+    let existing = Existing {
+        length,
+        ends_with_empty_line: length == 0 || (length >= 2 && end == *b"\n\n"),
+    };
+    let added = file
+        .write_all(content(existing).as_bytes())
+        .and_then(|()| file.sync_all());
     if added.is_err() {
         // Removes a partial write. If that fails too, the first error is reported.
         let _ = file.set_len(length);
@@ -315,7 +440,8 @@ pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Resu
     added
 }
 
-/// Converts a text to a part of a link or file name: lower-case letters, digits, `_` and `-`. The result has 1 to 60 characters.
+/// Converts a text to a part of a link or file name: lower-case letters, digits, `_` and `-`. The
+/// result has 1 to 60 characters.
 pub fn slug(text: &str) -> String {
     let mut slug = String::new();
     for c in text.chars().map(|c| c.to_ascii_lowercase()) {
@@ -327,7 +453,11 @@ pub fn slug(text: &str) -> String {
     }
     slug.truncate(60);
     let trimmed = slug.trim_end_matches('-');
-    if trimmed.is_empty() { "unnamed".to_owned() } else { trimmed.to_owned() }
+    if trimmed.is_empty() {
+        "unnamed".to_owned()
+    } else {
+        trimmed.to_owned()
+    }
 }
 
 fn make_folder(path: &Path) -> io::Result<()> {
@@ -346,7 +476,14 @@ fn write_whole(mut file: &File, content: &str) -> io::Result<()> {
 fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
         // Some file systems cannot sync folders; the files themselves are synced.
-        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::InvalidInput | ErrorKind::Unsupported
+            ) =>
+        {
+            Ok(())
+        }
         other => other,
     }
 }

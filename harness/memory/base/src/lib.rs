@@ -1,5 +1,5 @@
-//! Shared helpers that are independent of GPU memory: files, shared objects, text excerpts, shell quoting, order statistics,
-//! dates, shards, counted nouns and work on several cores.
+//! Shared helpers that are independent of GPU memory: files, shared objects, text excerpts, shell
+//! quoting, order statistics, dates, shards, counted nouns and work on several cores.
 
 pub mod date;
 pub mod excerpt;

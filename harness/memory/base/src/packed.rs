@@ -1,4 +1,5 @@
-//! Files with optional gzip compression, such as allocation traces and recordings. The content decides, not the file name.
+//! Files with optional gzip compression, such as allocation traces and recordings. The content
+//! decides, not the file name.
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read, Write as _};
 use std::path::Path;
@@ -15,17 +16,31 @@ pub const MAX_UNPACKED: u64 = 128 << 20;
 
 /// Opens a file and decompresses it if needed.
 pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    Ok(Box::new(BufReader::new(unpack(files::open(path)?, MAX_UNPACKED)?)))
+    Ok(Box::new(BufReader::new(unpack(
+        files::open(path)?,
+        MAX_UNPACKED,
+    )?)))
 }
 
 /// Reads a source and decompresses it if needed.
 pub fn unpack<'a>(mut source: impl Read + 'a, at_most: u64) -> io::Result<Box<dyn Read + 'a>> {
     let mut first = Vec::new();
-    source.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first)?;
+    source
+        .by_ref()
+        .take(MAGIC.len() as u64)
+        .read_to_end(&mut first)?;
     let is_packed = first == MAGIC;
     let whole = Cursor::new(first).chain(source);
-    let unpacked: Box<dyn Read + 'a> = if is_packed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
-    Ok(Box::new(Bounded { rest: unpacked, left: at_most, at_most }))
+    let unpacked: Box<dyn Read + 'a> = if is_packed {
+        Box::new(MultiGzDecoder::new(whole))
+    } else {
+        Box::new(whole)
+    };
+    Ok(Box::new(Bounded {
+        rest: unpacked,
+        left: at_most,
+        at_most,
+    }))
 }
 
 struct Bounded<R> {
@@ -40,7 +55,10 @@ impl<R: Read> Read for Bounded<R> {
         match self.left.checked_sub(read as u64) {
             Some(left) => self.left = left,
             None => {
-                let why = format!("it is larger than {} bytes after decompression: split it", self.at_most);
+                let why = format!(
+                    "it is larger than {} bytes after decompression: split it",
+                    self.at_most
+                );
                 return Err(io::Error::new(ErrorKind::FileTooLarge, why));
             }
         }

@@ -6,9 +6,17 @@ thread_local! {
     static USES_ALL_CORES: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of the first item that fails.
-pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    let cores = if uses_all_cores() { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+/// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of
+/// the first item that fails.
+pub fn in_parallel<T: Sync, R: Send, E: Send>(
+    items: &[T],
+    act: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let cores = if uses_all_cores() {
+        thread::available_parallelism().map_or(1, usize::from)
+    } else {
+        1
+    };
     in_parallel_by(cores, items, act)
 }
 
@@ -26,14 +34,19 @@ pub fn on_one_core<R>(act: impl FnOnce() -> R) -> R {
 }
 
 /// Like [`in_parallel`], with at most `most` items at a time.
-pub fn in_parallel_by<T: Sync, R: Send, E: Send>(most: usize, items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
+pub fn in_parallel_by<T: Sync, R: Send, E: Send>(
+    most: usize,
+    items: &[T],
+    act: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
     let workers = most.clamp(1, items.len().max(1));
     let next = AtomicUsize::new(0);
-    let answers: Vec<Mutex<Option<Result<R, E>>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    let answers: Vec<Mutex<Option<Result<R, E>>>> =
+        items.iter().map(|_| Mutex::new(None)).collect();
     thread::scope(|scope| {
         let work = || {
-            while let Some((item, answer)) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((items.get(at)?, answers.get(at)?)))
+            while let Some((item, answer)) = Some(next.fetch_add(1, Ordering::Relaxed))
+                .and_then(|at| Some((items.get(at)?, answers.get(at)?)))
             {
                 let found = act(item);
                 *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
@@ -47,5 +60,8 @@ pub fn in_parallel_by<T: Sync, R: Send, E: Send>(most: usize, items: &[T], act: 
             }
         }
     });
-    answers.into_iter().filter_map(|answer| answer.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+    answers
+        .into_iter()
+        .filter_map(|answer| answer.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect()
 }

@@ -1,5 +1,5 @@
-//! Shards of work for several machines. A name alone determines its shard, so machines need not communicate, and a new scenario
-//! does not move others.
+//! Shards of work for several machines. A name alone determines its shard, so machines need not
+//! communicate, and a new scenario does not move others.
 
 use std::{hash::Hasher as _, str::FromStr};
 
@@ -17,30 +17,52 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns whether the name belongs to this shard. Each name belongs to exactly one shard of a count.
+    /// Returns whether the name belongs to this shard. Each name belongs to exactly one shard of a
+    /// count.
     pub fn has(self, name: &str) -> bool {
-        // The mixer spreads the low bits, in which equal pairs of digits cancel, as in `rank3-gpu3`.
+        // The mixer spreads the low bits, in which equal pairs of digits cancel, as in
+        // `rank3-gpu3`.
         let mut mixer = Mixer::default();
         mixer.write_u64(fnv1a(name.as_bytes()));
         mixer.finish() % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
     }
 }
 
-/// Returns the shards of the same run that are missing. Fails if the numbers of shards differ or one appears twice.
+/// Returns the shards of the same run that are missing. Fails if the numbers of shards differ or
+/// one appears twice.
 pub fn missing(shards: &[Shard]) -> Result<Vec<Shard>, String> {
-    let Some(first) = shards.first() else { return Err("no shards are given".to_owned()) };
+    let Some(first) = shards.first() else {
+        return Err("no shards are given".to_owned());
+    };
     if let Some(other) = shards.iter().find(|shard| shard.count != first.count) {
         return Err(format!("shards {first} and {other} differ in their number"));
     }
-    if let Some(twice) = shards.iter().enumerate().find(|(index, shard)| shards[..*index].contains(shard)) {
+    if let Some(twice) = shards
+        .iter()
+        .enumerate()
+        .find(|(index, shard)| shards[..*index].contains(shard))
+    {
         return Err(format!("shard {} appears twice", twice.1));
     }
-    Ok((1..=first.count).map(|index| Shard { index, count: first.count }).filter(|shard| !shards.contains(shard)).collect())
+    Ok((1..=first.count)
+        .map(|index| Shard {
+            index,
+            count: first.count,
+        })
+        .filter(|shard| !shards.contains(shard))
+        .collect())
 }
 
 /// Describes missing shards.
 pub fn named(missing: &[Shard]) -> String {
-    format!("missing: shard {}", missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+    format!(
+        "missing: shard {}",
+        missing
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    )
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,12 +73,22 @@ impl FromStr for Shard {
     type Err = ShardError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parts = text.split_once('/').and_then(|(index, count)| Some(Self { index: index.parse().ok()?, count: count.parse().ok()? }));
+        let parts = text.split_once('/').and_then(|(index, count)| {
+            Some(Self {
+                index: index.parse().ok()?,
+                count: count.parse().ok()?,
+            })
+        });
         match parts {
             None => Err(ShardError(String::new())),
-            Some(Self { count: 0, .. }) => Err(ShardError("the number of shards is 0: ".to_owned())),
+            Some(Self { count: 0, .. }) => {
+                Err(ShardError("the number of shards is 0: ".to_owned()))
+            }
             Some(Self { index, count }) if !(1..=count).contains(&index) => {
-                Err(ShardError(format!("shard {index} of {count} does not exist: shards are numbered from 1 to {count}; ")))
+                Err(ShardError(format!(
+                    "shard {index} of {count} does not exist: shards are numbered from 1 to \
+                     {count}; "
+                )))
             }
             Some(shard) => Ok(shard),
         }
@@ -81,7 +113,9 @@ mod tests {
     #[test]
     fn names_with_equal_pairs_of_digits_are_in_both_halves() {
         let half = Shard { index: 1, count: 2 };
-        let in_half = (0..8).filter(|rank| half.has(&format!("job-rank{rank}-gpu{rank}.pickle"))).count();
+        let in_half = (0..8)
+            .filter(|rank| half.has(&format!("job-rank{rank}-gpu{rank}.pickle")))
+            .count();
         assert!((1..8).contains(&in_half), "{in_half} of 8");
     }
 

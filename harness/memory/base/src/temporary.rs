@@ -1,5 +1,5 @@
-//! Temporary files and folders, created next to the final path. The owner holds a lock, so the next run can detect and remove
-//! those of killed processes.
+//! Temporary files and folders, created next to the final path. The owner holds a lock, so the next
+//! run can detect and remove those of killed processes.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::{io, os::unix::fs::PermissionsExt, path::Path};
@@ -8,10 +8,13 @@ use tempfile::{NamedTempFile, TempDir};
 
 pub const PREFIX: &str = ".unfinished-";
 
-/// Creates a temporary file in this folder, with the permissions of an ordinary file. Removes files of killed processes first,
-/// unless another process holds the folder's lock. It does not wait for the lock, which any user can hold.
+/// Creates a temporary file in this folder, with the permissions of an ordinary file. Removes files
+/// of killed processes first, unless another process holds the folder's lock. It does not wait for
+/// the lock, which any user can hold.
 pub fn file_in(folder: &Path) -> io::Result<NamedTempFile> {
-    let only_writer = File::open(folder).ok().filter(|folder| folder.try_lock().is_ok());
+    let only_writer = File::open(folder)
+        .ok()
+        .filter(|folder| folder.try_lock().is_ok());
     if only_writer.is_some() {
         tidy(folder);
     }
@@ -22,8 +25,12 @@ pub fn file_in(folder: &Path) -> io::Result<NamedTempFile> {
 pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     loop {
         let everybody = Permissions::from_mode(0o666);
-        let file = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempfile_in(folder)?;
-        // Another process may have removed the file before it was locked. Then a new one is created.
+        let file = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(everybody)
+            .tempfile_in(folder)?;
+        // Another process may have removed the file before it was locked. Then a new one is
+        // created.
         if file.as_file().lock().is_err() || file.path().exists() {
             return Ok(file);
         }
@@ -33,7 +40,10 @@ pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
 /// Creates a temporary folder in a folder whose lock the caller holds.
 pub fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
     let everybody = Permissions::from_mode(0o777);
-    let made = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempdir_in(folder)?;
+    let made = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .permissions(everybody)
+        .tempdir_in(folder)?;
     let held = File::open(made.path())?;
     lock(&held);
     Ok((made, held))
@@ -44,11 +54,15 @@ fn lock(file: &File) {
     let _ = file.try_lock();
 }
 
-/// Removes the files of killed processes from a folder whose lock the caller holds. Ignores failures, because a temporary name is
-/// never read as a result.
+/// Removes the files of killed processes from a folder whose lock the caller holds. Ignores
+/// failures, because a temporary name is never read as a result.
 pub fn tidy(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
+        if entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(PREFIX))
+        {
             let _ = remove_abandoned(&entry.path());
         }
     }

@@ -15,12 +15,14 @@ pub struct FaultedArm {
     pub allocator: String,
     /// Calls that can fail, over all processes of the run without failures.
     pub calls: usize,
-    /// Calls that were not tried because an equal call in the same state was tried and ended the run.
+    /// Calls that were not tried because an equal call in the same state was tried and ended the
+    /// run.
     #[serde(default)]
     pub repeats: usize,
     /// A description of the calls that were made to fail.
     pub chosen: String,
-    /// One run per call. If the allocator recovered from the failure and its next attempt can fail too, one more run fails both.
+    /// One run per call. If the allocator recovered from the failure and its next attempt can fail
+    /// too, one more run fails both.
     pub cases: Vec<FaultedCase>,
     /// Why no call was failed. The run without failures must pass first.
     pub not_tried: Option<NotTried>,

@@ -10,7 +10,8 @@ use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
-/// Declares an enum from a table: variant, name in scenarios and records, and description, which the method `$about` returns.
+/// Declares an enum from a table: variant, name in scenarios and records, and description, which
+/// the method `$about` returns.
 macro_rules! described {
     ($(#[$attribute:meta])* $Enum:ident, $about:ident: $($variant:ident = $name:literal: $text:literal,)*) => {
         $(#[$attribute])*
@@ -62,7 +63,8 @@ pub struct Records {
     /// [`RECORD_VERSION`] of the build that wrote the file.
     pub version: u32,
     pub harness: String,
-    /// Runs in the order of execution. Repetitions are the outer loop; the allocators of a scenario take turns.
+    /// Runs in the order of execution. Repetitions are the outer loop; the allocators of a scenario
+    /// take turns.
     pub runs: Vec<RunRecord>,
     /// Planned runs that did not start, in order. Empty unless the session ended early.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -72,7 +74,11 @@ pub struct Records {
 impl Records {
     /// Returns whether every planned run started and ended.
     pub fn is_complete(&self) -> bool {
-        self.not_started.is_empty() && !self.runs.iter().any(|run| run.verdict == Verdict::Interrupted)
+        self.not_started.is_empty()
+            && !self
+                .runs
+                .iter()
+                .any(|run| run.verdict == Verdict::Interrupted)
     }
 }
 
@@ -92,7 +98,8 @@ pub struct RunRecord {
     /// Settings in the form of `PYTORCH_ALLOC_CONF`, if they differ from the allocator's defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
-    /// `true` if the user added this configuration. Its unmet expectations are noted and do not fail the run.
+    /// `true` if the user added this configuration. Its unmet expectations are noted and do not
+    /// fail the run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub only_observed: bool,
     pub seed: u64,
@@ -107,18 +114,21 @@ pub struct RunRecord {
     pub verdict: Verdict,
     /// The steps that ran. A step inside `repeat` has one entry per iteration.
     pub steps: Vec<StepRecord>,
-    /// Number of steps that ran but are missing from `steps`. A long run keeps its first and last steps.
+    /// Number of steps that ran but are missing from `steps`. A long run keeps its first and last
+    /// steps.
     #[serde(default)]
     pub unrecorded_steps: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<ClaimFigure>,
-    /// Memory over time, including changes within steps. A long run keeps the minimum and maximum of equal intervals.
+    /// Memory over time, including changes within steps. A long run keeps the minimum and maximum
+    /// of equal intervals.
     pub curve: Vec<CurvePoint>,
     pub timings: Timings,
     pub calls: DeviceCalls,
     /// The allocator's counters after the last step.
     pub stats: MemoryStats,
-    /// The figures of a run with several programs or processes. Absent for a run with one, and in records of older builds.
+    /// The figures of a run with several programs or processes. Absent for a run with one, and in
+    /// records of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<RunProcesses>,
     /// The simulated device's charge for each operation. Empty for a real device.
@@ -129,7 +139,8 @@ pub struct RunRecord {
 /// The figures of the programs and processes of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunProcesses {
-    /// The main process first. Processes that share a name, such as repetitions of a step, share an entry.
+    /// The main process first. Processes that share a name, such as repetitions of a step, share an
+    /// entry.
     pub each: Vec<ProcessFigures>,
     /// All at the same time, which may be less than the sum of the peaks.
     pub together: MemoryFigures,
@@ -190,13 +201,23 @@ impl ScenarioInfo {
     }
 }
 
-/// Identifies a scenario by its name and its folder. The folder is relative to the last folder named `scenarios` in the path, or else to the current folder.
+/// Identifies a scenario by its name and its folder. The folder is relative to the last folder
+/// named `scenarios` in the path, or else to the current folder.
 pub fn scenario_id(path: &Path, name: &str) -> String {
     let folder = path.parent().unwrap_or(Path::new(""));
-    let folder = std::env::current_dir().ok().and_then(|current| folder.strip_prefix(current).ok()).unwrap_or(folder);
-    let parts: Vec<_> =
-        folder.components().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().to_string_lossy()).collect();
-    let root = parts.iter().rposition(|part| part == "scenarios").map_or(0, |index| index + 1);
+    let folder = std::env::current_dir()
+        .ok()
+        .and_then(|current| folder.strip_prefix(current).ok())
+        .unwrap_or(folder);
+    let parts: Vec<_> = folder
+        .components()
+        .filter(|part| *part != Component::CurDir)
+        .map(|part| part.as_os_str().to_string_lossy())
+        .collect();
+    let root = parts
+        .iter()
+        .rposition(|part| part == "scenarios")
+        .map_or(0, |index| index + 1);
     let parts = parts[root..].iter().map(AsRef::as_ref);
     parts.chain([name]).collect::<Vec<&str>>().join("/")
 }
@@ -206,10 +227,18 @@ pub fn scenario_id(path: &Path, name: &str) -> String {
 pub enum Verdict {
     /// All expectations and invariants held.
     Passed,
-    /// An expectation was not met, or an invariant did not hold. `rest` has the other violations at the same step.
-    Failed { first: Violation, rest: Vec<Violation> },
+    /// An expectation was not met, or an invariant did not hold. `rest` has the other violations at
+    /// the same step.
+    Failed {
+        first: Violation,
+        rest: Vec<Violation>,
+    },
     /// The run failed, and the scenario expects this failure.
-    FailedAsExpected { reason: String, first: Violation, rest: Vec<Violation> },
+    FailedAsExpected {
+        reason: String,
+        first: Violation,
+        rest: Vec<Violation>,
+    },
     /// The run did not start.
     Skipped {
         reason: String,
@@ -217,7 +246,8 @@ pub enum Verdict {
         #[serde(default)]
         kind: SkipKind,
     },
-    /// Other processes used the device, so the result says nothing about the allocator. The reason describes their activity.
+    /// Other processes used the device, so the result says nothing about the allocator. The reason
+    /// describes their activity.
     Contended { reason: String },
     /// The user or the system stopped the run early.
     Interrupted,
@@ -225,7 +255,11 @@ pub enum Verdict {
 
 impl Verdict {
     pub const fn violation(&self) -> Option<&Violation> {
-        if let Self::Failed { first, .. } = self { Some(first) } else { None }
+        if let Self::Failed { first, .. } = self {
+            Some(first)
+        } else {
+            None
+        }
     }
 }
 
@@ -256,13 +290,22 @@ pub struct Violation {
 impl Violation {
     /// A violation before the first step, or one that belongs to no step.
     pub fn before_steps(rule: Rule, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { step: 0, at: None, rule, expected: expected.into(), seen: seen.into() }
+        Self {
+            step: 0,
+            at: None,
+            rule,
+            expected: expected.into(),
+            seen: seen.into(),
+        }
     }
 }
 
 impl From<Violation> for Verdict {
     fn from(first: Violation) -> Self {
-        Self::Failed { first, rest: Vec::new() }
+        Self::Failed {
+            first,
+            rest: Vec::new(),
+        }
     }
 }
 
@@ -271,7 +314,11 @@ impl fmt::Display for Violation {
         if let Some(at) = &self.at {
             write!(f, "{at}: ")?;
         }
-        write!(f, "{}: expected {}, seen {}", self.rule, self.expected, self.seen)
+        write!(
+            f,
+            "{}: expected {}, seen {}",
+            self.rule, self.expected, self.seen
+        )
     }
 }
 
@@ -330,7 +377,8 @@ pub struct StepRecord {
     pub process: Option<String>,
     /// The memory of that process after the step.
     pub accounts: Accounts,
-    /// The figures of the program that an `exec` step ran. `accounts` describes the process that started it.
+    /// The figures of the program that an `exec` step ran. `accounts` describes the process that
+    /// started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<MemoryFigures>,
     /// Duration on the device's clock. `None` if the run was not timed.
@@ -339,7 +387,8 @@ pub struct StepRecord {
     pub reports: BTreeMap<String, u64>,
     pub notes: Vec<String>,
     pub tables: Vec<Table>,
-    /// The state when the request failed, before the step freed anything. Absent if no request failed, and in records of older builds.
+    /// The state when the request failed, before the step freed anything. Absent if no request
+    /// failed, and in records of older builds.
     #[serde(default, alias = "shortage", skip_serializing_if = "Option::is_none")]
     pub failed_request: Option<FailedRequest>,
     /// The actions of the step's recovery policies.
@@ -351,11 +400,13 @@ pub struct StepRecord {
 pub struct FailedRequest {
     pub requested: Bytes,
     pub stream: u32,
-    /// Memory that the allocator lacked, before rounding. Less than `requested` if new pages extend a free block.
+    /// Memory that the allocator lacked, before rounding. Less than `requested` if new pages extend
+    /// a free block.
     pub lacking: Bytes,
     /// Bytes requested from the driver, rounded to whole segments or pages.
     pub asked: Bytes,
-    /// The limit of the memory fraction, if the fraction refused the request before the driver was called.
+    /// The limit of the memory fraction, if the fraction refused the request before the driver was
+    /// called.
     pub limit: Option<Bytes>,
     /// The program's own limit, if it refused the request before the allocator was called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -363,12 +414,14 @@ pub struct FailedRequest {
     /// The device call that a fault failed, if the request failed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub injected: Option<RefusedCall>,
-    /// Memory of the program at that moment. `device.pressure` includes other programs and the run's other processes.
+    /// Memory of the program at that moment. `device.pressure` includes other programs and the
+    /// run's other processes.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,
-    /// Free memory of the allocator, grouped by the requests that can use it. Excludes private pools that do not serve the
-    /// request. `None` if the driver manages the pool and does not report its blocks.
+    /// Free memory of the allocator, grouped by the requests that can use it. Excludes private
+    /// pools that do not serve the request. `None` if the driver manages the pool and does not
+    /// report its blocks.
     pub lanes: Option<Vec<StreamPool>>,
     /// Free memory in private pools that do not serve the request.
     #[serde(default, skip_serializing_if = "Pieces::is_empty")]
@@ -379,7 +432,8 @@ pub struct FailedRequest {
     /// Names of the scenario's streams, by number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<u32, String>,
-    /// Segments with free memory that a live block keeps from being released. At most ten, the largest first.
+    /// Segments with free memory that a live block keeps from being released. At most ten, the
+    /// largest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<PinnedSegment>,
     /// The remaining segments of this kind.
@@ -480,7 +534,8 @@ pub enum Outcome {
     /// The step ended without a failed request.
     #[default]
     Done,
-    /// The request succeeded after this many retries by the recovery policy. Retries inside the allocator do not count.
+    /// The request succeeded after this many retries by the recovery policy. Retries inside the
+    /// allocator do not count.
     Fits { retries: u32 },
     /// The request failed after all retries.
     OutOfMemory,
@@ -538,7 +593,8 @@ impl Accounts {
 /// Sums over all programs and processes of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// Its position among all points of the run, including dropped ones. Absent in records of older builds.
+    /// Its position among all points of the run, including dropped ones. Absent in records of older
+    /// builds.
     #[serde(default)]
     pub at: u64,
     /// The step during which it was taken.
@@ -558,17 +614,20 @@ pub struct CurvePoint {
     pub retries: u64,
 }
 
-/// Durations on the device's clock. [`DeviceInfo::clock`] says whether they are measured or simulated; the two are never mixed.
+/// Durations on the device's clock. [`DeviceInfo::clock`] says whether they are measured or
+/// simulated; the two are never mixed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
     /// Successful `allocate` calls.
     pub allocate: Samples,
     pub free: Samples,
     pub empty_cache: Samples,
-    /// From the start of the first step to the end of the last. Only runs whose device serves the scenario alone have it.
+    /// From the start of the first step to the end of the last. Only runs whose device serves the
+    /// scenario alone have it.
     pub scenario: Nanos,
-    /// Time lost to attempts that failed and were repeated, including their recovery, and to requests that made the allocator
-    /// release its cache. Requests that failed for good do not count.
+    /// Time lost to attempts that failed and were repeated, including their recovery, and to
+    /// requests that made the allocator release its cache. Requests that failed for good do not
+    /// count.
     pub lost_to_retry: Nanos,
 }
 
@@ -587,8 +646,14 @@ mod id_tests {
     fn scenarios_with_one_name_in_different_folders_have_different_ids() {
         let id = |path: &str| scenario_id(Path::new(path), "empty_cache");
         assert_eq!(id("scenarios/empty_cache.yaml"), "empty_cache");
-        assert_eq!(id("./scenarios/claims/empty_cache.yaml"), "claims/empty_cache");
-        assert_eq!(id("/home/me/scenarios/claims/empty_cache.yaml"), "claims/empty_cache");
+        assert_eq!(
+            id("./scenarios/claims/empty_cache.yaml"),
+            "claims/empty_cache"
+        );
+        assert_eq!(
+            id("/home/me/scenarios/claims/empty_cache.yaml"),
+            "claims/empty_cache"
+        );
         assert_eq!(id("own/empty_cache.yaml"), "own/empty_cache");
         assert_eq!(id("empty_cache.yaml"), "empty_cache");
     }

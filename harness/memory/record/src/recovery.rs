@@ -25,7 +25,8 @@ pub struct Recovery {
     pub given_back: Bytes,
     /// The largest number of bytes that a failed attempt left allocated. 0 means no leak.
     pub retained: Bytes,
-    /// Identifies the trained model, batches and settings without the policies: only equal trainings are alternatives.
+    /// Identifies the trained model, batches and settings without the policies: only equal
+    /// trainings are alternatives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
     /// The training's result. `None` if the step made a single request.
@@ -70,21 +71,46 @@ pub struct Attempt {
 impl Recovery {
     /// Adds an attempt, or counts it if the list is full.
     pub fn list(&mut self, attempt: Attempt) {
-        if self.listed.len() < MAX_LISTED_ATTEMPTS { self.listed.push(attempt) } else { self.unlisted += 1 }
+        if self.listed.len() < MAX_LISTED_ATTEMPTS {
+            self.listed.push(attempt)
+        } else {
+            self.unlisted += 1
+        }
     }
 
     /// Returns a copy without times, to compare decisions.
     pub fn decisions(&self) -> Self {
-        let listed = self.listed.iter().map(|attempt| Attempt { time: None, ..attempt.clone() }).collect();
-        Self { lost: None, listed, ..self.clone() }
+        let listed = self
+            .listed
+            .iter()
+            .map(|attempt| Attempt {
+                time: None,
+                ..attempt.clone()
+            })
+            .collect();
+        Self {
+            lost: None,
+            listed,
+            ..self.clone()
+        }
     }
 
-    /// Copies times from another run of the same step. Attempts get times only if both runs made the same ones.
+    /// Copies times from another run of the same step. Attempts get times only if both runs made
+    /// the same ones.
     pub fn add_times(&mut self, timed: &Self) {
         self.lost = timed.lost;
-        let asked = |recovery: &Self| recovery.listed.iter().map(|attempt| attempt.asked.clone()).collect::<Vec<_>>();
+        let asked = |recovery: &Self| {
+            recovery
+                .listed
+                .iter()
+                .map(|attempt| attempt.asked.clone())
+                .collect::<Vec<_>>()
+        };
         if asked(self) == asked(timed) {
-            self.listed.iter_mut().zip(&timed.listed).for_each(|(attempt, timed)| attempt.time = timed.time);
+            self.listed
+                .iter_mut()
+                .zip(&timed.listed)
+                .for_each(|(attempt, timed)| attempt.time = timed.time);
         }
     }
 }

@@ -26,9 +26,22 @@ pub struct Timeline {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Entry {
     /// An interval. `size`: the bytes concerned, if any.
-    Span { track: Track, name: String, start: Nanos, duration: Nanos, size: Option<Bytes>, failure: Option<String> },
-    /// The main program's memory from this moment on. `active` includes freed blocks that wait for an event.
-    Memory { at: Nanos, allocated: Bytes, active: Bytes, reserved: Bytes },
+    Span {
+        track: Track,
+        name: String,
+        start: Nanos,
+        duration: Nanos,
+        size: Option<Bytes>,
+        failure: Option<String>,
+    },
+    /// The main program's memory from this moment on. `active` includes freed blocks that wait for
+    /// an event.
+    Memory {
+        at: Nanos,
+        allocated: Bytes,
+        active: Bytes,
+        reserved: Bytes,
+    },
     /// A request that failed.
     Refused { at: Nanos, size: Bytes },
 }

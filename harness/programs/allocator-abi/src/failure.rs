@@ -1,5 +1,5 @@
-//! Failures of the exported functions: the last one of each thread is kept as a C string. Failures other than out of memory are also printed
-//! to standard error.
+//! Failures of the exported functions: the last one of each thread is kept as a C string. Failures
+//! other than out of memory are also printed to standard error.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -20,7 +20,9 @@ pub(crate) enum Failure {
     Settings(#[from] SettingsError),
     #[error("{0}")]
     Argument(String),
-    #[error("the allocator is not recorded: set HARNESS_ALLOCATOR_RECORD=1 before the program starts")]
+    #[error(
+        "the allocator is not recorded: set HARNESS_ALLOCATOR_RECORD=1 before the program starts"
+    )]
     NotRecorded,
     #[error("cannot write the snapshot to `{path}`: {why}")]
     Snapshot { path: String, why: String },
@@ -37,7 +39,10 @@ impl From<AllocatorError> for Failure {
 
 impl Failure {
     pub(crate) fn size(size: isize) -> Self {
-        Self::Argument(format!("{size} is not a size: sizes are from 0 to {}", Bytes(isize::MAX as u64)))
+        Self::Argument(format!(
+            "{size} is not a size: sizes are from 0 to {}",
+            Bytes(isize::MAX as u64)
+        ))
     }
 }
 
@@ -45,7 +50,8 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the failure of a call for [`last`]. Prints it too, unless it is out of memory, which the caller notices anyway.
+/// Keeps the failure of a call for [`last`]. Prints it too, unless it is out of memory, which the
+/// caller notices anyway.
 pub(crate) fn keep(call: &str, failure: &Failure) {
     let text = format!("{call}: {failure}");
     if !matches!(failure, Failure::OutOfMemory(_)) {

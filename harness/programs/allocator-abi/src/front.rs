@@ -1,4 +1,5 @@
-//! [`Front`]: one allocator on one device, for all threads of a program that names memory by its address.
+//! [`Front`]: one allocator on one device, for all threads of a program that names memory by its
+//! address.
 
 use std::cell::Cell;
 
@@ -23,7 +24,8 @@ thread_local! {
     static SAVED_CONTEXT: Cell<Option<KeptContext>> = const { Cell::new(None) };
 }
 
-/// The GPU. It saves the calling thread's CUDA context before the first driver call, so a cache hit never touches the context.
+/// The GPU. It saves the calling thread's CUDA context before the first driver call, so a cache hit
+/// never touches the context.
 struct Gpu(CudaDevice);
 
 impl DeviceWrapper for Gpu {
@@ -36,7 +38,8 @@ impl DeviceWrapper for Gpu {
     /// Every call that may reach the driver goes through here.
     fn inner_mut(&mut self) -> &mut CudaDevice {
         // A thread that is ending has no context to keep.
-        let _ = SAVED_CONTEXT.try_with(|saved| saved.set(saved.take().or_else(|| KeptContext::new().ok())));
+        let _ = SAVED_CONTEXT
+            .try_with(|saved| saved.set(saved.take().or_else(|| KeptContext::new().ok())));
         &mut self.0
     }
 }
@@ -64,7 +67,11 @@ impl Front {
             Some(recorder) => Box::new(recorder.around(settings.build())),
             None => settings.build(),
         };
-        Ok(Self { streams: Streams::default(), allocator: SharedAllocator::new(allocator, device), recorder })
+        Ok(Self {
+            streams: Streams::default(),
+            allocator: SharedAllocator::new(allocator, device),
+            recorder,
+        })
     }
 
     /// Allocates memory and returns its address, 0 for a request of 0 bytes.
@@ -86,29 +93,52 @@ impl Front {
     ///
     /// # Safety
     /// The stream lives until [`Front::release_stream`] or the end of the process.
-    pub(crate) unsafe fn record_stream(&self, address: u64, stream: CUstream) -> Result<(), Failure> {
+    pub(crate) unsafe fn record_stream(
+        &self,
+        address: u64,
+        stream: CUstream,
+    ) -> Result<(), Failure> {
         // SAFETY: the caller guarantees that the stream lives long enough.
         let stream = unsafe { self.stream(stream) }?;
         Ok(self.locked(|locked| locked.record_stream(DevicePtr(address), stream))?)
     }
 
-    /// Releases what the allocator keeps for a stream that the program is about to destroy. Ignores unknown streams.
+    /// Releases what the allocator keeps for a stream that the program is about to destroy. Ignores
+    /// unknown streams.
     pub(crate) fn release_stream(&self, stream: CUstream) -> Result<(), Failure> {
-        let Some(number) = self.streams.known(stream).filter(|number| *number != StreamId::DEFAULT) else { return Ok(()) };
-        self.locked(|Locked { allocator, device, .. }| {
-            allocator.release_stream(device, number)?;
-            device.release_stream(number)
-        })?;
+        let Some(number) = self
+            .streams
+            .known(stream)
+            .filter(|number| *number != StreamId::DEFAULT)
+        else {
+            return Ok(());
+        };
+        self.locked(
+            |Locked {
+                 allocator, device, ..
+             }| {
+                allocator.release_stream(device, number)?;
+                device.release_stream(number)
+            },
+        )?;
         self.streams.forget(stream);
         Ok(())
     }
 
     pub(crate) fn empty_cache(&self) -> Result<(), Failure> {
-        Ok(self.locked(|Locked { allocator, device, .. }| allocator.empty_cache(device))?)
+        Ok(self.locked(
+            |Locked {
+                 allocator, device, ..
+             }| allocator.empty_cache(device),
+        )?)
     }
 
     pub(crate) fn set_memory_fraction(&self, fraction: MemoryFraction) {
-        self.locked(|Locked { allocator, device, .. }| allocator.set_memory_fraction(device, fraction));
+        self.locked(
+            |Locked {
+                 allocator, device, ..
+             }| allocator.set_memory_fraction(device, fraction),
+        );
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
@@ -117,7 +147,9 @@ impl Front {
 
     /// Returns a memory snapshot with its history, or `None` if the allocator is not recorded.
     pub(crate) fn snapshot(&self) -> Option<Snapshot> {
-        self.recorder.as_ref().map(|recorder| self.locked(|locked| recorder.snapshot(&*locked.allocator)))
+        self.recorder
+            .as_ref()
+            .map(|recorder| self.locked(|locked| recorder.snapshot(&*locked.allocator)))
     }
 
     fn locked<T>(&self, act: impl FnOnce(&mut Locked<Gpu, Box<dyn Allocator>>) -> T) -> T {
@@ -132,7 +164,8 @@ impl Front {
     /// The stream lives until [`Front::release_stream`] or the end of the process.
     unsafe fn stream(&self, stream: CUstream) -> Result<StreamId, Failure> {
         // SAFETY: the caller guarantees that the stream lives long enough.
-        let borrow = || self.locked(|locked| unsafe { locked.device.inner_mut().borrow_stream(stream) });
+        let borrow =
+            || self.locked(|locked| unsafe { locked.device.inner_mut().borrow_stream(stream) });
         Ok(self.streams.number(stream, borrow)?)
     }
 }

@@ -1,4 +1,5 @@
-//! The environment variables with the settings of each allocator, and the one that turns recording on.
+//! The environment variables with the settings of each allocator, and the one that turns recording
+//! on.
 
 use std::env;
 
@@ -29,9 +30,16 @@ pub(crate) enum Settings {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SettingsError {
     #[error("{variable}: {why}")]
-    Conf { variable: &'static str, why: ConfError },
+    Conf {
+        variable: &'static str,
+        why: ConfError,
+    },
     #[error("{variable}: unknown setting `{item}`: write {accepted}, separated by commas")]
-    Item { variable: &'static str, item: String, accepted: &'static str },
+    Item {
+        variable: &'static str,
+        item: String,
+        accepted: &'static str,
+    },
     #[error("{RECORD} is `{0}`: set it to `1` or unset it")]
     Record(String),
 }
@@ -48,7 +56,10 @@ impl Kind {
     const fn accepted(self) -> &'static str {
         match self {
             Self::Caching => "the settings of PYTORCH_CUDA_ALLOC_CONF",
-            Self::Bfc => "`allow_growth:True` or `False`, `garbage_collection:True` or `False`, `memory_limit_mb:N`",
+            Self::Bfc => {
+                "`allow_growth:True` or `False`, `garbage_collection:True` or `False`, \
+                 `memory_limit_mb:N`"
+            }
             Self::RmmPool => "`initial_pool_size_mb:N` and `maximum_pool_size_mb:N`",
         }
     }
@@ -60,22 +71,46 @@ impl Kind {
     fn parse(self, text: &str) -> Result<Settings, SettingsError> {
         let variable = self.variable();
         if self == Self::Caching {
-            return Config::parse(text).map(Settings::Caching).map_err(|why| SettingsError::Conf { variable, why });
+            return Config::parse(text)
+                .map(Settings::Caching)
+                .map_err(|why| SettingsError::Conf { variable, why });
         }
         let (mut bfc, mut rmm) = (BfcConfig::default(), RmmPoolConfig::default());
-        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            let (key, value) = item.split_once(':').map_or((item, ""), |(key, value)| (key.trim(), value.trim()));
+        for item in text
+            .split(',')
+            .map(str::trim)
+            .filter(|item| !item.is_empty())
+        {
+            let (key, value) = item
+                .split_once(':')
+                .map_or((item, ""), |(key, value)| (key.trim(), value.trim()));
             let known = match (self, key) {
                 (Self::Bfc, "allow_growth") => truth(value).map(|value| bfc.allow_growth = value),
-                (Self::Bfc, "garbage_collection") => truth(value).map(|value| bfc.garbage_collection = value),
-                (Self::Bfc, "memory_limit_mb") => mebibytes(value).map(|value| bfc.memory_limit = Some(value)),
-                (Self::RmmPool, "initial_pool_size_mb") => mebibytes(value).map(|value| rmm.initial_pool_size = Some(value)),
-                (Self::RmmPool, "maximum_pool_size_mb") => mebibytes(value).map(|value| rmm.maximum_pool_size = Some(value)),
+                (Self::Bfc, "garbage_collection") => {
+                    truth(value).map(|value| bfc.garbage_collection = value)
+                }
+                (Self::Bfc, "memory_limit_mb") => {
+                    mebibytes(value).map(|value| bfc.memory_limit = Some(value))
+                }
+                (Self::RmmPool, "initial_pool_size_mb") => {
+                    mebibytes(value).map(|value| rmm.initial_pool_size = Some(value))
+                }
+                (Self::RmmPool, "maximum_pool_size_mb") => {
+                    mebibytes(value).map(|value| rmm.maximum_pool_size = Some(value))
+                }
                 _ => None,
             };
-            known.ok_or_else(|| SettingsError::Item { variable, item: item.to_owned(), accepted: self.accepted() })?;
+            known.ok_or_else(|| SettingsError::Item {
+                variable,
+                item: item.to_owned(),
+                accepted: self.accepted(),
+            })?;
         }
-        Ok(if self == Self::Bfc { Settings::Bfc(bfc) } else { Settings::RmmPool(rmm) })
+        Ok(if self == Self::Bfc {
+            Settings::Bfc(bfc)
+        } else {
+            Settings::RmmPool(rmm)
+        })
     }
 }
 

@@ -1,10 +1,12 @@
-//! The cache of stub libraries for one PyTorch, its extension packages and one core library. They are written once, kept in the
-//! user's cache and checked at each use.
+//! The cache of stub libraries for one PyTorch, its extension packages and one core library. They
+//! are written once, kept in the user's cache and checked at each use.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{collections::BTreeMap, ffi::OsString};
@@ -42,14 +44,19 @@ impl Libraries {
 
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum CacheError {
-    #[error("cannot write the simulated GPU's libraries to `{}`: {source}; set HARNESS_CACHE to another folder", folder.display())]
+    #[error("cannot write the simulated GPU's libraries to `{}`: {source}; set HARNESS_CACHE to \
+         another folder", folder.display())]
     #[diagnostic(help("{OWN_FOLDER}"))]
     Unwritable { folder: PathBuf, source: io::Error },
-    #[error("no cache folder for the simulated GPU's libraries: set HARNESS_CACHE, XDG_CACHE_HOME or HOME")]
+    #[error(
+        "no cache folder for the simulated GPU's libraries: set HARNESS_CACHE, XDG_CACHE_HOME or \
+         HOME"
+    )]
     #[diagnostic(help("{OWN_FOLDER}"))]
     Nowhere,
     #[error(
-        "the simulated GPU's libraries cannot be loaded from `{}`: the path must contain no colon, space or `$`, and have at most about 200 bytes; \
+        "the simulated GPU's libraries cannot be loaded from `{}`: the path must contain no colon, \
+         space or `$`, and have at most about 200 bytes; \
          set HARNESS_CACHE to another folder",
         .0.display()
     )]
@@ -62,7 +69,8 @@ pub enum CacheError {
     #[diagnostic(help("install torch again"))]
     Imports(#[from] ImportsError),
     #[error(
-        "the PyTorch in `{}` does not load `libcudart.so`: CUDA is linked into it statically and cannot be replaced; install a PyTorch that uses \
+        "the PyTorch in `{}` does not load `libcudart.so`: CUDA is linked into it statically and \
+         cannot be replaced; install a PyTorch that uses \
          CUDA's shared libraries",
         .0.display()
     )]
@@ -72,14 +80,27 @@ pub enum CacheError {
 
 /// Returns the program's cache folder: HARNESS_CACHE, or `harness` in the user's cache folder.
 pub fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, CacheError> {
-    let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let path = |name: &str| {
+        variable(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let own = path("HARNESS_CACHE");
-    let of_user = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache"))).map(|cache| cache.join("harness"));
+    let of_user = || {
+        path("XDG_CACHE_HOME")
+            .or_else(|| Some(path("HOME")?.join(".cache")))
+            .map(|cache| cache.join("harness"))
+    };
     let folder = own.or_else(of_user).ok_or(CacheError::Nowhere)?;
-    let folder = std::path::absolute(&folder).map_err(|source| CacheError::Unwritable { folder, source })?;
+    let folder =
+        std::path::absolute(&folder).map_err(|source| CacheError::Unwritable { folder, source })?;
     // The longest path below it, for a core library of a usual name.
     let library = folder.join(STUBS).join("0123456789abcdef").join(CORE);
-    if is_loadable(&library) { Ok(folder) } else { Err(CacheError::UnloadablePath(folder)) }
+    if is_loadable(&library) {
+        Ok(folder)
+    } else {
+        Err(CacheError::UnloadablePath(folder))
+    }
 }
 
 #[derive(Clone, Serialize, Deserialize, PartialEq, Eq)]
@@ -105,16 +126,37 @@ struct Manifest {
     stubs: Vec<CachedFile>,
 }
 
-/// Returns the libraries for the PyTorch in `torch` and the extensions of other packages. Reuses the cached ones or writes new ones.
-pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path) -> Result<Libraries, CacheError> {
+/// Returns the libraries for the PyTorch in `torch` and the extensions of other packages. Reuses
+/// the cached ones or writes new ones.
+pub fn libraries(
+    cache: &Path,
+    torch: &Path,
+    extensions: &[PathBuf],
+    core: &Path,
+) -> Result<Libraries, CacheError> {
     let objects = imports::shared_objects(torch)?;
-    let mut inputs = objects.iter().map(PathBuf::as_path).chain([core]).map(Input::of).collect::<Result<Vec<_>, _>>()?;
+    let mut inputs = objects
+        .iter()
+        .map(PathBuf::as_path)
+        .chain([core])
+        .map(Input::of)
+        .collect::<Result<Vec<_>, _>>()?;
     // An unreadable extension is skipped: the program that loads it reports the problem.
-    inputs.extend(extensions.iter().filter_map(|extension| Input::of(extension).ok()));
+    inputs.extend(
+        extensions
+            .iter()
+            .filter_map(|extension| Input::of(extension).ok()),
+    );
     let all = cache.join(STUBS);
     let folder = all.join(key(&inputs));
-    let unwritable = |source| CacheError::Unwritable { folder: all.clone(), source };
-    let core_bytes = fs::read(core).map_err(|source| ImportsError::Unreadable { path: core.to_owned(), source })?;
+    let unwritable = |source| CacheError::Unwritable {
+        folder: all.clone(),
+        source,
+    };
+    let core_bytes = fs::read(core).map_err(|source| ImportsError::Unreadable {
+        path: core.to_owned(),
+        source,
+    })?;
     create_private(&all).map_err(unwritable)?;
     trust(cache)?;
     trust(&all)?;
@@ -135,10 +177,22 @@ pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path
     let exports = imports::exports(core)?;
     temporary::tidy(&all);
     forget_old(&all);
-    let written = write(&all, &folder, &inputs, (&file_name(core), &core_bytes), stub_files(&imports, &file_name(core), &exports));
-    // On a file system without locks, another process may have been faster; its folder is equivalent.
-    Libraries::open(&folder, &inputs, &core_bytes)?
-        .ok_or_else(|| unwritable(written.err().unwrap_or_else(|| io::ErrorKind::InvalidData.into())))
+    let written = write(
+        &all,
+        &folder,
+        &inputs,
+        (&file_name(core), &core_bytes),
+        stub_files(&imports, &file_name(core), &exports),
+    );
+    // On a file system without locks, another process may have been faster; its folder is
+    // equivalent.
+    Libraries::open(&folder, &inputs, &core_bytes)?.ok_or_else(|| {
+        unwritable(
+            written
+                .err()
+                .unwrap_or_else(|| io::ErrorKind::InvalidData.into()),
+        )
+    })
 }
 
 /// Creates a folder that only this user can access, with its missing parents.
@@ -146,19 +200,36 @@ fn create_private(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// Refuses a file or folder that another user owns or can change: its code would run with this user's rights. Root's files are trusted.
+/// Refuses a file or folder that another user owns or can change: its code would run with this
+/// user's rights. Root's files are trusted.
 fn trust(path: &Path) -> Result<(), CacheError> {
-    let found = path.symlink_metadata().map_err(|source| CacheError::Unwritable { folder: path.to_owned(), source })?;
-    let found = if found.is_symlink() && is_own(found.uid()) { path.metadata() } else { Ok(found) };
-    let found = found.map_err(|source| CacheError::Unwritable { folder: path.to_owned(), source })?;
+    let found = path
+        .symlink_metadata()
+        .map_err(|source| CacheError::Unwritable {
+            folder: path.to_owned(),
+            source,
+        })?;
+    let found = if found.is_symlink() && is_own(found.uid()) {
+        path.metadata()
+    } else {
+        Ok(found)
+    };
+    let found = found.map_err(|source| CacheError::Unwritable {
+        folder: path.to_owned(),
+        source,
+    })?;
     let path = path.display();
     if !is_own(found.uid()) {
-        let text = format!("`{path}` belongs to user {}; set HARNESS_CACHE to a folder of your own", found.uid());
+        let text = format!(
+            "`{path}` belongs to user {}; set HARNESS_CACHE to a folder of your own",
+            found.uid()
+        );
         return Err(CacheError::Untrusted(text));
     }
     if found.mode() & 0o022 != 0 {
         return Err(CacheError::Untrusted(format!(
-            "other users can write to `{path}`; remove it, or run `chmod -R go-w` on it if you trust its contents"
+            "other users can write to `{path}`; remove it, or run `chmod -R go-w` on it if you \
+             trust its contents"
         )));
     }
     Ok(())
@@ -169,44 +240,83 @@ fn is_own(user: u32) -> bool {
 }
 
 impl Libraries {
-    /// Opens a cached folder if it is complete and was made from these inputs and this core library.
+    /// Opens a cached folder if it is complete and was made from these inputs and this core
+    /// library.
     fn open(folder: &Path, inputs: &[Input], core: &[u8]) -> Result<Option<Self>, CacheError> {
         let manifest = folder.join(MANIFEST);
-        let Ok(bytes) = fs::read(&manifest) else { return Ok(None) };
-        let Ok(Manifest { format, inputs: made_from, core: core_name, stubs }) = serde_json::from_slice(&bytes) else { return Ok(None) };
+        let Ok(bytes) = fs::read(&manifest) else {
+            return Ok(None);
+        };
+        let Ok(Manifest {
+            format,
+            inputs: made_from,
+            core: core_name,
+            stubs,
+        }) = serde_json::from_slice(&bytes)
+        else {
+            return Ok(None);
+        };
         if format != FORMAT || made_from != inputs {
             return Ok(None);
         }
         trust(folder)?;
-        for name in stubs.iter().map(|stub| stub.name.as_str()).chain([core_name.as_str(), MANIFEST]) {
+        for name in stubs
+            .iter()
+            .map(|stub| stub.name.as_str())
+            .chain([core_name.as_str(), MANIFEST])
+        {
             let path = folder.join(name);
             if Path::new(name).components().count() != 1 || !path.is_file() {
                 return Ok(None);
             }
             trust(&path)?;
         }
-        let is_whole =
-            |stub: &CachedFile| fs::read(folder.join(&stub.name)).is_ok_and(|bytes| CachedFile::new(&stub.name, &bytes) == *stub);
-        if !stubs.iter().all(is_whole) || !fs::read(folder.join(&core_name)).is_ok_and(|bytes| bytes == core) {
+        let is_whole = |stub: &CachedFile| {
+            fs::read(folder.join(&stub.name))
+                .is_ok_and(|bytes| CachedFile::new(&stub.name, &bytes) == *stub)
+        };
+        if !stubs.iter().all(is_whole)
+            || !fs::read(folder.join(&core_name)).is_ok_and(|bytes| bytes == core)
+        {
             return Ok(None);
         }
         // Records the time of last use. A read-only cache is never cleaned up.
-        let _ = File::options().append(true).open(&manifest).and_then(|file| file.set_modified(SystemTime::now()));
+        let _ = File::options()
+            .append(true)
+            .open(&manifest)
+            .and_then(|file| file.set_modified(SystemTime::now()));
         let stubs = stubs.into_iter().map(|stub| stub.name).collect();
-        Ok(Some(Self { folder: folder.to_owned(), core: core_name, stubs }))
+        Ok(Some(Self {
+            folder: folder.to_owned(),
+            core: core_name,
+            stubs,
+        }))
     }
 }
 
 impl Input {
     fn of(path: &Path) -> Result<Self, CacheError> {
-        let unreadable = |source| ImportsError::Unreadable { path: path.to_owned(), source };
+        let unreadable = |source| ImportsError::Unreadable {
+            path: path.to_owned(),
+            source,
+        };
         let metadata = path.metadata().map_err(unreadable)?;
         let changed = || {
-            let changed = metadata.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+            let changed = metadata
+                .modified()
+                .ok()?
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .ok()?;
             Some(changed.as_nanos().to_string())
         };
-        let build = imports::build_id(path)?.or_else(changed).unwrap_or_default();
-        Ok(Self { name: file_name(path), size: metadata.len(), build })
+        let build = imports::build_id(path)?
+            .or_else(changed)
+            .unwrap_or_default();
+        Ok(Self {
+            name: file_name(path),
+            size: metadata.len(),
+            build,
+        })
     }
 }
 
@@ -214,12 +324,19 @@ impl CachedFile {
     fn new(name: &str, bytes: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(bytes);
-        Self { name: name.to_owned(), size: bytes.len() as u64, hash: hasher.finish() }
+        Self {
+            name: name.to_owned(),
+            size: bytes.len() as u64,
+            hash: hasher.finish(),
+        }
     }
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Returns the folder's name. The manifest lists the exact inputs.
@@ -232,8 +349,8 @@ fn key(inputs: &[Input]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Writes all files into a new folder and renames it. The caller holds the lock. The core library is copied, so a running program keeps the version
-/// that it was started with.
+/// Writes all files into a new folder and renames it. The caller holds the lock. The core library
+/// is copied, so a running program keeps the version that it was started with.
 fn write(
     all: &Path,
     folder: &Path,
@@ -245,16 +362,36 @@ fn write(
     // The folder becomes private before it contains a file.
     fs::set_permissions(new.path(), fs::Permissions::from_mode(0o700))?;
     let write = |name: &str, bytes: &[u8]| {
-        File::options().write(true).create_new(true).mode(0o600).open(new.path().join(name))?.write_all(bytes)?;
+        File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(new.path().join(name))?
+            .write_all(bytes)?;
         Ok(CachedFile::new(name, bytes))
     };
     write(core, core_bytes)?;
-    let stubs = stubs.iter().map(|(soname, bytes)| write(soname, bytes)).collect::<io::Result<_>>()?;
-    let manifest = Manifest { format: FORMAT, inputs: inputs.to_vec(), core: core.to_owned(), stubs };
+    let stubs = stubs
+        .iter()
+        .map(|(soname, bytes)| write(soname, bytes))
+        .collect::<io::Result<_>>()?;
+    let manifest = Manifest {
+        format: FORMAT,
+        inputs: inputs.to_vec(),
+        core: core.to_owned(),
+        stubs,
+    };
     write(MANIFEST, &serde_json::to_vec_pretty(&manifest)?)?;
     // Moves a damaged folder away.
     if folder.exists() {
-        fs::rename(folder, all.join(format!("{}damaged-{}", temporary::PREFIX, std::process::id())))?;
+        fs::rename(
+            folder,
+            all.join(format!(
+                "{}damaged-{}",
+                temporary::PREFIX,
+                std::process::id()
+            )),
+        )?;
     }
     fs::rename(new.path(), folder)?;
     // The folder was renamed, so the guard must not delete it.
@@ -266,7 +403,11 @@ fn write(
 /// Removes folders that were not used for a long time. Ignores errors.
 fn forget_old(all: &Path) {
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
-        let used = entry.path().join(MANIFEST).metadata().and_then(|manifest| manifest.modified());
+        let used = entry
+            .path()
+            .join(MANIFEST)
+            .metadata()
+            .and_then(|manifest| manifest.modified());
         if used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT)) {
             let _ = fs::remove_dir_all(entry.path());
         }

@@ -1,7 +1,8 @@
 //! [`fork`] copies this process. The copy continues from the same point in the program.
 //!
-//! The copy has only the thread that made it. Locks held by other threads at that moment stay locked in the copy. Therefore a
-//! process forks before it starts threads, or while its threads hold nothing that the copy needs.
+//! The copy has only the thread that made it. Locks held by other threads at that moment stay
+//! locked in the copy. Therefore a process forks before it starts threads, or while its threads
+//! hold nothing that the copy needs.
 
 use std::{io, mem::ManuallyDrop};
 
@@ -27,9 +28,10 @@ const OF_TERMINALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGH
 
 pub fn fork() -> io::Result<Forked> {
     let original = Pid::this();
-    // SAFETY: the copy has all memory of this process and only the calling thread. The GNU C library keeps
-    // its own locks usable in both (<https://sourceware.org/glibc/manual/latest/html_node/Creating-a-Process.html>); the module's
-    // documentation states the rule for other locks.
+    // SAFETY: the copy has all memory of this process and only the calling thread. The GNU C
+    // library keeps its own locks usable in both
+    // (<https://sourceware.org/glibc/manual/latest/html_node/Creating-a-Process.html>); the
+    // module's documentation states the rule for other locks.
     match unsafe { unistd::fork() }? {
         ForkResult::Child => {
             end_with(original);
@@ -52,7 +54,8 @@ fn end_with(original: Pid) {
     }
 }
 
-/// Ends this process without running destructors and without writing buffers inherited from the original.
+/// Ends this process without running destructors and without writing buffers inherited from the
+/// original.
 pub fn leave(exit_code: u8) -> ! {
     // SAFETY: takes an integer and does not return.
     unsafe { libc::_exit(exit_code.into()) }

@@ -1,8 +1,10 @@
 //! Temporary folders of runs, and the guardian process that cleans up if this process is killed.
 //!
-//! The guardian is forked before the first run. It reads from a pipe whose other end only this process and its forked copies hold. When the pipe closes, it
-//! ends every process with one of this process's run folders in its environment, and removes the folders. A guardian that is killed too, as with the whole
-//! container, leaves them to the next start, which removes the folders of dead processes.
+//! The guardian is forked before the first run. It reads from a pipe whose other end only this
+//! process and its forked copies hold. When the pipe closes, it ends every process with one of this
+//! process's run folders in its environment, and removes the folders. A guardian that is killed
+//! too, as with the whole container, leaves them to the next start, which removes the folders of
+//! dead processes.
 
 use std::fs::{self, File};
 use std::io::{self, PipeReader, Read as _};
@@ -37,14 +39,20 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates a folder. The first call removes the folders of dead processes and starts the guardian.
+    /// Creates a folder. The first call removes the folders of dead processes and starts the
+    /// guardian.
     pub fn new() -> io::Result<Self> {
         let Guarded { temporary, prefix } = guarded()?;
-        let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(temporary)?;
+        let folder = tempfile::Builder::new()
+            .prefix(&prefix)
+            .tempdir_in(temporary)?;
         let lock = File::open(folder.path())?;
         // File systems without locks hold nothing.
         let _ = lock.try_lock();
-        Ok(Self { folder, _lock: lock })
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -61,13 +69,18 @@ struct Guarded {
 
 fn guarded() -> io::Result<Guarded> {
     static GUARDED: Mutex<Option<Guarded>> = Mutex::new(None);
-    let mut started = GUARDED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut started = GUARDED
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(guarded) = &*started {
         return Ok(guarded.clone());
     }
     let temporary = std::path::absolute(std::env::temp_dir())?;
     sweep(&temporary);
-    let guarded = Guarded { temporary, prefix: format!("{PREFIX}{}-", std::process::id()) };
+    let guarded = Guarded {
+        temporary,
+        prefix: format!("{PREFIX}{}-", std::process::id()),
+    };
     start(&guarded)?;
     Ok(started.insert(guarded).clone())
 }
@@ -76,11 +89,22 @@ fn guarded() -> io::Result<Guarded> {
 fn sweep(temporary: &Path) {
     let user = unistd::geteuid().as_raw();
     for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
-        let owner = entry.file_name().to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<pid_t>().ok());
-        let is_ours = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
-        let Some(owner) = owner.filter(|owner| is_ours && *owner > 0) else { continue };
+        let owner = entry.file_name().to_str().and_then(|name| {
+            name.strip_prefix(PREFIX)?
+                .split_once('-')?
+                .0
+                .parse::<pid_t>()
+                .ok()
+        });
+        let is_ours = entry
+            .metadata()
+            .is_ok_and(|found| found.is_dir() && found.uid() == user);
+        let Some(owner) = owner.filter(|owner| is_ours && *owner > 0) else {
+            continue;
+        };
         let is_dead = signal::kill(Pid::from_raw(owner), None) == Err(Errno::ESRCH);
-        // A process of another container has a number that means nothing here, but it holds the lock.
+        // A process of another container has a number that means nothing here, but it holds the
+        // lock.
         if is_dead && File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok()) {
             end_programs(&entry.path());
             let _ = fs::remove_dir_all(entry.path());
@@ -113,7 +137,8 @@ fn start(guarded: &Guarded) -> io::Result<()> {
     Ok(())
 }
 
-/// Frees the guardian of the terminal, of SIGTERM and of all files. Its standard input becomes `input`.
+/// Frees the guardian of the terminal, of SIGTERM and of all files. Its standard input becomes
+/// `input`.
 fn leave_session(input: &PipeReader) -> io::Result<()> {
     unistd::setsid()?;
     // SAFETY: no handler runs.
@@ -128,12 +153,17 @@ fn leave_session(input: &PipeReader) -> io::Result<()> {
     Ok(())
 }
 
-/// The guardian: waits for the guarded process to end, then ends its programs and removes its folders.
+/// The guardian: waits for the guarded process to end, then ends its programs and removes its
+/// folders.
 fn clean_up(Guarded { temporary, prefix }: &Guarded) {
     let _ = io::stdin().lock().read(&mut [0]);
     end_programs(&temporary.join(prefix));
     for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix.as_str())) {
+        if entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(prefix.as_str()))
+        {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -142,15 +172,21 @@ fn clean_up(Guarded { temporary, prefix }: &Guarded) {
 fn end_programs(folder: &Path) {
     let began = Instant::now();
     process::end_all(Duration::ZERO, || {
-        let running: Vec<pid_t> = process::processes().filter(|process| runs_in(process, folder)).map(|process| process.pid).collect();
+        let running: Vec<pid_t> = process::processes()
+            .filter(|process| runs_in(process, folder))
+            .map(|process| process.pid)
+            .collect();
         (!running.is_empty() && began.elapsed() < MOST).then_some(running)
     });
 }
 
-/// Returns whether a process was started with a run folder that begins like this. Ended processes have no variables.
+/// Returns whether a process was started with a run folder that begins like this. Ended processes
+/// have no variables.
 fn runs_in(process: &Process, folder: &Path) -> bool {
     let variables = process.environ().unwrap_or_default();
-    let run = variables.get(OsStr::new(RUN)).filter(|_| process.pid != std::process::id() as pid_t);
+    let run = variables
+        .get(OsStr::new(RUN))
+        .filter(|_| process.pid != std::process::id() as pid_t);
     run.is_some_and(|run| run.as_bytes().starts_with(folder.as_os_str().as_bytes()))
 }
 

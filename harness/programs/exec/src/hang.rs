@@ -1,5 +1,6 @@
-//! [`Hang`]: ranks that wait for each other, or for ranks that never come. `detector` finds it from outside of the program: in the files of its
-//! communicators, and in the stacks of idle `processes`.
+//! [`Hang`]: ranks that wait for each other, or for ranks that never come. `detector` finds it from
+//! outside of the program: in the files of its communicators, and in the stacks of idle
+//! `processes`.
 
 pub(crate) mod detector;
 pub(crate) mod processes;
@@ -41,9 +42,11 @@ pub struct HangingRank {
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum RankState {
     Waits {
-        /// The name of the collective, `receive`, or a function that meets other ranks outside of communicators, such as `init_process_group`.
+        /// The name of the collective, `receive`, or a function that meets other ranks outside of
+        /// communicators, such as `init_process_group`.
         collective: String,
-        /// Counted from 1 in its communicator, or among the messages of the sender. `None` outside of communicators.
+        /// Counted from 1 in its communicator, or among the messages of the sender. `None` outside
+        /// of communicators.
         number: Option<u32>,
         elements: Option<usize>,
         element_type: Option<String>,
@@ -56,8 +59,13 @@ pub enum RankState {
         /// The call stack without PyTorch's own frames, innermost first.
         stack: Vec<Frame>,
     },
-    /// Its process has ended, with the last line of its traceback if an exception ended it. The rest is `None` if the system does not report it.
-    Ended { error: Option<String>, exit_code: Option<u8>, signal: Option<u8> },
+    /// Its process has ended, with the last line of its traceback if an exception ended it. The
+    /// rest is `None` if the system does not report it.
+    Ended {
+        error: Option<String>,
+        exit_code: Option<u8>,
+        signal: Option<u8>,
+    },
     /// It destroyed its communicator.
     Left,
     /// It never joined the others.
@@ -69,7 +77,11 @@ pub enum RankState {
 impl RankState {
     fn ended(error: Option<String>, end: Option<End>) -> Self {
         let exit_code = end.filter(|end| end.signal().is_none()).map(End::exit_code);
-        Self::Ended { error, exit_code, signal: end.and_then(End::signal) }
+        Self::Ended {
+            error,
+            exit_code,
+            signal: end.and_then(End::signal),
+        }
     }
 }
 
@@ -90,47 +102,113 @@ impl Hang {
     pub fn lines(&self) -> Vec<String> {
         let mut groups: BTreeMap<(&RankState, &Option<Frame>), Vec<usize>> = BTreeMap::new();
         for rank in &self.ranks {
-            groups.entry((&rank.state, &rank.out_of_memory)).or_default().push(rank.rank);
+            groups
+                .entry((&rank.state, &rank.out_of_memory))
+                .or_default()
+                .push(rank.rank);
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
-        groups.sort_by_key(|((state, _), ranks)| (!matches!(state, RankState::Waits { .. }), ranks[0]));
-        let is_several = self.ranks.iter().any(|rank| matches!(rank.state, RankState::Waits { communicator: Some(2..), .. }));
-        groups.into_iter().map(|((state, out_of_memory), ranks)| line(state, out_of_memory.as_ref(), &ranks, is_several)).collect()
+        groups.sort_by_key(|((state, _), ranks)| {
+            (!matches!(state, RankState::Waits { .. }), ranks[0])
+        });
+        let is_several = self.ranks.iter().any(|rank| {
+            matches!(
+                rank.state,
+                RankState::Waits {
+                    communicator: Some(2..),
+                    ..
+                }
+            )
+        });
+        groups
+            .into_iter()
+            .map(|((state, out_of_memory), ranks)| {
+                line(state, out_of_memory.as_ref(), &ranks, is_several)
+            })
+            .collect()
     }
 }
 
-fn line(state: &RankState, out_of_memory: Option<&Frame>, ranks: &[usize], names_communicator: bool) -> String {
+fn line(
+    state: &RankState,
+    out_of_memory: Option<&Frame>,
+    ranks: &[usize],
+    names_communicator: bool,
+) -> String {
     let (who, is_one) = (named(ranks), ranks.len() == 1);
     let place = out_of_memory.map(|frame| format!(" at {}", frame.short()));
-    let after = place.as_ref().map_or_else(String::new, |place| format!(" after an OutOfMemoryError{place}"));
+    let after = place.as_ref().map_or_else(String::new, |place| {
+        format!(" after an OutOfMemoryError{place}")
+    });
     let has = if is_one { "has" } else { "have" };
     match state {
-        RankState::Waits { collective, number, elements, element_type, root, waits_for, stack, communicator, .. } => {
-            let size = elements.zip(element_type.as_ref()).map_or_else(String::new, |(count, of)| format!(" of {count} {of}"));
+        RankState::Waits {
+            collective,
+            number,
+            elements,
+            element_type,
+            root,
+            waits_for,
+            stack,
+            communicator,
+            ..
+        } => {
+            let size = elements
+                .zip(element_type.as_ref())
+                .map_or_else(String::new, |(count, of)| format!(" of {count} {of}"));
             let root = root.map_or_else(String::new, |root| format!(" with root {root}"));
-            let at = stack.first().map_or_else(String::new, |frame| format!(" at {}", frame.short()));
+            let at = stack
+                .first()
+                .map_or_else(String::new, |frame| format!(" at {}", frame.short()));
             let verb = if is_one { "waits" } else { "wait" };
-            let of = communicator.filter(|_| names_communicator).map_or_else(String::new, |of| format!(" of communicator {of}"));
-            let number = number.map_or_else(String::new, |number| format!(" (number {number}{of})"));
-            format!("{who} {verb} in {collective}{size}{root}{number}{at} for {}{after}", named(waits_for))
+            let of = communicator
+                .filter(|_| names_communicator)
+                .map_or_else(String::new, |of| format!(" of communicator {of}"));
+            let number =
+                number.map_or_else(String::new, |number| format!(" (number {number}{of})"));
+            format!(
+                "{who} {verb} in {collective}{size}{root}{number}{at} for {}{after}",
+                named(waits_for)
+            )
         }
-        RankState::Ended { signal: Some(signal), .. } => {
-            let name = Signal::try_from(i32::from(*signal)).map_or_else(|_| format!("signal {signal}"), |signal| signal.to_string());
-            format!("{who} {} killed by {name}{after}", if is_one { "was" } else { "were" })
+        RankState::Ended {
+            signal: Some(signal),
+            ..
+        } => {
+            let name = Signal::try_from(i32::from(*signal))
+                .map_or_else(|_| format!("signal {signal}"), |signal| signal.to_string());
+            format!(
+                "{who} {} killed by {name}{after}",
+                if is_one { "was" } else { "were" }
+            )
         }
-        RankState::Ended { error, exit_code, .. } => {
+        RankState::Ended {
+            error, exit_code, ..
+        } => {
             let (error, after) = match error {
-                Some(error) if error.contains("OutOfMemoryError") => {
-                    (Some(format!("OutOfMemoryError{}", place.unwrap_or_default())), String::new())
-                }
+                Some(error) if error.contains("OutOfMemoryError") => (
+                    Some(format!("OutOfMemoryError{}", place.unwrap_or_default())),
+                    String::new(),
+                ),
                 error => (error.as_ref().map(|error| format!("`{error}`")), after),
             };
-            let with: Vec<String> = exit_code.map(|code| format!("exit code {code}")).into_iter().chain(error).collect();
-            format!("{who} {has} ended{}{}{after}", if with.is_empty() { "" } else { " with " }, with.join(" and "))
+            let with: Vec<String> = exit_code
+                .map(|code| format!("exit code {code}"))
+                .into_iter()
+                .chain(error)
+                .collect();
+            format!(
+                "{who} {has} ended{}{}{after}",
+                if with.is_empty() { "" } else { " with " },
+                with.join(" and ")
+            )
         }
         RankState::Left => format!("{who} {has} destroyed the communicator{after}"),
         RankState::Missing => format!("{who} {has} not joined"),
-        RankState::Continues => format!("{who} {}{after}", if is_one { "continues" } else { "continue" }),
+        RankState::Continues => format!(
+            "{who} {}{after}",
+            if is_one { "continues" } else { "continue" }
+        ),
     }
 }
 
@@ -144,9 +222,21 @@ fn named(ranks: &[usize]) -> String {
             _ => spans.push([rank; 2]),
         }
     }
-    let texts: Vec<String> =
-        spans.iter().map(|[first, last]| if first == last { first.to_string() } else { format!("{first}-{last}") }).collect();
-    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, joined(texts, ", "))
+    let texts: Vec<String> = spans
+        .iter()
+        .map(|[first, last]| {
+            if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            }
+        })
+        .collect();
+    format!(
+        "{} {}",
+        if ranks.len() == 1 { "rank" } else { "ranks" },
+        joined(texts, ", ")
+    )
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Starts a program with stub libraries in place of NVIDIA's, and keeps the files that its processes write.
+//! Starts a program with stub libraries in place of NVIDIA's, and keeps the files that its
+//! processes write.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -37,19 +38,22 @@ const VALUES: [(&str, &str); 4] = [
     ("small_values.py", include_str!("small_values.py")),
     ("torch_kernel.py", include_str!("torch_kernel.py")),
 ];
-/// The first GNU C library with a usable auditing interface. In earlier versions audited calls are slow and some programs crash.
+/// The first GNU C library with a usable auditing interface. In earlier versions audited calls are
+/// slow and some programs crash.
 const AUDITING_LIBC: (u32, u32) = (2, 35);
-/// The longest path that the dynamic linker accepts in LD_AUDIT: `SECURE_NAME_LIMIT` of the GNU C library, without the final NUL. It silently ignores
-/// longer ones.
+/// The longest path that the dynamic linker accepts in LD_AUDIT: `SECURE_NAME_LIMIT` of the GNU C
+/// library, without the final NUL. It silently ignores longer ones.
 const LONGEST_PATH: usize = 254;
 /// Names the library that the hook must find loaded in each Python process.
 const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
-/// Auditing libraries use the space that libraries such as a preloaded jemalloc, which Ray's processes have, need for their thread-local variables.
+/// Auditing libraries use the space that libraries such as a preloaded jemalloc, which Ray's
+/// processes have, need for their thread-local variables.
 const STATIC_TLS: &str = "glibc.rtld.optional_static_tls=16384";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The file that exists if a process uses CUDA without that library.
 const NOT_LOADED: &str = "not-loaded";
-/// Variables with the allocator's settings: the one that the program may read, and the one that PyTorch reads first.
+/// Variables with the allocator's settings: the one that the program may read, and the one that
+/// PyTorch reads first.
 const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 /// Caches of compiled kernels. Code compiled on a simulated GPU must never be loaded on a real one.
 const KERNEL_CACHES: [&str; 6] = [
@@ -71,33 +75,44 @@ pub struct Launch<'a> {
     pub alloc_conf: Option<&'a str>,
     /// `true` if the program's processes write memory snapshots.
     pub snapshot: bool,
-    /// The ledger of devices or of a limit shared with other programs. Without it, a run on simulated GPUs gets its own, and on a real GPU each process has
-    /// its own limit.
+    /// The ledger of devices or of a limit shared with other programs. Without it, a run on
+    /// simulated GPUs gets its own, and on a real GPU each process has its own limit.
     pub ledger: Option<&'a Path>,
 }
 
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum LaunchError {
     #[error(
-        "the library {file} is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. `ci/install` and the wheel of \
-         `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {variable} if it is elsewhere"
+        "the library {file} is missing: it is not next to this program, in `deps` there, or in \
+         `../lib/harness`. `ci/install` and the wheel of \
+         `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set \
+         {variable} if it is elsewhere"
     )]
     #[diagnostic(help(
-        "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program"
+        "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo \
+         install` installs only the program"
     ))]
-    Missing { file: &'static str, variable: &'static str },
-    #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker accepts no path with a colon, a space or `$`, and none longer than {LONGEST_PATH} bytes; move or copy the library", .0.display())]
+    Missing {
+        file: &'static str,
+        variable: &'static str,
+    },
+    #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker \
+         accepts no path with a colon, a space or `$`, and none longer than {LONGEST_PATH} bytes; \
+         move or copy the library", .0.display())]
     #[diagnostic(help("copy it to another folder and set {LIMITER_VARIABLE} to the copy"))]
     UnloadablePath(PathBuf),
     #[error(
-        "the program's GNU C library has version {}.{}; limiting programs on a real GPU requires {}.{} or later",
+        "the program's GNU C library has version {}.{}; limiting programs on a real GPU requires \
+         {}.{} or later",
         .0.0, .0.1, AUDITING_LIBC.0, AUDITING_LIBC.1
     )]
     #[diagnostic(help("use a newer system, or leave out `--device` to simulate a GPU"))]
     OldLibc((u32, u32)),
     #[error(
-        "the dynamic linker did not load the simulated GPU's library, or the one that limits programs, into the program or a process that it started; \
-         see its messages above, start processes with the variable LD_AUDIT, and set HARNESS_CACHE to a folder with a short and simple path"
+        "the dynamic linker did not load the simulated GPU's library, or the one that limits \
+         programs, into the program or a process that it started; \
+         see its messages above, start processes with the variable LD_AUDIT, and set HARNESS_CACHE \
+         to a folder with a short and simple path"
     )]
     #[diagnostic(help("see `LD_DEBUG=files` for the dynamic linker's reason"))]
     NotLoaded,
@@ -110,7 +125,8 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// Returns whether the user's command or system is the cause, not the installation of the harness or a full disk.
+    /// Returns whether the user's command or system is the cause, not the installation of the
+    /// harness or a full disk.
     pub const fn is_of_input(&self) -> bool {
         !matches!(self, Self::Missing { .. } | Self::Folder(_))
     }
@@ -118,24 +134,38 @@ impl LaunchError {
 
 /// Returns the core library: from the variable, or next to this program.
 pub fn core_library() -> Result<PathBuf, LaunchError> {
-    beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::Missing { file: CORE, variable: CORE_VARIABLE })
+    beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::Missing {
+        file: CORE,
+        variable: CORE_VARIABLE,
+    })
 }
 
-/// Returns the library that limits programs on a real GPU: from the variable, or next to this program. Fails if this version of the GNU C library cannot
-/// load it.
+/// Returns the library that limits programs on a real GPU: from the variable, or next to this
+/// program. Fails if this version of the GNU C library cannot load it.
 pub(crate) fn limiter(libc: (u32, u32)) -> Result<PathBuf, LaunchError> {
     if libc < AUDITING_LIBC {
         return Err(LaunchError::OldLibc(libc));
     }
-    let missing = LaunchError::Missing { file: LIMITER, variable: LIMITER_VARIABLE };
+    let missing = LaunchError::Missing {
+        file: LIMITER,
+        variable: LIMITER_VARIABLE,
+    };
     let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(missing)?;
-    if is_loadable(&library) { Ok(library) } else { Err(LaunchError::UnloadablePath(library)) }
+    if is_loadable(&library) {
+        Ok(library)
+    } else {
+        Err(LaunchError::UnloadablePath(library))
+    }
 }
 
-/// Returns whether the dynamic linker loads a library with this path. It splits lists at colons and spaces, expands `$`, and ignores long paths.
+/// Returns whether the dynamic linker loads a library with this path. It splits lists at colons and
+/// spaces, expands `$`, and ignores long paths.
 pub(crate) fn is_loadable(path: &Path) -> bool {
     let path = path.as_os_str().as_encoded_bytes();
-    path.len() <= LONGEST_PATH && !path.iter().any(|byte| byte.is_ascii_whitespace() || b":$".contains(byte))
+    path.len() <= LONGEST_PATH
+        && !path
+            .iter()
+            .any(|byte| byte.is_ascii_whitespace() || b":$".contains(byte))
 }
 
 pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
@@ -144,9 +174,13 @@ pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
     }
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?;
-    // First cargo's `deps`, because building only the program renews only that; then next to the program; then installed.
+    // First cargo's `deps`, because building only the program renews only that; then next to the
+    // program; then installed.
     let places = ["deps", "", "../lib/harness"];
-    places.iter().map(|place| folder.join(place).join(file)).find(|path| path.is_file())
+    places
+        .iter()
+        .map(|place| folder.join(place).join(file))
+        .find(|path| path.is_file())
 }
 
 #[derive(Debug)]
@@ -167,8 +201,8 @@ pub struct Prepared {
     pub(crate) watch: Watch,
 }
 
-/// Finds processes that use NVIDIA's libraries without ours, and ranks that hang. The hook finds such processes only in Python, and only if the program's
-/// options let it run.
+/// Finds processes that use NVIDIA's libraries without ours, and ranks that hang. The hook finds
+/// such processes only in Python, and only if the program's options let it run.
 #[derive(Debug)]
 pub(crate) struct Watch {
     folder: RunFolder,
@@ -177,14 +211,20 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Kills the program if one of its processes lacks our library, which makes its end an error, or if its ranks hang.
+    /// Kills the program if one of its processes lacks our library, which makes its end an error,
+    /// or if its ranks hang.
     pub(crate) fn look(&self, program: pid_t) {
         let mut processes = process::descendants(program);
         processes.push(program);
         if processes.iter().any(|pid| self.lacks_ours(*pid)) {
             let _ = fs::write(self.folder.path().join(NOT_LOADED), "");
             process::kill_all(&processes);
-        } else if self.detector.lock().unwrap_or_else(PoisonError::into_inner).look(self.folder.path(), &processes[..processes.len() - 1]) {
+        } else if self
+            .detector
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .look(self.folder.path(), &processes[..processes.len() - 1])
+        {
             process::kill_all(&processes);
         }
     }
@@ -193,25 +233,31 @@ impl Watch {
         self.lacks_ours_in(|| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default())
     }
 
-    /// The kernel cuts off the list of files if the process ends, or executes another program, during a read. The second read then finds no files, or those
-    /// of the other program.
+    /// The kernel cuts off the list of files if the process ends, or executes another program,
+    /// during a read. The second read then finds no files, or those of the other program.
     fn lacks_ours_in(&self, maps: impl Fn() -> String) -> bool {
         (0..2).all(|_| {
             let maps = maps();
-            let files = || maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
-            files().any(|file| imports::is_nvidia_library(file) && !file.starts_with(&self.libraries.folder))
-                && !files().any(|file| file.file_name() == Some(OsStr::new(&self.libraries.core)))
+            let files = || {
+                maps.lines()
+                    .filter_map(|line| Some(Path::new(&line[line.find('/')?..])))
+            };
+            files().any(|file| {
+                imports::is_nvidia_library(file) && !file.starts_with(&self.libraries.folder)
+            }) && !files().any(|file| file.file_name() == Some(OsStr::new(&self.libraries.core)))
         })
     }
 }
 
 impl Prepared {
-    /// Runs the program with the standard streams of `command`. If `is_reported`, its processes record data for a timeline.
+    /// Runs the program with the standard streams of `command`. If `is_reported`, its processes
+    /// record data for a timeline.
     pub fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
         if is_reported {
             self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
         }
-        let end = HeldSignals::hold().and_then(|signals| signals.run(&mut self.command, |program| self.watch.look(program)));
+        let end = HeldSignals::hold()
+            .and_then(|signals| signals.run(&mut self.command, |program| self.watch.look(program)));
         let end = end.map_err(|source| self.start_error(source))?;
         self.ended(end)
     }
@@ -220,21 +266,38 @@ impl Prepared {
         self.watch.folder.path()
     }
 
-    /// Kills the started program if one of its processes lacks our library, so that [`Self::ended`] fails, or if its ranks hang.
+    /// Kills the started program if one of its processes lacks our library, so that [`Self::ended`]
+    /// fails, or if its ranks hang.
     pub fn look(&self, program: pid_t) {
         self.watch.look(program);
     }
 
     /// Records the end of the program. Fails if a process ran without our library.
     pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
-        let end = if Hang::is_in(self.folder()) { End::Code(hang::EXIT_CODE) } else { end };
-        let ended = Ended { end, folder: self.watch.folder };
-        let is_not_loaded = [NOT_LOADED, UNLOADED].iter().any(|mark| ended.folder().join(mark).exists());
-        if is_not_loaded { Err(LaunchError::NotLoaded) } else { Ok(ended) }
+        let end = if Hang::is_in(self.folder()) {
+            End::Code(hang::EXIT_CODE)
+        } else {
+            end
+        };
+        let ended = Ended {
+            end,
+            folder: self.watch.folder,
+        };
+        let is_not_loaded = [NOT_LOADED, UNLOADED]
+            .iter()
+            .any(|mark| ended.folder().join(mark).exists());
+        if is_not_loaded {
+            Err(LaunchError::NotLoaded)
+        } else {
+            Ok(ended)
+        }
     }
 
     pub fn start_error(&self, source: io::Error) -> LaunchError {
-        LaunchError::Start { program: self.command.get_program().to_string_lossy().into_owned(), source }
+        LaunchError::Start {
+            program: self.command.get_program().to_string_lossy().into_owned(),
+            source,
+        }
     }
 }
 
@@ -243,15 +306,27 @@ impl Launch<'_> {
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
         let folder = RunFolder::new().map_err(LaunchError::Folder)?;
         self.fill(folder.path()).map_err(LaunchError::Folder)?;
-        let nothing = || LaunchError::Start { program: String::new(), source: io::ErrorKind::NotFound.into() };
+        let nothing = || LaunchError::Start {
+            program: String::new(),
+            source: io::ErrorKind::NotFound.into(),
+        };
         let (program, arguments) = self.command.split_first().ok_or_else(nothing)?;
         let mut command = Command::new(program);
-        command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
-        Ok(Prepared { command, watch: Watch { folder, libraries: self.setup.libraries.clone(), detector: Mutex::default() } })
+        command
+            .args(arguments)
+            .envs(self.environment(folder.path(), |name| std::env::var_os(name)));
+        Ok(Prepared {
+            command,
+            watch: Watch {
+                folder,
+                libraries: self.setup.libraries.clone(),
+                detector: Mutex::default(),
+            },
+        })
     }
 
-    /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older GNU C library, all stub libraries are loaded into each
-    /// process (LD_PRELOAD).
+    /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older
+    /// GNU C library, all stub libraries are loaded into each process (LD_PRELOAD).
     pub(crate) fn is_audited(&self) -> bool {
         self.setup.torch.libc >= AUDITING_LIBC
     }
@@ -260,10 +335,17 @@ impl Launch<'_> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
         fs::write(hook.join("sitecustomize.py"), SITE)?;
-        if self.is_audited() && self.command.first().is_some_and(|program| torch::is_linked_dynamically(program)) {
+        if self.is_audited()
+            && self
+                .command
+                .first()
+                .is_some_and(|program| torch::is_linked_dynamically(program))
+        {
             fs::write(run.join(UNLOADED), "")?;
         }
-        let Machine::Simulated(settings) = self.machine else { return fs::create_dir(self.machine.counters(run)) };
+        let Machine::Simulated(settings) = self.machine else {
+            return fs::create_dir(self.machine.counters(run));
+        };
         for cache in KERNEL_CACHES {
             fs::create_dir_all(kernel_cache(run, cache))?;
         }
@@ -275,7 +357,10 @@ impl Launch<'_> {
             fs::write(hook.join(name), module)?;
         }
         if !self.is_audited() {
-            for package in imports::packages().map(str::to_owned).chain([format!("cu{}", settings.cuda)]) {
+            for package in imports::packages()
+                .map(str::to_owned)
+                .chain([format!("cu{}", settings.cuda)])
+            {
                 let package = hook.join("nvidia").join(package);
                 fs::create_dir_all(&package)?;
                 symlink(&self.setup.libraries.folder, package.join("lib"))?;
@@ -284,8 +369,13 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Returns the variables to set for the program. `inherited` returns the value it would otherwise inherit.
-    fn environment(&self, run: &Path, inherited: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
+    /// Returns the variables to set for the program. `inherited` returns the value it would
+    /// otherwise inherit.
+    fn environment(
+        &self,
+        run: &Path,
+        inherited: impl Fn(&str) -> Option<OsString>,
+    ) -> Vec<(&'static str, OsString)> {
         let list = |name: &str| inherited(name).unwrap_or_default();
         let libraries = &self.setup.libraries;
         let hook = joined([hook_folder(run).into(), list("PYTHONPATH")]);
@@ -297,23 +387,44 @@ impl Launch<'_> {
             (SPARE, "".into()),
             (EXPECTED, libraries.core.clone().into()),
         ];
-        set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
+        set.extend(
+            self.alloc_conf
+                .into_iter()
+                .flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))),
+        );
         set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
         // A hang shows where ranks ran out of memory.
-        set.extend(self.machine.has_several_devices().then(|| (PLACES, "1".into())));
+        set.extend(
+            self.machine
+                .has_several_devices()
+                .then(|| (PLACES, "1".into())),
+        );
         match self.machine {
             Machine::Simulated(settings) => {
                 set.extend([
                     (SETTINGS, to_variable(settings).into()),
                     (LIBRARIES, libraries.folder.clone().into()),
-                    (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
+                    (
+                        LEDGER,
+                        self.ledger
+                            .map_or_else(|| own_ledger(run), Path::to_owned)
+                            .into(),
+                    ),
                     ("TRITON_LIBCUDA_PATH", libraries.folder.clone().into()),
                 ]);
                 // The user's own libraries come first.
                 set.push(if self.is_audited() {
-                    ("LD_AUDIT", joined([list("LD_AUDIT"), libraries.core().into()]))
+                    (
+                        "LD_AUDIT",
+                        joined([list("LD_AUDIT"), libraries.core().into()]),
+                    )
                 } else {
-                    let stubs = joined(libraries.stubs.iter().map(|stub| libraries.folder.join(stub).into_os_string()));
+                    let stubs = joined(
+                        libraries
+                            .stubs
+                            .iter()
+                            .map(|stub| libraries.folder.join(stub).into_os_string()),
+                    );
                     ("LD_PRELOAD", joined([list("LD_PRELOAD"), stubs]))
                 });
                 set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
@@ -323,8 +434,12 @@ impl Launch<'_> {
                     (LIMITS, to_variable(limits).into()),
                     (LIMITS_RUN, self.machine.counters(run).into()),
                     (VISIBLE, visible(*ordinal, inherited(VISIBLE))),
-                    // First in the list: for `dlsym`, the GNU C library skips auditors listed after one that ignores bindings.
-                    ("LD_AUDIT", joined([libraries.core().into(), list("LD_AUDIT")])),
+                    // First in the list: for `dlsym`, the GNU C library skips auditors listed after
+                    // one that ignores bindings.
+                    (
+                        "LD_AUDIT",
+                        joined([libraries.core().into(), list("LD_AUDIT")]),
+                    ),
                 ]);
                 set.extend(self.ledger.map(|ledger| (LIMITS_LEDGER, ledger.into())));
             }
@@ -333,10 +448,19 @@ impl Launch<'_> {
     }
 }
 
-/// Returns the value of CUDA_VISIBLE_DEVICES that selects the GPU with this number among the visible ones.
+/// Returns the value of CUDA_VISIBLE_DEVICES that selects the GPU with this number among the
+/// visible ones.
 fn visible(ordinal: u32, inherited: Option<OsString>) -> OsString {
-    let named = |list: &str| list.split(',').nth(ordinal as usize).map(|name| name.trim().to_owned());
-    inherited.as_deref().and_then(|list| named(list.to_str()?)).unwrap_or_else(|| ordinal.to_string()).into()
+    let named = |list: &str| {
+        list.split(',')
+            .nth(ordinal as usize)
+            .map(|name| name.trim().to_owned())
+    };
+    inherited
+        .as_deref()
+        .and_then(|list| named(list.to_str()?))
+        .unwrap_or_else(|| ordinal.to_string())
+        .into()
 }
 
 pub(crate) fn hook_folder(run: &Path) -> PathBuf {

@@ -1,17 +1,18 @@
 //! Runs an unmodified PyTorch program on a simulated GPU, or on a real one with limited memory.
 //!
-//! 1. [`setup`] prepares a command. [`torch`] finds the PyTorch that the program will import, and [`environment`] finds other
-//!    packages that use CUDA.
-//! 2. [`imports`] reads what they import from NVIDIA's libraries. [`stubs`] and [`stub_library`] make the stub libraries, and
-//!    [`cache`] keeps them.
-//! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real GPU with a limit.
-//!    [`hang`] finds ranks that wait forever.
-//! 4. [`record`] collects the files that its processes wrote, [`summary`] prints them, and [`timeline`] orders the memory events
-//!    of a process.
+//! 1. [`setup`] prepares a command. [`torch`] finds the PyTorch that the program will import, and
+//!    [`environment`] finds other packages that use CUDA.
+//! 2. [`imports`] reads what they import from NVIDIA's libraries. [`stubs`] and [`stub_library`]
+//!    make the stub libraries, and [`cache`] keeps them.
+//! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real
+//!    GPU with a limit. [`hang`] finds ranks that wait forever.
+//! 4. [`record`] collects the files that its processes wrote, [`summary`] prints them, and
+//!    [`timeline`] orders the memory events of a process.
 //!
-//! [`trials`] runs a program many times: with injected failures, with less memory, or under other settings. [`library_host`] runs
-//! a user's allocator library in a process. [`forked`] copies this process, and [`large_pages`] makes that faster.
-//! `harness-simulated-gpu` implements the libraries' functions; it is loaded into the program, not into this process.
+//! [`trials`] runs a program many times: with injected failures, with less memory, or under other
+//! settings. [`library_host`] runs a user's allocator library in a process. [`forked`] copies this
+//! process, and [`large_pages`] makes that faster. `harness-simulated-gpu` implements the
+//! libraries' functions; it is loaded into the program, not into this process.
 
 pub mod cache;
 pub mod environment;

@@ -50,15 +50,27 @@ impl Machine {
 
     pub fn injected(&self) -> (&[Fault], &[Latency]) {
         match self {
-            Self::Simulated(Settings { faults, latencies, .. }) | Self::Real(_, Limits { faults, latencies, .. }) => (faults, latencies),
+            Self::Simulated(Settings {
+                faults, latencies, ..
+            })
+            | Self::Real(
+                _,
+                Limits {
+                    faults, latencies, ..
+                },
+            ) => (faults, latencies),
         }
     }
 
-    /// Returns the default number of parallel runs: the number of cores, or fewer if the host's memory is too small, or one on a real GPU.
+    /// Returns the default number of parallel runs: the number of cores, or fewer if the host's
+    /// memory is too small, or one on a real GPU.
     pub fn usual_jobs(&self) -> usize {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         match self {
-            Self::Simulated(settings) => cores().min(host_memory::most_runs(settings.devices, host_memory::available())),
+            Self::Simulated(settings) => cores().min(host_memory::most_runs(
+                settings.devices,
+                host_memory::available(),
+            )),
             Self::Real(..) => 1,
         }
     }
@@ -83,13 +95,27 @@ impl Machine {
         match self {
             Self::Simulated(settings) => {
                 let addresses = trial.addresses.unwrap_or(settings.addresses);
-                Self::Simulated(Settings { memory, addresses, faults, faulty_device: trial.faulty_device, ..settings.clone() })
+                Self::Simulated(Settings {
+                    memory,
+                    addresses,
+                    faults,
+                    faulty_device: trial.faulty_device,
+                    ..settings.clone()
+                })
             }
-            Self::Real(ordinal, limits) => Self::Real(*ordinal, Limits { memory: Some(memory), faults, ..limits.clone() }),
+            Self::Real(ordinal, limits) => Self::Real(
+                *ordinal,
+                Limits {
+                    memory: Some(memory),
+                    faults,
+                    ..limits.clone()
+                },
+            ),
         }
     }
 
-    /// Returns the folder of the processes' counters. When the limits run on a simulated GPU, that GPU writes its own files into the run's folder.
+    /// Returns the folder of the processes' counters. When the limits run on a simulated GPU, that
+    /// GPU writes its own files into the run's folder.
     pub(crate) fn counters(&self, run: &Path) -> PathBuf {
         match self {
             Self::Simulated(_) => run.to_owned(),
@@ -97,8 +123,14 @@ impl Machine {
         }
     }
 
-    /// Reads the files in the folder of a run. `error_output` is the file with its standard error, if kept.
-    pub fn read(&self, run: &Path, (end, ending): (End, Ending), error_output: Option<&Path>) -> io::Result<(Record, Observed)> {
+    /// Reads the files in the folder of a run. `error_output` is the file with its standard error,
+    /// if kept.
+    pub fn read(
+        &self,
+        run: &Path,
+        (end, ending): (End, Ending),
+        error_output: Option<&Path>,
+    ) -> io::Result<(Record, Observed)> {
         let record = Record::read(run, end, self)?;
         let observed = Observed::read(run, &self.counters(run), &record, ending, error_output)?;
         Ok((record, observed))

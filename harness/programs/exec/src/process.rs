@@ -1,4 +1,5 @@
-//! Runs a program in place of this one: forwards signals, ends as it ends, and leaves none of its processes behind.
+//! Runs a program in place of this one: forwards signals, ends as it ends, and leaves none of its
+//! processes behind.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -16,7 +17,14 @@ use nix::unistd::{Pid, getpid, getppid};
 use procfs::process::Process;
 
 /// Forwarded signals. Ctrl-Z needs no forwarding: it stops the whole process group.
-const PASSED_ON: [Signal; 6] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
+const PASSED_ON: [Signal; 6] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+];
 /// How long remaining processes may take to end by themselves, and then after SIGTERM.
 const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
 
@@ -48,19 +56,38 @@ impl End {
 
 /// Signals with a name that users may not know, and their usual cause.
 const SIGNALS: [(Signal, &str); 6] = [
-    (Signal::SIGXFSZ, "a file would have become larger than `ulimit -f` allows"),
-    (Signal::SIGXCPU, "it took more processor time than `ulimit -t` allows"),
-    (Signal::SIGSEGV, "it accessed memory that does not exist, or its stack was too small (`ulimit -s`)"),
-    (Signal::SIGBUS, "it accessed a mapped file beyond its end, or the disk was full"),
+    (
+        Signal::SIGXFSZ,
+        "a file would have become larger than `ulimit -f` allows",
+    ),
+    (
+        Signal::SIGXCPU,
+        "it took more processor time than `ulimit -t` allows",
+    ),
+    (
+        Signal::SIGSEGV,
+        "it accessed memory that does not exist, or its stack was too small (`ulimit -s`)",
+    ),
+    (
+        Signal::SIGBUS,
+        "it accessed a mapped file beyond its end, or the disk was full",
+    ),
     (Signal::SIGABRT, "it stopped itself after an error"),
-    (Signal::SIGKILL, "something killed it, for example the system when memory ran out"),
+    (
+        Signal::SIGKILL,
+        "something killed it, for example the system when memory ran out",
+    ),
 ];
 
 pub fn cause_of(signal: u8) -> Option<String> {
-    SIGNALS.iter().find(|(known, _)| *known as c_int == c_int::from(signal)).map(|(known, cause)| format!("{known}: {cause}"))
+    SIGNALS
+        .iter()
+        .find(|(known, _)| *known as c_int == c_int::from(signal))
+        .map(|(known, cause)| format!("{known}: {cause}"))
 }
 
-/// Makes this process's writes beyond the limit of `ulimit -f` fail with an error. By default they end it with SIGXFSZ. Programs get the default back.
+/// Makes this process's writes beyond the limit of `ulimit -f` fail with an error. By default they
+/// end it with SIGXFSZ. Programs get the default back.
 pub fn survive_file_size_limit() {
     // SAFETY: no handler runs.
     let _ = unsafe { signal::signal(Signal::SIGXFSZ, signal::SigHandler::SigIgn) };
@@ -74,7 +101,10 @@ pub fn check_stack() -> Result<(), String> {
     match getrlimit(Resource::RLIMIT_STACK) {
         Ok((limit, _)) if limit < NEEDED_STACK => {
             let (has, needs) = (limit >> 10, NEEDED_STACK >> 10);
-            Err(format!("the stack has {has} KiB, and harness needs {needs} KiB: enter `ulimit -s {needs}` or more first"))
+            Err(format!(
+                "the stack has {has} KiB, and harness needs {needs} KiB: enter `ulimit -s {needs}` \
+                 or more first"
+            ))
         }
         _ => Ok(()),
     }
@@ -84,11 +114,15 @@ impl From<ExitStatus> for End {
     fn from(status: ExitStatus) -> Self {
         // An exit code has eight bits, a signal seven.
         let byte = |number: i32| (number & 0xff) as u8;
-        status.code().map_or_else(|| Self::Signal(byte(status.signal().unwrap_or_default())), |code| Self::Code(byte(code)))
+        status.code().map_or_else(
+            || Self::Signal(byte(status.signal().unwrap_or_default())),
+            |code| Self::Code(byte(code)),
+        )
     }
 }
 
-/// Holds back the forwarded signals in this thread and the threads that it starts, until a program receives them.
+/// Holds back the forwarded signals in this thread and the threads that it starts, until a program
+/// receives them.
 pub struct HeldSignals {
     held: SigSet,
     before: SigSet,
@@ -97,10 +131,14 @@ pub struct HeldSignals {
 impl HeldSignals {
     pub fn hold() -> io::Result<Self> {
         let held: SigSet = PASSED_ON.into_iter().chain([Signal::SIGCHLD]).collect();
-        Ok(Self { held, before: held.thread_swap_mask(SigmaskHow::SIG_BLOCK)? })
+        Ok(Self {
+            held,
+            before: held.thread_swap_mask(SigmaskHow::SIG_BLOCK)?,
+        })
     }
 
-    /// Runs a command to its end. The caller must have no other children: all of them are ended. Calls `look` with the process ID now and then.
+    /// Runs a command to its end. The caller must have no other children: all of them are ended.
+    /// Calls `look` with the process ID now and then.
     pub fn run(self, command: &mut Command, mut look: impl FnMut(pid_t)) -> io::Result<End> {
         adopt();
         // The program inherits the signal mask.
@@ -120,11 +158,14 @@ impl HeldSignals {
         Ok(status.into())
     }
 
-    /// Returns the next signal sent to this process alone. The terminal sends its signals to the whole group, so the program
-    /// already has those.
+    /// Returns the next signal sent to this process alone. The terminal sends its signals to the
+    /// whole group, so the program already has those.
     fn next(&self, patience: Duration) -> Option<Signal> {
         let mut info = MaybeUninit::uninit();
-        let timeout = libc::timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+        let timeout = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: patience.subsec_nanos().into(),
+        };
         // SAFETY: all three are valid; the output is read only if the call succeeds.
         let (signal, info) = unsafe {
             match libc::sigtimedwait(self.held.as_ref(), info.as_mut_ptr(), &raw const timeout) {
@@ -132,7 +173,9 @@ impl HeldSignals {
                 signal => (signal, info.assume_init()),
             }
         };
-        Signal::try_from(signal).ok().filter(|_| info.si_code != libc::SI_KERNEL)
+        Signal::try_from(signal)
+            .ok()
+            .filter(|_| info.si_code != libc::SI_KERNEL)
     }
 }
 
@@ -147,7 +190,8 @@ pub fn adopt() {
     let _ = prctl::set_child_subreaper(true);
 }
 
-/// Makes the program end by this signal when the thread that starts it ends. Sets the program's signal mask if one is given.
+/// Makes the program end by this signal when the thread that starts it ends. Sets the program's
+/// signal mask if one is given.
 fn ending_with_us(command: &mut Command, mask: Option<SigSet>, signal: Signal) -> &mut Command {
     let us = getpid();
     let prepare = move || {
@@ -165,7 +209,8 @@ fn ending_with_us(command: &mut Command, mask: Option<SigSet>, signal: Signal) -
     unsafe { command.pre_exec(prepare) }
 }
 
-/// A program in a process group of its own that runs in parallel with others. Dropping it kills the program and its descendants.
+/// A program in a process group of its own that runs in parallel with others. Dropping it kills the
+/// program and its descendants.
 #[derive(Debug)]
 pub struct Started {
     pid: pid_t,
@@ -177,18 +222,27 @@ impl Started {
         Self::start_with(command, Signal::SIGTERM)
     }
 
-    /// Starts a command of this program, which no program can keep alive: it is killed when we end, and its descendants end after it.
+    /// Starts a command of this program, which no program can keep alive: it is killed when we end,
+    /// and its descendants end after it.
     pub fn start_command(command: &mut Command) -> io::Result<Self> {
         Self::start_with(command, Signal::SIGKILL)
     }
 
     fn start_with(command: &mut Command, signal: Signal) -> io::Result<Self> {
-        Ok(Self::adopted(ending_with_us(command, None, signal).process_group(0).spawn()?.id() as pid_t))
+        Ok(Self::adopted(
+            ending_with_us(command, None, signal)
+                .process_group(0)
+                .spawn()?
+                .id() as pid_t,
+        ))
     }
 
     /// A child of this process that leads a process group.
     pub(crate) fn adopted(pid: pid_t) -> Self {
-        Self { pid, began: Instant::now() }
+        Self {
+            pid,
+            began: Instant::now(),
+        }
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -199,9 +253,14 @@ impl Started {
         self.began.elapsed()
     }
 
-    /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the program with its descendants and
-    /// returns `None`. Calls `look` with the process ID now and then.
-    pub fn wait(self, mut give_up: impl FnMut(Duration) -> bool, mut look: impl FnMut(pid_t)) -> io::Result<Option<End>> {
+    /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the
+    /// program with its descendants and returns `None`. Calls `look` with the process ID now and
+    /// then.
+    pub fn wait(
+        self,
+        mut give_up: impl FnMut(Duration) -> bool,
+        mut look: impl FnMut(pid_t),
+    ) -> io::Result<Option<End>> {
         let group = self.pid;
         let mut looked = Duration::ZERO;
         while !self.has_ended() {
@@ -217,7 +276,9 @@ impl Started {
         }
         // The group's ID stays valid until the child is waited for.
         let ended = Instant::now();
-        while ended.elapsed() < GRACE[0] && stats().any(|other| other.pid != group && other.pgrp == group) {
+        while ended.elapsed() < GRACE[0]
+            && stats().any(|other| other.pid != group && other.pgrp == group)
+        {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
@@ -238,7 +299,9 @@ impl Started {
     /// Waits for an exiting process, then kills the rest of its group.
     pub fn ending(self) -> io::Result<End> {
         let group = Pid::from_raw(self.pid);
-        while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+        while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)
+            == Err(Errno::EINTR)
+        {}
         let _ = killpg(group, Signal::SIGKILL);
         self.reap()
     }
@@ -290,7 +353,12 @@ pub(crate) fn descendants(of: pid_t) -> Vec<pid_t> {
     let mut found = vec![of];
     let mut at = 0;
     while let Some(&parent) = found.get(at) {
-        found.extend(parents.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid));
+        found.extend(
+            parents
+                .iter()
+                .filter(|(_, of)| **of == parent)
+                .map(|(pid, _)| *pid),
+        );
         at += 1;
     }
     found.split_off(1)
@@ -302,20 +370,25 @@ pub(crate) fn kill_all(pids: &[pid_t]) {
     }
 }
 
-/// Ends the program's remaining processes: waits a moment, then sends SIGTERM, then SIGKILL. Nothing else waits for our children, so their process IDs are
-/// valid.
+/// Ends the program's remaining processes: waits a moment, then sends SIGTERM, then SIGKILL.
+/// Nothing else waits for our children, so their process IDs are valid.
 pub fn end_all_children() {
     end_all(GRACE[0], children_left);
 }
 
-/// Sends each running process SIGTERM after `patience`, and SIGKILL some seconds later. Ends when `running` returns `None`.
+/// Sends each running process SIGTERM after `patience`, and SIGKILL some seconds later. Ends when
+/// `running` returns `None`.
 pub(crate) fn end_all(patience: Duration, running: impl Fn() -> Option<Vec<pid_t>>) {
     let began = Instant::now();
     let mut asked = BTreeSet::new();
     while let Some(running) = running() {
         let age = began.elapsed();
         for pid in running {
-            let signal = if age > patience + GRACE[1] { Signal::SIGKILL } else { Signal::SIGTERM };
+            let signal = if age > patience + GRACE[1] {
+                Signal::SIGKILL
+            } else {
+                Signal::SIGTERM
+            };
             if age >= patience && asked.insert((pid, signal)) {
                 let _ = kill(Pid::from_raw(pid), signal);
             }
@@ -334,12 +407,20 @@ fn children_left() -> Option<Vec<pid_t>> {
         }
     }
     let own = std::process::id() as pid_t;
-    Some(stats().filter(|stat| stat.ppid == own).map(|stat| stat.pid).collect())
+    Some(
+        stats()
+            .filter(|stat| stat.ppid == own)
+            .map(|stat| stat.pid)
+            .collect(),
+    )
 }
 
 /// Returns all processes that still exist.
 pub(crate) fn processes() -> impl Iterator<Item = Process> {
-    procfs::process::all_processes().into_iter().flatten().flatten()
+    procfs::process::all_processes()
+        .into_iter()
+        .flatten()
+        .flatten()
 }
 
 fn stats() -> impl Iterator<Item = procfs::process::Stat> {

@@ -1,4 +1,5 @@
-//! [`Record`] describes what the processes of a program did on the GPU. It is read from the files in the folder of the run.
+//! [`Record`] describes what the processes of a program did on the GPU. It is read from the files
+//! in the folder of the run.
 
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
@@ -25,17 +26,20 @@ pub struct Record {
     pub gpu: String,
     /// All settings of the machine, or the limits, on one line.
     pub settings: String,
-    /// Peak bytes held by all processes together, contexts included, by device. Empty if other programs shared the devices.
+    /// Peak bytes held by all processes together, contexts included, by device. Empty if other
+    /// programs shared the devices.
     pub peak_held: Vec<u64>,
     /// The ranks that wait forever, if the run was stopped because of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang: Option<Hang>,
-    /// The first collective whose size differs between ranks. `None` with computed values, where it is an error.
+    /// The first collective whose size differs between ranks. `None` with computed values, where it
+    /// is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub different_sizes: Option<String>,
     /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
-    /// What a process did first outside of the program that a second run would repeat, such as `writes log.txt`.
+    /// What a process did first outside of the program that a second run would repeat, such as
+    /// `writes log.txt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effect: Option<String>,
     /// `true` if the program is Python with the hook, not a shell whose effects are unknown.
@@ -46,13 +50,16 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Process {
     pub pid: u32,
-    /// Those of torch and other frameworks for GPUs that the process imported. `None` if the hook did not run, as in processes without Python.
+    /// Those of torch and other frameworks for GPUs that the process imported. `None` if the hook
+    /// did not run, as in processes without Python.
     #[serde(skip)]
     pub imports: Option<Vec<String>>,
-    /// The file name of the program that the process executed. Empty on a real GPU, and if the process did not use the GPU.
+    /// The file name of the program that the process executed. Empty on a real GPU, and if the
+    /// process did not use the GPU.
     #[serde(skip)]
     pub program: String,
-    /// torch's statistics. `None` if the process did not import torch, or was killed before it used the GPU.
+    /// torch's statistics. `None` if the process did not import torch, or was killed before it used
+    /// the GPU.
     pub torch: Option<TorchRecord>,
     pub devices: Vec<DeviceRecord>,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
@@ -60,14 +67,17 @@ pub struct Process {
     /// Whether the process read the amount of free memory. Unknown on a real GPU.
     #[serde(skip)]
     pub reads_free_memory: bool,
-    /// How often the process read values from the GPU that only real kernels would have computed: later branches may differ. 0 with computed values.
+    /// How often the process read values from the GPU that only real kernels would have computed:
+    /// later branches may differ. 0 with computed values.
     pub uncomputed_reads: u64,
     /// The lines of the first of these reads, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uncomputed_reads_at: Vec<Frame>,
-    /// How often freed memory waited for the work of another stream. Then peaks depend on the timing of the GPU. Not counted on a real GPU.
+    /// How often freed memory waited for the work of another stream. Then peaks depend on the
+    /// timing of the GPU. Not counted on a real GPU.
     pub waits_of_frees: u64,
-    /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no workspace was estimated.
+    /// How many bytes a workspace of cuDNN may be smaller and larger than its estimate. Zeros if no
+    /// workspace was estimated.
     pub cudnn_workspace_bounds: [u64; 2],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow_calls: Vec<SlowCalls>,
@@ -100,15 +110,18 @@ pub struct TorchRecord {
     /// When the process started, in clock ticks since the host's start.
     #[serde(default, skip_serializing)]
     pub started: u64,
-    /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited while it handled it.
+    /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited
+    /// while it handled it.
     pub ended_out_of_memory: bool,
-    /// `true` if the error of a library that could not create a handle, a plan or a module ended the process.
+    /// `true` if the error of a library that could not create a handle, a plan or a module ended
+    /// the process.
     #[serde(default)]
     pub ended_by_library: bool,
     /// The last line of another exception that ended the process, a thread or a test.
     #[serde(default)]
     pub error: Option<String>,
-    /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole process, also if the program reset them.
+    /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole
+    /// process, also if the program reset them.
     pub memory_stats: BTreeMap<String, Map<String, Value>>,
     #[serde(default)]
     pub statistics: Statistics,
@@ -118,7 +131,8 @@ pub struct TorchRecord {
     /// Peaks and counters before the resets, by device.
     #[serde(default, skip_serializing)]
     pub earlier: BTreeMap<String, Map<String, Value>>,
-    /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this version of torch counts it.
+    /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this
+    /// version of torch counts it.
     #[serde(default)]
     pub host_memory_stats: Option<Map<String, Value>>,
     /// Why there are no statistics.
@@ -144,9 +158,11 @@ pub enum Statistics {
     /// torch reported them when the process exited.
     #[default]
     Reported,
-    /// The process was killed or skipped Python's exit handlers. The memory of torch's allocator has its statistics at that moment.
+    /// The process was killed or skipped Python's exit handlers. The memory of torch's allocator
+    /// has its statistics at that moment.
     Kept,
-    /// The process was killed or skipped Python's exit handlers. The statistics are those of an earlier moment.
+    /// The process was killed or skipped Python's exit handlers. The statistics are those of an
+    /// earlier moment.
     AtLeast,
 }
 
@@ -176,16 +192,32 @@ impl Engine {
     /// The uses of the memory and their amounts.
     pub fn parts(&self) -> Vec<(&'static str, String)> {
         let others = Bytes(self.consumed.saturating_sub(self.weights));
-        let estimated = self.graphs_estimated.map_or_else(String::new, |estimated| format!(" ({} estimated)", Bytes(estimated)));
+        let estimated = self.graphs_estimated.map_or_else(String::new, |estimated| {
+            format!(" ({} estimated)", Bytes(estimated))
+        });
         let mut parts = vec![
-            ("requested", format!("{} of {}", Bytes(self.requested), Bytes(self.memory))),
+            (
+                "requested",
+                format!("{} of {}", Bytes(self.requested), Bytes(self.memory)),
+            ),
             ("weights", Bytes(self.weights).to_string()),
             ("buffers and libraries", others.to_string()),
         ];
-        parts.extend(self.activations.map(|peak| ("activations in the profile run", Bytes(peak).to_string())));
+        parts.extend(
+            self.activations
+                .map(|peak| ("activations in the profile run", Bytes(peak).to_string())),
+        );
         parts.extend([
             ("CUDA graphs", format!("{}{estimated}", Bytes(self.graphs))),
-            ("KV cache", format!("{} ({} of {})", Bytes(self.kv_cache), count(self.blocks, "block"), count(self.block_tokens, "token"))),
+            (
+                "KV cache",
+                format!(
+                    "{} ({} of {})",
+                    Bytes(self.kv_cache),
+                    count(self.blocks, "block"),
+                    count(self.block_tokens, "token")
+                ),
+            ),
             ("free after the start", Bytes(self.free).to_string()),
         ]);
         parts
@@ -195,7 +227,8 @@ impl Engine {
 /// Work whose results the CPU did not compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotComputed {
-    /// Launches of kernels and graphs outside of PyTorch's operations, for example by compiled code.
+    /// Launches of kernels and graphs outside of PyTorch's operations, for example by compiled
+    /// code.
     pub kernels: u64,
     /// Operations that the CPU lacks, with their number.
     pub operations: BTreeMap<String, u64>,
@@ -224,26 +257,42 @@ pub struct SnapshotFile {
     pub path: PathBuf,
     /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
-    /// `true` if the process wrote it at an out of memory error and was killed before it could write another one.
+    /// `true` if the process wrote it at an out of memory error and was killed before it could
+    /// write another one.
     pub is_of_error: bool,
 }
 
 impl Process {
-    /// Returns what is known if the process used the GPU with torch, and was killed before torch could report its statistics.
+    /// Returns what is known if the process used the GPU with torch, and was killed before torch
+    /// could report its statistics.
     pub fn unreported(&self) -> Option<String> {
-        let torch = self.torch.as_ref().filter(|torch| torch.statistics == Statistics::AtLeast && self.used_gpu())?;
+        let torch = self
+            .torch
+            .as_ref()
+            .filter(|torch| torch.statistics == Statistics::AtLeast && self.used_gpu())?;
         let known = Bytes(torch.sum(PEAK_ALLOCATED));
-        let known = if known == Bytes::ZERO { String::new() } else { format!("; it is at least {known}") };
-        Some(format!("process {} ended before torch could report, so its allocated peak and its errors are unknown{known}", self.pid))
+        let known = if known == Bytes::ZERO {
+            String::new()
+        } else {
+            format!("; it is at least {known}")
+        };
+        Some(format!(
+            "process {} ended before torch could report, so its allocated peak and its errors are \
+             unknown{known}",
+            self.pid
+        ))
     }
 
     /// Returns whether the process ran its exit handlers, so it is known how it ended.
     pub(crate) fn has_reported(&self) -> bool {
-        self.torch.as_ref().is_some_and(|torch| torch.statistics == Statistics::Reported)
+        self.torch
+            .as_ref()
+            .is_some_and(|torch| torch.statistics == Statistics::Reported)
     }
 
     pub(crate) fn has_injected_failures(&self) -> bool {
-        self.devices.iter().any(|device| device.injected > 0) || self.failed_calls.iter().any(|call| call.injected > 0)
+        self.devices.iter().any(|device| device.injected > 0)
+            || self.failed_calls.iter().any(|call| call.injected > 0)
     }
 
     /// Returns whether workspaces of cuDNN were estimated.
@@ -251,27 +300,43 @@ impl Process {
         self.cudnn_workspace_bounds != [0; 2]
     }
 
-    /// The bounds of the allocated peak, if workspaces of cuDNN were estimated: a convolution at the peak may need less or more.
+    /// The bounds of the allocated peak, if workspaces of cuDNN were estimated: a convolution at
+    /// the peak may need less or more.
     pub fn bounds_of_peak(&self) -> Option<[Bytes; 2]> {
         let [below, above] = self.cudnn_workspace_bounds;
         let peak = self.torch.as_ref()?.sum(PEAK_ALLOCATED);
-        (peak > 0 && below + above > 0).then(|| [Bytes(peak.saturating_sub(below)), Bytes(peak + above)])
+        (peak > 0 && below + above > 0)
+            .then(|| [Bytes(peak.saturating_sub(below)), Bytes(peak + above)])
     }
 }
 
 impl Record {
-    /// Returns how the program ended if values can be the cause: by an exit code or a hang, after it read values that nothing computed, and without
-    /// injected failures, a signal or a lack of memory.
+    /// Returns how the program ended if values can be the cause: by an exit code or a hang, after
+    /// it read values that nothing computed, and without injected failures, a signal or a lack of
+    /// memory.
     pub fn end_by_values(&self) -> Option<String> {
-        let is_injected =
-            |process: &Process| process.has_injected_failures() || process.failed_calls.iter().any(|calls| calls.injected > 0);
-        let torches = || self.processes.iter().filter_map(|process| process.torch.as_ref());
+        let is_injected = |process: &Process| {
+            process.has_injected_failures()
+                || process.failed_calls.iter().any(|calls| calls.injected > 0)
+        };
+        let torches = || {
+            self.processes
+                .iter()
+                .filter_map(|process| process.torch.as_ref())
+        };
         let has_read = self.used().any(|process| process.uncomputed_reads > 0);
-        if !has_read || self.processes.iter().any(is_injected) || torches().any(|torch| torch.ended_out_of_memory) {
+        if !has_read
+            || self.processes.iter().any(is_injected)
+            || torches().any(|torch| torch.ended_out_of_memory)
+        {
             return None;
         }
         match &self.hang {
-            Some(hang) => hang.ranks.iter().all(|rank| rank.out_of_memory.is_none()).then(|| "in a hang of its ranks".to_owned()),
+            Some(hang) => hang
+                .ranks
+                .iter()
+                .all(|rank| rank.out_of_memory.is_none())
+                .then(|| "in a hang of its ranks".to_owned()),
             // A shell passes on a signal as 128 + n.
             None if self.exit_code == 0 || self.exit_code > 128 => None,
             None => Some(match torches().find_map(|torch| torch.error.as_ref()) {
@@ -283,7 +348,10 @@ impl Record {
 
     /// Returns why a second run could do harm. The text follows the words "the program".
     pub fn obstacle_to_repetition(&self) -> Option<&str> {
-        let unwatched = || (!self.is_watched).then_some("begins with another program than Python, whose effects are unknown");
+        let unwatched = || {
+            (!self.is_watched)
+                .then_some("begins with another program than Python, whose effects are unknown")
+        };
         self.effect.as_deref().or_else(unwatched)
     }
 
@@ -294,19 +362,65 @@ impl Record {
         };
         let settings = machine.to_string();
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
-        let process = |pid: u32| Process { pid, ..Process::default() };
+        let process = |pid: u32| Process {
+            pid,
+            ..Process::default()
+        };
         for counters in ProcessCounters::read_folder(&machine.counters(run))? {
-            let ProcessCounters { pid, devices, submitted, memory_reads, uncomputed_reads, waits_of_frees, .. } = counters;
-            let ProcessCounters { workspace_bounds: cudnn_workspace_bounds, slow, failed_calls, not_modelled, program, .. } = counters;
-            let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
-            let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
-            let failed = |(call, [failed, injected]): (Call, [u64; 2])| FailedCalls { call: call.name(), failed, injected };
+            let ProcessCounters {
+                pid,
+                devices,
+                submitted,
+                memory_reads,
+                uncomputed_reads,
+                waits_of_frees,
+                ..
+            } = counters;
+            let ProcessCounters {
+                workspace_bounds: cudnn_workspace_bounds,
+                slow,
+                failed_calls,
+                not_modelled,
+                program,
+                ..
+            } = counters;
+            let devices = devices
+                .iter()
+                .enumerate()
+                .map(|(index, counters)| DeviceRecord::new(index, counters))
+                .collect();
+            let slow_calls = slow
+                .into_iter()
+                .map(|(call, calls)| SlowCalls {
+                    call: call.name(),
+                    calls,
+                })
+                .collect();
+            let failed = |(call, [failed, injected]): (Call, [u64; 2])| FailedCalls {
+                call: call.name(),
+                failed,
+                injected,
+            };
             let failed_calls = failed_calls.into_iter().map(failed).collect();
             let reads_free_memory = memory_reads > 0;
             let uncomputed_reads_at = read_lines(&run.join(format!("reads-{pid}.jsonl")));
-            let process =
-                Process { devices, submitted, reads_free_memory, uncomputed_reads, uncomputed_reads_at, waits_of_frees, ..process(pid) };
-            let process = Process { cudnn_workspace_bounds, slow_calls, failed_calls, not_modelled, program, ..process };
+            let process = Process {
+                devices,
+                submitted,
+                reads_free_memory,
+                uncomputed_reads,
+                uncomputed_reads_at,
+                waits_of_frees,
+                ..process(pid)
+            };
+            let process = Process {
+                cudnn_workspace_bounds,
+                slow_calls,
+                failed_calls,
+                not_modelled,
+                program,
+                ..process
+            };
             processes.insert(pid, process);
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
@@ -320,15 +434,24 @@ impl Record {
             let text = fs::read_to_string(path)?;
             let mut words = text.split(' ').map(str::to_owned);
             is_watched |= words.next() == Some(std::process::id().to_string());
-            processes.entry(pid).and_modify(|process| process.imports = Some(words.collect()));
+            processes
+                .entry(pid)
+                .and_modify(|process| process.imports = Some(words.collect()));
         }
         let effects = numbered(run, EFFECT, "")?;
-        let effect = effects.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
+        let effect = effects
+            .first()
+            .map(|(_, path)| fs::read_to_string(path))
+            .transpose()?;
         let mut kept = torch_statistics::read_folder(run)?;
         for process in processes.values_mut() {
             let kept = kept.remove(&process.pid).flatten();
             // Without the hook, as with Python's option -I, only the allocator's memory is there.
-            process.torch = process.torch.take().or_else(|| kept.is_some().then(TorchRecord::unnamed)).map(|torch| torch.complete(kept));
+            process.torch = process
+                .torch
+                .take()
+                .or_else(|| kept.is_some().then(TorchRecord::unnamed))
+                .map(|torch| torch.complete(kept));
         }
         let peak_held = match Ledger::open(&launch::own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
@@ -336,42 +459,81 @@ impl Record {
             Err(error) => return Err(error),
         };
         let mut processes: Vec<Process> = processes.into_values().collect();
-        // An interactive session shows an error and goes on: only the exit code of the first process shows that no exception ended it.
-        let torches = processes.iter_mut().filter_map(|process| process.torch.as_mut());
-        if let Some(torch) = torches.min_by_key(|torch| torch.started).filter(|_| end.exit_code() == 0) {
+        // An interactive session shows an error and goes on: only the exit code of the first
+        // process shows that no exception ended it.
+        let torches = processes
+            .iter_mut()
+            .filter_map(|process| process.torch.as_mut());
+        if let Some(torch) = torches
+            .min_by_key(|torch| torch.started)
+            .filter(|_| end.exit_code() == 0)
+        {
             torch.ended_out_of_memory = false;
             torch.traceback.clear();
         }
-        let different_sizes = numbered(run, SIZES, "")?.first().map(|(_, path)| fs::read_to_string(path)).transpose()?;
+        let different_sizes = numbered(run, SIZES, "")?
+            .first()
+            .map(|(_, path)| fs::read_to_string(path))
+            .transpose()?;
         let hang = Hang::read(run)?;
         let (exit_code, signal) = (end.exit_code(), end.signal());
-        Ok(Self { exit_code, signal, gpu, settings, peak_held, hang, different_sizes, processes, effect, is_watched })
+        Ok(Self {
+            exit_code,
+            signal,
+            gpu,
+            settings,
+            peak_held,
+            hang,
+            different_sizes,
+            processes,
+            effect,
+            is_watched,
+        })
     }
 
     /// Counts the calls that this latency slowed down, over all processes.
     pub fn slow_calls(&self, latency: &Latency) -> u64 {
-        struck(self.processes.iter().flat_map(|process| &process.slow_calls), latency)
+        struck(
+            self.processes
+                .iter()
+                .flat_map(|process| &process.slow_calls),
+            latency,
+        )
     }
 
     /// Returns the first latency that slowed down no call.
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
-        latencies.iter().find(|latency| self.slow_calls(latency) == 0)
+        latencies
+            .iter()
+            .find(|latency| self.slow_calls(latency) == 0)
     }
 
     pub(crate) fn used(&self) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(|process| process.used_gpu())
     }
 
-    /// Returns the processes that used the GPU with torch, ended before torch could report, and wrote no snapshot.
+    /// Returns the processes that used the GPU with torch, ended before torch could report, and
+    /// wrote no snapshot.
     pub fn without_snapshot(&self, snapshots: &[SnapshotFile]) -> impl Iterator<Item = u32> {
-        let is_killed = |process: &&Process| process.torch.as_ref().is_some_and(|torch| torch.statistics != Statistics::Reported);
+        let is_killed = |process: &&Process| {
+            process
+                .torch
+                .as_ref()
+                .is_some_and(|torch| torch.statistics != Statistics::Reported)
+        };
         let killed = self.used().filter(is_killed).map(|process| process.pid);
         killed.filter(|pid| snapshots.iter().all(|snapshot| snapshot.pid != *pid))
     }
 
-    /// Returns the snapshots in the folder of a run: first those of processes that ended out of memory, or after an error, then by process ID.
+    /// Returns the snapshots in the folder of a run: first those of processes that ended out of
+    /// memory, or after an error, then by process ID.
     pub fn snapshots(&self, run: &Path) -> io::Result<Vec<SnapshotFile>> {
-        let told = |pid: u32| self.processes.iter().find(|process| process.pid == pid).and_then(|process| process.torch.as_ref());
+        let told = |pid: u32| {
+            self.processes
+                .iter()
+                .find(|process| process.pid == pid)
+                .and_then(|process| process.torch.as_ref())
+        };
         let file = |is_of_error: bool| {
             move |(pid, path): (u32, PathBuf)| SnapshotFile {
                 pid,
@@ -381,11 +543,20 @@ impl Record {
                 is_of_error,
             }
         };
-        let mut found: Vec<_> = numbered(run, "snapshot-", ".pickle")?.into_iter().map(file(false)).collect();
+        let mut found: Vec<_> = numbered(run, "snapshot-", ".pickle")?
+            .into_iter()
+            .map(file(false))
+            .collect();
         let mut of_errors = numbered(run, "error-", ".pickle")?;
         of_errors.retain(|(pid, _)| found.iter().all(|snapshot| snapshot.pid != *pid));
         found.extend(of_errors.into_iter().map(file(true)));
-        found.sort_by_key(|snapshot| (!snapshot.ended_out_of_memory, !snapshot.is_of_error, snapshot.pid));
+        found.sort_by_key(|snapshot| {
+            (
+                !snapshot.ended_out_of_memory,
+                !snapshot.is_of_error,
+                snapshot.pid,
+            )
+        });
         Ok(found)
     }
 }
@@ -397,8 +568,8 @@ impl Process {
     }
 }
 
-/// The beginnings of the names of files that the hook writes for each process: the parent process and the imported frameworks, and the first effect that a
-/// second run would repeat.
+/// The beginnings of the names of files that the hook writes for each process: the parent process
+/// and the imported frameworks, and the first effect that a second run would repeat.
 const HOOKED: &str = "python-";
 const EFFECT: &str = "effect-";
 
@@ -428,21 +599,41 @@ impl TorchRecord {
         }
     }
 
-    /// Adds the statistics in the memory of the allocator, if torch could not report any, and those before the program's resets.
+    /// Adds the statistics in the memory of the allocator, if torch could not report any, and those
+    /// before the program's resets.
     fn complete(mut self, kept: Option<Vec<MemoryStats>>) -> Self {
         if let Some(kept) = kept.filter(|_| self.statistics == Statistics::AtLeast) {
             let is_used = |(_, stats): &(usize, MemoryStats)| *stats != MemoryStats::default();
             let of_device = |(device, stats): (usize, MemoryStats)| {
-                (device.to_string(), StatKey::all().map(|key| (key.to_string(), stats.get(key).into())).collect())
+                (
+                    device.to_string(),
+                    StatKey::all()
+                        .map(|key| (key.to_string(), stats.get(key).into()))
+                        .collect(),
+                )
             };
-            self.memory_stats = kept.into_iter().enumerate().filter(is_used).map(of_device).collect();
+            self.memory_stats = kept
+                .into_iter()
+                .enumerate()
+                .filter(is_used)
+                .map(of_device)
+                .collect();
             self.statistics = Statistics::Kept;
         }
         for (device, earlier) in std::mem::take(&mut self.earlier) {
             let stats = self.memory_stats.entry(device).or_default();
             for (name, before) in earlier {
-                let [before, after] = [Some(&before), stats.get(&name)].map(|value| value.and_then(Value::as_u64).unwrap_or(0));
-                stats.insert(name.clone(), if name.ends_with(".peak") { before.max(after) } else { before + after }.into());
+                let [before, after] = [Some(&before), stats.get(&name)]
+                    .map(|value| value.and_then(Value::as_u64).unwrap_or(0));
+                stats.insert(
+                    name.clone(),
+                    if name.ends_with(".peak") {
+                        before.max(after)
+                    } else {
+                        before + after
+                    }
+                    .into(),
+                );
             }
         }
         self
@@ -450,31 +641,60 @@ impl TorchRecord {
 
     /// The page-locked memory of the process, if known.
     pub fn host_memory(&self) -> Option<HostMemory> {
-        HostMemory::of(&self.version, |name| self.host_memory_stats.as_ref()?.get(name)?.as_u64())
+        HostMemory::of(&self.version, |name| {
+            self.host_memory_stats.as_ref()?.get(name)?.as_u64()
+        })
     }
 
     pub fn sum(&self, name: &str) -> u64 {
-        self.memory_stats.values().filter_map(|stats| stats.get(name)?.as_u64()).sum()
+        self.memory_stats
+            .values()
+            .filter_map(|stats| stats.get(name)?.as_u64())
+            .sum()
     }
 }
 
 impl DeviceRecord {
     fn new(index: usize, counters: &DeviceCounters) -> Self {
-        let DeviceCounters { memory, peak, mallocs, frees, failed, injected, .. } = *counters;
-        Self { index, memory: memory.0, peak_reserved: peak.0, mallocs, frees, failed, injected }
+        let DeviceCounters {
+            memory,
+            peak,
+            mallocs,
+            frees,
+            failed,
+            injected,
+            ..
+        } = *counters;
+        Self {
+            index,
+            memory: memory.0,
+            peak_reserved: peak.0,
+            mallocs,
+            frees,
+            failed,
+            injected,
+        }
     }
 }
 
 /// Counts the calls that this latency slowed down.
 pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency: &Latency) -> u64 {
-    let is_slow = |calls: &&SlowCalls| Call::from_name(calls.call).is_some_and(|call| latency.is_of(call));
-    calls.into_iter().filter(is_slow).map(|calls| calls.calls).sum()
+    let is_slow =
+        |calls: &&SlowCalls| Call::from_name(calls.call).is_some_and(|call| latency.is_of(call));
+    calls
+        .into_iter()
+        .filter(is_slow)
+        .map(|calls| calls.calls)
+        .sum()
 }
 
-/// Reads a file with a value in JSON per line. Ignores a line that the process's end cut. Empty without a file.
+/// Reads a file with a value in JSON per line. Ignores a line that the process's end cut. Empty
+/// without a file.
 pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Vec<T> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    text.lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
 }
 
 /// Returns the files named after process IDs, in their order.
@@ -483,7 +703,9 @@ pub(crate) fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix(begin)?.strip_suffix(end)?.parse().ok());
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(begin)?.strip_suffix(end)?.parse().ok());
         found.extend(number.map(|pid| (pid, entry.path())));
     }
     found.sort();

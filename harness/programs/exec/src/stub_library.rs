@@ -1,12 +1,15 @@
 //! [`StubLibrary`] writes a shared library of stubs as an ELF file for x86-64.
 //!
-//! A stub can replace any function. It leaves all arguments in place, loads the address of its descriptor into a register that no
-//! argument uses, and jumps to the core library, which answers the call. The descriptor begins with the function's name.
+//! A stub can replace any function. It leaves all arguments in place, loads the address of its
+//! descriptor into a register that no argument uses, and jumps to the core library, which answers
+//! the call. The descriptor begins with the function's name.
 //!
-//! The file has three parts: read-only data, the stubs, and writable data (`.dynamic`, the address of the core's function, and
-//! the descriptors).
+//! The file has three parts: read-only data, the stubs, and writable data (`.dynamic`, the address
+//! of the core's function, and the descriptors).
 
-use object::build::elf::{Builder, Dynamic, DynamicRelocation, SectionData, SectionId, VersionData, VersionDef, VersionId};
+use object::build::elf::{
+    Builder, Dynamic, DynamicRelocation, SectionData, SectionId, VersionData, VersionDef, VersionId,
+};
 use object::{Endianness, elf};
 
 /// The core's function that every stub jumps to.
@@ -69,45 +72,96 @@ impl StubLibrary<'_> {
         let sections = self.place_sections(&mut library);
         self.fill_sections(&mut library, &sections);
         let mut bytes = Vec::new();
-        library.write(&mut bytes).expect("every section has its place");
+        library
+            .write(&mut bytes)
+            .expect("every section has its place");
         bytes
     }
 
     fn functions(&self) -> impl Iterator<Item = &Symbol> {
-        self.symbols.iter().copied().filter(|symbol| symbol.kind == Kind::Function)
+        self.symbols
+            .iter()
+            .copied()
+            .filter(|symbol| symbol.kind == Kind::Function)
     }
 
-    /// Adds all sections, symbols and segments. Contents that depend on addresses are zero, and values of symbols count from the beginning of their section.
+    /// Adds all sections, symbols and segments. Contents that depend on addresses are zero, and
+    /// values of symbols count from the beginning of their section.
     fn place_sections<'a>(&'a self, library: &mut Builder<'a>) -> Sections {
         let stubs = self.functions().count();
         let has_stubs = usize::from(stubs > 0);
-        let mut section = |name: &'static str, kind: u32, flags: u32, align: usize, data: SectionData<'a>| {
-            let section = library.sections.add();
-            section.name = name.into();
-            section.sh_type = kind;
-            section.sh_flags = u64::from(elf::SHF_ALLOC | flags);
-            section.sh_addralign = align as u64;
-            section.data = data;
-            section.id()
-        };
+        let mut section =
+            |name: &'static str, kind: u32, flags: u32, align: usize, data: SectionData<'a>| {
+                let section = library.sections.add();
+                section.name = name.into();
+                section.sh_type = kind;
+                section.sh_flags = u64::from(elf::SHF_ALLOC | flags);
+                section.sh_addralign = align as u64;
+                section.data = data;
+                section.id()
+            };
         let zeros = |size: usize| SectionData::Data(vec![0; size].into());
         let hash = section(".gnu.hash", elf::SHT_GNU_HASH, 0, 8, SectionData::GnuHash);
         let symbols = section(".dynsym", elf::SHT_DYNSYM, 0, 8, SectionData::DynamicSymbol);
         let strings = section(".dynstr", elf::SHT_STRTAB, 0, 1, SectionData::DynamicString);
         let mut read_only = vec![hash, symbols, strings];
         if !self.nodes.is_empty() {
-            read_only.push(section(".gnu.version", elf::SHT_GNU_VERSYM, 0, 2, SectionData::GnuVersym));
-            read_only.push(section(".gnu.version_d", elf::SHT_GNU_VERDEF, 0, 8, SectionData::GnuVerdef));
+            read_only.push(section(
+                ".gnu.version",
+                elf::SHT_GNU_VERSYM,
+                0,
+                2,
+                SectionData::GnuVersym,
+            ));
+            read_only.push(section(
+                ".gnu.version_d",
+                elf::SHT_GNU_VERDEF,
+                0,
+                8,
+                SectionData::GnuVerdef,
+            ));
         }
-        let nowhere = DynamicRelocation { r_offset: 0, symbol: None, r_type: 0, r_addend: 0 };
+        let nowhere = DynamicRelocation {
+            r_offset: 0,
+            symbol: None,
+            r_type: 0,
+            r_addend: 0,
+        };
         let relocations = SectionData::DynamicRelocation(vec![nowhere; stubs + has_stubs]);
-        let names = self.functions().flat_map(|function| function.name.bytes().chain([0])).collect::<Vec<u8>>();
+        let names = self
+            .functions()
+            .flat_map(|function| function.name.bytes().chain([0]))
+            .collect::<Vec<u8>>();
         let placed = Sections {
             relocations: section(".rela.dyn", elf::SHT_RELA, 0, 8, relocations),
-            names: section(".rodata", elf::SHT_PROGBITS, 0, 1, SectionData::Data(names.into())),
-            text: section(".text", elf::SHT_PROGBITS, elf::SHF_EXECINSTR, STUB, zeros(stubs * STUB)),
-            dynamic: section(".dynamic", elf::SHT_DYNAMIC, elf::SHF_WRITE, 8, SectionData::Dynamic(self.dynamic(0))),
-            got: section(".got", elf::SHT_PROGBITS, elf::SHF_WRITE, 8, zeros(8 * has_stubs)),
+            names: section(
+                ".rodata",
+                elf::SHT_PROGBITS,
+                0,
+                1,
+                SectionData::Data(names.into()),
+            ),
+            text: section(
+                ".text",
+                elf::SHT_PROGBITS,
+                elf::SHF_EXECINSTR,
+                STUB,
+                zeros(stubs * STUB),
+            ),
+            dynamic: section(
+                ".dynamic",
+                elf::SHT_DYNAMIC,
+                elf::SHF_WRITE,
+                8,
+                SectionData::Dynamic(self.dynamic(0)),
+            ),
+            got: section(
+                ".got",
+                elf::SHT_PROGBITS,
+                elf::SHF_WRITE,
+                8,
+                zeros(8 * has_stubs),
+            ),
             data: section(
                 ".data",
                 elf::SHT_PROGBITS,
@@ -121,25 +175,34 @@ impl StubLibrary<'_> {
         headers.name = ".shstrtab".into();
         headers.sh_type = elf::SHT_STRTAB;
         headers.data = SectionData::SectionString;
-        for (id, link, size) in [(placed.relocations, symbols, 24), (placed.dynamic, strings, 16)] {
+        for (id, link, size) in [
+            (placed.relocations, symbols, 24),
+            (placed.dynamic, strings, 16),
+        ] {
             let section = library.sections.get_mut(id);
             (section.sh_link_section, section.sh_entsize) = (Some(link), size);
         }
         self.add_symbols(library, &placed);
         library.set_section_sizes();
         // The file's headers belong to the first part.
-        let headers = (library.file_header_size() + SEGMENTS * library.class().program_header_size()) as u64;
-        let parts =
-            [(0, headers, read_only), (elf::PF_X, 0, vec![placed.text]), (elf::PF_W, 0, vec![placed.dynamic, placed.got, placed.data])];
+        let headers =
+            (library.file_header_size() + SEGMENTS * library.class().program_header_size()) as u64;
+        let parts = [
+            (0, headers, read_only),
+            (elf::PF_X, 0, vec![placed.text]),
+            (elf::PF_W, 0, vec![placed.dynamic, placed.got, placed.data]),
+        ];
         for (flags, size, ids) in parts {
             let segment = library.segments.add_load_segment(elf::PF_R | flags, PAGE);
             (segment.p_filesz, segment.p_memsz) = (size, size);
-            ids.into_iter().for_each(|id| segment.append_section(library.sections.get_mut(id)));
+            ids.into_iter()
+                .for_each(|id| segment.append_section(library.sections.get_mut(id)));
         }
         // Without a header for the stack, it would be executable.
         for (kind, align) in [(elf::PT_DYNAMIC, 8), (elf::PT_GNU_STACK, 16)] {
             let segment = library.segments.add();
-            (segment.p_type, segment.p_flags, segment.p_align) = (kind, elf::PF_R | elf::PF_W, align);
+            (segment.p_type, segment.p_flags, segment.p_align) =
+                (kind, elf::PF_R | elf::PF_W, align);
             if kind == elf::PT_DYNAMIC {
                 segment.append_section(library.sections.get_mut(placed.dynamic));
             }
@@ -153,7 +216,10 @@ impl StubLibrary<'_> {
             library.version_base = Some(self.soname.into());
         }
         for &node in &self.nodes {
-            let version = library.versions.add(VersionData::Def(VersionDef { names: vec![node.into()], flags: 0 }));
+            let version = library.versions.add(VersionData::Def(VersionDef {
+                names: vec![node.into()],
+                flags: 0,
+            }));
             versions.push((node, version));
             // Like the GNU linker, because nodes without symbols are not written.
             let symbol = library.dynamic_symbols.add();
@@ -164,12 +230,23 @@ impl StubLibrary<'_> {
         for symbol in &self.symbols {
             let (place, section, kind, size) = match symbol.kind {
                 Kind::Function => (&mut stub, sections.text, elf::STT_FUNC, STUB as u64),
-                Kind::Variable => (&mut variable, sections.data, elf::STT_OBJECT, VARIABLE as u64),
+                Kind::Variable => (
+                    &mut variable,
+                    sections.data,
+                    elf::STT_OBJECT,
+                    VARIABLE as u64,
+                ),
             };
-            let version = versions.iter().find(|(node, _)| Some(*node) == symbol.node.as_deref()).map(|(_, version)| *version);
+            let version = versions
+                .iter()
+                .find(|(node, _)| Some(*node) == symbol.node.as_deref())
+                .map(|(_, version)| *version);
             let added = library.dynamic_symbols.add();
             added.set_st_info(elf::STB_GLOBAL, kind);
-            (added.name, added.version) = (symbol.name.as_str().into(), version.unwrap_or(VersionId::global()));
+            (added.name, added.version) = (
+                symbol.name.as_str().into(),
+                version.unwrap_or(VersionId::global()),
+            );
             // The writer replaces the index by that of the section.
             (added.section, added.st_shndx) = (Some(section), elf::SHN_ABS);
             (added.st_value, added.st_size) = (*place, size);
@@ -185,15 +262,33 @@ impl StubLibrary<'_> {
     /// Returns the dynamic section, given the address of the relocations.
     fn dynamic(&self, relocations: u64) -> Vec<Dynamic<'_>> {
         let stubs = self.functions().count() as u64;
-        let text = |tag: u32, text: &'static str| Dynamic::String { tag, val: text.into() };
+        let text = |tag: u32, text: &'static str| Dynamic::String {
+            tag,
+            val: text.into(),
+        };
         let integer = |tag: u32, val: u64| Dynamic::Integer { tag, val };
         let mut entries = vec![
-            Dynamic::String { tag: elf::DT_NEEDED, val: self.core.into() },
-            Dynamic::String { tag: elf::DT_SONAME, val: self.soname.into() },
-            // Not DT_RUNPATH: LD_LIBRARY_PATH takes precedence over it and may contain another core.
+            Dynamic::String {
+                tag: elf::DT_NEEDED,
+                val: self.core.into(),
+            },
+            Dynamic::String {
+                tag: elf::DT_SONAME,
+                val: self.soname.into(),
+            },
+            // Not DT_RUNPATH: LD_LIBRARY_PATH takes precedence over it and may contain another
+            // core.
             text(elf::DT_RPATH, "$ORIGIN"),
         ];
-        entries.extend([elf::DT_GNU_HASH, elf::DT_STRTAB, elf::DT_SYMTAB, elf::DT_STRSZ].map(|tag| Dynamic::Auto { tag }));
+        entries.extend(
+            [
+                elf::DT_GNU_HASH,
+                elf::DT_STRTAB,
+                elf::DT_SYMTAB,
+                elf::DT_STRSZ,
+            ]
+            .map(|tag| Dynamic::Auto { tag }),
+        );
         entries.extend([
             integer(elf::DT_SYMENT, 24),
             integer(elf::DT_RELA, relocations),
@@ -202,7 +297,10 @@ impl StubLibrary<'_> {
             integer(elf::DT_RELACOUNT, stubs),
         ]);
         if !self.nodes.is_empty() {
-            entries.extend([elf::DT_VERSYM, elf::DT_VERDEF, elf::DT_VERDEFNUM].map(|tag| Dynamic::Auto { tag }));
+            entries.extend(
+                [elf::DT_VERSYM, elf::DT_VERDEF, elf::DT_VERDEFNUM]
+                    .map(|tag| Dynamic::Auto { tag }),
+            );
         }
         entries
     }
@@ -210,14 +308,20 @@ impl StubLibrary<'_> {
     /// Writes everything that depends on addresses.
     fn fill_sections<'a>(&'a self, library: &mut Builder<'a>, sections: &Sections) {
         let address = |id: SectionId| library.sections.get(id).sh_addr;
-        let [names, text, got, data] = [sections.names, sections.text, sections.got, sections.data].map(address);
+        let [names, text, got, data] =
+            [sections.names, sections.text, sections.got, sections.data].map(address);
         let dynamic = self.dynamic(address(sections.relocations));
         let mut name = names;
         let (mut relocations, mut stubs) = (Vec::new(), Vec::new());
         for (index, function) in self.functions().enumerate() {
-            let (stub, descriptor) = (text + (index * STUB) as u64, data + (index * DESCRIPTOR) as u64);
-            // Both targets follow the stubs within a few pages, so the distances are small and positive.
-            let (to_descriptor, to_answer) = ((descriptor - (stub + 7)) as u32, (got - (stub + 13)) as u32);
+            let (stub, descriptor) = (
+                text + (index * STUB) as u64,
+                data + (index * DESCRIPTOR) as u64,
+            );
+            // Both targets follow the stubs within a few pages, so the distances are small and
+            // positive.
+            let (to_descriptor, to_answer) =
+                ((descriptor - (stub + 7)) as u32, (got - (stub + 13)) as u32);
             stubs.extend([0x4c, 0x8d, 0x1d]); // lea r11, [rip + …]
             stubs.extend(to_descriptor.to_le_bytes());
             stubs.extend([0xff, 0x25]); // jmp [rip + …]
@@ -232,7 +336,11 @@ impl StubLibrary<'_> {
             name += function.name.len() as u64 + 1;
         }
         // Relative relocations come first, as DT_RELACOUNT requires.
-        let answer = library.dynamic_symbols.iter().find(|symbol| symbol.st_shndx == elf::SHN_UNDEF).map(|symbol| symbol.id());
+        let answer = library
+            .dynamic_symbols
+            .iter()
+            .find(|symbol| symbol.st_shndx == elf::SHN_UNDEF)
+            .map(|symbol| symbol.id());
         relocations.extend(answer.map(|_| DynamicRelocation {
             r_offset: got,
             symbol: answer,
@@ -240,9 +348,12 @@ impl StubLibrary<'_> {
             r_addend: 0,
         }));
         for symbol in &mut library.dynamic_symbols {
-            symbol.st_value += symbol.section.map_or(0, |section| library.sections.get(section).sh_addr);
+            symbol.st_value += symbol
+                .section
+                .map_or(0, |section| library.sections.get(section).sh_addr);
         }
-        library.sections.get_mut(sections.relocations).data = SectionData::DynamicRelocation(relocations);
+        library.sections.get_mut(sections.relocations).data =
+            SectionData::DynamicRelocation(relocations);
         library.sections.get_mut(sections.text).data = SectionData::Data(stubs.into());
         library.sections.get_mut(sections.dynamic).data = SectionData::Dynamic(dynamic);
     }

@@ -1,8 +1,9 @@
 //! Makes a stub library for each NVIDIA library that a PyTorch needs or opens.
 //!
-//! A stub library defines the names that PyTorch imports and, for driver and runtime, all functions of CUDA, because programs compile code at run
-//! time that links against them. It omits the names that the core library has. Every stub library depends on the core, so the dynamic
-//! linker finds the other names there. The core's symbols are unversioned and also satisfy versioned references.
+//! A stub library defines the names that PyTorch imports and, for driver and runtime, all functions
+//! of CUDA, because programs compile code at run time that links against them. It omits the names
+//! that the core library has. Every stub library depends on the core, so the dynamic linker finds
+//! the other names there. The core's symbols are unversioned and also satisfy versioned references.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,36 +14,75 @@ use crate::stub_library::{Kind, StubLibrary, Symbol};
 const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
 const DRIVER: &str = "libcuda.so.1";
 
-/// All functions of the CUDA driver and runtime, and those of other libraries that programs find by name, one per line.
+/// All functions of the CUDA driver and runtime, and those of other libraries that programs find by
+/// name, one per line.
 const FUNCTIONS: &str = include_str!("functions.txt");
 
-/// Returns the stub libraries for a PyTorch with these imports, by file name, usually the SONAME. `exports` are the names that the core library defines.
-pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> BTreeMap<String, Vec<u8>> {
+/// Returns the stub libraries for a PyTorch with these imports, by file name, usually the SONAME.
+/// `exports` are the names that the core library defines.
+pub fn stub_files(
+    imports: &Imports,
+    core: &str,
+    exports: &BTreeSet<String>,
+) -> BTreeMap<String, Vec<u8>> {
     let mut imports = imports.clone();
     // PyTorch also opens NVRTC by name, with the runtime's version.
-    let runtime = imports.soname("libcudart").map(|soname| soname.replacen("libcudart", "libnvrtc", 1));
+    let runtime = imports
+        .soname("libcudart")
+        .map(|soname| soname.replacen("libcudart", "libnvrtc", 1));
     for soname in ALWAYS.into_iter().map(str::to_owned).chain(runtime) {
         imports.libraries.entry(soname).or_default();
     }
     for (soname, library) in &mut imports.libraries {
         let node = library.nodes.first().cloned();
-        let is_of_library = |name: &&str| library_of_symbol(name).is_some_and(|known| Some(known) == library_of_file(soname));
+        let is_of_library = |name: &&str| {
+            library_of_symbol(name).is_some_and(|known| Some(known) == library_of_file(soname))
+        };
         for name in FUNCTIONS.lines().filter(is_of_library) {
-            let function = || Symbol { name: name.to_owned(), node: node.clone(), kind: Kind::Function };
-            library.symbols.entry(name.to_owned()).or_insert_with(function);
+            let function = || Symbol {
+                name: name.to_owned(),
+                node: node.clone(),
+                kind: Kind::Function,
+            };
+            library
+                .symbols
+                .entry(name.to_owned())
+                .or_insert_with(function);
         }
     }
-    // Programs may find a bundled copy of the runtime first, as vLLM does in the memory map of its process.
-    let runtime = imports.libraries.iter().find(|(soname, _)| library_of_file(soname) == Some("libcudart"));
-    if let Some((soname, runtime)) = runtime.map(|(soname, library)| (soname.clone(), library.clone())) {
-        let same =
-            imports.copies.iter().filter(|copy| version_of_copy(copy).is_some_and(|version| soname.ends_with(&format!(".{version}"))));
-        imports.libraries.extend(same.map(|copy| (copy.clone(), runtime.clone())));
+    // Programs may find a bundled copy of the runtime first, as vLLM does in the memory map of its
+    // process.
+    let runtime = imports
+        .libraries
+        .iter()
+        .find(|(soname, _)| library_of_file(soname) == Some("libcudart"));
+    if let Some((soname, runtime)) =
+        runtime.map(|(soname, library)| (soname.clone(), library.clone()))
+    {
+        let same = imports.copies.iter().filter(|copy| {
+            version_of_copy(copy).is_some_and(|version| soname.ends_with(&format!(".{version}")))
+        });
+        imports
+            .libraries
+            .extend(same.map(|copy| (copy.clone(), runtime.clone())));
     }
     let stub = |(soname, library): (&String, &Library)| {
-        let symbols: Vec<&Symbol> = library.symbols.values().filter(|symbol| !exports.contains(&symbol.name)).collect();
+        let symbols: Vec<&Symbol> = library
+            .symbols
+            .values()
+            .filter(|symbol| !exports.contains(&symbol.name))
+            .collect();
         let nodes = library.nodes.iter().map(String::as_str).collect();
-        (soname.clone(), StubLibrary { soname, nodes, symbols, core }.bytes())
+        (
+            soname.clone(),
+            StubLibrary {
+                soname,
+                nodes,
+                symbols,
+                core,
+            }
+            .bytes(),
+        )
     };
     let mut files: BTreeMap<String, Vec<u8>> = imports.libraries.iter().map(stub).collect();
     // Linkers look for this name, as with Triton's `-lcuda`.

@@ -6,7 +6,9 @@ use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, Engine, FailedCalls, PEAK_ALLOCATED, Process, Record, Statistics, TorchRecord};
+use crate::record::{
+    DeviceRecord, Engine, FailedCalls, PEAK_ALLOCATED, Process, Record, Statistics, TorchRecord,
+};
 use crate::{machine::Machine, process::cause_of, torch, trials::observed::Frame};
 
 /// Further function names are only counted.
@@ -26,9 +28,23 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     let mut text = machine(settings);
     text += &of_processes(record, settings.devices > 1, "the simulated GPU");
     if record.used().count() > 1 {
-        for (index, held) in record.peak_held.iter().enumerate().filter(|(_, held)| **held > 0) {
-            let device = if settings.devices > 1 { format!("device {index}: ") } else { String::new() };
-            let _ = writeln!(text, "all processes: {device}peak of {} held together, of {}", Bytes(*held), settings.memory);
+        for (index, held) in record
+            .peak_held
+            .iter()
+            .enumerate()
+            .filter(|(_, held)| **held > 0)
+        {
+            let device = if settings.devices > 1 {
+                format!("device {index}: ")
+            } else {
+                String::new()
+            };
+            let _ = writeln!(
+                text,
+                "all processes: {device}peak of {} held together, of {}",
+                Bytes(*held),
+                settings.memory
+            );
         }
     }
     text += &hang(record);
@@ -38,10 +54,15 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &timing(record, settings.events);
     text += &without_libraries(record, settings);
     text += &not_modelled(record);
-    record.used().for_each(|process| text += &not_computed(process, settings));
+    record
+        .used()
+        .for_each(|process| text += &not_computed(process, settings));
     text += &uncomputed_reads(record);
     if let (Some(end), Some(obstacle)) = (record.end_by_values(), record.obstacle_to_repetition()) {
-        let _ = writeln!(text, "the program ended {end}; it is not repeated with `--values cpu`, because it {obstacle}");
+        let _ = writeln!(
+            text,
+            "the program ended {end}; it is not repeated with `--values cpu`, because it {obstacle}"
+        );
     }
     // Without copies, reads are not counted.
     let may_wait = record.signal.is_some() || record.used().any(ended_by_an_error);
@@ -53,59 +74,120 @@ fn simulated(record: &Record, settings: &Settings) -> String {
 
 /// Names what `--values cpu` did not compute.
 fn not_computed(process: &Process, settings: &Settings) -> String {
-    let Some(missing) = process.torch.as_ref().and_then(|torch| torch.not_computed.as_ref()) else { return String::new() };
+    let Some(missing) = process
+        .torch
+        .as_ref()
+        .and_then(|torch| torch.not_computed.as_ref())
+    else {
+        return String::new();
+    };
     let operations: u64 = missing.operations.values().sum();
-    let names: Vec<&str> = missing.operations.keys().take(NAMES).map(String::as_str).collect();
+    let names: Vec<&str> = missing
+        .operations
+        .keys()
+        .take(NAMES)
+        .map(String::as_str)
+        .collect();
     let parts = [
-        (missing.kernels, format!("{} of compiled code, CUDA graphs, extensions or foreign threads", count(missing.kernels, "launch"))),
-        (operations, format!("{} that the CPU lacks ({})", count(operations, "operation"), names.join(", "))),
-        (missing.beyond_limit, format!("{} beyond {} of host memory", count(missing.beyond_limit, "operation"), settings.host_memory)),
+        (
+            missing.kernels,
+            format!(
+                "{} of compiled code, CUDA graphs, extensions or foreign threads",
+                count(missing.kernels, "launch")
+            ),
+        ),
+        (
+            operations,
+            format!(
+                "{} that the CPU lacks ({})",
+                count(operations, "operation"),
+                names.join(", ")
+            ),
+        ),
+        (
+            missing.beyond_limit,
+            format!(
+                "{} beyond {} of host memory",
+                count(missing.beyond_limit, "operation"),
+                settings.host_memory
+            ),
+        ),
     ];
-    let parts: Vec<String> = parts.into_iter().filter(|(number, _)| *number > 0).map(|(_, text)| text).collect();
-    if parts.is_empty() { String::new() } else { format!("not computed: {}\n", parts.join("; ")) }
+    let parts: Vec<String> = parts
+        .into_iter()
+        .filter(|(number, _)| *number > 0)
+        .map(|(_, text)| text)
+        .collect();
+    if parts.is_empty() {
+        String::new()
+    } else {
+        format!("not computed: {}\n", parts.join("; "))
+    }
 }
 
-/// Names the lines that read values which nothing has computed: what depends on them may differ on a GPU.
+/// Names the lines that read values which nothing has computed: what depends on them may differ on
+/// a GPU.
 fn uncomputed_reads(record: &Record) -> String {
     let reads: u64 = record.used().map(|process| process.uncomputed_reads).sum();
     if reads == 0 {
         return String::new();
     }
     let at = lines_of_reads(record);
-    let at = at.strip_prefix(' ').map_or_else(String::new, |at| format!(", {at}"));
+    let at = at
+        .strip_prefix(' ')
+        .map_or_else(String::new, |at| format!(", {at}"));
     format!(
-        "the program read values that nothing computed ({}{at}): branches on them may have gone the other way; `--values cpu` decides them\n",
+        "the program read values that nothing computed ({}{at}): branches on them may have gone \
+         the other way; `--values cpu` decides them\n",
         count(reads, "read")
     )
 }
 
-/// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they are unknown.
+/// The lines that read values which nothing has computed, as in ` at train.py:12`. Empty if they
+/// are unknown.
 pub fn lines_of_reads(record: &Record) -> String {
     let mut lines: Vec<String> = Vec::new();
-    for line in record.used().flat_map(|process| &process.uncomputed_reads_at).map(Frame::short) {
+    for line in record
+        .used()
+        .flat_map(|process| &process.uncomputed_reads_at)
+        .map(Frame::short)
+    {
         if !lines.contains(&line) {
             lines.push(line);
         }
     }
-    let more = if lines.len() > NAMES { format!(" and {} more", lines.len() - NAMES) } else { String::new() };
-    if lines.is_empty() { String::new() } else { format!(" at {}{more}", lines[..lines.len().min(NAMES)].join(", ")) }
+    let more = if lines.len() > NAMES {
+        format!(" and {} more", lines.len() - NAMES)
+    } else {
+        String::new()
+    };
+    if lines.is_empty() {
+        String::new()
+    } else {
+        format!(" at {}{more}", lines[..lines.len().min(NAMES)].join(", "))
+    }
 }
 
 /// Returns whether an exception unrelated to memory or injected failures ended the process.
 fn ended_by_an_error(process: &Process) -> bool {
     let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory;
-    let is_untouched = process.failed_calls.is_empty() && process.devices.iter().all(|device| device.injected == 0);
+    let is_untouched = process.failed_calls.is_empty()
+        && process.devices.iter().all(|device| device.injected == 0);
     process.torch.as_ref().is_some_and(is_other) && is_untouched
 }
 
 fn limited(record: &Record, name: &str, limits: &Limits) -> String {
     let Limits { device, memory, .. } = limits;
-    let memory = memory.map_or_else(|| format!("all of its {device}"), |memory| format!("{memory} of its {device} for each process"));
+    let memory = memory.map_or_else(
+        || format!("all of its {device}"),
+        |memory| format!("{memory} of its {device} for each process"),
+    );
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
     text += &of_processes(record, false, &record.gpu);
     text += &how_it_ended(record);
     text += &slow_calls(record, &limits.latencies);
-    text += "real: GPU, driver, CUDA and torch; reserved bytes and the limit exclude the CUDA context\n";
+    text += "real: GPU, driver, CUDA and torch; reserved bytes and the limit exclude the CUDA \
+         context\n";
     text
 }
 
@@ -116,20 +198,41 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
         let _ = writeln!(text, "no process used {gpu}");
     }
     for process in &used {
-        let who = if used.len() > 1 { named(process) } else { String::new() };
+        let who = if used.len() > 1 {
+            named(process)
+        } else {
+            String::new()
+        };
         for device in process.devices.iter().filter(|device| device.mallocs > 0) {
-            let index = if several_devices { format!("device {}: ", device.index) } else { String::new() };
+            let index = if several_devices {
+                format!("device {}: ", device.index)
+            } else {
+                String::new()
+            };
             let _ = writeln!(text, "{who}{index}{}", of_device(device));
         }
-        for FailedCalls { call, failed, injected } in &process.failed_calls {
-            let injected = if *injected > 0 { format!(", {injected} of them injected by `--fail`") } else { String::new() };
+        for FailedCalls {
+            call,
+            failed,
+            injected,
+        } in &process.failed_calls
+        {
+            let injected = if *injected > 0 {
+                format!(", {injected} of them injected by `--fail`")
+            } else {
+                String::new()
+            };
             let _ = writeln!(text, "{who}{call}: {failed} failed{injected}");
         }
         let _ = writeln!(text, "{who}{}", of_torch(process));
         if let Some(host) = of_host(process) {
             let _ = writeln!(text, "{who}{host}");
         }
-        if let Some(engine) = process.torch.as_ref().and_then(|torch| torch.engine.as_ref()) {
+        if let Some(engine) = process
+            .torch
+            .as_ref()
+            .and_then(|torch| torch.engine.as_ref())
+        {
             let _ = writeln!(text, "{who}{}", of_engine(engine));
         }
     }
@@ -141,23 +244,38 @@ fn hang(record: &Record) -> String {
     let mut text = String::new();
     if let Some(hang) = &record.hang {
         text += "hang: the run was stopped, because ranks wait forever\n";
-        hang.lines().iter().for_each(|line| text += &format!("  {line}\n"));
+        hang.lines()
+            .iter()
+            .for_each(|line| text += &format!("  {line}\n"));
     }
     if let Some(sizes) = &record.different_sizes {
-        let _ = writeln!(text, "different sizes: {sizes}; with `--values cpu`, which exchanges all data, this is an error");
+        let _ = writeln!(
+            text,
+            "different sizes: {sizes}; with `--values cpu`, which exchanges all data, this is an \
+             error"
+        );
     }
     text
 }
 
-/// Names the exit code, the signal that ended the program, or the signal that ended a process whose exit code a shell passed on as 128 + n.
+/// Names the exit code, the signal that ended the program, or the signal that ended a process whose
+/// exit code a shell passed on as 128 + n.
 fn how_it_ended(record: &Record) -> String {
-    let of_shell = record.exit_code.checked_sub(128).filter(|_| record.signal.is_none());
+    let of_shell = record
+        .exit_code
+        .checked_sub(128)
+        .filter(|_| record.signal.is_none());
     match (record.signal, of_shell.and_then(cause_of)) {
         (Some(signal), _) => {
-            let cause = cause_of(signal).map(|cause| format!(": {cause}")).unwrap_or_default();
+            let cause = cause_of(signal)
+                .map(|cause| format!(": {cause}"))
+                .unwrap_or_default();
             format!("signal {signal} ended the program{cause}\n")
         }
-        (None, Some(cause)) => format!("exit code {} means that a signal ended a process: {cause}\n", record.exit_code),
+        (None, Some(cause)) => format!(
+            "exit code {} means that a signal ended a process: {cause}\n",
+            record.exit_code
+        ),
         (None, None) if record.exit_code == 0 => String::new(),
         (None, None) => format!("the program ended with exit code {}\n", record.exit_code),
     }
@@ -172,26 +290,37 @@ fn timing(record: &Record, events: Events) -> String {
     // A block that waits for long hides those behind it.
     let (times, others) = match events {
         Events::Instant => {
-            let others = "these assume that the GPU keeps up with the host; `--events synchronize` assumes that the host runs ahead";
+            let others = "these assume that the GPU keeps up with the host; `--events synchronize` \
+                 assumes that the host runs ahead";
             (format!(" {}", count(waits, "time")), others)
         }
-        Events::Synchronize => {
-            (String::new(), "these assume that the host runs ahead; `--events instant` assumes that the GPU keeps up with it")
-        }
-        Events::Lag(_) => (String::new(), "`--events instant` and `--events synchronize` show the extremes"),
+        Events::Synchronize => (
+            String::new(),
+            "these assume that the host runs ahead; `--events instant` assumes that the GPU keeps \
+             up with it",
+        ),
+        Events::Lag(_) => (
+            String::new(),
+            "`--events instant` and `--events synchronize` show the extremes",
+        ),
     };
     format!("freed memory waited{times} for another stream, so peaks depend on timing: {others}\n")
 }
 
-/// Whether the program fits only because context and libraries use no memory. After a refused request, less memory changes nothing in principle.
+/// Whether the program fits only because context and libraries use no memory. After a refused
+/// request, less memory changes nothing in principle.
 fn without_libraries(record: &Record, settings: &Settings) -> String {
     let h200 = ContextOverhead::H200;
     let needed = h200.of_context().0 * record.used().count() as u64;
     let is_full = |held: &&u64| **held > 0 && settings.memory.0.saturating_sub(**held) < needed;
-    let is_refused = record.used().flat_map(|process| &process.devices).any(|device| device.failed > device.injected);
+    let is_refused = record
+        .used()
+        .flat_map(|process| &process.devices)
+        .any(|device| device.failed > device.injected);
     match record.peak_held.iter().find(is_full) {
         Some(held) if settings.context_overhead == Bytes::ZERO && !is_refused => format!(
-            "at the peak, {} of the GPU were free: on an H200, the context of a process takes {}, and with libraries up to {}; `--context-overhead h200` adds them\n",
+            "at the peak, {} of the GPU were free: on an H200, the context of a process takes {}, \
+             and with libraries up to {}; `--context-overhead h200` adds them\n",
             settings.memory.saturating_sub(Bytes(*held)),
             h200.of_context(),
             h200.with_libraries(),
@@ -204,18 +333,28 @@ fn slow_calls(record: &Record, latencies: &[Latency]) -> String {
     let line = |latency: &Latency| {
         let calls = record.slow_calls(latency);
         let all = Nanos(latency.by.0.saturating_mul(calls));
-        format!("latency {latency}: {} delayed, {all} in total\n", count(calls, "call"))
+        format!(
+            "latency {latency}: {} delayed, {all} in total\n",
+            count(calls, "call")
+        )
     };
     latencies.iter().map(line).collect()
 }
 
 fn not_modelled(record: &Record) -> String {
     let mut text = String::new();
-    let mut names: Vec<&str> = record.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
+    let mut names: Vec<&str> = record
+        .used()
+        .flat_map(|process| process.not_modelled.iter().map(String::as_str))
+        .collect();
     names.sort_unstable();
     names.dedup();
     if !names.is_empty() {
-        let more = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
+        let more = if names.len() > NAMES {
+            format!(" and {} more", names.len() - NAMES)
+        } else {
+            String::new()
+        };
         let _ = writeln!(
             text,
             "not modelled (CUDA returned \"not supported\", other libraries success): {}{more}",
@@ -225,33 +364,74 @@ fn not_modelled(record: &Record) -> String {
     if names.contains(&TABLES) {
         let _ = writeln!(
             text,
-            "{TABLES} serves CUDA's runtime that is linked into a program or library, as in CuPy, CTranslate2 and by nvcc's default: such code does not \
-             run on the simulated GPU; link the shared runtime (`nvcc --cudart shared`), or run this code on the CPU"
+            "{TABLES} serves CUDA's runtime that is linked into a program or library, as in CuPy, \
+             CTranslate2 and by nvcc's default: such code does not \
+             run on the simulated GPU; link the shared runtime (`nvcc --cudart shared`), or run \
+             this code on the CPU"
         );
     }
     text
 }
 
 fn machine(settings: &Settings) -> String {
-    let Settings { gpu, memory, devices, context_overhead, nccl_memory, .. } = settings;
-    let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
-    let overhead =
-        if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} context overhead per process") };
-    let overhead = if settings.memory_of_libraries { format!("{overhead}, and more for libraries, as on an H200") } else { overhead };
-    let nccl = nccl_memory.as_ref().map_or_else(String::new, |table| format!(", NCCL's memory from {table}"));
+    let Settings {
+        gpu,
+        memory,
+        devices,
+        context_overhead,
+        nccl_memory,
+        ..
+    } = settings;
+    let count = if *devices == 1 {
+        String::new()
+    } else {
+        format!("{devices} × ")
+    };
+    let overhead = if *context_overhead == Bytes::ZERO {
+        String::new()
+    } else {
+        format!(", {context_overhead} context overhead per process")
+    };
+    let overhead = if settings.memory_of_libraries {
+        format!("{overhead}, and more for libraries, as on an H200")
+    } else {
+        overhead
+    };
+    let nccl = nccl_memory
+        .as_ref()
+        .map_or_else(String::new, |table| format!(", NCCL's memory from {table}"));
     let (major, minor) = gpu.capability;
-    format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}{nccl}\n", gpu.device, gpu.name)
+    format!(
+        "simulated GPU: {count}{} ({}, compute capability {major}.{minor}), \
+         {memory}{overhead}{nccl}\n",
+        gpu.device, gpu.name
+    )
 }
 
 fn named(process: &Process) -> String {
     let rank = process.torch.as_ref().and_then(|torch| torch.rank.as_ref());
-    rank.map_or_else(|| format!("process {}: ", process.pid), |rank| format!("rank {rank}: "))
+    rank.map_or_else(
+        || format!("process {}: ", process.pid),
+        |rank| format!("rank {rank}: "),
+    )
 }
 
 fn of_device(device: &DeviceRecord) -> String {
-    let DeviceRecord { memory, peak_reserved, mallocs, frees, failed, injected, .. } = *device;
+    let DeviceRecord {
+        memory,
+        peak_reserved,
+        mallocs,
+        frees,
+        failed,
+        injected,
+        ..
+    } = *device;
     let percent = peak_reserved as f64 * 100.0 / (memory as f64).max(1.0);
-    let injected = if injected > 0 { format!(", {injected} of them injected by `--fail`") } else { String::new() };
+    let injected = if injected > 0 {
+        format!(", {injected} of them injected by `--fail`")
+    } else {
+        String::new()
+    };
     format!(
         "peak reserved {} ({percent:.1} %); driver: {}, {}, {failed} failed{injected}",
         Bytes(peak_reserved),
@@ -266,20 +446,32 @@ fn without_torch(process: &Process) -> String {
     match process.imports.as_deref() {
         Some([]) => "no statistics from torch: the process did not import torch".to_owned(),
         Some(names) if names.iter().any(|name| name == "torch") => {
-            "no statistics from torch: the process was killed before it used the GPU through torch".to_owned()
+            "no statistics from torch: the process was killed before it used the GPU through torch"
+                .to_owned()
         }
         Some(names) => {
             let names = names.join(" and ");
-            format!("no statistics from torch: the process imported {names} instead, which harness does not support")
+            format!(
+                "no statistics from torch: the process imported {names} instead, which harness \
+                 does not support"
+            )
         }
-        None if torch::is_python(program.as_ref()) => "no statistics from torch: Python was started with -I, -E or -S".to_owned(),
-        None if program.is_empty() => "no statistics from torch: the process was killed, or it is not Python".to_owned(),
-        None => format!("no statistics from torch: the process runs `{program}`, which is not Python"),
+        None if torch::is_python(program.as_ref()) => {
+            "no statistics from torch: Python was started with -I, -E or -S".to_owned()
+        }
+        None if program.is_empty() => {
+            "no statistics from torch: the process was killed, or it is not Python".to_owned()
+        }
+        None => {
+            format!("no statistics from torch: the process runs `{program}`, which is not Python")
+        }
     }
 }
 
 fn of_torch(process: &Process) -> String {
-    let Some(torch) = &process.torch else { return without_torch(process) };
+    let Some(torch) = &process.torch else {
+        return without_torch(process);
+    };
     let name = format!("torch {}", torch.version);
     let name = name.trim_end();
     if let Some(problem) = &torch.problem {
@@ -287,21 +479,53 @@ fn of_torch(process: &Process) -> String {
     }
     let allocated = Bytes(torch.sum(PEAK_ALLOCATED));
     if torch.statistics == Statistics::AtLeast {
-        let known = if allocated == Bytes::ZERO { String::new() } else { format!(" (at least {allocated})") };
-        return format!("{name}: peak allocated unknown{known}: the process ended before torch could report");
+        let known = if allocated == Bytes::ZERO {
+            String::new()
+        } else {
+            format!(" (at least {allocated})")
+        };
+        return format!(
+            "{name}: peak allocated unknown{known}: the process ended before torch could report"
+        );
     }
-    let gpus = torch.memory_stats.values().filter_map(|stats| stats.get(PEAK_ALLOCATED)?.as_u64()).filter(|peak| *peak > 0).count();
-    let gpus = if gpus > 1 { format!(" on {}", count(gpus as u64, "GPU")) } else { String::new() };
+    let gpus = torch
+        .memory_stats
+        .values()
+        .filter_map(|stats| stats.get(PEAK_ALLOCATED)?.as_u64())
+        .filter(|peak| *peak > 0)
+        .count();
+    let gpus = if gpus > 1 {
+        format!(" on {}", count(gpus as u64, "GPU"))
+    } else {
+        String::new()
+    };
     let (retries, ooms) = (torch.sum("num_alloc_retries"), torch.sum("num_ooms"));
-    let end = if torch.ended_out_of_memory { "; one ended the program" } else { "" };
-    let killed = if torch.statistics == Statistics::Kept { "; the process ended without Python's exit handlers" } else { "" };
+    let end = if torch.ended_out_of_memory {
+        "; one ended the program"
+    } else {
+        ""
+    };
+    let killed = if torch.statistics == Statistics::Kept {
+        "; the process ended without Python's exit handlers"
+    } else {
+        ""
+    };
     let resets = match torch.resets {
         0 => String::new(),
-        resets => format!("; the program reset its peaks {}, these are of the whole process", count(resets, "time")),
+        resets => format!(
+            "; the program reset its peaks {}, these are of the whole process",
+            count(resets, "time")
+        ),
     };
-    let bounds = process.bounds_of_peak().map(|[least, most]| format!(" (between {least} and {most}: cuDNN's workspaces are estimates)"));
+    let bounds = process.bounds_of_peak().map(|[least, most]| {
+        format!(" (between {least} and {most}: cuDNN's workspaces are estimates)")
+    });
     let bounds = bounds.unwrap_or_default();
-    let unless = if process.uncomputed_reads > 0 { ", unless a branch depends on a value below" } else { "" };
+    let unless = if process.uncomputed_reads > 0 {
+        ", unless a branch depends on a value below"
+    } else {
+        ""
+    };
     format!(
         "{name}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}{unless}{killed}{resets}",
         count(retries, "retry"),
@@ -312,11 +536,16 @@ fn of_torch(process: &Process) -> String {
 /// Page-locked memory of the host, if the process used much of it and torch reported it.
 fn of_host(process: &Process) -> Option<String> {
     let host = process.torch.as_ref()?.host_memory()?;
-    host.is_of_program().then(|| format!("pinned host memory: {}", host.peaks()))
+    host.is_of_program()
+        .then(|| format!("pinned host memory: {}", host.peaks()))
 }
 
 fn of_engine(engine: &Engine) -> String {
-    let parts: Vec<_> = engine.parts().into_iter().map(|(name, amount)| format!("{name} {amount}")).collect();
+    let parts: Vec<_> = engine
+        .parts()
+        .into_iter()
+        .map(|(name, amount)| format!("{name} {amount}"))
+        .collect();
     format!("{}: {}", engine.name, parts.join("; "))
 }
 
@@ -331,13 +560,20 @@ fn models(record: &Record, settings: &Settings) -> String {
     let workspaces = match settings.cudnn_workspace {
         CudnnWorkspace::None => ", cuDNN's workspaces (none)",
         CudnnWorkspace::Operands => ", cuDNN's workspaces (a model)",
-        CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_) if has_estimates => {
+        CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_)
+            if has_estimates =>
+        {
             ", cuDNN's workspaces (estimates)"
         }
-        CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_) => "",
+        CudnnWorkspace::Estimate | CudnnWorkspace::Measured { .. } | CudnnWorkspace::Library(_) => {
+            ""
+        }
     };
     let limit = match settings.values {
-        Values::Cpu => format!("; the CPU computes the values, in at most {} of host memory", settings.host_memory),
+        Values::Cpu => format!(
+            "; the CPU computes the values, in at most {} of host memory",
+            settings.host_memory
+        ),
         Values::Zeros | Values::Copies => String::new(),
     };
     format!("not real: times{values}{workspaces}{limit}\n")

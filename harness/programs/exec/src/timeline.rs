@@ -1,4 +1,5 @@
-//! [`Timeline`] lists the memory events of a process in order. It is read from the files in the folder of the run.
+//! [`Timeline`] lists the memory events of a process in order. It is read from the files in the
+//! folder of the run.
 
 use std::{fs, io, path::Path};
 
@@ -29,23 +30,32 @@ pub struct Sample {
 }
 
 impl Timeline {
-    /// Reads the timelines of a run, by process ID; `noted` is the folder of the counters. Skips processes without attempts.
+    /// Reads the timelines of a run, by process ID; `noted` is the folder of the counters. Skips
+    /// processes without attempts.
     pub(crate) fn read_folder(run: &Path, noted: &Path) -> io::Result<Vec<Self>> {
         let read = |(pid, path): &(u32, std::path::PathBuf)| {
             Ok(Self {
                 pid: *pid,
                 attempts: Attempt::read(path)?,
-                frees: Free::read(&noted.join(format!("{pid}{}", attempts::FREES))).or_else(none_where_missing)?,
+                frees: Free::read(&noted.join(format!("{pid}{}", attempts::FREES)))
+                    .or_else(none_where_missing)?,
                 errors: OutOfMemory::of_process(run, *pid),
                 samples: samples(run, *pid),
             })
         };
-        numbered(noted, "", attempts::ENDING)?.iter().map(read).collect()
+        numbered(noted, "", attempts::ENDING)?
+            .iter()
+            .map(read)
+            .collect()
     }
 }
 
 fn none_where_missing<T>(error: io::Error) -> io::Result<Vec<T>> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(Vec::new()) } else { Err(error) }
+    if error.kind() == io::ErrorKind::NotFound {
+        Ok(Vec::new())
+    } else {
+        Err(error)
+    }
 }
 
 /// Ignores a line truncated by the process's end.

@@ -1,4 +1,5 @@
-//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it would look, without importing it.
+//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it
+//! would look, without importing it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,8 +16,8 @@ const PROBE: &str = include_str!("probe.py");
 /// The oldest supported PyTorch.
 const OLDEST: (u32, u32) = (2, 4);
 
-const CUDA_BUILD: &str =
-    "install a CUDA build, as `pip install torch` does on Linux; it needs no GPU, and with `--no-deps` none of NVIDIA's packages";
+const CUDA_BUILD: &str = "install a CUDA build, as `pip install torch` does on Linux; it needs no \
+     GPU, and with `--no-deps` none of NVIDIA's packages";
 
 /// A PyTorch built for CUDA, and its Python.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,20 +37,34 @@ pub struct Torch {
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum TorchError {
     #[error("cannot find the program `{command}`: no such file, and nothing in PATH has that name")]
-    #[diagnostic(help("give the program and its arguments after `--`, as in `-- python train.py`"))]
+    #[diagnostic(help(
+        "give the program and its arguments after `--`, as in `-- python train.py`"
+    ))]
     NoCommand { command: String },
     #[error("the file `{command}` is not executable")]
-    #[diagnostic(help("start it with Python, as in `-- python {command}`, or make it executable with `chmod +x {command}`"))]
+    #[diagnostic(help(
+        "start it with Python, as in `-- python {command}`, or make it executable with `chmod +x \
+         {command}`"
+    ))]
     NotExecutable { command: String },
-    #[error("`{command}` is not a Python program, and PATH contains no `python3` or `python` that it could start")]
-    #[diagnostic(help("activate the environment of the program, or name its Python with `--python PATH`"))]
+    #[error(
+        "`{command}` is not a Python program, and PATH contains no `python3` or `python` that it \
+         could start"
+    )]
+    #[diagnostic(help(
+        "activate the environment of the program, or name its Python with `--python PATH`"
+    ))]
     NoPython { command: String },
     #[error("the program's Python, `{}`, does not work: {reason}", python.display())]
-    #[diagnostic(help("run the program without `harness exec` first, or name its Python with `--python PATH`"))]
-    Broken { python: PathBuf, reason: String },
-    #[error("the program's Python, `{}`, has no torch: install PyTorch or activate the environment that has it", python.display())]
     #[diagnostic(help(
-        "activate the environment that has torch, or name its Python with `--python PATH`; `pip install torch` installs a CUDA build"
+        "run the program without `harness exec` first, or name its Python with `--python PATH`"
+    ))]
+    Broken { python: PathBuf, reason: String },
+    #[error("the program's Python, `{}`, has no torch: install PyTorch or activate the environment \
+         that has it", python.display())]
+    #[diagnostic(help(
+        "activate the environment that has torch, or name its Python with `--python PATH`; `pip \
+         install torch` installs a CUDA build"
     ))]
     NoTorch { python: PathBuf },
     #[error("torch {version} in `{}` is too old: install {}.{} or later", folder.display(), OLDEST.0, OLDEST.1)]
@@ -57,15 +72,23 @@ pub enum TorchError {
     TooOld { version: String, folder: PathBuf },
     #[error("torch {version} in `{}` is built for {target}: install a PyTorch built for CUDA", folder.display())]
     #[diagnostic(help("{CUDA_BUILD}"))]
-    NotCuda { version: String, folder: PathBuf, target: &'static str },
+    NotCuda {
+        version: String,
+        folder: PathBuf,
+        target: &'static str,
+    },
     #[error("torch {version} is built for CUDA {cuda}: the simulated GPU supports CUDA 12 and 13")]
     #[diagnostic(help("{CUDA_BUILD}"))]
     OtherCuda { version: String, cuda: String },
-    #[error("the program's Python, `{}`, is built for {machine}: the simulated GPU requires x86-64 Linux with the GNU C library", python.display())]
+    #[error("the program's Python, `{}`, is built for {machine}: the simulated GPU requires x86-64 \
+         Linux with the GNU C library", python.display())]
     #[diagnostic(help("use a Python for x86-64 that is linked to the GNU C library"))]
     OtherMachine { python: PathBuf, machine: String },
-    #[error("the program's Python, `{}`, is set-user-ID or set-group-ID: the system ignores LD_AUDIT and LD_PRELOAD for such programs; use another interpreter", python.display())]
-    #[diagnostic(help("use a Python without special rights, for example in a virtual environment"))]
+    #[error("the program's Python, `{}`, is set-user-ID or set-group-ID: the system ignores \
+         LD_AUDIT and LD_PRELOAD for such programs; use another interpreter", python.display())]
+    #[diagnostic(help(
+        "use a Python without special rights, for example in a virtual environment"
+    ))]
     SpecialRights { python: PathBuf },
 }
 
@@ -101,65 +124,124 @@ impl Torch {
 
     /// Whether a package or file of this name is installed for this Python.
     pub fn has_module(&self, name: &str) -> bool {
-        self.places().any(|place| place.join(name).is_dir() || place.join(format!("{name}.py")).is_file())
+        self.places()
+            .any(|place| place.join(name).is_dir() || place.join(format!("{name}.py")).is_file())
     }
 
     /// The folders of the packages.
     fn places(&self) -> impl Iterator<Item = &Path> {
-        self.folder.parent().into_iter().chain(self.packages.iter().map(PathBuf::as_path))
+        self.folder
+            .parent()
+            .into_iter()
+            .chain(self.packages.iter().map(PathBuf::as_path))
     }
 
-    /// Returns the part of cuDNN that plans without a device, if the environment has it. cuDNN can since version 9.8.
+    /// Returns the part of cuDNN that plans without a device, if the environment has it. cuDNN can
+    /// since version 9.8.
     pub fn cudnn_library(&self) -> Option<String> {
         self.cudnn.filter(|version| *version >= 90_800)?;
-        let library = self.places().map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9")).find(|library| library.is_file());
+        let library = self
+            .places()
+            .map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9"))
+            .find(|library| library.is_file());
         library?.into_os_string().into_string().ok()
     }
 }
 
 impl Found {
     fn check(self) -> Result<Torch, TorchError> {
-        let Self { python, packages, .. } = self;
+        let Self {
+            python, packages, ..
+        } = self;
         if self.has_special_rights {
             return Err(TorchError::SpecialRights { python });
         }
         if !self.is_64_bit || self.machine != "x86_64" {
             let bits = if self.is_64_bit { "" } else { " with 32 bits" };
-            return Err(TorchError::OtherMachine { python, machine: self.machine + bits });
+            return Err(TorchError::OtherMachine {
+                python,
+                machine: self.machine + bits,
+            });
         }
-        let Some(libc) = self.libc.as_deref().and_then(|libc| two_numbers(libc.strip_prefix("glibc ")?)) else {
-            return Err(TorchError::OtherMachine { python, machine: "a system without the GNU C library".to_owned() });
+        let Some(libc) = self
+            .libc
+            .as_deref()
+            .and_then(|libc| two_numbers(libc.strip_prefix("glibc ")?))
+        else {
+            return Err(TorchError::OtherMachine {
+                python,
+                machine: "a system without the GNU C library".to_owned(),
+            });
         };
-        let Some(torch) = self.torch else { return Err(TorchError::NoTorch { python }) };
-        let FoundTorch { folder, version, cuda, hip, requires } = torch;
+        let Some(torch) = self.torch else {
+            return Err(TorchError::NoTorch { python });
+        };
+        let FoundTorch {
+            folder,
+            version,
+            cuda,
+            hip,
+            requires,
+        } = torch;
         let version = version.unwrap_or_else(|| "without a version".to_owned());
         if two_numbers(&version).is_none_or(|version| version < OLDEST) {
             return Err(TorchError::TooOld { version, folder });
         }
         let has_cuda = folder.join("lib/libtorch_cuda.so").exists();
         let cuda = match cuda.filter(|_| has_cuda) {
-            Some(cuda) => two_numbers(&cuda).filter(|(major, _)| [12, 13].contains(major)).ok_or(cuda),
+            Some(cuda) => two_numbers(&cuda)
+                .filter(|(major, _)| [12, 13].contains(major))
+                .ok_or(cuda),
             None => {
                 let target = if hip.is_some() { "ROCm" } else { "CPUs" };
-                return Err(TorchError::NotCuda { version, folder, target });
+                return Err(TorchError::NotCuda {
+                    version,
+                    folder,
+                    target,
+                });
             }
         };
-        let cuda = cuda.map_err(|cuda| TorchError::OtherCuda { version: version.clone(), cuda })?;
+        let cuda = cuda.map_err(|cuda| TorchError::OtherCuda {
+            version: version.clone(),
+            cuda,
+        })?;
         let cudnn = requires.iter().find_map(|line| cudnn_version(line));
-        Ok(Torch { python, folder, version, cuda, cudnn, libc, packages })
+        Ok(Torch {
+            python,
+            folder,
+            version,
+            cuda,
+            cudnn,
+            libc,
+            packages,
+        })
     }
 }
 
-/// Returns the variable from which this PyTorch takes its allocator's settings, and the settings. `variable` returns the value of a variable.
-pub fn settings_of_allocator(torch: &str, variable: impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
+/// Returns the variable from which this PyTorch takes its allocator's settings, and the settings.
+/// `variable` returns the value of a variable.
+pub fn settings_of_allocator(
+    torch: &str,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Option<(&'static str, String)> {
     let version: TorchVersion = torch.parse().unwrap_or_default();
-    version.settings_variables().iter().find_map(|name| Some((*name, variable(name)?)))
+    version
+        .settings_variables()
+        .iter()
+        .find_map(|name| Some((*name, variable(name)?)))
 }
 
 /// Returns a warning for each variable with allocator settings that is set without effect.
-pub fn settings_without_effect(torch: &str, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+pub fn settings_without_effect(
+    torch: &str,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Vec<String> {
     let effective = settings_of_allocator(torch, &variable);
-    let is_ignored = |conf: &String| effective.as_ref().is_none_or(|(_, effective)| effective != conf);
+    let is_ignored = |conf: &String| {
+        effective
+            .as_ref()
+            .is_none_or(|(_, effective)| effective != conf)
+    };
     let version: TorchVersion = torch.parse().unwrap_or_default();
     let read = match &effective {
         Some((name, conf)) => format!("{name} first, which is `{conf}`"),
@@ -167,7 +249,11 @@ pub fn settings_without_effect(torch: &str, variable: impl Fn(&str) -> Option<St
     };
     let all = TorchVersion::default().settings_variables().iter();
     let ignored = all.filter_map(|name| Some((name, variable(name).filter(is_ignored)?)));
-    ignored.map(|(name, conf)| format!("warning: {name}=`{conf}` has no effect: PyTorch {version} reads {read}")).collect()
+    ignored
+        .map(|(name, conf)| {
+            format!("warning: {name}=`{conf}` has no effect: PyTorch {version} reads {read}")
+        })
+        .collect()
 }
 
 fn two_numbers(text: &str) -> Option<(u32, u32)> {
@@ -175,12 +261,17 @@ fn two_numbers(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Parses the version in `nvidia-cudnn-cu13==9.19.0.56; platform_system == "Linux"` into the form of `cudnnGetVersion`.
+/// Parses the version in `nvidia-cudnn-cu13==9.19.0.56; platform_system == "Linux"` into the form
+/// of `cudnnGetVersion`.
 fn cudnn_version(requirement: &str) -> Option<u32> {
     let (_, version) = requirement.split_once("==")?;
     let version = version.split(';').next()?.trim();
     let mut numbers = version.split('.').map(str::parse::<u32>);
-    let (major, minor, patch) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+    let (major, minor, patch) = (
+        numbers.next()?.ok()?,
+        numbers.next()?.ok()?,
+        numbers.next()?.ok()?,
+    );
     Some(major * 10_000 + minor * 100 + patch)
 }
 
@@ -195,23 +286,46 @@ struct Interpreter {
 
 impl Interpreter {
     const fn plain(program: PathBuf) -> Self {
-        Self { program, options: Vec::new(), script_folder: None }
+        Self {
+            program,
+            options: Vec::new(),
+            script_folder: None,
+        }
     }
 
-    /// Finds the Python that a command starts. First the command itself or its `#!` line, then the first argument that is a
-    /// Python or a Python script, as in `timeout 1h python train.py`, then the Python in PATH, which a shell script would start.
+    /// Finds the Python that a command starts. First the command itself or its `#!` line, then the
+    /// first argument that is a Python or a Python script, as in `timeout 1h python train.py`, then
+    /// the Python in PATH, which a shell script would start.
     fn of_command(command: &[OsString]) -> Result<Self, TorchError> {
-        let name = || command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let first = command.first().and_then(|name| in_path(name)).ok_or_else(|| match command.first() {
-            Some(file) if Path::new(file).is_file() => TorchError::NotExecutable { command: name() },
-            _ => TorchError::NoCommand { command: name() },
-        })?;
+        let name = || {
+            command
+                .first()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default()
+        };
+        let first = command
+            .first()
+            .and_then(|name| in_path(name))
+            .ok_or_else(|| match command.first() {
+                Some(file) if Path::new(file).is_file() => {
+                    TorchError::NotExecutable { command: name() }
+                }
+                _ => TorchError::NoCommand { command: name() },
+            })?;
         if let Some(interpreter) = Self::of_program(&first, &command[1..]) {
             return Ok(interpreter);
         }
-        let started = (1..command.len()).find_map(|index| Self::of_program(&in_path(&command[index])?, &command[index + 1..]));
-        let in_path = || ["python3", "python"].iter().find_map(|name| in_path(OsStr::new(name))).map(Self::plain);
-        started.or_else(in_path).ok_or_else(|| TorchError::NoPython { command: name() })
+        let started = (1..command.len())
+            .find_map(|index| Self::of_program(&in_path(&command[index])?, &command[index + 1..]));
+        let in_path = || {
+            ["python3", "python"]
+                .iter()
+                .find_map(|name| in_path(OsStr::new(name)))
+                .map(Self::plain)
+        };
+        started
+            .or_else(in_path)
+            .ok_or_else(|| TorchError::NoPython { command: name() })
     }
 
     /// Returns `None` if the program is neither a Python nor a Python script.
@@ -221,9 +335,14 @@ impl Interpreter {
         }
         let script = first_line(program).ok()??;
         let words: Vec<&str> = script.split_whitespace().collect();
-        let index = words.iter().position(|word| is_python(Path::new(word).file_name().unwrap_or_default()))?;
+        let index = words
+            .iter()
+            .position(|word| is_python(Path::new(word).file_name().unwrap_or_default()))?;
         let options: Vec<OsString> = words[index + 1..].iter().map(OsString::from).collect();
-        Some(Self::with_arguments(in_path(OsStr::new(words[index]))?, &options))
+        Some(Self::with_arguments(
+            in_path(OsStr::new(words[index]))?,
+            &options,
+        ))
     }
 
     /// Keeps only the options that change where modules are found.
@@ -234,7 +353,8 @@ impl Interpreter {
             let Some(option) = argument.to_str().and_then(|text| text.strip_prefix('-')) else {
                 // Python resolves links before it takes the folder.
                 let script = Path::new(argument).canonicalize().ok();
-                interpreter.script_folder = script.and_then(|script| Some(script.parent()?.to_owned()));
+                interpreter.script_folder =
+                    script.and_then(|script| Some(script.parent()?.to_owned()));
                 break;
             };
             if option.starts_with(['c', 'm']) || option.is_empty() {
@@ -244,10 +364,17 @@ impl Interpreter {
                 arguments.next();
                 continue;
             }
-            let letters = if option.starts_with(['-', 'W', 'X']) { "" } else { option };
-            interpreter
-                .options
-                .extend(letters.chars().filter(|letter| "IEsSP".contains(*letter)).map(|letter| format!("-{letter}").into()));
+            let letters = if option.starts_with(['-', 'W', 'X']) {
+                ""
+            } else {
+                option
+            };
+            interpreter.options.extend(
+                letters
+                    .chars()
+                    .filter(|letter| "IEsSP".contains(*letter))
+                    .map(|letter| format!("-{letter}").into()),
+            );
             if letters.contains(['c', 'm']) {
                 break;
             }
@@ -257,54 +384,103 @@ impl Interpreter {
 
     fn probe(self) -> Result<Found, TorchError> {
         let mut command = Command::new(&self.program);
-        command.args(&self.options).arg("-c").arg(PROBE).args(&self.script_folder).stdin(Stdio::null());
-        let broken = |reason: String| TorchError::Broken { python: self.program.clone(), reason };
-        let output = command.output().map_err(|error| broken(error.to_string()))?;
-        let last_line = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().lines().next_back().unwrap_or_default().to_owned();
+        command
+            .args(&self.options)
+            .arg("-c")
+            .arg(PROBE)
+            .args(&self.script_folder)
+            .stdin(Stdio::null());
+        let broken = |reason: String| TorchError::Broken {
+            python: self.program.clone(),
+            reason,
+        };
+        let output = command
+            .output()
+            .map_err(|error| broken(error.to_string()))?;
+        let last_line = |bytes: &[u8]| {
+            String::from_utf8_lossy(bytes)
+                .trim_end()
+                .lines()
+                .next_back()
+                .unwrap_or_default()
+                .to_owned()
+        };
         if !output.status.success() {
-            return Err(broken(format!("{}: {}", output.status, last_line(&output.stderr))));
+            return Err(broken(format!(
+                "{}: {}",
+                output.status,
+                last_line(&output.stderr)
+            )));
         }
-        serde_json::from_str(&last_line(&output.stdout)).map_err(|error| broken(format!("unexpected output: {error}")))
+        serde_json::from_str(&last_line(&output.stdout))
+            .map_err(|error| broken(format!("unexpected output: {error}")))
     }
 }
 
 /// Matches `python`, `python3`, `python3.13t`, `pypy3`.
 pub(crate) fn is_python(name: &OsStr) -> bool {
-    let version = name.to_str().and_then(|name| name.strip_prefix("python").or_else(|| name.strip_prefix("pypy")));
-    version.is_some_and(|version| version.trim_end_matches('t').chars().all(|c| c.is_ascii_digit() || c == '.'))
+    let version = name.to_str().and_then(|name| {
+        name.strip_prefix("python")
+            .or_else(|| name.strip_prefix("pypy"))
+    });
+    version.is_some_and(|version| {
+        version
+            .trim_end_matches('t')
+            .chars()
+            .all(|c| c.is_ascii_digit() || c == '.')
+    })
 }
 
 /// Finds a program like `execvp`.
 pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
     let is_program = |path: &PathBuf| {
         use std::os::unix::fs::PermissionsExt as _;
-        path.metadata().is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o111 != 0)
+        path.metadata()
+            .is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o111 != 0)
     };
     if name.as_encoded_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(is_program);
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(is_program)
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(is_program)
 }
 
-/// Returns whether the dynamic linker starts a program with this name, or the interpreter of a script.
+/// Returns whether the dynamic linker starts a program with this name, or the interpreter of a
+/// script.
 pub(crate) fn is_linked_dynamically(program: &OsStr) -> bool {
-    let Some(program) = in_path(program) else { return false };
-    let interpreter = first_line(&program).ok().flatten().and_then(|line| in_path(OsStr::new(line.split_whitespace().next()?)));
+    let Some(program) = in_path(program) else {
+        return false;
+    };
+    let interpreter = first_line(&program)
+        .ok()
+        .flatten()
+        .and_then(|line| in_path(OsStr::new(line.split_whitespace().next()?)));
     imports::is_linked_dynamically(&interpreter.unwrap_or(program))
 }
 
-/// Returns the command that starts a script: the words after `#!`. For a path too long for the system, pip and uv write `/bin/sh`
-/// there and the interpreter into the second line, `'''exec' '/path/to/python' "$0" "$@"`. Returns `None` for other files.
+/// Returns the command that starts a script: the words after `#!`. For a path too long for the
+/// system, pip and uv write `/bin/sh` there and the interpreter into the second line, `'''exec'
+/// '/path/to/python' "$0" "$@"`. Returns `None` for other files.
 fn first_line(program: &Path) -> io::Result<Option<String>> {
     let mut start = Vec::new();
     File::open(program)?.take(4096).read_to_end(&mut start)?;
     let start = String::from_utf8_lossy(&start);
     let mut lines = start.lines();
-    let Some(first) = lines.next().and_then(|line| line.strip_prefix("#!")) else { return Ok(None) };
-    let second = lines.next().and_then(|line| line.strip_prefix("'''exec'")).filter(|_| first.trim() == "/bin/sh");
+    let Some(first) = lines.next().and_then(|line| line.strip_prefix("#!")) else {
+        return Ok(None);
+    };
+    let second = lines
+        .next()
+        .and_then(|line| line.strip_prefix("'''exec'"))
+        .filter(|_| first.trim() == "/bin/sh");
     Ok(Some(match second {
-        Some(second) => second.split(" \"$0\"").next().unwrap_or_default().replace(['\'', '"'], ""),
+        Some(second) => second
+            .split(" \"$0\"")
+            .next()
+            .unwrap_or_default()
+            .replace(['\'', '"'], ""),
         None => first.to_owned(),
     }))
 }

@@ -1,8 +1,11 @@
-//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's settings.
+//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount
+//! of memory, or the allocator's settings.
 //!
-//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials, as [`copies`] of one start of the program if possible. [`faults`] fails attempts one after the other
-//! (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory, which [`replay`] predicts. [`settings`] compares settings. A [`Shard`] runs a part of
-//! the cases, and [`merge`] combines the parts.
+//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials, as
+//! [`copies`] of one start of the program if possible. [`faults`] fails attempts one after the
+//! other (selected by [`which`]) and classifies the recovery. [`least`] searches for the least
+//! sufficient memory, which [`replay`] predicts. [`settings`] compares settings. A [`Shard`] runs a
+//! part of the cases, and [`merge`] combines the parts.
 
 pub mod copies;
 pub mod faults;
@@ -64,20 +67,30 @@ impl<E: Send> Program<'_, E> {
         Some(Part { shard, names })
     }
 
-    /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an interrupt. If the ranks meet at a port, the first trial runs
-    /// alone. If it uses the same port, so do the others: ranks of parallel runs would meet.
+    /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an
+    /// interrupt. If the ranks meet at a port, the first trial runs alone. If it uses the same
+    /// port, so do the others: ranks of parallel runs would meet.
     fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, E> {
         let in_order = |jobs, trials| each(jobs, trials, self.progress, self.run);
-        let (one, rest) = trials.split_at(usize::from(self.jobs > 1 && self.first.port.is_some()).min(trials.len()));
+        let (one, rest) = trials
+            .split_at(usize::from(self.jobs > 1 && self.first.port.is_some()).min(trials.len()));
         let mut runs = in_order(1, one)?;
-        let is_free = |run: &Option<Observed>| run.as_ref().is_none_or(|run| run.port != self.first.port);
-        runs.extend(in_order(if runs.iter().all(is_free) { self.jobs } else { 1 }, rest)?);
+        let is_free =
+            |run: &Option<Observed>| run.as_ref().is_none_or(|run| run.port != self.first.port);
+        runs.extend(in_order(
+            if runs.iter().all(is_free) {
+                self.jobs
+            } else {
+                1
+            },
+            rest,
+        )?);
         Ok(runs)
     }
 }
 
-/// Runs each case, at most `jobs` in parallel, and calls `progress` after each. Returns the outcomes in the order of the cases,
-/// or the error of the first case that failed to run.
+/// Runs each case, at most `jobs` in parallel, and calls `progress` after each. Returns the
+/// outcomes in the order of the cases, or the error of the first case that failed to run.
 pub fn each<C: Sync, R: Send, E: Send>(
     jobs: usize,
     cases: &[C],

@@ -1,4 +1,5 @@
-//! Benchmark output for CI: step summary and annotations of GitHub Actions, and figures for github-action-benchmark.
+//! Benchmark output for CI: step summary and annotations of GitHub Actions, and figures for
+//! github-action-benchmark.
 
 use harness_bench::compare::by_importance;
 use harness_bench::record::{BenchRun, EntryName, Outcome, Quantity, Verdict};
@@ -11,13 +12,18 @@ pub fn summary(run: &BenchRun, limit: usize) -> String {
     github::cut(&super::page(run, false).ended().text, limit)
 }
 
-/// Renders at most [`github::ANNOTATIONS`] workflow commands: broken and worse entries, contention, then better entries.
+/// Renders at most [`github::ANNOTATIONS`] workflow commands: broken and worse entries, contention,
+/// then better entries.
 pub fn annotations(run: &BenchRun) -> Vec<String> {
     let mut told = Vec::new();
     if run.comparison.is_none() {
         for (suite, entry) in run.entries() {
             if let Outcome::Failed { reason } = &entry.outcome {
-                told.push(("error", format!("{}: {} by {} FAILED", suite.name, entry.case(), entry.arm), reason.clone()));
+                told.push((
+                    "error",
+                    format!("{}: {} by {} FAILED", suite.name, entry.case(), entry.arm),
+                    reason.clone(),
+                ));
             }
         }
     }
@@ -28,23 +34,35 @@ pub fn annotations(run: &BenchRun) -> Vec<String> {
             Verdict::Better => ("notice", "is better"),
             _ => ("notice", "is fixed"),
         };
-        let EntryName { suite, case, arm, .. } = &change.entry;
-        told.push((level, format!("{suite}: {case} by {arm} {word}"), in_figures(change)));
+        let EntryName {
+            suite, case, arm, ..
+        } = &change.entry;
+        told.push((
+            level,
+            format!("{suite}: {case} by {arm} {word}"),
+            in_figures(change),
+        ));
     }
     if !run.conditions.contended.is_empty() {
-        told.push(("warning", "The machine was contended".to_owned(), run.conditions.contended.join("; ")));
+        told.push((
+            "warning",
+            "The machine was contended".to_owned(),
+            run.conditions.contended.join("; "),
+        ));
     }
     github::annotations(&told)
 }
 
-/// Renders the medians in the `customSmallerIsBetter` format of github-action-benchmark, one figure per entry. Times are in
-/// nanoseconds. Simulated times have a unit that says so.
+/// Renders the medians in the `customSmallerIsBetter` format of github-action-benchmark, one figure
+/// per entry. Times are in nanoseconds. Simulated times have a unit that says so.
 ///
 /// Source: <https://github.com/benchmark-action/github-action-benchmark#examples>.
 pub fn smaller_is_better(run: &BenchRun) -> String {
     let mut figures: Vec<Value> = Vec::new();
     for (suite, entry) in run.entries() {
-        let Some(measured) = entry.outcome.measured() else { continue };
+        let Some(measured) = entry.outcome.measured() else {
+            continue;
+        };
         let summary = &measured.summary;
         let (unit, scale) = match entry.quantity {
             Quantity::HostTime | Quantity::DeviceTime => ("ns", 1e3),
@@ -59,7 +77,8 @@ pub fn smaller_is_better(run: &BenchRun) -> String {
             "extra": format!("n = {}\n{}\n{}", summary.count, words::commit(&run.build), run.machine.device),
         }));
     }
-    let mut text = serde_json::to_string_pretty(&Value::Array(figures)).expect("plain values always serialize");
+    let mut text = serde_json::to_string_pretty(&Value::Array(figures))
+        .expect("plain values always serialize");
     text.push('\n');
     text
 }

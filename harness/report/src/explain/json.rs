@@ -17,7 +17,11 @@ pub struct Document<'a> {
 
 impl<'a> Document<'a> {
     pub fn new(snapshot: &'a str, explanation: &'a Explanation) -> Self {
-        Self { snapshot, explanation, why_in_words: explanation.shortage.as_ref().map(why::explain) }
+        Self {
+            snapshot,
+            explanation,
+            why_in_words: explanation.shortage.as_ref().map(why::explain),
+        }
     }
 }
 

@@ -66,13 +66,28 @@ pub struct Problem {
 
 impl Summary {
     pub fn of(rows: &[Row]) -> Self {
-        let with = |outcome| rows.iter().filter(move |row| row.analysis.outcome == outcome);
+        let with = |outcome| {
+            rows.iter()
+                .filter(move |row| row.analysis.outcome == outcome)
+        };
         let failed: Vec<&Row> = with(Outcome::OutOfMemory).collect();
         let mut by_cause: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
-        failed.iter().for_each(|row| by_cause.entry(row.analysis.cause.as_deref().unwrap_or_default()).or_default().push(row));
-        let mut causes: Vec<Cause> = by_cause.into_iter().map(|(cause, rows)| Cause::of(cause, &rows)).collect();
+        failed.iter().for_each(|row| {
+            by_cause
+                .entry(row.analysis.cause.as_deref().unwrap_or_default())
+                .or_default()
+                .push(row)
+        });
+        let mut causes: Vec<Cause> = by_cause
+            .into_iter()
+            .map(|(cause, rows)| Cause::of(cause, &rows))
+            .collect();
         causes.sort_by_key(|cause| Reverse((cause.jobs, cause.ranks, cause.bytes)));
-        let faithful: Vec<&Row> = failed.iter().copied().filter(|row| row.analysis.faithful == Some(true)).collect();
+        let faithful: Vec<&Row> = failed
+            .iter()
+            .copied()
+            .filter(|row| row.analysis.faithful == Some(true))
+            .collect();
         Self {
             snapshots: rows.len(),
             jobs: jobs(rows),
@@ -82,7 +97,13 @@ impl Summary {
             causes,
             replayed: faithful.len(),
             changes: changes(&faithful),
-            not_faithful: problems(failed.iter().copied().filter(|row| row.analysis.faithful != Some(true)), "no events were recorded"),
+            not_faithful: problems(
+                failed
+                    .iter()
+                    .copied()
+                    .filter(|row| row.analysis.faithful != Some(true)),
+                "no events were recorded",
+            ),
             unreadable_because: problems(with(Outcome::Unreadable), ""),
         }
     }
@@ -90,21 +111,34 @@ impl Summary {
 
 impl Cause {
     fn of(cause: &str, rows: &[&Row]) -> Self {
-        let top = most(rows.iter().filter_map(|row| row.analysis.top_site.as_deref()));
+        let top = most(
+            rows.iter()
+                .filter_map(|row| row.analysis.top_site.as_deref()),
+        );
         Self {
             cause: cause.to_owned(),
             jobs: jobs(rows.iter().copied()),
             ranks: rows.len(),
-            bytes: Bytes(rows.iter().fold(0, |sum, row| sum.saturating_add(row.analysis.cause_bytes))),
+            bytes: Bytes(
+                rows.iter()
+                    .fold(0, |sum, row| sum.saturating_add(row.analysis.cause_bytes)),
+            ),
             top_site: top.map(|(site, _)| site.to_owned()),
             top_site_ranks: top.map_or(0, |(_, ranks)| ranks),
-            category: most(rows.iter().filter_map(|row| row.analysis.category.as_deref())).map(|(category, _)| category.to_owned()),
+            category: most(
+                rows.iter()
+                    .filter_map(|row| row.analysis.category.as_deref()),
+            )
+            .map(|(category, _)| category.to_owned()),
         }
     }
 }
 
 fn jobs<'a>(rows: impl IntoIterator<Item = &'a Row>) -> usize {
-    rows.into_iter().map(|row| row.job.as_str()).collect::<BTreeSet<_>>().len()
+    rows.into_iter()
+        .map(|row| row.job.as_str())
+        .collect::<BTreeSet<_>>()
+        .len()
 }
 
 /// The most frequent text and its number. The first one in alphabetical order if several are.
@@ -123,7 +157,9 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
         });
     }
     let mut by_rows: BTreeMap<BTreeSet<usize>, Vec<&str>> = BTreeMap::new();
-    by_change.into_iter().for_each(|(change, rows)| by_rows.entry(rows).or_default().push(change));
+    by_change
+        .into_iter()
+        .for_each(|(change, rows)| by_rows.entry(rows).or_default().push(change));
     let mut changes: Vec<Change> = by_rows
         .into_iter()
         .map(|(cured, mut same)| {
@@ -131,12 +167,22 @@ fn changes(rows: &[&Row]) -> Vec<Change> {
             same.sort_by_key(|change| change.matches(':').count());
             let mut same = same.into_iter().map(str::to_owned);
             let change = same.next().unwrap_or_default();
-            Change { change, same: same.collect(), prevents: cured.len(), jobs: jobs(cured.iter().map(|&index| rows[index])) }
+            Change {
+                change,
+                same: same.collect(),
+                prevents: cured.len(),
+                jobs: jobs(cured.iter().map(|&index| rows[index])),
+            }
         })
         .collect();
-    changes.sort_by(|a, b| b.prevents.cmp(&a.prevents).then_with(|| a.change.cmp(&b.change)));
-    let (mut settings, mut others): (Vec<Change>, Vec<Change>) =
-        changes.into_iter().partition(|change| change.change.starts_with(SETTINGS));
+    changes.sort_by(|a, b| {
+        b.prevents
+            .cmp(&a.prevents)
+            .then_with(|| a.change.cmp(&b.change))
+    });
+    let (mut settings, mut others): (Vec<Change>, Vec<Change>) = changes
+        .into_iter()
+        .partition(|change| change.change.starts_with(SETTINGS));
     settings.truncate(LISTED);
     others.truncate(LISTED);
     settings.into_iter().chain(others).collect()
@@ -147,13 +193,31 @@ fn problems<'a>(rows: impl Iterator<Item = &'a Row>, unknown: &str) -> Vec<Probl
     let mut groups: BTreeMap<String, Problem> = BTreeMap::new();
     for row in rows {
         let problem = row.analysis.problem.as_deref().unwrap_or(unknown);
-        let without = |word: &str| if word.contains(|c: char| c.is_ascii_digit()) { "…".to_owned() } else { word.to_owned() };
-        let key = problem.split_whitespace().map(without).collect::<Vec<_>>().join(" ");
-        let group = groups.entry(key).or_insert_with(|| Problem { problem: problem.to_owned(), snapshots: 0, example: row.file.clone() });
+        let without = |word: &str| {
+            if word.contains(|c: char| c.is_ascii_digit()) {
+                "…".to_owned()
+            } else {
+                word.to_owned()
+            }
+        };
+        let key = problem
+            .split_whitespace()
+            .map(without)
+            .collect::<Vec<_>>()
+            .join(" ");
+        let group = groups.entry(key).or_insert_with(|| Problem {
+            problem: problem.to_owned(),
+            snapshots: 0,
+            example: row.file.clone(),
+        });
         group.snapshots += 1;
     }
     let mut problems: Vec<Problem> = groups.into_values().collect();
-    problems.sort_by(|a, b| b.snapshots.cmp(&a.snapshots).then_with(|| a.problem.cmp(&b.problem)));
+    problems.sort_by(|a, b| {
+        b.snapshots
+            .cmp(&a.snapshots)
+            .then_with(|| a.problem.cmp(&b.problem))
+    });
     problems
 }
 

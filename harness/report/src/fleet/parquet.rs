@@ -26,23 +26,65 @@ const COLUMNS: [(&str, Column); 23] = [
     ("job", Column::Text(|row| Some(&row.job))),
     ("rank", Column::Number(|row| row.rank.map(u64::from))),
     ("hash", Column::Text(|row| Some(&row.hash))),
-    ("outcome", Column::Text(|row| Some(row.analysis.outcome.name()))),
-    ("problem", Column::Text(|row| row.analysis.problem.as_deref())),
-    ("device", Column::Number(|row| Some(row.analysis.device.into()))),
+    (
+        "outcome",
+        Column::Text(|row| Some(row.analysis.outcome.name())),
+    ),
+    (
+        "problem",
+        Column::Text(|row| row.analysis.problem.as_deref()),
+    ),
+    (
+        "device",
+        Column::Number(|row| Some(row.analysis.device.into())),
+    ),
     ("events", Column::Number(|row| Some(row.analysis.events))),
     ("cause", Column::Text(|row| row.analysis.cause.as_deref())),
-    ("cause_bytes", Column::Number(|row| Some(row.analysis.cause_bytes))),
-    ("requested", Column::Number(|row| Some(row.analysis.requested))),
-    ("allocated", Column::Number(|row| Some(row.analysis.allocated))),
-    ("reserved", Column::Number(|row| Some(row.analysis.reserved))),
-    ("peak_allocated", Column::Number(|row| Some(row.analysis.peak_allocated))),
-    ("peak_reserved", Column::Number(|row| Some(row.analysis.peak_reserved))),
-    ("device_total", Column::Number(|row| Some(row.analysis.device_total))),
+    (
+        "cause_bytes",
+        Column::Number(|row| Some(row.analysis.cause_bytes)),
+    ),
+    (
+        "requested",
+        Column::Number(|row| Some(row.analysis.requested)),
+    ),
+    (
+        "allocated",
+        Column::Number(|row| Some(row.analysis.allocated)),
+    ),
+    (
+        "reserved",
+        Column::Number(|row| Some(row.analysis.reserved)),
+    ),
+    (
+        "peak_allocated",
+        Column::Number(|row| Some(row.analysis.peak_allocated)),
+    ),
+    (
+        "peak_reserved",
+        Column::Number(|row| Some(row.analysis.peak_reserved)),
+    ),
+    (
+        "device_total",
+        Column::Number(|row| Some(row.analysis.device_total)),
+    ),
     ("site", Column::Text(|row| row.analysis.site.as_deref())),
-    ("top_site", Column::Text(|row| row.analysis.top_site.as_deref())),
-    ("top_site_bytes", Column::Number(|row| Some(row.analysis.top_site_bytes))),
-    ("category", Column::Text(|row| row.analysis.category.as_deref())),
-    ("category_bytes", Column::Number(|row| Some(row.analysis.category_bytes))),
+    (
+        "top_site",
+        Column::Text(|row| row.analysis.top_site.as_deref()),
+    ),
+    (
+        "top_site_bytes",
+        Column::Number(|row| Some(row.analysis.top_site_bytes)),
+    ),
+    (
+        "category",
+        Column::Text(|row| row.analysis.category.as_deref()),
+    ),
+    (
+        "category_bytes",
+        Column::Number(|row| Some(row.analysis.category_bytes)),
+    ),
     ("faithful", Column::Flag(|row| row.analysis.faithful)),
     ("cures", Column::Texts(|row| &row.analysis.cures)),
 ];
@@ -55,15 +97,26 @@ pub fn file(rows: &[Row]) -> Result<Vec<u8>> {
         Column::Flag(_) => format!("optional boolean {name};"),
         Column::Texts(_) => format!("repeated binary {name} (UTF8);"),
     };
-    let schema = parse_message_type(&format!("message fleet {{ {} }}", COLUMNS.iter().map(field).collect::<String>()))?;
-    let properties = WriterProperties::builder().set_compression(Compression::GZIP(Default::default())).build();
+    let schema = parse_message_type(&format!(
+        "message fleet {{ {} }}",
+        COLUMNS.iter().map(field).collect::<String>()
+    ))?;
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::GZIP(Default::default()))
+        .build();
     let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties))?;
     for rows in rows.chunks(GROUP) {
         let mut group = writer.next_row_group()?;
         for (_, column) in &COLUMNS {
             match *column {
-                Column::Text(of) => optional::<ByteArrayType>(&mut group, rows.iter().map(|row| of(row).map(ByteArray::from)))?,
-                Column::Number(of) => optional::<Int64Type>(&mut group, rows.iter().map(|row| of(row).map(u64::cast_signed)))?,
+                Column::Text(of) => optional::<ByteArrayType>(
+                    &mut group,
+                    rows.iter().map(|row| of(row).map(ByteArray::from)),
+                )?,
+                Column::Number(of) => optional::<Int64Type>(
+                    &mut group,
+                    rows.iter().map(|row| of(row).map(u64::cast_signed)),
+                )?,
                 Column::Flag(of) => optional::<BoolType>(&mut group, rows.iter().map(of))?,
                 Column::Texts(of) => repeated(&mut group, rows.iter().map(of))?,
             }
@@ -75,7 +128,10 @@ pub fn file(rows: &[Row]) -> Result<Vec<u8>> {
 
 type Group<'a> = SerializedRowGroupWriter<'a, Vec<u8>>;
 
-fn optional<T: DataType>(group: &mut Group<'_>, values: impl Iterator<Item = Option<T::T>>) -> Result<()> {
+fn optional<T: DataType>(
+    group: &mut Group<'_>,
+    values: impl Iterator<Item = Option<T::T>>,
+) -> Result<()> {
     let (mut found, mut levels) = (Vec::new(), Vec::new());
     for value in values {
         levels.push(i16::from(value.is_some()));
@@ -100,9 +156,16 @@ fn repeated<'r>(group: &mut Group<'_>, lists: impl Iterator<Item = &'r [String]>
     write::<ByteArrayType>(group, &found, &levels, Some(&repetitions))
 }
 
-fn write<T: DataType>(group: &mut Group<'_>, values: &[T::T], levels: &[i16], repetitions: Option<&[i16]>) -> Result<()> {
+fn write<T: DataType>(
+    group: &mut Group<'_>,
+    values: &[T::T],
+    levels: &[i16],
+    repetitions: Option<&[i16]>,
+) -> Result<()> {
     if let Some(mut column) = group.next_column()? {
-        column.typed::<T>().write_batch(values, Some(levels), repetitions)?;
+        column
+            .typed::<T>()
+            .write_batch(values, Some(levels), repetitions)?;
         column.close()?;
     }
     Ok(())

@@ -17,37 +17,116 @@ pub fn render(summary: &Summary, style: Style, width: Option<usize>) -> String {
 }
 
 pub(super) fn headline(summary: &Summary) -> String {
-    let Summary { snapshots, jobs, out_of_memory, ended, unreadable, .. } = *summary;
-    let unreadable = if unreadable > 0 { format!(", {unreadable} cannot be read") } else { String::new() };
+    let Summary {
+        snapshots,
+        jobs,
+        out_of_memory,
+        ended,
+        unreadable,
+        ..
+    } = *summary;
+    let unreadable = if unreadable > 0 {
+        format!(", {unreadable} cannot be read")
+    } else {
+        String::new()
+    };
     let (snapshots, jobs) = (count(snapshots, "snapshot"), count(jobs, "job"));
-    format!("{snapshots} of {jobs}: {out_of_memory} end with an out-of-memory error, {ended} do not{unreadable}.")
+    format!(
+        "{snapshots} of {jobs}: {out_of_memory} end with an out-of-memory error, {ended} do \
+         not{unreadable}."
+    )
 }
 
 /// The tables that have rows, with their titles.
 pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
     let cause = |cause: &Cause| {
-        let Cause { cause, jobs, ranks, bytes, top_site, top_site_ranks, category } = cause;
-        let top = top_site.as_ref().map_or_else(|| NOTHING.to_owned(), |site| format!("{site} ({top_site_ranks} of {ranks})"));
+        let Cause {
+            cause,
+            jobs,
+            ranks,
+            bytes,
+            top_site,
+            top_site_ranks,
+            category,
+        } = cause;
+        let top = top_site.as_ref().map_or_else(
+            || NOTHING.to_owned(),
+            |site| format!("{site} ({top_site_ranks} of {ranks})"),
+        );
         let category = category.as_deref().unwrap_or(NOTHING).replace('_', " ");
-        vec![jobs.to_string(), ranks.to_string(), bytes.to_string(), about(cause).to_owned(), top, category]
+        vec![
+            jobs.to_string(),
+            ranks.to_string(),
+            bytes.to_string(),
+            about(cause).to_owned(),
+            top,
+            category,
+        ]
     };
-    let heads = ["jobs", "ranks", "bytes", "cause", "line that holds most, in ranks", "most memory is"];
+    let heads = [
+        "jobs",
+        "ranks",
+        "bytes",
+        "cause",
+        "line that holds most, in ranks",
+        "most memory is",
+    ];
     let causes = Grid::new("rrrl", heads, summary.causes.iter().map(cause));
     let change = |change: &Change| {
-        let others = if change.same.is_empty() { String::new() } else { format!(", or {}", count(change.same.len(), "other change")) };
-        vec![format!("{} of {}", change.prevents, summary.replayed), change.jobs.to_string(), format!("{}{others}", change.change)]
+        let others = if change.same.is_empty() {
+            String::new()
+        } else {
+            format!(", or {}", count(change.same.len(), "other change"))
+        };
+        vec![
+            format!("{} of {}", change.prevents, summary.replayed),
+            change.jobs.to_string(),
+            format!("{}{others}", change.change),
+        ]
     };
-    let changes = Grid::new("rrl", ["prevents", "jobs", "change"], summary.changes.iter().map(change));
-    let problem = |problem: &Problem| vec![problem.snapshots.to_string(), problem.problem.clone(), problem.example.clone()];
-    let problems = |of: &[Problem]| Grid::new("rl", ["snapshots", "why", "for example"], of.iter().map(problem));
+    let changes = Grid::new(
+        "rrl",
+        ["prevents", "jobs", "change"],
+        summary.changes.iter().map(change),
+    );
+    let problem = |problem: &Problem| {
+        vec![
+            problem.snapshots.to_string(),
+            problem.problem.clone(),
+            problem.example.clone(),
+        ]
+    };
+    let problems = |of: &[Problem]| {
+        Grid::new(
+            "rl",
+            ["snapshots", "why", "for example"],
+            of.iter().map(problem),
+        )
+    };
     let of = summary.out_of_memory;
     let tables = [
         ("Causes of out-of-memory errors".to_owned(), causes),
-        (format!("Changes that prevent errors, tested by replays of the {} of {of} that a replay reproduces", summary.replayed), changes),
-        (format!("Not replayed: {} of {of}", of - summary.replayed), problems(&summary.not_faithful)),
-        ("Files that cannot be read".to_owned(), problems(&summary.unreadable_because)),
+        (
+            format!(
+                "Changes that prevent errors, tested by replays of the {} of {of} that a replay \
+                 reproduces",
+                summary.replayed
+            ),
+            changes,
+        ),
+        (
+            format!("Not replayed: {} of {of}", of - summary.replayed),
+            problems(&summary.not_faithful),
+        ),
+        (
+            "Files that cannot be read".to_owned(),
+            problems(&summary.unreadable_because),
+        ),
     ];
-    tables.into_iter().filter(|(_, grid)| !grid.rows.is_empty()).collect()
+    tables
+        .into_iter()
+        .filter(|(_, grid)| !grid.rows.is_empty())
+        .collect()
 }
 
 pub(super) fn about(cause: &str) -> &str {

@@ -9,46 +9,93 @@ use harness_record::Records;
 fn the_document_is_the_records_one_line_a_run() {
     let records = examples::every_ending();
     let text = super::render(&Report::new(&records), false);
-    assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
+    assert_eq!(
+        serde_json::from_str::<Records>(&text).expect("it is JSON"),
+        records
+    );
     assert_eq!(text.lines().count(), records.runs.len() + 2);
-    let empty = Records { runs: Vec::new(), ..records };
-    assert_eq!(serde_json::from_str::<Records>(&super::render(&Report::new(&empty), false)).expect("it is JSON"), empty);
+    let empty = Records {
+        runs: Vec::new(),
+        ..records
+    };
+    assert_eq!(
+        serde_json::from_str::<Records>(&super::render(&Report::new(&empty), false))
+            .expect("it is JSON"),
+        empty
+    );
 }
 
 #[test]
 fn a_failed_request_has_its_causes_by_name_and_in_words() {
-    let records = Records { runs: vec![examples::fragmented()], ..examples::every_ending() };
-    let document: Value = serde_json::from_str(&super::render(&Report::new(&records), false)).expect("it is JSON");
+    let records = Records {
+        runs: vec![examples::fragmented()],
+        ..examples::every_ending()
+    };
+    let document: Value =
+        serde_json::from_str(&super::render(&Report::new(&records), false)).expect("it is JSON");
     let failed = &document["runs"][0]["out_of_memory"][0];
-    assert_eq!((&failed["step"], &failed["line"], &failed["stream"]), (&3.into(), &10.into(), &"default".into()));
+    assert_eq!(
+        (&failed["step"], &failed["line"], &failed["stream"]),
+        (&3.into(), &10.into(), &"default".into())
+    );
     assert_eq!(failed["causes"], serde_json::json!(["fragmented"]));
-    assert!(failed["why"].as_str().is_some_and(|why| why.starts_with("Enough memory is free in total")), "{failed}");
+    assert!(
+        failed["why"]
+            .as_str()
+            .is_some_and(|why| why.starts_with("Enough memory is free in total")),
+        "{failed}"
+    );
 }
 
 #[test]
 fn memory_stats_are_added_to_each_run_and_passed_over_by_readers() {
     let mut records = examples::every_ending();
-    records.runs[1].stats.inactive_split_bytes.increase(PoolKind::Large, 20 << 20);
+    records.runs[1]
+        .stats
+        .inactive_split_bytes
+        .increase(PoolKind::Large, 20 << 20);
     let text = render(&Report::new(&records), true);
-    assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
+    assert_eq!(
+        serde_json::from_str::<Records>(&text).expect("it is JSON"),
+        records
+    );
     let document: Value = serde_json::from_str(&text).expect("it is JSON");
-    assert_eq!(document["runs"][1]["memory_stats"]["inactive_split_bytes.large_pool.peak"], 20 << 20);
+    assert_eq!(
+        document["runs"][1]["memory_stats"]["inactive_split_bytes.large_pool.peak"],
+        20 << 20
+    );
     for (line, run) in text.lines().skip(1).zip(&records.runs) {
         let flat = to_json(&memory_stats(&run.stats));
-        assert!(line.trim_end_matches(',').ends_with(&format!(",\"memory_stats\":{flat}}}")), "{line}");
+        assert!(
+            line.trim_end_matches(',')
+                .ends_with(&format!(",\"memory_stats\":{flat}}}")),
+            "{line}"
+        );
     }
 }
 
 #[test]
 fn memory_stats_have_the_keys_of_pytorch_in_its_order() {
-    let stats = MemoryStats { num_ooms: 7, ..MemoryStats::default() };
+    let stats = MemoryStats {
+        num_ooms: 7,
+        ..MemoryStats::default()
+    };
     let flat = memory_stats(&stats);
     let keys: Vec<&str> = flat.keys().map(String::as_str).collect();
     assert_eq!(keys.len(), 9 * 3 * 4 + 5);
     // Keys are sorted as whole strings: `_` sorts after `.`.
-    let ends = ["active.all.allocated", "active.all.current", "active.all.freed", "active.all.peak", "active.large_pool.allocated"];
+    let ends = [
+        "active.all.allocated",
+        "active.all.current",
+        "active.all.freed",
+        "active.all.peak",
+        "active.large_pool.allocated",
+    ];
     assert_eq!(keys[..5], ends);
-    let firsts: Vec<&str> = keys.iter().map(|key| key.split('.').next().unwrap_or_default()).collect();
+    let firsts: Vec<&str> = keys
+        .iter()
+        .map(|key| key.split('.').next().unwrap_or_default())
+        .collect();
     let mut families = firsts;
     families.dedup();
     assert_eq!(

@@ -9,7 +9,9 @@ pub(crate) fn summary(report: &Report<'_>) -> String {
     let mut page = Page::default();
     page.block("# Out-of-memory report");
     page.block(format!("**{}**", words::verdict_line(report.counts)));
-    words::not_started(report.records).iter().for_each(|text| page.block(prose(text)));
+    words::not_started(report.records)
+        .iter()
+        .for_each(|text| page.block(prose(text)));
     let rows = report.arms().filter_map(|(scenario, device, arm)| {
         let first = arm.shown().verdict.violation()?;
         Some(vec![
@@ -20,7 +22,11 @@ pub(crate) fn summary(report: &Report<'_>) -> String {
             code(&arm.shown().reproduce),
         ])
     });
-    let failures = Grid::new("lrl", ["failed", "line", "expected", "seen", "reproduce"], rows);
+    let failures = Grid::new(
+        "lrl",
+        ["failed", "line", "expected", "seen", "reproduce"],
+        rows,
+    );
     if !failures.rows.is_empty() {
         page.table(&failures);
     }
@@ -29,7 +35,11 @@ pub(crate) fn summary(report: &Report<'_>) -> String {
     let reasons = failed.filter_map(|(scenario, device, arm)| {
         let shortage = arm.shown().steps.last()?.failed_request.as_ref()?;
         let place = where_it_ran(report, scenario, device, arm);
-        Some(format!("{place}: **{}:** {}", why::title(shortage), prose(&why::explain(shortage))))
+        Some(format!(
+            "{place}: **{}:** {}",
+            why::title(shortage),
+            prose(&why::explain(shortage))
+        ))
     });
     page.bounded_list(reasons.collect(), "reason");
     page.skipped(report);

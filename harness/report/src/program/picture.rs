@@ -1,4 +1,5 @@
-//! A picture of a program's GPU memory: reserved and allocated over submitted work or memory calls, with failed allocations.
+//! A picture of a program's GPU memory: reserved and allocated over submitted work or memory calls,
+//! with failed allocations.
 
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
@@ -39,7 +40,10 @@ enum Mark {
 
 impl Curve<'_> {
     fn attempts(&self) -> impl Iterator<Item = &Attempt> {
-        self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
+        self.timeline
+            .attempts
+            .iter()
+            .filter(|attempt| self.is_here(attempt))
     }
 
     fn is_here(&self, attempt: &Attempt) -> bool {
@@ -49,17 +53,30 @@ impl Curve<'_> {
     /// Reserved bytes before and after each attempt, and after each free.
     fn reserved(&self) -> Vec<(f64, Bytes)> {
         let after = |attempt: &Attempt| match attempt.outcome {
-            Outcome::Served => attempt.held + attempt.size.checked_round_up(Bytes::mib(2)).unwrap_or(attempt.size),
+            Outcome::Served => {
+                attempt.held
+                    + attempt
+                        .size
+                        .checked_round_up(Bytes::mib(2))
+                        .unwrap_or(attempt.size)
+            }
             Outcome::Refused | Outcome::Injected => attempt.held,
         };
         let mut points: Vec<(f64, Bytes)> = vec![(0.0, Bytes::ZERO)];
-        let mut frees = self.timeline.frees.iter().filter(|free| free.device == self.device).peekable();
+        let mut frees = self
+            .timeline
+            .frees
+            .iter()
+            .filter(|free| free.device == self.device)
+            .peekable();
         for (made, attempt) in self.timeline.attempts.iter().enumerate() {
             while let Some(free) = frees.next_if(|free| free.attempts <= made as u64) {
                 points.push((free.submitted as f64, free.held));
             }
             if self.is_here(attempt) {
-                points.extend([attempt.held, after(attempt)].map(|held| (attempt.submitted as f64, held)));
+                points.extend(
+                    [attempt.held, after(attempt)].map(|held| (attempt.submitted as f64, held)),
+                );
             }
         }
         points.extend(frees.map(|free| (free.submitted as f64, free.held)));
@@ -67,7 +84,11 @@ impl Curve<'_> {
     }
 
     fn allocated(&self) -> impl Iterator<Item = (f64, Bytes)> {
-        let of_device = self.timeline.samples.iter().filter(|sample| sample.device == self.device);
+        let of_device = self
+            .timeline
+            .samples
+            .iter()
+            .filter(|sample| sample.device == self.device);
         of_device.map(|sample| (sample.submitted as f64, sample.allocated))
     }
 
@@ -82,21 +103,37 @@ impl Curve<'_> {
         });
         // Attempts count over all devices; the error follows the last one.
         let ooms = self.timeline.errors.iter().filter_map(|error| {
-            let last = self.timeline.attempts.get(usize::try_from(error.attempts).ok()?.checked_sub(1)?)?;
+            let last = self
+                .timeline
+                .attempts
+                .get(usize::try_from(error.attempts).ok()?.checked_sub(1)?)?;
             (last.device == self.device).then_some((last.submitted as f64, last.held, Mark::Oom))
         });
         failed.chain(ooms).collect()
     }
 
     fn end(&self) -> f64 {
-        let Timeline { attempts, frees, samples, .. } = self.timeline;
+        let Timeline {
+            attempts,
+            frees,
+            samples,
+            ..
+        } = self.timeline;
         let attempt = attempts.last().map(|attempt| attempt.submitted);
-        attempt.max(frees.last().map(|free| free.submitted)).max(samples.last().map(|sample| sample.submitted)).max(Some(1)).unwrap_or(1)
-            as f64
+        attempt
+            .max(frees.last().map(|free| free.submitted))
+            .max(samples.last().map(|sample| sample.submitted))
+            .max(Some(1))
+            .unwrap_or(1) as f64
     }
 
     fn highest(&self) -> Bytes {
-        self.reserved().into_iter().chain(self.allocated()).map(|point| point.1).max().unwrap_or_default()
+        self.reserved()
+            .into_iter()
+            .chain(self.allocated())
+            .map(|point| point.1)
+            .max()
+            .unwrap_or_default()
     }
 
     fn in_words(&self) -> String {
@@ -118,14 +155,28 @@ impl Curve<'_> {
 pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<String> {
     let highest = curves.iter().map(Curve::highest).max()?;
     // A limit far above all values would flatten the curves.
-    let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
+    let top = if memory.get() / 4 <= highest.get() {
+        memory
+    } else {
+        highest.max(Bytes::mib(2))
+    };
     let described: Vec<String> = curves.iter().map(Curve::in_words).collect();
     let titles = (format!("Memory over {}", clock.name), described.join(" "));
-    Some(svg::panels((&titles.0, &titles.1), &KEYS, curves, |area, curve| panel(area, curve, (top, memory), clock)))
+    Some(svg::panels(
+        (&titles.0, &titles.1),
+        &KEYS,
+        curves,
+        |area, curve| panel(area, curve, (top, memory), clock),
+    ))
 }
 
 fn panel(area: &Area<'_>, curve: &Curve<'_>, (top, memory): (Bytes, Bytes), clock: Clock) -> Drawn {
-    let plot = Plot { title: curve.title.clone(), x: clock.axis, end: curve.end(), top };
+    let plot = Plot {
+        title: curve.title.clone(),
+        x: clock.axis,
+        end: curve.end(),
+        top,
+    };
     let mut chart = plot.chart(area)?;
     svg::line(&mut chart, curve.allocated(), plot.end, ALLOCATED)?;
     svg::line(&mut chart, curve.reserved(), plot.end, RESERVED)?;

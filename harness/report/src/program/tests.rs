@@ -9,10 +9,19 @@ use harness_gpu_settings::{attempts::Free, calls::Call, gpus::Gpu};
 use super::*;
 
 fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
-    Attempt { call: Call::Malloc, size: Bytes::mib(size), submitted, outcome, device: 0, number: 0, held: Bytes::mib(held) }
+    Attempt {
+        call: Call::Malloc,
+        size: Bytes::mib(size),
+        submitted,
+        outcome,
+        device: 0,
+        number: 0,
+        held: Bytes::mib(held),
+    }
 }
 
-/// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile, and ends.
+/// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile,
+/// and ends.
 fn run() -> (Record, Machine, Vec<Timeline>) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(1));
     let torch = TorchRecord {
@@ -42,7 +51,15 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         .map(str::to_owned)
         .to_vec(),
     };
-    let device = DeviceRecord { index: 0, memory: 1 << 30, peak_reserved: 400 << 20, mallocs: 4, frees: 1, failed: 2, injected: 1 };
+    let device = DeviceRecord {
+        index: 0,
+        memory: 1 << 30,
+        peak_reserved: 400 << 20,
+        mallocs: 4,
+        frees: 1,
+        failed: 2,
+        injected: 1,
+    };
     let process = Process {
         pid: 7,
         imports: Some(vec!["torch".to_owned()]),
@@ -79,12 +96,25 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
             attempt(700, 20, Outcome::Injected, 400),
             attempt(700, 20, Outcome::Refused, 300),
         ],
-        frees: vec![Free { attempts: 3, submitted: 20, device: 0, held: Bytes::mib(300) }],
+        frees: vec![Free {
+            attempts: 3,
+            submitted: 20,
+            device: 0,
+            held: Bytes::mib(300),
+        }],
         errors: vec![OutOfMemory {
             attempts: 4,
-            frames: vec![Frame { file: "/home/me/train.py".to_owned(), line: 7, name: "<module>".to_owned() }],
+            frames: vec![Frame {
+                file: "/home/me/train.py".to_owned(),
+                line: 7,
+                name: "<module>".to_owned(),
+            }],
         }],
-        samples: vec![Sample { submitted: 5, device: 0, allocated: Bytes::mib(300) }],
+        samples: vec![Sample {
+            submitted: 5,
+            device: 0,
+            allocated: Bytes::mib(300),
+        }],
     };
     (record, Machine::Simulated(settings), vec![timeline])
 }
@@ -105,14 +135,17 @@ fn with_program<T>(missed: Option<&str>, act: impl FnOnce(&Program<'_>) -> T) ->
 
 #[test]
 fn a_page_says_how_the_program_ended_with_its_traceback_calls_and_models() {
-    insta::assert_snapshot!(with_program(None, |program| markdown(program, Some("report.svg"))));
+    insta::assert_snapshot!(with_program(None, |program| markdown(
+        program,
+        Some("report.svg")
+    )));
 }
 
 #[test]
 fn a_picture_says_in_words_what_it_shows() {
     let svg = with_program(None, picture).unwrap();
-    let words =
-        "process 7, device 0: at most 400 MiB reserved and 300 MiB allocated; 1 attempt refused, 1 injected, 1 out of memory error.";
+    let words = "process 7, device 0: at most 400 MiB reserved and 300 MiB allocated; 1 attempt \
+         refused, 1 injected, 1 out of memory error.";
     assert!(svg.contains(words), "{svg}");
 }
 
@@ -120,8 +153,15 @@ fn a_picture_says_in_words_what_it_shows() {
 fn differences_from_a_baseline_fail_the_test_case_and_are_listed() {
     let (mut record, machine, timelines) = run();
     record.exit_code = 0;
-    record.processes.iter_mut().filter_map(|process| process.torch.as_mut()).for_each(|torch| torch.traceback.clear());
-    let differences = &["train.py:21 <lambda> allocates 64 MiB more at the peak: 128 MiB instead of 64 MiB".to_owned()];
+    record
+        .processes
+        .iter_mut()
+        .filter_map(|process| process.torch.as_mut())
+        .for_each(|torch| torch.traceback.clear());
+    let differences = &[
+        "train.py:21 <lambda> allocates 64 MiB more at the peak: 128 MiB instead of 64 MiB"
+            .to_owned(),
+    ];
     let program = Program {
         command: "true",
         again: "",
@@ -134,10 +174,15 @@ fn differences_from_a_baseline_fail_the_test_case_and_are_listed() {
     };
     let (case, page) = (junit(&program), markdown(&program, None));
     assert!(
-        case.contains("; 1 difference from the baseline") && case.contains("train.py:21 &lt;lambda&gt; allocates 64 MiB more"),
+        case.contains("; 1 difference from the baseline")
+            && case.contains("train.py:21 &lt;lambda&gt; allocates 64 MiB more"),
         "{case}"
     );
-    assert!(page.contains("## Differences from the baseline") && page.contains("64 MiB more at the peak"), "{page}");
+    assert!(
+        page.contains("## Differences from the baseline")
+            && page.contains("64 MiB more at the peak"),
+        "{page}"
+    );
 }
 
 #[test]
@@ -167,7 +212,12 @@ fn a_page_of_a_real_gpu_says_what_is_limited_and_counts_calls_for_memory() {
         faults: vec!["cudaMalloc:3".parse().unwrap()],
         latencies: vec!["cudaFree:3ms".parse().unwrap()],
     };
-    let record = Record { gpu: "cuda:0".to_owned(), settings: limits.to_string(), peak_held: Vec::new(), ..record };
+    let record = Record {
+        gpu: "cuda:0".to_owned(),
+        settings: limits.to_string(),
+        peak_held: Vec::new(),
+        ..record
+    };
     let program = Program {
         command: "python train.py",
         again: "harness exec --device cuda:0 --memory 1GiB -- python train.py",
@@ -180,5 +230,9 @@ fn a_page_of_a_real_gpu_says_what_is_limited_and_counts_calls_for_memory() {
     };
     insta::assert_snapshot!(markdown(&program, Some("report.svg")));
     let svg = picture(&program).unwrap();
-    assert!(svg.contains("Memory over the calls of the program for memory") && !svg.contains("work submitted"), "{svg}");
+    assert!(
+        svg.contains("Memory over the calls of the program for memory")
+            && !svg.contains("work submitted"),
+        "{svg}"
+    );
 }

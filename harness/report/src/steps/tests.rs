@@ -9,8 +9,21 @@ fn a_long_run_shows_its_ends_and_every_step_that_has_something_to_say() {
     let expected: Vec<u32> = (1..=30).chain([500, 700]).chain(971..=1_000).collect();
     assert_eq!(numbers, expected);
     assert_eq!(selection.left_out(), 938);
-    let gaps: Vec<String> = selection.grid().rows.into_iter().filter(|row| row[0] == "…").map(|row| row[2].clone()).collect();
-    assert_eq!(gaps, ["469 steps left out", "199 steps left out", "270 steps left out"]);
+    let gaps: Vec<String> = selection
+        .grid()
+        .rows
+        .into_iter()
+        .filter(|row| row[0] == "…")
+        .map(|row| row[2].clone())
+        .collect();
+    assert_eq!(
+        gaps,
+        [
+            "469 steps left out",
+            "199 steps left out",
+            "270 steps left out"
+        ]
+    );
 }
 
 #[test]
@@ -26,6 +39,10 @@ fn a_step_shows_what_its_size_came_to_and_which_pass_it_was() {
 fn every_row_has_a_cell_for_each_column() {
     for run in examples::every_ending().runs {
         let grid = Selection::notable(&run).grid();
-        assert!(grid.rows.iter().all(|row| row.len() == grid.columns.len()), "{}", run.scenario.name);
+        assert!(
+            grid.rows.iter().all(|row| row.len() == grid.columns.len()),
+            "{}",
+            run.scenario.name
+        );
     }
 }

@@ -11,11 +11,40 @@ fn a_timeline_is_a_process_with_rows_counters_and_refused_requests() {
         failure: failure.map(str::to_owned),
     };
     let entries = vec![
-        span(Track::Calls, "malloc", 1_500, 250, Some(Bytes::mib(20)), None),
-        Entry::Memory { at: Nanos(1_750), allocated: Bytes::mib(4), active: Bytes::mib(5), reserved: Bytes::mib(20) },
-        span(Track::Stream(StreamId(1)), "fill", 2_000, 1_000, Some(Bytes::mib(4)), None),
-        span(Track::Calls, "malloc", 3_000, 100, Some(Bytes::gib(2)), Some("the device has 1 GiB free, but 2 GiB were requested")),
-        Entry::Refused { at: Nanos(3_100), size: Bytes::gib(2) },
+        span(
+            Track::Calls,
+            "malloc",
+            1_500,
+            250,
+            Some(Bytes::mib(20)),
+            None,
+        ),
+        Entry::Memory {
+            at: Nanos(1_750),
+            allocated: Bytes::mib(4),
+            active: Bytes::mib(5),
+            reserved: Bytes::mib(20),
+        },
+        span(
+            Track::Stream(StreamId(1)),
+            "fill",
+            2_000,
+            1_000,
+            Some(Bytes::mib(4)),
+            None,
+        ),
+        span(
+            Track::Calls,
+            "malloc",
+            3_000,
+            100,
+            Some(Bytes::gib(2)),
+            Some("the device has 1 GiB free, but 2 GiB were requested"),
+        ),
+        Entry::Refused {
+            at: Nanos(3_100),
+            size: Bytes::gib(2),
+        },
         span(Track::Steps, "alloc a", 1_000, 2_200, None, None),
     ];
     let timeline = Timeline {

@@ -8,14 +8,22 @@ use super::*;
 const MIB: u64 = 1 << 20;
 
 fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
-    let frame = Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() };
+    let frame = Frame {
+        file: "/home/me/train.py".to_owned(),
+        line,
+        name: "step".to_owned(),
+    };
     Case {
         rank: None,
         call: None,
         attempt,
         size: 20 * MIB,
         is_clean_end: outcome == Outcome::OutOfMemory,
-        stack: if outcome == Outcome::ServedByRetry { Vec::new() } else { vec![frame] },
+        stack: if outcome == Outcome::ServedByRetry {
+            Vec::new()
+        } else {
+            vec![frame]
+        },
         outcome,
         more_at_end: Some(0),
         holds_memory: false,
@@ -27,8 +35,21 @@ fn case(attempt: u64, outcome: Outcome, line: u64) -> Case {
 }
 
 fn report(cases: Vec<Case>) -> FaultReport {
-    let first = First { attempts: 64, processes: 1, allocated_at_end: Some(40 * MIB), peak_reserved: 300 * MIB, submitted: 200 };
-    FaultReport { first, second: None, chosen: "all 64".to_owned(), cases, left_out: 0, part: None }
+    let first = First {
+        attempts: 64,
+        processes: 1,
+        allocated_at_end: Some(40 * MIB),
+        peak_reserved: 300 * MIB,
+        submitted: 200,
+    };
+    FaultReport {
+        first,
+        second: None,
+        chosen: "all 64".to_owned(),
+        cases,
+        left_out: 0,
+        part: None,
+    }
 }
 
 fn mixed() -> FaultReport {
@@ -38,7 +59,13 @@ fn mixed() -> FaultReport {
         case(3, Outcome::Recovered, 50),
         case(4, Outcome::ServedByRetry, 50),
         case(5, Outcome::Recovered, 50),
-        case(6, Outcome::OtherError { error: "UnboundLocalError: cannot access local variable 'loss'".to_owned() }, 50),
+        case(
+            6,
+            Outcome::OtherError {
+                error: "UnboundLocalError: cannot access local variable 'loss'".to_owned(),
+            },
+            50,
+        ),
         case(7, Outcome::Signal { signal: 11 }, 51),
         case(8, Outcome::Hang { ranks: Vec::new() }, 51),
         case(9, Outcome::ExitCode { exit_code: 3 }, 51),
@@ -53,41 +80,96 @@ fn mixed() -> FaultReport {
 #[test]
 fn every_way_to_end_is_summed_up_in_a_sentence_and_shown_in_a_table() {
     let report = mixed();
-    insta::assert_snapshot!(text(Trials::Faults(&report, Some(Expectation::Recovers)), Style::Plain, None));
+    insta::assert_snapshot!(text(
+        Trials::Faults(&report, Some(Expectation::Recovers)),
+        Style::Plain,
+        None
+    ));
 }
 
 #[test]
 fn a_page_of_markdown_says_the_same() {
-    let report = FaultReport { left_out: 3, first: First { processes: 2, ..mixed().first }, ..mixed() };
-    insta::assert_snapshot!(markdown(Trials::Faults(&report, Some(Expectation::EndsCleanly))));
+    let report = FaultReport {
+        left_out: 3,
+        first: First {
+            processes: 2,
+            ..mixed().first
+        },
+        ..mixed()
+    };
+    insta::assert_snapshot!(markdown(Trials::Faults(
+        &report,
+        Some(Expectation::EndsCleanly)
+    )));
 }
 
 #[test]
 fn a_program_that_is_not_deterministic_is_compared_with_two_runs() {
     let first = mixed().first;
     let second = |allocated_at_end, difference: &str| {
-        Some(Second { figures: First { allocated_at_end, ..first }, difference: difference.to_owned() })
+        Some(Second {
+            figures: First {
+                allocated_at_end,
+                ..first
+            },
+            difference: difference.to_owned(),
+        })
     };
     let note = |second| {
         let report = FaultReport { second, ..mixed() };
         let page = markdown(Trials::Faults(&report, None));
-        page.lines().find(|line| line.contains("not deterministic")).map(str::to_owned)
+        page.lines()
+            .find(|line| line.contains("not deterministic"))
+            .map(str::to_owned)
     };
     assert_eq!(note(None), None);
-    let note_of_memory = note(second(Some(54 * MIB), "it leaves 54 MiB allocated at its end instead of 40 MiB")).unwrap();
-    assert!(note_of_memory.contains("54 MiB allocated") && note_of_memory.contains("left 14 MiB more or less"), "{note_of_memory}");
-    assert!(!note(second(Some(40 * MIB), "it makes 7 attempts instead of 5")).unwrap().contains("more or less"));
+    let note_of_memory = note(second(
+        Some(54 * MIB),
+        "it leaves 54 MiB allocated at its end instead of 40 MiB",
+    ))
+    .unwrap();
+    assert!(
+        note_of_memory.contains("54 MiB allocated")
+            && note_of_memory.contains("left 14 MiB more or less"),
+        "{note_of_memory}"
+    );
+    assert!(
+        !note(second(Some(40 * MIB), "it makes 7 attempts instead of 5"))
+            .unwrap()
+            .contains("more or less")
+    );
 }
 
 #[test]
 fn the_table_of_several_ranks_shows_who_waits_for_whom() {
     let waits = "rank 0 waits in all_reduce of 8 float32 (number 7) at train.py:90 for rank 1";
-    let hang = Outcome::Hang { ranks: vec![waits.to_owned(), "rank 1 has ended".to_owned()] };
-    let of_rank = |rank, case: Case| Case { rank: Some(rank), ..case };
-    let report = report(vec![of_rank(0, case(1, Outcome::Recovered, 50)), of_rank(1, case(4, hang, 88))]);
-    let text = text(Trials::Faults(&report, Some(Expectation::EndsCleanly)), Style::Plain, None);
-    assert!(text.starts_with("The program recovers from 1 of 2 injected failures; once its ranks hang.\n"), "{text}");
-    for part in ["rank  attempt", &format!("   1        4  train.py:88 step  hang: {waits}\n"), "attempts: 4 of rank 1."] {
+    let hang = Outcome::Hang {
+        ranks: vec![waits.to_owned(), "rank 1 has ended".to_owned()],
+    };
+    let of_rank = |rank, case: Case| Case {
+        rank: Some(rank),
+        ..case
+    };
+    let report = report(vec![
+        of_rank(0, case(1, Outcome::Recovered, 50)),
+        of_rank(1, case(4, hang, 88)),
+    ]);
+    let text = text(
+        Trials::Faults(&report, Some(Expectation::EndsCleanly)),
+        Style::Plain,
+        None,
+    );
+    assert!(
+        text.starts_with(
+            "The program recovers from 1 of 2 injected failures; once its ranks hang.\n"
+        ),
+        "{text}"
+    );
+    for part in [
+        "rank  attempt",
+        &format!("   1        4  train.py:88 step  hang: {waits}\n"),
+        "attempts: 4 of rank 1.",
+    ] {
         assert!(text.contains(part), "{part:?} in {text}");
     }
 }
@@ -95,14 +177,25 @@ fn the_table_of_several_ranks_shows_who_waits_for_whom() {
 #[test]
 fn the_sentence_says_all_or_none_where_that_is_so() {
     let sentence = |cases: Vec<Case>| sentence_of_faults(&report(cases));
-    assert_eq!(sentence(vec![case(1, Outcome::Recovered, 5)]), "The program recovers from the injected failure.");
     assert_eq!(
-        sentence(vec![case(1, Outcome::OutOfMemory, 5), case(2, Outcome::OutOfMemory, 5)]),
-        "The program survives none of 2 injected failures; 2 times it ends with OutOfMemoryError at train.py:5."
+        sentence(vec![case(1, Outcome::Recovered, 5)]),
+        "The program recovers from the injected failure."
     );
     assert_eq!(
-        sentence(vec![case(1, Outcome::Recovered, 5), case(2, Outcome::OutOfMemory, 88)]),
-        "The program recovers from 1 of 2 injected failures; once it ends with OutOfMemoryError at train.py:88."
+        sentence(vec![
+            case(1, Outcome::OutOfMemory, 5),
+            case(2, Outcome::OutOfMemory, 5)
+        ]),
+        "The program survives none of 2 injected failures; 2 times it ends with OutOfMemoryError \
+         at train.py:5."
+    );
+    assert_eq!(
+        sentence(vec![
+            case(1, Outcome::Recovered, 5),
+            case(2, Outcome::OutOfMemory, 88)
+        ]),
+        "The program recovers from 1 of 2 injected failures; once it ends with OutOfMemoryError at \
+         train.py:88."
     );
 }
 
@@ -110,17 +203,36 @@ fn the_sentence_says_all_or_none_where_that_is_so() {
 fn the_least_memory_is_shown_by_the_order_of_addresses() {
     let order = |name: &str, enough: u64, is_monotonic| {
         let addresses = name.to_owned();
-        OrderLeast { addresses, enough: enough * MIB, too_little: (enough - 2) * MIB, is_monotonic, runs: 4 }
+        OrderLeast {
+            addresses,
+            enough: enough * MIB,
+            too_little: (enough - 2) * MIB,
+            is_monotonic,
+            runs: 4,
+        }
     };
-    let orders = vec![order("up", 800, true), order("down", 804, false), order("reuse", 798, true)];
-    let report = LeastReport { plenty: 8192 * MIB, peak_reserved: 1024 * MIB, orders, part: None };
+    let orders = vec![
+        order("up", 800, true),
+        order("down", 804, false),
+        order("reuse", 798, true),
+    ];
+    let report = LeastReport {
+        plenty: 8192 * MIB,
+        peak_reserved: 1024 * MIB,
+        orders,
+        part: None,
+    };
     insta::assert_snapshot!(text(Trials::Least(&report), Style::Plain, None));
 }
 
 fn rows() -> Vec<Row> {
     let row = |conf: &str, exit_code: Option<u8>, peak: u64| Row {
         alloc_conf: conf.to_owned(),
-        basis: if conf.is_empty() { Basis::Confirmed } else { Basis::Predicted },
+        basis: if conf.is_empty() {
+            Basis::Confirmed
+        } else {
+            Basis::Predicted
+        },
         exit_code,
         signal: None,
         is_hang: false,
@@ -136,24 +248,46 @@ fn rows() -> Vec<Row> {
     vec![
         row("", Some(1), 1000),
         row("expandable_segments:True", Some(0), 800),
-        Row { is_hang: true, ..row("max_split_size_mb:32", None, 900) },
+        Row {
+            is_hang: true,
+            ..row("max_split_size_mb:32", None, 900)
+        },
     ]
 }
 
 #[test]
 fn settings_are_compared_in_a_table_with_the_best_in_a_sentence() {
-    let report = SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: false, unpredicted: None, part: None };
+    let report = SettingsReport {
+        memory: 1024 * MIB,
+        rows: rows(),
+        best: Some(1),
+        is_interrupted: false,
+        unpredicted: None,
+        part: None,
+    };
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
 }
 
 #[test]
 fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
-    let mut report =
-        SettingsReport { memory: 1024 * MIB, rows: rows(), best: Some(1), is_interrupted: true, unpredicted: None, part: None };
+    let mut report = SettingsReport {
+        memory: 1024 * MIB,
+        rows: rows(),
+        best: Some(1),
+        is_interrupted: true,
+        unpredicted: None,
+        part: None,
+    };
     report.rows[1].least_memory = Some(700 * MIB);
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
-    let none = SettingsReport { best: None, ..report };
-    assert_eq!(sentence_of_settings(&none), "The program fails in 1 GiB with each of these settings.");
+    let none = SettingsReport {
+        best: None,
+        ..report
+    };
+    assert_eq!(
+        sentence_of_settings(&none),
+        "The program fails in 1 GiB with each of these settings."
+    );
 }
 
 #[test]
@@ -161,9 +295,17 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
     let mut rows = rows();
     let other = |addresses: &str, row: &Row, code, more: u64| OtherOrder {
         addresses: addresses.to_owned(),
-        row: Row { exit_code: Some(code), ended_out_of_memory: code == 1, peak_reserved: row.peak_reserved + more * MIB, ..row.clone() },
+        row: Row {
+            exit_code: Some(code),
+            ended_out_of_memory: code == 1,
+            peak_reserved: row.peak_reserved + more * MIB,
+            ..row.clone()
+        },
     };
-    rows[0].other_orders = vec![other("down", &rows[0], 0, 20), other("reuse", &rows[0], 1, 0)];
+    rows[0].other_orders = vec![
+        other("down", &rows[0], 0, 20),
+        other("reuse", &rows[0], 1, 0),
+    ];
     rows[0].other_orders[0].row.basis = Basis::Predicted;
     rows[1].least_by_order = [("up", 700), ("down", 710), ("reuse", 700)]
         .map(|(name, enough)| OrderLeast {
@@ -175,12 +317,21 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
         })
         .to_vec();
     let unpredicted = Some("uses several GPUs".to_owned());
-    let report = SettingsReport { memory: 1024 * MIB, rows, best: Some(1), is_interrupted: false, unpredicted, part: None };
+    let report = SettingsReport {
+        memory: 1024 * MIB,
+        rows,
+        best: Some(1),
+        is_interrupted: false,
+        unpredicted,
+        part: None,
+    };
     assert_eq!(
         notes_on_settings(&report),
         [
-            "(no settings): with addresses down: success, peak reserved +20 MiB (predicted); with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
-            "expandable_segments:True needs 700 MiB with addresses up, 710 MiB with down (+10 MiB), 700 MiB with reuse (the same).",
+            "(no settings): with addresses down: success, peak reserved +20 MiB (predicted); with \
+             addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
+            "expandable_segments:True needs 700 MiB with addresses up, 710 MiB with down (+10 \
+             MiB), 700 MiB with reuse (the same).",
             ORDERS,
             "predicted: by a replay of the first run; confirmed: by a run.",
             "Each setting was run, because the program uses several GPUs.",
@@ -200,7 +351,8 @@ fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command(
         step: 3,
         end,
         reproduce: format!(
-            "harness run a.yaml --device sim --allocator caching --seed 0 --fail {}cudaMalloc:{number}",
+            "harness run a.yaml --device sim --allocator caching --seed 0 --fail \
+             {}cudaMalloc:{number}",
             if number == 9 { "worker/" } else { "" }
         ),
     };
@@ -209,20 +361,49 @@ fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command(
         allocator: allocator.to_owned(),
         calls: 9,
         repeats: if cases.is_empty() { 0 } else { 3 },
-        chosen: if cases.is_empty() { "all 9".to_owned() } else { "4 evenly spread of 9".to_owned() },
+        chosen: if cases.is_empty() {
+            "all 9".to_owned()
+        } else {
+            "4 evenly spread of 9".to_owned()
+        },
         cases,
         not_tried,
     };
-    let told = FaultOutcome::NamedError { error: "cudaMalloc failed".to_owned() };
-    let defect = FaultOutcome::Defect { why: "invariant nothing_leaks: expected nothing left, seen 1 allocations".to_owned() };
-    let cases = vec![case(1, FaultOutcome::Healed), case(3, FaultOutcome::OutOfMemory), case(6, told), case(9, defect)];
-    let why = NotTried { why: "it has faults of its own".to_owned(), failed: false };
-    let mut runs = FaultedRuns { arms: vec![arm("caching", cases, None), arm("direct", Vec::new(), Some(why))], left_out: 2 };
+    let told = FaultOutcome::NamedError {
+        error: "cudaMalloc failed".to_owned(),
+    };
+    let defect = FaultOutcome::Defect {
+        why: "invariant nothing_leaks: expected nothing left, seen 1 allocations".to_owned(),
+    };
+    let cases = vec![
+        case(1, FaultOutcome::Healed),
+        case(3, FaultOutcome::OutOfMemory),
+        case(6, told),
+        case(9, defect),
+    ];
+    let why = NotTried {
+        why: "it has faults of its own".to_owned(),
+        failed: false,
+    };
+    let mut runs = FaultedRuns {
+        arms: vec![
+            arm("caching", cases, None),
+            arm("direct", Vec::new(), Some(why)),
+        ],
+        left_out: 2,
+    };
     insta::assert_snapshot!(text(Trials::Calls(&runs), Style::Plain, None));
     assert!(!runs.passed());
-    runs.arms.iter_mut().for_each(|arm| arm.cases.retain(|case| !case.is_defect()));
+    runs.arms
+        .iter_mut()
+        .for_each(|arm| arm.cases.retain(|case| !case.is_defect()));
     assert!(runs.passed());
-    let ends = "Each run recovered, ended out of memory, or ended with an error that names the call. 3 further calls were not tried because they \
+    let ends = "Each run recovered, ended out of memory, or ended with an error that names the \
+         call. 3 further calls were not tried because they \
                 repeat one of them.";
-    assert!(calls::sentence(&runs).ends_with(ends), "{}", calls::sentence(&runs));
+    assert!(
+        calls::sentence(&runs).ends_with(ends),
+        "{}",
+        calls::sentence(&runs)
+    );
 }

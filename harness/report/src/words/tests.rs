@@ -15,20 +15,65 @@ fn sizes_show_their_bytes_only_where_the_human_form_rounds() {
 #[test]
 fn the_first_line_counts_every_kind_of_end() {
     assert_eq!(verdict_line(Counts::default()), "Nothing was run.");
-    assert_eq!(verdict_line(Counts { passed: 1, ..Counts::default() }), "The one run passed.");
-    assert_eq!(verdict_line(Counts { passed: 3, ..Counts::default() }), "All 3 runs passed.");
-    assert_eq!(verdict_line(Counts { passed: 1, skipped: 2, ..Counts::default() }), "No run failed: 1 passed, 0 failed, 2 skipped.");
     assert_eq!(
-        verdict_line(Counts { passed: 4, failed: 1, skipped: 0, contended: 1, interrupted: 1, ..Counts::default() }),
+        verdict_line(Counts {
+            passed: 1,
+            ..Counts::default()
+        }),
+        "The one run passed."
+    );
+    assert_eq!(
+        verdict_line(Counts {
+            passed: 3,
+            ..Counts::default()
+        }),
+        "All 3 runs passed."
+    );
+    assert_eq!(
+        verdict_line(Counts {
+            passed: 1,
+            skipped: 2,
+            ..Counts::default()
+        }),
+        "No run failed: 1 passed, 0 failed, 2 skipped."
+    );
+    assert_eq!(
+        verdict_line(Counts {
+            passed: 4,
+            failed: 1,
+            skipped: 0,
+            contended: 1,
+            interrupted: 1,
+            ..Counts::default()
+        }),
         "1 of 7 runs failed: 4 passed, 1 failed, 0 skipped, 1 contended, 1 interrupted."
     );
 }
 
 #[test]
 fn repetitions_are_counted_in_the_verdict() {
-    assert_eq!(verdicts(Counts { passed: 1, ..Counts::default() }), "passed");
-    assert_eq!(verdicts(Counts { passed: 5, ..Counts::default() }), "passed ×5");
-    assert_eq!(verdicts(Counts { passed: 4, failed: 1, ..Counts::default() }), "FAILED 1 of 5, passed 4 of 5");
+    assert_eq!(
+        verdicts(Counts {
+            passed: 1,
+            ..Counts::default()
+        }),
+        "passed"
+    );
+    assert_eq!(
+        verdicts(Counts {
+            passed: 5,
+            ..Counts::default()
+        }),
+        "passed ×5"
+    );
+    assert_eq!(
+        verdicts(Counts {
+            passed: 4,
+            failed: 1,
+            ..Counts::default()
+        }),
+        "FAILED 1 of 5, passed 4 of 5"
+    );
 }
 
 #[test]
@@ -53,23 +98,36 @@ fn everything_that_a_step_may_count_has_its_unit() {
 
 #[test]
 fn steps_that_are_not_recorded_are_told() {
-    let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
+    let run = |unrecorded_steps| RunRecord {
+        unrecorded_steps,
+        ..examples::long_run(2, &[])
+    };
     assert_eq!(unrecorded(&run(0)), None);
-    let one = "1 step more ran and is not recorded after step 2: a record has a limited number of steps.";
+    let one =
+        "1 step more ran and is not recorded after step 2: a record has a limited number of steps.";
     assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
-    assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 steps more ran and are not recorded")));
+    assert!(
+        unrecorded(&run(9))
+            .is_some_and(|text| text.starts_with("9 steps more ran and are not recorded"))
+    );
 }
 
 #[test]
 fn what_did_not_start_is_told_with_its_first_names() {
     let mut records = examples::every_ending();
     assert_eq!(not_started(&records), None);
-    let planned = |number| PlannedRun { scenario: format!("s{number}"), allocator: "caching".to_owned(), repetition: 0 };
+    let planned = |number| PlannedRun {
+        scenario: format!("s{number}"),
+        allocator: "caching".to_owned(),
+        repetition: 0,
+    };
     records.not_started = (1..=2).map(planned).collect();
     let two = "Incomplete: 2 of 19 runs did not start: `s1` with `caching`, `s2` with `caching`.";
     assert_eq!(not_started(&records).as_deref(), Some(two));
     records.not_started = (1..=9).map(planned).collect();
-    assert!(not_started(&records).is_some_and(|text| text.starts_with("Incomplete: 9 of 26 runs") && text.ends_with(", 4 more.")));
+    assert!(not_started(&records).is_some_and(
+        |text| text.starts_with("Incomplete: 9 of 26 runs") && text.ends_with(", 4 more.")
+    ));
 }
 
 #[test]
@@ -79,5 +137,9 @@ fn a_cost_model_of_several_devices_is_named_once() {
     records.runs[1].device.name = "another".to_owned();
     let report = Report::new(&records);
     let warning = model_time_warning(&report).expect("both are simulated");
-    assert_eq!((report.devices.len(), warning.matches("example 1").count()), (2, 1), "{warning}");
+    assert_eq!(
+        (report.devices.len(), warning.matches("example 1").count()),
+        (2, 1),
+        "{warning}"
+    );
 }

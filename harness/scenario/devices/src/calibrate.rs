@@ -1,8 +1,8 @@
 //! Measures the cost of a device's calls and work, as the figures of a cost model.
 //!
-//! [`calibrate`] runs rounds that each measure everything once, so a drift of the machine affects all figures alike. Times come
-//! from [`TestDevice::now`] and the device's events, so they include the harness's own overhead per call. Calibrating a simulated
-//! device returns its own cost model.
+//! [`calibrate`] runs rounds that each measure everything once, so a drift of the machine affects
+//! all figures alike. Times come from [`TestDevice::now`] and the device's events, so they include
+//! the harness's own overhead per call. Calibrating a simulated device returns its own cost model.
 
 mod fit;
 mod probes;
@@ -15,13 +15,16 @@ use harness_allocator::units::Bytes;
 use self::probes::Probes;
 use crate::profile::Figures;
 
-/// Default number of rounds. The median has ten samples on each side, so ten disturbed rounds of one kind change it little.
+/// Default number of rounds. The median has ten samples on each side, so ten disturbed rounds of
+/// one kind change it little.
 pub const ROUNDS: u32 = 21;
 
-/// Warm-up rounds, which are dropped: first calls load code and create objects that the driver keeps.
+/// Warm-up rounds, which are dropped: first calls load code and create objects that the driver
+/// keeps.
 const WARM_UP: u32 = 2;
 
-/// Minimum free memory for a calibration: allocations are measured up to a quarter of it, in at least four sizes.
+/// Minimum free memory for a calibration: allocations are measured up to a quarter of it, in at
+/// least four sizes.
 pub const MIN_FREE: Bytes = Bytes::mib(128);
 
 /// Why a calibration failed. The device may still hold memory: drop it.
@@ -30,17 +33,21 @@ pub enum CalibrateError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// Too little free memory to measure several sizes.
-    #[error("the device has {free} free, calibration needs at least {MIN_FREE}: stop its other users or choose another device")]
+    #[error(
+        "the device has {free} free, calibration needs at least {MIN_FREE}: stop its other users \
+         or choose another device"
+    )]
     TooSmall { free: Bytes },
     /// The user interrupted.
     #[error("interrupted: nothing was written")]
     Interrupted,
 }
 
-/// Measures all figures in `rounds` rounds, at least one. Calls `progress` after each round with its number and the total;
-/// `progress` may stop the calibration.
+/// Measures all figures in `rounds` rounds, at least one. Calls `progress` after each round with
+/// its number and the total; `progress` may stop the calibration.
 ///
-/// The device must be idle and hold nothing of this process. At most a quarter of the free memory is used at a time.
+/// The device must be idle and hold nothing of this process. At most a quarter of the free memory
+/// is used at a time.
 pub fn calibrate(
     device: &mut dyn TestDevice,
     rounds: u32,

@@ -28,11 +28,15 @@ impl DeviceChoice {
     /// Fails if the requested CUDA device does not exist.
     pub fn resolve(self, probe: &Probe) -> Result<Resolved, DeviceError> {
         match self {
-            Self::Simulated => Ok(Resolved::Simulated { reason: "the simulated device was requested".to_owned() }),
+            Self::Simulated => Ok(Resolved::Simulated {
+                reason: "the simulated device was requested".to_owned(),
+            }),
             Self::Cuda(ordinal) => probe.require(ordinal).map(|()| Resolved::Cuda(ordinal)),
             Self::Auto => Ok(match probe.require(0) {
                 Ok(()) => Resolved::Cuda(0),
-                Err(error) => Resolved::Simulated { reason: format!("no CUDA device can be opened: {error}") },
+                Err(error) => Resolved::Simulated {
+                    reason: format!("no CUDA device can be opened: {error}"),
+                },
             }),
         }
     }
@@ -65,7 +69,10 @@ impl fmt::Display for DeviceChoice {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a device: write `auto`, `sim`, `cuda` (the first CUDA device) or `cuda:N`, as in `cuda:1`")]
+#[error(
+    "`{0}` is not a device: write `auto`, `sim`, `cuda` (the first CUDA device) or `cuda:N`, as in \
+     `cuda:1`"
+)]
 pub struct ParseDeviceError(String);
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! Device profiles: the measured costs of a real GPU in a YAML file, which the simulated device can use.
+//! Device profiles: the measured costs of a real GPU in a YAML file, which the simulated device can
+//! use.
 //!
-//! [`Profile::load`] reads a file, [`Profile::to_yaml`] writes one, and [`Profile::sim_config`] configures a simulated device.
-//! The field types admit only valid values, so a profile needs no further checks.
+//! [`Profile::load`] reads a file, [`Profile::to_yaml`] writes one, and [`Profile::sim_config`]
+//! configures a simulated device. The field types admit only valid values, so a profile needs no
+//! further checks.
 
 mod figure;
 pub(crate) mod header;
@@ -17,7 +19,10 @@ use harness_language::error::FileError;
 use harness_language::yaml::{self, Language};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-pub use self::figure::{ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share, Spread, UnitText};
+pub use self::figure::{
+    ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share,
+    Spread, UnitText,
+};
 pub use self::header::{PROFILE_VERSION, ProfileName, Version};
 
 /// The folder of profiles, relative to the root of the project.
@@ -50,7 +55,8 @@ pub struct Profile {
     pub driver: Option<String>,
     /// CUDA version that the driver supports, if known.
     pub cuda: Option<String>,
-    /// Reasons to doubt the figures: other processes, throttling, a busy processor. Empty if none were observed.
+    /// Reasons to doubt the figures: other processes, throttling, a busy processor. Empty if none
+    /// were observed.
     pub contended: Vec<String>,
     pub figures: Figures,
 }
@@ -78,18 +84,35 @@ pub struct Figures {
 
 /// Reads a text file. If it cannot be read, the advice lists the profiles in [`FOLDER`].
 pub(crate) fn read(path: &Path) -> Result<String, FileError> {
-    yaml::read(path, &LANGUAGE).map_err(|error| if error.position().is_none() { error.with_advice(known()) } else { error })
+    yaml::read(path, &LANGUAGE).map_err(|error| {
+        if error.position().is_none() {
+            error.with_advice(known())
+        } else {
+            error
+        }
+    })
 }
 
 /// Names the profiles in [`FOLDER`]; none if the folder cannot be read.
 fn known() -> String {
-    let entries = std::fs::read_dir(FOLDER).into_iter().flatten().flatten().map(|entry| entry.path());
+    let entries = std::fs::read_dir(FOLDER)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     let profiles = entries.filter(|path| path.extension().is_some_and(|ending| ending == "yaml"));
-    let mut names: Vec<String> = profiles.map(|path| format!("`{}`", path.display())).collect();
+    let mut names: Vec<String> = profiles
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
     names.sort();
     match names.is_empty() {
-        true => format!("name a file that `harness calibrate` wrote on a GPU; {FOLDER} contains none"),
-        false => format!("name a file that `harness calibrate` wrote; {FOLDER} contains: {}", names.join(", ")),
+        true => {
+            format!("name a file that `harness calibrate` wrote on a GPU; {FOLDER} contains none")
+        }
+        false => format!(
+            "name a file that `harness calibrate` wrote; {FOLDER} contains: {}",
+            names.join(", ")
+        ),
     }
 }
 
@@ -100,7 +123,13 @@ pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, FileErro
 
 impl Profile {
     /// Creates a profile from figures measured at this date.
-    pub fn new(name: ProfileName, measured: Date, device: &DeviceInfo, contended: Vec<String>, figures: Figures) -> Self {
+    pub fn new(
+        name: ProfileName,
+        measured: Date,
+        device: &DeviceInfo,
+        contended: Vec<String>,
+        figures: Figures,
+    ) -> Self {
         Self {
             version: Version,
             name,
@@ -121,9 +150,22 @@ impl Profile {
 
     /// Returns the file's text, which [`Profile::load`] reads back unchanged.
     pub fn to_yaml(&self) -> String {
-        let Self { version: _, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
+        let Self {
+            version: _,
+            name,
+            measured,
+            harness,
+            device,
+            memory,
+            driver,
+            cuda,
+            contended,
+            figures,
+        } = self;
         let mut yaml =
-            "# A device profile, measured by `harness calibrate`: see the README.md of this project's scenarios/devices.\n".to_owned();
+            "# A device profile, measured by `harness calibrate`: see the README.md of this \
+             project's scenarios/devices.\n"
+                .to_owned();
         let mut line = |key: &str, value: String| {
             // Writing to a string cannot fail.
             let _ = writeln!(yaml, "{key}: {value}");
@@ -134,9 +176,21 @@ impl Profile {
         line("harness", quoted(harness));
         line("device", quoted(device));
         line("memory", memory.0.to_string());
-        driver.iter().for_each(|driver| line("driver", quoted(driver)));
+        driver
+            .iter()
+            .for_each(|driver| line("driver", quoted(driver)));
         cuda.iter().for_each(|cuda| line("cuda", quoted(cuda)));
-        line("contended", format!("[{}]", contended.iter().map(|reason| quoted(reason)).collect::<Vec<_>>().join(", ")));
+        line(
+            "contended",
+            format!(
+                "[{}]",
+                contended
+                    .iter()
+                    .map(|reason| quoted(reason))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+        );
         yaml.push_str("figures:\n");
         for (name, figure) in figures.rows() {
             let _ = writeln!(yaml, "  {name}: {figure}");
@@ -144,26 +198,52 @@ impl Profile {
         yaml
     }
 
-    /// Returns the name in reports and records: with the date, and eight digits that identify its figures.
+    /// Returns the name in reports and records: with the date, and eight digits that identify its
+    /// figures.
     pub fn title(&self) -> String {
-        let rows = self.figures.rows().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
-        format!("{} measured {} ({:08x})", self.name, self.measured, fnv1a(rows.as_bytes()) >> 32)
+        let rows = self
+            .figures
+            .rows()
+            .map(|(name, figure)| format!("{name}: {figure}\n"))
+            .collect::<String>();
+        format!(
+            "{} measured {} ({:08x})",
+            self.name,
+            self.measured,
+            fnv1a(rows.as_bytes()) >> 32
+        )
     }
 
-    /// Returns the cost model of this profile. Costs that were not measured take the published values and say so.
+    /// Returns the cost model of this profile. Costs that were not measured take the published
+    /// values and say so.
     pub fn cost_model(&self) -> CostModel {
-        let Figures { context_overhead, map_page, unmap_page, pool_call, .. } = &self.figures;
+        let Figures {
+            context_overhead,
+            map_page,
+            unmap_page,
+            pool_call,
+            ..
+        } = &self.figures;
         let published = CostModel::PUBLISHED;
         CostModel {
             name: Cow::Owned(self.title()),
-            context_overhead: Figure { value: Bytes(context_overhead.value), source: self.source(context_overhead.fit_error) },
+            context_overhead: Figure {
+                value: Bytes(context_overhead.value),
+                source: self.source(context_overhead.fit_error),
+            },
             malloc: self.time(&self.figures.malloc),
             malloc_per_mib: self.time(&self.figures.malloc_per_mib),
             free: self.time(&self.figures.free),
             free_per_mib: self.time(&self.figures.free_per_mib),
-            map_page: map_page.as_ref().map_or(published.map_page, |figure| self.time(figure)),
-            unmap_page: unmap_page.as_ref().map_or(published.unmap_page, |figure| self.time(figure)),
-            pool_call: pool_call.as_ref().map_or(published.pool_call, |figure| self.time(figure)),
+            map_page: map_page
+                .as_ref()
+                .map_or(published.map_page, |figure| self.time(figure)),
+            unmap_page: unmap_page
+                .as_ref()
+                .map_or(published.unmap_page, |figure| self.time(figure)),
+            pool_call: pool_call
+                .as_ref()
+                .map_or(published.pool_call, |figure| self.time(figure)),
             submit: self.time(&self.figures.submit),
             stream_create: self.time(&self.figures.stream_create),
             event_create: self.time(&self.figures.event_create),
@@ -179,17 +259,32 @@ impl Profile {
     /// Configures a simulated device with this GPU's memory and costs.
     pub fn sim_config(&self) -> SimConfig {
         let cost = self.cost_model();
-        SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
+        SimConfig {
+            total: self.memory,
+            context_overhead: cost.context_overhead.value,
+            cost,
+            ..SimConfig::default()
+        }
     }
 
     fn time<U: UnitText>(&self, figure: &Measured<U>) -> Figure<Nanos> {
-        Figure { value: Nanos(figure.value), source: self.source(figure.fit_error) }
+        Figure {
+            value: Nanos(figure.value),
+            source: self.source(figure.fit_error),
+        }
     }
 
     /// For example `measured on NVIDIA H200, driver 580.65.06, 2026-11-20, fit error 3 %`.
     fn source(&self, fit_error: FitError) -> Cow<'static, str> {
-        let driver = self.driver.as_ref().map(|driver| format!(", driver {driver}")).unwrap_or_default();
-        Cow::Owned(format!("measured on {}{driver}, {}, fit error {}", self.device, self.measured, fit_error.median))
+        let driver = self
+            .driver
+            .as_ref()
+            .map(|driver| format!(", driver {driver}"))
+            .unwrap_or_default();
+        Cow::Owned(format!(
+            "measured on {}{driver}, {}, fit error {}",
+            self.device, self.measured, fit_error.median
+        ))
     }
 }
 
@@ -200,11 +295,14 @@ impl Figures {
             Ok(serde_json::Value::Object(figures)) => figures,
             other => unreachable!("figures are a map of texts: {other:?}"),
         };
-        figures.into_iter().filter_map(|(name, figure)| Some((name, figure.as_str()?.to_owned())))
+        figures
+            .into_iter()
+            .filter_map(|(name, figure)| Some((name, figure.as_str()?.to_owned())))
     }
 }
 
-/// Writes a double-quoted scalar of YAML 1.2 (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters escaped.
+/// Writes a double-quoted scalar of YAML 1.2
+/// (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters escaped.
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => format!("\\{character}"),

@@ -1,5 +1,5 @@
-//! GPUs with unmeasured costs: those that ship with the program, and a user's own, from a file with `costs: not measured`. A simulated device has
-//! their memory and published costs.
+//! GPUs with unmeasured costs: those that ship with the program, and a user's own, from a file with
+//! `costs: not measured`. A simulated device has their memory and published costs.
 
 use std::{borrow::Cow, fmt, num::NonZeroU16, path::Path};
 
@@ -52,7 +52,10 @@ enum NotMeasured {
 }
 
 /// Deserializes a text or number and checks it.
-fn checked<'de, D: Deserializer<'de>, T, E: fmt::Display>(deserializer: D, check: impl Fn(&str) -> Result<T, E>) -> Result<T, D::Error> {
+fn checked<'de, D: Deserializer<'de>, T, E: fmt::Display>(
+    deserializer: D,
+    check: impl Fn(&str) -> Result<T, E>,
+) -> Result<T, D::Error> {
     check(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
@@ -60,19 +63,30 @@ fn checked<'de, D: Deserializer<'de>, T, E: fmt::Display>(deserializer: D, check
 fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     checked(deserializer, |text| match text.len() {
         1..=255 => Ok(text.to_owned()),
-        length => Err(format!("the name of a device has 1 to 255 bytes, not {length}")),
+        length => Err(format!(
+            "the name of a device has 1 to 255 bytes, not {length}"
+        )),
     })
 }
 
 fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-    checked(deserializer, |text| Bytes::parse(text).map_err(|error| error.to_string()))
+    checked(deserializer, |text| {
+        Bytes::parse(text).map_err(|error| error.to_string())
+    })
 }
 
 fn capability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(u32, u32), D::Error> {
     checked(deserializer, |text| {
-        let parsed = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        let parsed = text
+            .split_once('.')
+            .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
         let known = parsed.filter(|capability| Gpu::has_limits(*capability));
-        known.ok_or_else(|| format!("`{text}` is not a supported compute capability: write one of {}", Gpu::capabilities()))
+        known.ok_or_else(|| {
+            format!(
+                "`{text}` is not a supported compute capability: write one of {}",
+                Gpu::capabilities()
+            )
+        })
     })
 }
 
@@ -80,7 +94,9 @@ fn generation<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, 
     match u8::deserialize(deserializer)? {
         generation @ 3..=5 => Ok(Some(generation)),
         other => {
-            let message = format_args!("{other} is not a supported generation of PCI Express: write 3, 4 or 5");
+            let message = format_args!(
+                "{other} is not a supported generation of PCI Express: write 3, 4 or 5"
+            );
             Err(serde::de::Error::custom(message))
         }
     }
@@ -120,25 +136,48 @@ pub(crate) fn is_one(text: &str) -> bool {
     text.lines().any(|line| line.starts_with("costs:"))
 }
 
-/// Returns the smallest GPU on PCI Express that ships with the program and has this much memory besides its context.
+/// Returns the smallest GPU on PCI Express that ships with the program and has this much memory
+/// besides its context.
 pub fn with_room_for(need: Bytes) -> Option<&'static Gpu> {
-    let fits = |gpu: &&Gpu| gpu.pcie.is_some() && gpu.memory.saturating_sub(CostModel::PUBLISHED.context_overhead.value) >= need;
+    let fits = |gpu: &&Gpu| {
+        gpu.pcie.is_some()
+            && gpu
+                .memory
+                .saturating_sub(CostModel::PUBLISHED.context_overhead.value)
+                >= need
+    };
     GPUS.iter().filter(fits).min_by_key(|gpu| gpu.memory)
 }
 
 /// Configures a simulated device with a GPU's memory and the published costs.
 pub fn sim_config(gpu: &Gpu) -> SimConfig {
     let published = CostModel::PUBLISHED;
-    let name = Cow::Owned(format!("{}, costs not measured: {}", gpu.name, published.name));
-    let context_overhead = Figure { value: published.context_overhead.value, source: published.context_overhead.source.clone() };
+    let name = Cow::Owned(format!(
+        "{}, costs not measured: {}",
+        gpu.name, published.name
+    ));
+    let context_overhead = Figure {
+        value: published.context_overhead.value,
+        source: published.context_overhead.source.clone(),
+    };
     let pinned_copy_per_gib = match gpu.pcie {
         Some(3) => PCIE_3,
         Some(4) => PCIE_4,
         Some(5) => PCIE_5,
         _ => published.pinned_copy_per_gib,
     };
-    let cost = CostModel { name, context_overhead, pinned_copy_per_gib, ..published };
-    SimConfig { total: gpu.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
+    let cost = CostModel {
+        name,
+        context_overhead,
+        pinned_copy_per_gib,
+        ..published
+    };
+    SimConfig {
+        total: gpu.memory,
+        context_overhead: cost.context_overhead.value,
+        cost,
+        ..SimConfig::default()
+    }
 }
 
 #[cfg(test)]

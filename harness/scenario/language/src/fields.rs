@@ -23,7 +23,10 @@ pub struct NeedsWire {
 
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => Err(Problem::new(given.at, "`about` is empty").help(format!("write what the {noun} shows"))),
+        "" => {
+            Err(Problem::new(given.at, "`about` is empty")
+                .help(format!("write what the {noun} shows")))
+        }
         text => Ok(text.to_owned()),
     }
 }
@@ -36,5 +39,6 @@ pub fn check_memory(memory: Bytes, at: Position) -> Result<Bytes, Problem> {
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);
     }
-    Err(Problem::new(at, format!("`memory` cannot be {memory}")).help("`memory` is from 2MiB, one small segment, to 1PiB"))
+    Err(Problem::new(at, format!("`memory` cannot be {memory}"))
+        .help("`memory` is from 2MiB, one small segment, to 1PiB"))
 }

@@ -1,4 +1,5 @@
-//! YAML files whose values know their line and column: the parts that the scenario language and the suite language share.
+//! YAML files whose values know their line and column: the parts that the scenario language and the
+//! suite language share.
 //!
 //! * [`yaml`]: reads a bounded file into wire types;
 //! * [`located`]: values with line and column;

@@ -22,13 +22,26 @@ impl<T> Located<T> {
 }
 
 impl Located<String> {
-    /// The position of some of its characters if the file writes the text on one line, quoted or not; otherwise its own position.
+    /// The position of some of its characters if the file writes the text on one line, quoted or
+    /// not; otherwise its own position.
     pub fn within(&self, source: &str, start: usize, length: usize) -> Position {
-        let line: Vec<char> = source.lines().nth(self.at.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
+        let line: Vec<char> = source
+            .lines()
+            .nth(self.at.line.saturating_sub(1) as usize)
+            .unwrap_or("")
+            .chars()
+            .collect();
         let first = self.at.column.saturating_sub(1) as usize;
         let is_spelled = |from: usize| {
             let wanted = self.value.chars().count();
-            line.get(from..).is_some_and(|rest| rest.iter().copied().zip(self.value.chars()).filter(|(a, b)| a == b).count() == wanted)
+            line.get(from..).is_some_and(|rest| {
+                rest.iter()
+                    .copied()
+                    .zip(self.value.chars())
+                    .filter(|(a, b)| a == b)
+                    .count()
+                    == wanted
+            })
         };
         let is_quoted = matches!(line.get(first), Some('"' | '\''));
         let from = match (is_spelled(first), is_quoted && is_spelled(first + 1)) {
@@ -36,11 +49,17 @@ impl Located<String> {
             (true, _) => first,
             (false, true) => first + 1,
         };
-        Position { line: self.at.line, column: (from + start + 1) as u32, length: length as u32 }
+        Position {
+            line: self.at.line,
+            column: (from + start + 1) as u32,
+            length: length as u32,
+        }
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize,
+)]
 pub struct Position {
     /// Line, counted from 1.
     pub line: u32,
@@ -53,14 +72,21 @@ pub struct Position {
 impl Position {
     pub fn of(location: serde_saphyr::Location) -> Self {
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        Self { line: narrow(location.line()), column: narrow(location.column()), length: narrow(location.span().len()) }
+        Self {
+            line: narrow(location.line()),
+            column: narrow(location.column()),
+            length: narrow(location.span().len()),
+        }
     }
 }
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Located<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = serde_saphyr::Spanned::<T>::deserialize(deserializer)?;
-        Ok(Self { value: spanned.value, at: Position::of(spanned.referenced) })
+        Ok(Self {
+            value: spanned.value,
+            at: Position::of(spanned.referenced),
+        })
     }
 }
 
@@ -148,7 +174,13 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Deserialize<'de> for ListOr<
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a list of texts, or a map")
             }
-            scalars_as_text!(visit_str(&str), visit_bool(bool), visit_u64(u64), visit_i64(i64), visit_f64(f64));
+            scalars_as_text!(
+                visit_str(&str),
+                visit_bool(bool),
+                visit_u64(u64),
+                visit_i64(i64),
+                visit_f64(f64)
+            );
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
                 Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ListOr::Many)
             }
@@ -162,7 +194,8 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Deserialize<'de> for ListOr<
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let given = Option::<ListOr<Located<Self>, Entries<Located<Self>>>>::deserialize(deserializer)?;
+        let given =
+            Option::<ListOr<Located<Self>, Entries<Located<Self>>>>::deserialize(deserializer)?;
         Ok(match given {
             None => Self::Nothing,
             Some(ListOr::One(text)) => Self::One(text),

@@ -6,7 +6,10 @@ use std::{collections::BTreeMap, fmt, marker::PhantomData};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
-use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer,
+    MapAccess, Visitor,
+};
 
 use crate::error::{Problem, choices, quoted};
 use crate::located::{Located, Position};
@@ -26,7 +29,8 @@ pub trait Variants: DeserializeOwned {
     fn schema(generator: &mut SchemaGenerator) -> Schema;
 }
 
-/// `gelu`, or `{ linear: { out: 10 } }`. A mistake is kept, because the check knows the position and the names that are accepted.
+/// `gelu`, or `{ linear: { out: 10 } }`. A mistake is kept, because the check knows the position
+/// and the names that are accepted.
 #[derive(Clone, Debug)]
 pub enum Variant<T> {
     /// Its name, and its fields.
@@ -42,27 +46,36 @@ pub enum Variant<T> {
 impl<T: Variants> Variant<T> {
     pub fn of_name(name: &str) -> Self {
         if !T::is_known(name) {
-            return Self::Unknown(Located { value: name.to_owned(), at: Position::default() });
+            return Self::Unknown(Located {
+                value: name.to_owned(),
+                at: Position::default(),
+            });
         }
-        let bare = MapDeserializer::<_, de::value::Error>::new([(name, BTreeMap::<&str, &str>::new())].into_iter());
+        let bare = MapDeserializer::<_, de::value::Error>::new(
+            [(name, BTreeMap::<&str, &str>::new())].into_iter(),
+        );
         let fields = T::deserialize(MapAccessDeserializer::new(bare));
-        fields.map_or_else(|_| Self::Bare(name.to_owned()), |fields| Self::Known(name.to_owned(), fields))
+        fields.map_or_else(
+            |_| Self::Bare(name.to_owned()),
+            |fields| Self::Known(name.to_owned(), fields),
+        )
     }
 
-    /// The name and the fields, or the problem of the value at this position. `names` are accepted there.
+    /// The name and the fields, or the problem of the value at this position. `names` are accepted
+    /// there.
     pub fn known(&self, at: Position, names: &[&str]) -> Result<(&str, &T), Problem> {
         let (noun, nouns) = (T::NOUN, T::NOUNS);
         Err(match self {
             Self::Known(name, fields) => return Ok((name, fields)),
-            Self::Unknown(name) => Problem::new(name.at, format!("unknown {noun} `{}`", name.value)).or_at(at).help(choices(
-                &name.value,
-                nouns,
-                names.iter().copied(),
-            )),
-            Self::Bare(name) => {
-                Problem::new(at, format!("`{name}` needs fields")).help(format!("write its fields in a map, as in `{}`", T::EXAMPLE))
+            Self::Unknown(name) => {
+                Problem::new(name.at, format!("unknown {noun} `{}`", name.value))
+                    .or_at(at)
+                    .help(choices(&name.value, nouns, names.iter().copied()))
             }
-            Self::NotOne => Problem::new(at, format!("expected one {noun}")).help(format!("write one of {}", quoted(names, ", "))),
+            Self::Bare(name) => Problem::new(at, format!("`{name}` needs fields"))
+                .help(format!("write its fields in a map, as in `{}`", T::EXAMPLE)),
+            Self::NotOne => Problem::new(at, format!("expected one {noun}"))
+                .help(format!("write one of {}", quoted(names, ", "))),
         })
     }
 }
@@ -79,10 +92,18 @@ impl<'de, T: Variants> Deserialize<'de> for Variant<T> {
                 Ok(Variant::of_name(name))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let Some(name) = map.next_key::<Located<String>>()? else { return Ok(Variant::NotOne) };
+                let Some(name) = map.next_key::<Located<String>>()? else {
+                    return Ok(Variant::NotOne);
+                };
                 let variant = if T::is_known(&name.value) {
-                    let entry = Entry { name: Some(name.value.clone()), map: &mut map };
-                    Variant::Known(name.value, T::deserialize(MapAccessDeserializer::new(entry))?)
+                    let entry = Entry {
+                        name: Some(name.value.clone()),
+                        map: &mut map,
+                    };
+                    Variant::Known(
+                        name.value,
+                        T::deserialize(MapAccessDeserializer::new(entry))?,
+                    )
                 } else {
                     map.next_value::<IgnoredAny>()?;
                     Variant::Unknown(name)
@@ -117,8 +138,14 @@ struct Entry<'m, A> {
 impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entry<'_, A> {
     type Error = A::Error;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
-        self.name.take().map(|name| seed.deserialize(name.into_deserializer())).transpose()
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, A::Error> {
+        self.name
+            .take()
+            .map(|name| seed.deserialize(name.into_deserializer()))
+            .transpose()
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, A::Error> {

@@ -11,9 +11,11 @@ use super::located::Position;
 
 /// Largest file that is read, in bytes.
 pub const MAX_FILE: u64 = 32 << 20;
-/// Most scalars, lists and maps of one file: enough for about 200,000 steps, because an `alloc` and its `free` are ten.
+/// Most scalars, lists and maps of one file: enough for about 200,000 steps, because an `alloc` and
+/// its `free` are ten.
 pub const MAX_NODES: usize = 1_000_000;
-/// Most values that come from aliases. Each takes 4 µs, so a small file is refused in about half a second.
+/// Most values that come from aliases. Each takes 4 µs, so a small file is refused in about half a
+/// second.
 const MAX_ALIASED: usize = 100_000;
 
 /// The advice for YAML's syntax.
@@ -43,37 +45,78 @@ pub struct Language {
 
 /// Reads a file as text.
 pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
-    let Language { noun, example, shorter, .. } = language;
+    let Language {
+        noun,
+        example,
+        shorter,
+        ..
+    } = language;
     let file = |why: String, help: String| FileError::unreadable(path, why, help);
     let io = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
-        _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),
+        std::io::ErrorKind::NotFound => file(
+            "there is no such file".to_owned(),
+            format!("name a {noun} file, as in `{example}`"),
+        ),
+        _ => file(
+            format!("cannot be read: {error}"),
+            "make the file readable, or name another one".to_owned(),
+        ),
     };
     if std::fs::metadata(path).map_err(io)?.is_dir() {
         let all = Path::new(example).with_file_name("*.yaml");
-        return Err(file(format!("this is a directory, not a {noun} file"), format!("name the files in it, as in `{}`", all.display())));
+        return Err(file(
+            format!("this is a directory, not a {noun} file"),
+            format!("name the files in it, as in `{}`", all.display()),
+        ));
     }
     // Bounded while reading: a pipe has no known length.
     let mut bytes = Vec::new();
-    harness_base::files::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
+    harness_base::files::open(path)
+        .and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes))
+        .map_err(io)?;
     if bytes.len() as u64 > MAX_FILE {
         let why = format!("the file has more than {MAX_FILE} bytes");
-        return Err(file(why, format!("use {shorter} instead of writing every step")));
+        return Err(file(
+            why,
+            format!("use {shorter} instead of writing every step"),
+        ));
     }
     String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
         let text = String::from_utf8_lossy(&error.as_bytes()[..good]).into_owned();
-        let (line, column) = (text.matches('\n').count() + 1, text.rsplit('\n').next().unwrap_or("").chars().count() + 1);
-        let at = Position { line: line as u32, column: column as u32, length: 1 };
+        let (line, column) = (
+            text.matches('\n').count() + 1,
+            text.rsplit('\n').next().unwrap_or("").chars().count() + 1,
+        );
+        let at = Position {
+            line: line as u32,
+            column: column as u32,
+            length: 1,
+        };
         let message = format!("byte {} of the file is not UTF-8", good + 1);
-        FileError::text(Problem::new(at, message).help("save the file as UTF-8"), path, &text)
+        FileError::text(
+            Problem::new(at, message).help("save the file as UTF-8"),
+            path,
+            &text,
+        )
     })
 }
 
 /// Reads the wire types out of a text.
-pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language) -> Result<T, Problem> {
-    if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
-        let at = Position { line: 1, column: 1, length: 1 };
+pub fn parse<T: DeserializeOwned>(
+    source: &str,
+    path: &Path,
+    language: &Language,
+) -> Result<T, Problem> {
+    if source
+        .lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    {
+        let at = Position {
+            line: 1,
+            column: 1,
+            length: 1,
+        };
         return Err(Problem::new(at, "the file is empty").help(language.shape));
     }
     let options = serde_saphyr::options! {
@@ -93,61 +136,122 @@ pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language
             return problem;
         }
         let (kind, command) = language.other;
-        problem.help(format!("this is {kind}: run it with `{command} {}`", path.display()))
+        problem.help(format!(
+            "this is {kind}: run it with `{command} {}`",
+            path.display()
+        ))
     })
 }
 
-/// Returns whether the file has keys of the other kind only. Looks at the lines, because the keys could not be parsed.
+/// Returns whether the file has keys of the other kind only. Looks at the lines, because the keys
+/// could not be parsed.
 fn is_of_another_kind(source: &str, language: &Language) -> bool {
-    let has = |key: &str| source.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(':')));
+    let has = |key: &str| {
+        source.lines().any(|line| {
+            line.strip_prefix(key)
+                .is_some_and(|rest| rest.trim_start().starts_with(':'))
+        })
+    };
     language.foreign.iter().any(|key| has(key)) && !language.own.iter().any(|key| has(key))
 }
 
-/// Rewords an error. Errors that are not listed are YAML syntax errors, which serde-saphyr words well.
+/// Rewords an error. Errors that are not listed are YAML syntax errors, which serde-saphyr words
+/// well.
 fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
     let error = error.without_snippet();
-    let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
+    let at = error.location().map_or(
+        Position {
+            line: 1,
+            column: 1,
+            length: 1,
+        },
+        Position::of,
+    );
     let (message, help) = match error {
         Error::AliasError { error, .. } => return in_our_words(error, source, language),
-        Error::SerdeUnknownField { field, expected, .. } => {
-            let names = expected.iter().copied().filter(|name| !language.renamed.contains(name));
-            (format!("unknown field `{field}`"), choices(field, "fields", names))
+        Error::SerdeUnknownField {
+            field, expected, ..
+        } => {
+            let names = expected
+                .iter()
+                .copied()
+                .filter(|name| !language.renamed.contains(name));
+            (
+                format!("unknown field `{field}`"),
+                choices(field, "fields", names),
+            )
         }
-        Error::SerdeUnknownVariant { variant, expected, .. } => {
-            (format!("unknown value `{variant}`"), choices(variant, "accepted", expected.iter().copied()))
-        }
+        Error::SerdeUnknownVariant {
+            variant, expected, ..
+        } => (
+            format!("unknown value `{variant}`"),
+            choices(variant, "accepted", expected.iter().copied()),
+        ),
         Error::SerdeMissingField { field, .. } => {
             let missing = missing(source, field, language);
             let missing: Vec<&str> = missing.iter().map(String::as_str).collect();
             match missing.as_slice() {
-                [] | [_] if language.required.contains(&&**field) => (format!("the field `{field}` is missing"), language.shape.to_owned()),
-                [] | [_] => (format!("the field `{field}` is missing"), format!("add `{field}: …` to this map")),
+                [] | [_] if language.required.contains(&&**field) => (
+                    format!("the field `{field}` is missing"),
+                    language.shape.to_owned(),
+                ),
+                [] | [_] => (
+                    format!("the field `{field}` is missing"),
+                    format!("add `{field}: …` to this map"),
+                ),
                 [others @ .., last] => {
-                    let fields = others.iter().map(|name| format!("`{name}: …`")).collect::<Vec<_>>().join(", ");
+                    let fields = others
+                        .iter()
+                        .map(|name| format!("`{name}: …`"))
+                        .collect::<Vec<_>>()
+                        .join(", ");
                     (
-                        format!("the fields {} and `{last}` are missing", quoted(others, ", ")),
+                        format!(
+                            "the fields {} and `{last}` are missing",
+                            quoted(others, ", ")
+                        ),
                         format!("add {fields} and `{last}: …` to this map"),
                     )
                 }
             }
         }
-        Error::DuplicateMappingKey { key: Some(key), .. } => (format!("the key `{key}` appears twice"), "remove one of them".to_owned()),
-        Error::MultipleDocuments { .. } => {
-            ("a second YAML document begins here".to_owned(), format!("put each {} into its own file", language.noun))
-        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => (
+            format!("the key `{key}` appears twice"),
+            "remove one of them".to_owned(),
+        ),
+        Error::MultipleDocuments { .. } => (
+            "a second YAML document begins here".to_owned(),
+            format!("put each {} into its own file", language.noun),
+        ),
         Error::InvalidScalar { ty, .. } => scalar(ty),
-        Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            (format!("unexpected {unexpected}"), format!("expected {expected}"))
+        Error::SerdeInvalidType {
+            unexpected,
+            expected,
+            ..
         }
-        Error::NullIntoString { .. } => ("expected text, found nothing".to_owned(), "write a value after the colon".to_owned()),
-        Error::Unexpected { expected, .. } => (format!("expected {}", noun(expected)), FORM.to_owned()),
+        | Error::SerdeInvalidValue {
+            unexpected,
+            expected,
+            ..
+        } => (
+            format!("unexpected {unexpected}"),
+            format!("expected {expected}"),
+        ),
+        Error::NullIntoString { .. } => (
+            "expected text, found nothing".to_owned(),
+            "write a value after the colon".to_owned(),
+        ),
+        Error::Unexpected { expected, .. } => {
+            (format!("expected {}", noun(expected)), FORM.to_owned())
+        }
         Error::Budget { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
             let Language { noun, shorter, .. } = language;
             let help = format!(
-                "a {noun} has at most {MAX_NODES} values, of which {MAX_ALIASED} come from aliases; use {shorter} for many operations"
+                "a {noun} has at most {MAX_NODES} values, of which {MAX_ALIASED} come from \
+                 aliases; use {shorter} for many operations"
             );
             (format!("the file is too large: {}", plain(error)), help)
         }
@@ -156,9 +260,12 @@ fn in_our_words(error: &Error, source: &str, language: &Language) -> Problem {
     Problem::new(at, message).help(help)
 }
 
-/// Returns the keys that the map without this field lacks. Empty if the map is not found: the file may have aliases or tags.
+/// Returns the keys that the map without this field lacks. Empty if the map is not found: the file
+/// may have aliases or tags.
 fn missing(source: &str, field: &str, language: &Language) -> Vec<String> {
-    let Ok(file) = serde_saphyr::from_str::<Value>(source) else { return Vec::new() };
+    let Ok(file) = serde_saphyr::from_str::<Value>(source) else {
+        return Vec::new();
+    };
     lacking(&file, field, language).unwrap_or_default()
 }
 
@@ -168,8 +275,15 @@ fn lacking(value: &Value, field: &str, language: &Language) -> Option<Vec<String
         Value::Array(items) => items.iter().find_map(|item| lacking(item, field, language)),
         Value::Object(fields) => fields.iter().find_map(|(key, inner)| {
             lacking(inner, field, language).or_else(|| {
-                let has = |name: &String| inner.as_object().is_none_or(|inner| inner.contains_key(name));
-                let missing: Vec<String> = (language.required_by)(key).into_iter().filter(|name| !has(name)).collect();
+                let has = |name: &String| {
+                    inner
+                        .as_object()
+                        .is_none_or(|inner| inner.contains_key(name))
+                };
+                let missing: Vec<String> = (language.required_by)(key)
+                    .into_iter()
+                    .filter(|name| !has(name))
+                    .collect();
                 missing.iter().any(|name| name == field).then_some(missing)
             })
         }),
@@ -177,7 +291,8 @@ fn lacking(value: &Value, field: &str, language: &Language) -> Option<Vec<String
     }
 }
 
-const FORM: &str = "write fields as a map, as in `alloc: { buffer: a, size: 1MiB }`, and lists in brackets or with `- ` before each item";
+const FORM: &str = "write fields as a map, as in `alloc: { buffer: a, size: 1MiB }`, and lists in \
+     brackets or with `- ` before each item";
 
 fn noun(expected: &str) -> &str {
     match expected {
@@ -191,7 +306,10 @@ fn noun(expected: &str) -> &str {
 /// The message and the advice for a scalar that is not of this type of Rust.
 fn scalar(ty: &str) -> (String, String) {
     let (wanted, help) = match ty.as_bytes().first() {
-        Some(b'u' | b'i') => ("a whole number from 0 to 18446744073709551615", "digits only, as in `3`"),
+        Some(b'u' | b'i') => (
+            "a whole number from 0 to 18446744073709551615",
+            "digits only, as in `3`",
+        ),
         Some(b'f') => ("a number", "digits and a point, as in `0.5`"),
         _ => ("`true` or `false`", "`true` or `false`"),
     };
@@ -201,6 +319,10 @@ fn scalar(ty: &str) -> (String, String) {
 /// The error's text without its position, which our message already has.
 fn plain(error: &Error) -> String {
     let text = error.to_string();
-    let end = [" at line ", ": line "].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    let end = [" at line ", ": line "]
+        .iter()
+        .filter_map(|mark| text.find(mark))
+        .min()
+        .unwrap_or(text.len());
     text[..end].trim().to_owned()
 }

@@ -1,6 +1,7 @@
 //! Reduces failing traces and scenarios to small ones that fail the same way.
 //!
-//! Every accepted step is verified by a run. Reduction uses no randomness and no clock, so the same input always gives the same result.
+//! Every accepted step is verified by a run. Reduction uses no randomness and no clock, so the same
+//! input always gives the same result.
 
 mod delta;
 pub mod scenario;

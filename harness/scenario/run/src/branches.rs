@@ -1,7 +1,9 @@
-//! [`Branches`]: a run that forks itself, so that a different call fails in each copy. The steps before a failure run only once.
+//! [`Branches`]: a run that forks itself, so that a different call fails in each copy. The steps
+//! before a failure run only once.
 //!
-//! The run itself has no failures. Before each operation or launch that should fail, the process forks. The chosen
-//! call fails in the copy, which runs to its end while the original waits. After the last copy, the original exits.
+//! The run itself has no failures. Before each operation or launch that should fail, the process
+//! forks. The chosen call fails in the copy, which runs to its end while the original waits. After
+//! the last copy, the original exits.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{cmp, collections::VecDeque};
@@ -63,7 +65,11 @@ impl Branches {
     pub fn new(points: impl IntoIterator<Item = Point>, injector: Injector) -> Self {
         let mut points: Vec<Point> = points.into_iter().collect();
         points.sort_by_key(|point| (point.operation, point.is_launch()));
-        Self(Arc::new(Mutex::new(State { points: points.into(), injector, failing: None })))
+        Self(Arc::new(Mutex::new(State {
+            points: points.into(),
+            injector,
+            failing: None,
+        })))
     }
 
     pub fn failing(&self) -> Option<Failing> {
@@ -73,23 +79,36 @@ impl Branches {
     /// Forks for the calls up to the end of an operation. Returns whether this process is a copy.
     #[must_use]
     pub fn make_up_to(&self, operation: u64) -> bool {
-        self.state().make(|point| if point.operation <= operation { Due::Now } else { Due::Later })
+        self.state().make(|point| {
+            if point.operation <= operation {
+                Due::Now
+            } else {
+                Due::Later
+            }
+        })
     }
 
     /// Forks for the calls of an operation that begins now.
     #[must_use]
     pub fn reach_operation(&self, operation: u64) -> bool {
-        self.state().make(|point| match point.operation.cmp(&operation) {
-            cmp::Ordering::Less => Due::Missed,
-            cmp::Ordering::Equal if !point.is_launch() => Due::Now,
-            cmp::Ordering::Equal | cmp::Ordering::Greater => Due::Later,
-        })
+        self.state()
+            .make(|point| match point.operation.cmp(&operation) {
+                cmp::Ordering::Less => Due::Missed,
+                cmp::Ordering::Equal if !point.is_launch() => Due::Now,
+                cmp::Ordering::Equal | cmp::Ordering::Greater => Due::Later,
+            })
     }
 
     pub fn reach_launch(&self) {
         let mut state = self.state();
         let launches = state.injector.calls_of(DeviceCall::LaunchKernel);
-        state.make(|point| if point.is_launch() && point.made.number == launches + 1 { Due::Now } else { Due::Later });
+        state.make(|point| {
+            if point.is_launch() && point.made.number == launches + 1 {
+                Due::Now
+            } else {
+                Due::Later
+            }
+        });
     }
 
     /// Ends a copy. `wants_one_more` asks for another copy, in which one more call fails.
@@ -103,13 +122,16 @@ impl Branches {
 }
 
 impl State {
-    /// Forks for the next points, up to the first one that is due later. Returns whether this process is a copy, made
-    /// now or earlier. After the last point, the original exits here.
+    /// Forks for the next points, up to the first one that is due later. Returns whether this
+    /// process is a copy, made now or earlier. After the last point, the original exits here.
     fn make(&mut self, due: impl Fn(&Point) -> Due) -> bool {
         if self.failing.is_some() {
             return true;
         }
-        while let Some(point) = self.points.pop_front_if(|point| !matches!(due(point), Due::Later)) {
+        while let Some(point) = self
+            .points
+            .pop_front_if(|point| !matches!(due(point), Due::Later))
+        {
             if matches!(due(&point), Due::Now) && self.branch(point) {
                 return true;
             }
@@ -120,12 +142,14 @@ impl State {
         false
     }
 
-    /// Forks the copies of a point one after the other. Returns whether this process is one of them.
+    /// Forks the copies of a point one after the other. Returns whether this process is one of
+    /// them.
     fn branch(&mut self, point: Point) -> bool {
         for count in 1.. {
             match fork() {
                 Ok(Forked::Copy) => {
-                    self.injector.add_failure(point.made.call, point.made.number, count);
+                    self.injector
+                        .add_failure(point.made.call, point.made.number, count);
                     self.failing = Some(Failing { point, count });
                     return true;
                 }

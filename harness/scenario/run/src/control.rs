@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use derive_more::Display;
 use harness_allocator::units::Nanos;
 
-/// The time limit of a step without its own limit, of opening the device, and of the cleanup after the last step.
+/// The time limit of a step without its own limit, of opening the device, and of the cleanup after
+/// the last step.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(300);
 
 /// The time that a run gets to stop after its time limit. After that, it counts as stuck in a call.
@@ -50,7 +51,11 @@ pub enum Phase {
     #[display("opening the device")]
     Opening,
     #[display("step {number} (line {line}: {text})")]
-    Step { number: u32, line: u32, text: String },
+    Step {
+        number: u32,
+        line: u32,
+        text: String,
+    },
     #[display("releasing everything after the last step")]
     Closing,
 }
@@ -70,15 +75,25 @@ impl Overrun {
     }
 
     pub fn seen(&self) -> String {
-        format!("it was stopped after {}{}", duration(self.taken), self.last_call())
+        format!(
+            "it was stopped after {}{}",
+            duration(self.taken),
+            self.last_call()
+        )
     }
 
     pub fn seen_stuck(&self) -> String {
-        format!("it has not ended after {} and does not stop{}", duration(self.taken), self.last_call())
+        format!(
+            "it has not ended after {} and does not stop{}",
+            duration(self.taken),
+            self.last_call()
+        )
     }
 
     fn last_call(&self) -> String {
-        self.call.map_or_else(String::new, |call| format!("; the last call that it began is {}", call.name()))
+        self.call.map_or_else(String::new, |call| {
+            format!("; the last call that it began is {}", call.name())
+        })
     }
 }
 
@@ -107,7 +122,10 @@ struct Present {
 impl Control {
     /// `interrupt` is set from outside to stop everything, for example by Ctrl-C.
     pub fn new(interrupt: Arc<AtomicBool>) -> Self {
-        Self { interrupt, ..Self::default() }
+        Self {
+            interrupt,
+            ..Self::default()
+        }
     }
 
     /// Returns whether the user interrupted the run or a time limit has passed.
@@ -123,7 +141,11 @@ impl Control {
         self.call.store(0, Ordering::Relaxed);
         let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);
-        *present = Some(Present { phase, began: Instant::now(), limit });
+        *present = Some(Present {
+            phase,
+            began: Instant::now(),
+            limit,
+        });
     }
 
     pub(crate) fn leave(&self) {
@@ -137,10 +159,21 @@ impl Control {
     }
 
     pub fn overrun(&self) -> Option<Overrun> {
-        let Present { phase, began, limit } = self.present().clone()?;
+        let Present {
+            phase,
+            began,
+            limit,
+        } = self.present().clone()?;
         let taken = began.elapsed();
-        let call = usize::from(self.call.load(Ordering::Relaxed)).checked_sub(1).and_then(|index| Call::ALL.get(index).copied());
-        (taken > limit).then_some(Overrun { phase, limit, taken, call })
+        let call = usize::from(self.call.load(Ordering::Relaxed))
+            .checked_sub(1)
+            .and_then(|index| Call::ALL.get(index).copied());
+        (taken > limit).then_some(Overrun {
+            phase,
+            limit,
+            taken,
+            call,
+        })
     }
 
     /// Asks the run to stop if it has exceeded its time limit.
@@ -148,7 +181,10 @@ impl Control {
         let overrun = self.overrun()?;
         let present = self.present();
         // The run may have entered another phase in the meantime.
-        if present.as_ref().is_some_and(|present| present.phase == overrun.phase) {
+        if present
+            .as_ref()
+            .is_some_and(|present| present.phase == overrun.phase)
+        {
             self.expired.store(true, Ordering::Relaxed);
         }
         drop(present);

@@ -3,8 +3,9 @@ use std::collections::BTreeMap;
 use harness_allocator::device::faulty::{Fault, Injector};
 use harness_scenario::{PlannedFault, ProcessName, Scenario};
 
-/// One fault injector per process of a scenario. Clones share their state. The device of the main process owns the main injector. Other
-/// processes have their own injectors and report the injected faults to the main process.
+/// One fault injector per process of a scenario. Clones share their state. The device of the main
+/// process owns the main injector. Other processes have their own injectors and report the injected
+/// faults to the main process.
 #[derive(Clone, Debug)]
 pub struct Faults {
     main: Injector,
@@ -13,15 +14,27 @@ pub struct Faults {
 
 impl Faults {
     /// Creates an injector for each process; `None` is the main one.
-    pub fn each_by(scenario: &Scenario, injector: impl Fn(Option<&ProcessName>) -> Injector) -> Self {
+    pub fn each_by(
+        scenario: &Scenario,
+        injector: impl Fn(Option<&ProcessName>) -> Injector,
+    ) -> Self {
         let of_process = |name: &ProcessName| (name.clone(), injector(Some(name)));
-        Self { main: injector(None), processes: scenario.processes.iter().map(|process| of_process(&process.name)).collect() }
+        Self {
+            main: injector(None),
+            processes: scenario
+                .processes
+                .iter()
+                .map(|process| of_process(&process.name))
+                .collect(),
+        }
     }
 
     /// The faults that the scenario declares, if any, for one run.
     pub fn planned(scenario: &Scenario, seed: u64) -> Option<Self> {
         let injector = |process: Option<&ProcessName>| {
-            let faults: Vec<Fault> = planned_of(scenario, process).map(|(_, planned)| planned.fault).collect();
+            let faults: Vec<Fault> = planned_of(scenario, process)
+                .map(|(_, planned)| planned.fault)
+                .collect();
             Injector::new(&faults, seed_of(seed, process))
         };
         (!scenario.faults.is_empty()).then(|| Self::each_by(scenario, injector))
@@ -36,7 +49,11 @@ impl Faults {
     }
 
     pub fn all(&self) -> impl Iterator<Item = (Option<&ProcessName>, &Injector)> {
-        [(None, &self.main)].into_iter().chain(self.processes.iter().map(|(name, injector)| (Some(name), injector)))
+        [(None, &self.main)].into_iter().chain(
+            self.processes
+                .iter()
+                .map(|(name, injector)| (Some(name), injector)),
+        )
     }
 }
 
@@ -45,7 +62,15 @@ fn seed_of(seed: u64, process: Option<&ProcessName>) -> u64 {
     seed ^ process.map_or(0, |process| (process.index() as u64 + 1) << 32)
 }
 
-/// The scenario's faults of a process, in the order of its injector, with their indexes in the whole scenario.
-pub(crate) fn planned_of<'s>(scenario: &'s Scenario, process: Option<&ProcessName>) -> impl Iterator<Item = (usize, &'s PlannedFault)> {
-    scenario.faults.iter().enumerate().filter(move |(_, planned)| planned.process.as_ref() == process)
+/// The scenario's faults of a process, in the order of its injector, with their indexes in the
+/// whole scenario.
+pub(crate) fn planned_of<'s>(
+    scenario: &'s Scenario,
+    process: Option<&ProcessName>,
+) -> impl Iterator<Item = (usize, &'s PlannedFault)> {
+    scenario
+        .faults
+        .iter()
+        .enumerate()
+        .filter(move |(_, planned)| planned.process.as_ref() == process)
 }

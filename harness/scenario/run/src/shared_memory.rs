@@ -1,4 +1,5 @@
-//! [`SharedMemory`]: the device memory that a scenario shares with the programs it runs, on a simulated GPU or on a limited real one.
+//! [`SharedMemory`]: the device memory that a scenario shares with the programs it runs, on a
+//! simulated GPU or on a limited real one.
 
 use std::{io, path::PathBuf};
 
@@ -25,7 +26,8 @@ impl SharedMemory {
     }
 
     pub(crate) fn hold(&mut self, held: Bytes) {
-        let nothing_fails: Result<(), std::convert::Infallible> = self.account.change(DEVICE, |_| (Ok(()), held));
+        let nothing_fails: Result<(), std::convert::Infallible> =
+            self.account.change(DEVICE, |_| (Ok(()), held));
         let Ok(()) = nothing_fails;
     }
 

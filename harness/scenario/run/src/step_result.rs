@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_record::{Cause, CauseKind, FailedRequest, MemoryFigures, Outcome, Recovery, Table, causes};
+use harness_record::{
+    Cause, CauseKind, FailedRequest, MemoryFigures, Outcome, Recovery, Table, causes,
+};
 use harness_scenario::{Expected, Position, ReportKey, Step};
 use serde::{Deserialize, Serialize};
 
@@ -25,13 +27,19 @@ pub(crate) struct StepResult {
 
 impl From<Unmet> for StepResult {
     fn from(unmet: Unmet) -> Self {
-        Self { unmet: vec![unmet], ..Self::default() }
+        Self {
+            unmet: vec![unmet],
+            ..Self::default()
+        }
     }
 }
 
 impl StepResult {
     pub(crate) fn with_note(note: String) -> Self {
-        Self { notes: vec![note], ..Self::default() }
+        Self {
+            notes: vec![note],
+            ..Self::default()
+        }
     }
 
     pub(crate) fn append(&mut self, other: Self) {
@@ -40,7 +48,8 @@ impl StepResult {
         self.unmet.extend(other.unmet);
     }
 
-    /// The figures that the step reports. Only timed runs report times: in a checked run they include the checks.
+    /// The figures that the step reports. Only timed runs report times: in a checked run they
+    /// include the checks.
     pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
         let mut reports = self.reports.clone();
         match duration {
@@ -51,13 +60,20 @@ impl StepResult {
     }
 
     /// Judges a request or workload that was served. `request` names it.
-    pub(crate) fn fits(&mut self, step: &Step, expected: Expected, request: impl Into<String>, seen: impl Into<String>) {
+    pub(crate) fn fits(
+        &mut self,
+        step: &Step,
+        expected: Expected,
+        request: impl Into<String>,
+        seen: impl Into<String>,
+    ) {
         if let Expected::Oom(_) = expected {
             self.unmet.push(Unmet::at(step, request, seen));
         }
     }
 
-    /// Judges a request or workload that ran out of memory. `wanted` is the expectation of success, and what was seen instead.
+    /// Judges a request or workload that ran out of memory. `wanted` is the expectation of success,
+    /// and what was seen instead.
     pub(crate) fn runs_out(
         &mut self,
         step: &Step,
@@ -70,13 +86,17 @@ impl StepResult {
         self.notes.push(note);
         match expected {
             Expected::Fits => self.unmet.push(Unmet::at(step, wanted.0, wanted.1)),
-            Expected::Oom(Some(cause)) => self.unmet.extend(Unmet::other_cause(step, cause, failed_request.as_ref())),
+            Expected::Oom(Some(cause)) => {
+                self.unmet
+                    .extend(Unmet::other_cause(step, cause, failed_request.as_ref()))
+            }
             Expected::Oom(None) | Expected::Any => {}
         }
         self.failed_request = failed_request;
     }
 
-    /// Judges the end of a training or of an inference: `did` describes how far it came, `wanted` an OOM and a success.
+    /// Judges the end of a training or of an inference: `did` describes how far it came, `wanted`
+    /// an OOM and a success.
     pub(crate) fn ends(
         &mut self,
         step: &Step,
@@ -85,9 +105,17 @@ impl StepResult {
         did: String,
         failed: Option<(AllocatorError, Option<FailedRequest>)>,
     ) {
-        let Some((error, failed_request)) = failed else { return self.fits(step, expected, wanted[0], did) };
+        let Some((error, failed_request)) = failed else {
+            return self.fits(step, expected, wanted[0], did);
+        };
         let seen = format!("{did}, then {error}");
-        self.runs_out(step, expected, seen.clone(), (wanted[1], seen), failed_request);
+        self.runs_out(
+            step,
+            expected,
+            seen.clone(),
+            (wanted[1], seen),
+            failed_request,
+        );
     }
 }
 
@@ -100,17 +128,36 @@ pub(crate) struct Unmet {
 
 impl Unmet {
     pub(crate) fn at(step: &Step, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { at: step.position, expected: expected.into(), seen: seen.into() }
+        Self {
+            at: step.position,
+            expected: expected.into(),
+            seen: seen.into(),
+        }
     }
 
     /// Checks that a failed request has the expected cause. Timed runs do not look for causes.
-    fn other_cause(step: &Step, expected: CauseKind, failed_request: Option<&FailedRequest>) -> Option<Self> {
+    fn other_cause(
+        step: &Step,
+        expected: CauseKind,
+        failed_request: Option<&FailedRequest>,
+    ) -> Option<Self> {
         let causes: Vec<CauseKind> = causes(failed_request?).iter().map(Cause::kind).collect();
         if causes.contains(&expected) {
             return None;
         }
-        let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
-        let seen = if names.is_empty() { "no cause that the figures confirm".to_owned() } else { names.join(", ") };
-        Some(Self::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
+        let names: Vec<String> = causes
+            .iter()
+            .map(|cause| format!("`{cause}` ({})", cause.about()))
+            .collect();
+        let seen = if names.is_empty() {
+            "no cause that the figures confirm".to_owned()
+        } else {
+            names.join(", ")
+        };
+        Some(Self::at(
+            step,
+            format!("the cause `{expected}`: {}", expected.about()),
+            seen,
+        ))
     }
 }

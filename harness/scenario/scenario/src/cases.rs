@@ -21,20 +21,32 @@ harness_allocator::named_enum! {
 pub enum Cases<T> {
     /// The same everywhere.
     Always(T),
-    /// By name of the allocator, in the order of the file. `others` exists unless all allocators are named.
-    Arms { arms: Vec<(String, T)>, others: Option<T> },
+    /// By name of the allocator, in the order of the file. `others` exists unless all allocators
+    /// are named.
+    Arms {
+        arms: Vec<(String, T)>,
+        others: Option<T>,
+    },
     /// By kind of device.
-    Devices { simulated: Box<Self>, gpu: Box<Self> },
+    Devices {
+        simulated: Box<Self>,
+        gpu: Box<Self>,
+    },
 }
 
 type Value<'a, T> = &'a mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>;
 
 impl<T> Cases<T> {
-    /// The value for an allocator on a kind of device; `None` for an allocator that the scenario does not list.
+    /// The value for an allocator on a kind of device; `None` for an allocator that the scenario
+    /// does not list.
     pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&T> {
         match self {
             Self::Always(value) => Some(value),
-            Self::Arms { arms, others } => arms.iter().find(|(name, _)| name == arm).map(|(_, value)| value).or(others.as_ref()),
+            Self::Arms { arms, others } => arms
+                .iter()
+                .find(|(name, _)| name == arm)
+                .map(|(_, value)| value)
+                .or(others.as_ref()),
             Self::Devices { simulated, gpu } => match device {
                 DeviceKind::Simulated => simulated.of(arm, device),
                 DeviceKind::Gpu => gpu.of(arm, device),
@@ -46,8 +58,12 @@ impl<T> Cases<T> {
         match self {
             Self::Always(value) => vec![(None, value)],
             Self::Arms { arms, others } => {
-                let named = arms.iter().map(|(name, value)| (Some(name.as_str()), value));
-                named.chain(others.iter().map(|value| (Some(OTHERS), value))).collect()
+                let named = arms
+                    .iter()
+                    .map(|(name, value)| (Some(name.as_str()), value));
+                named
+                    .chain(others.iter().map(|value| (Some(OTHERS), value)))
+                    .collect()
             }
             Self::Devices { simulated, gpu } => [simulated.values(), gpu.values()].concat(),
         }
@@ -59,11 +75,16 @@ impl<T> Cases<T> {
         is_value: fn(&Tree) -> bool,
         value: Value<'_, T>,
     ) -> Result<Self, Problem> {
-        let Tree::Map(entries) = &given.value else { return Ok(Self::Always(value(given, checker)?)) };
+        let Tree::Map(entries) = &given.value else {
+            return Ok(Self::Always(value(given, checker)?));
+        };
         if is_value(&given.value) || entries.is_empty() {
             return Ok(Self::Always(value(given, checker)?));
         }
-        if let Some((first, _)) = entries.iter().find(|(key, _)| [SIMULATED, GPU].contains(&key.value.as_str())) {
+        if let Some((first, _)) = entries
+            .iter()
+            .find(|(key, _)| [SIMULATED, GPU].contains(&key.value.as_str()))
+        {
             return Self::check_devices(first, entries, checker, is_value, value);
         }
         Self::check_arms(given, entries, checker, value)
@@ -77,15 +98,25 @@ impl<T> Cases<T> {
         value: Value<'_, T>,
     ) -> Result<Self, Problem> {
         let help = format!("as in `{{ {SIMULATED}: …, {GPU}: … }}`; `any` expects nothing");
-        if let Some((other, _)) = entries.iter().find(|(key, _)| ![SIMULATED, GPU].contains(&key.value.as_str())) {
-            let message = format!("`{}` is next to `{}`, which is a kind of device", other.value, first.value);
-            return Err(Problem::new(other.at, message).help("move the allocators into the map of each kind of device"));
+        if let Some((other, _)) = entries
+            .iter()
+            .find(|(key, _)| ![SIMULATED, GPU].contains(&key.value.as_str()))
+        {
+            let message = format!(
+                "`{}` is next to `{}`, which is a kind of device",
+                other.value, first.value
+            );
+            return Err(Problem::new(other.at, message)
+                .help("move the allocators into the map of each kind of device"));
         }
         let mut of = |name: &str| match entries.iter().find(|(key, _)| key.value == name) {
             Some((_, given)) => Self::check(given, checker, is_value, value).map(Box::new),
             None => Err(Problem::new(first.at, format!("`{name}` is missing")).help(help.clone())),
         };
-        Ok(Self::Devices { simulated: of(SIMULATED)?, gpu: of(GPU)? })
+        Ok(Self::Devices {
+            simulated: of(SIMULATED)?,
+            gpu: of(GPU)?,
+        })
     }
 
     fn check_arms(
@@ -102,12 +133,25 @@ impl<T> Cases<T> {
                 arms.push((checker.arm(key)?, value(tree, checker)?));
             }
         }
-        let unnamed: Vec<String> = checker.arms().into_iter().filter(|arm| !arms.iter().any(|(name, _)| name == arm)).collect();
+        let unnamed: Vec<String> = checker
+            .arms()
+            .into_iter()
+            .filter(|arm| !arms.iter().any(|(name, _)| name == arm))
+            .collect();
         match (&others, unnamed.is_empty()) {
-            (None, false) => Err(Problem::new(given.at, format!("missing allocators: `{}`", unnamed.join("`, `")))
-                .help(format!("name every allocator, or add a value for the rest, as in `{OTHERS}: any`"))),
-            (Some((key, _)), true) => Err(Problem::new(key.at, "every allocator is already named").help(format!("remove `{OTHERS}`"))),
-            _ => Ok(Self::Arms { arms, others: others.map(|(_, value)| value) }),
+            (None, false) => Err(Problem::new(
+                given.at,
+                format!("missing allocators: `{}`", unnamed.join("`, `")),
+            )
+            .help(format!(
+                "name every allocator, or add a value for the rest, as in `{OTHERS}: any`"
+            ))),
+            (Some((key, _)), true) => Err(Problem::new(key.at, "every allocator is already named")
+                .help(format!("remove `{OTHERS}`"))),
+            _ => Ok(Self::Arms {
+                arms,
+                others: others.map(|(_, value)| value),
+            }),
         }
     }
 }
@@ -130,7 +174,10 @@ impl Reasons {
             Scope::Arm(name) => name == arm,
             Scope::Device(kind) => *kind == device,
         };
-        self.0.iter().find(|(scope, _)| holds(scope)).map(|(_, reason)| reason.as_str())
+        self.0
+            .iter()
+            .find(|(scope, _)| holds(scope))
+            .map(|(_, reason)| reason.as_str())
     }
 
     pub(crate) fn check(
@@ -138,13 +185,21 @@ impl Reasons {
         what: &str,
         arm: impl Fn(&Located<String>) -> Result<String, Problem>,
     ) -> Result<Self, Problem> {
-        let help =
-            format!("as in `{what}: needs a newer driver`, or for some allocators `{what}: {{ direct: too slow, gpu: not tested yet }}`");
-        let reason = |tree: &Located<Tree>| match tree.text().filter(|text| !text.value.trim().is_empty()) {
-            Some(text) => Ok(text.value.trim().to_owned()),
-            None => Err(Problem::new(tree.at, format!("`{what}` needs a reason")).help(help.clone())),
+        let help = format!(
+            "as in `{what}: needs a newer driver`, or for some allocators `{what}: {{ direct: too \
+             slow, gpu: not tested yet }}`"
+        );
+        let reason =
+            |tree: &Located<Tree>| match tree.text().filter(|text| !text.value.trim().is_empty()) {
+                Some(text) => Ok(text.value.trim().to_owned()),
+                None => {
+                    Err(Problem::new(tree.at, format!("`{what}` needs a reason"))
+                        .help(help.clone()))
+                }
+            };
+        let Tree::Map(entries) = &given.value else {
+            return Ok(Self(vec![(Scope::Always, reason(given)?)]));
         };
-        let Tree::Map(entries) = &given.value else { return Ok(Self(vec![(Scope::Always, reason(given)?)])) };
         let scope = |key: &Located<String>| match key.value.as_str() {
             SIMULATED => Ok(Scope::Device(DeviceKind::Simulated)),
             GPU => Ok(Scope::Device(DeviceKind::Gpu)),
@@ -153,6 +208,10 @@ impl Reasons {
         if entries.is_empty() {
             return Err(Problem::new(given.at, format!("`{what}` needs a reason")).help(help));
         }
-        entries.iter().map(|(key, tree)| Ok((scope(key)?, reason(tree)?))).collect::<Result<_, _>>().map(Self)
+        entries
+            .iter()
+            .map(|(key, tree)| Ok((scope(key)?, reason(tree)?)))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 }

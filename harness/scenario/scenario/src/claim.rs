@@ -25,12 +25,14 @@ pub(crate) struct ClaimWire {
     says: Located<String>,
     /// The source of the statement: a URL or a title.
     source: Option<String>,
-    /// The verdict that the expectations support: `holds`, `holds_with_conditions`, `does_not_hold` or `cannot_be_tested`.
+    /// The verdict that the expectations support: `holds`, `holds_with_conditions`, `does_not_hold`
+    /// or `cannot_be_tested`.
     verdict: Located<String>,
     /// The reason and the conditions. Required unless the verdict is `holds`.
     because: Option<String>,
-    /// Figures by name, as in `{ reserved after del: { pytorch: program.reserved, harness: reserved } }`. They are formulas, evaluated after the last
-    /// step: `pytorch` for an `exec` step, `harness` for the scenario's own steps.
+    /// Figures by name, as in `{ reserved after del: { pytorch: program.reserved, harness: reserved
+    /// } }`. They are formulas, evaluated after the last step: `pytorch` for an `exec` step,
+    /// `harness` for the scenario's own steps.
     figures: Option<Entries<FigureWire>>,
 }
 
@@ -47,24 +49,56 @@ impl ClaimWire {
     pub(crate) fn check(&self, checker: &Checker<'_>) -> Result<(Claim, Vec<Figure>), Problem> {
         let says = self.says.value.trim().to_owned();
         if says.is_empty() {
-            return Err(Problem::new(self.says.at, "`says` is empty").help("write the statement in one sentence"));
+            return Err(Problem::new(self.says.at, "`says` is empty")
+                .help("write the statement in one sentence"));
         }
         let given = &self.verdict;
         let names = ClaimVerdict::ALL.iter().map(|verdict| verdict.name());
-        let find = |name: &str| ClaimVerdict::ALL.iter().copied().find(|verdict| verdict.name() == name);
+        let find = |name: &str| {
+            ClaimVerdict::ALL
+                .iter()
+                .copied()
+                .find(|verdict| verdict.name() == name)
+        };
         let verdict = named(given, ["verdict", "verdicts"], find, names)?;
-        let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let because = self
+            .because
+            .as_ref()
+            .map(|text| text.trim().to_owned())
+            .filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {
             let message = format!("the verdict `{}` needs a `because`", verdict.name());
             return Err(Problem::new(given.at, message).help("write the reason, or the conditions"));
         }
-        let figures = self.figures.iter().flat_map(|figures| &figures.0).map(|(name, figure)| {
-            let formula = |text: &Option<Located<String>>| text.as_ref().map(|text| checker.formula(text)).transpose();
-            let figure = Figure { name: name.value.clone(), pytorch: formula(&figure.pytorch)?, harness: formula(&figure.harness)? };
-            let is_empty = figure.pytorch.is_none() && figure.harness.is_none();
-            if is_empty { Err(empty(name.at)) } else { Ok(figure) }
-        });
-        Ok((Claim { says, source: self.source.clone(), verdict, because }, figures.collect::<Result<_, _>>()?))
+        let figures = self
+            .figures
+            .iter()
+            .flat_map(|figures| &figures.0)
+            .map(|(name, figure)| {
+                let formula = |text: &Option<Located<String>>| {
+                    text.as_ref().map(|text| checker.formula(text)).transpose()
+                };
+                let figure = Figure {
+                    name: name.value.clone(),
+                    pytorch: formula(&figure.pytorch)?,
+                    harness: formula(&figure.harness)?,
+                };
+                let is_empty = figure.pytorch.is_none() && figure.harness.is_none();
+                if is_empty {
+                    Err(empty(name.at))
+                } else {
+                    Ok(figure)
+                }
+            });
+        Ok((
+            Claim {
+                says,
+                source: self.source.clone(),
+                verdict,
+                because,
+            },
+            figures.collect::<Result<_, _>>()?,
+        ))
     }
 }
 

@@ -1,8 +1,9 @@
 //! The scenario language: YAML → wire types → a checked [`Scenario`].
 //!
-//! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. In the result all names are resolved, all sizes and expectations are parsed,
-//! and the order of the steps is valid. A mistake is reported as a [`FileError`] with its position.
-//! [`schema()`] and the language reference ([`reference()`]) are generated from the same types.
+//! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. In the result all names are
+//! resolved, all sizes and expectations are parsed, and the order of the steps is valid. A mistake
+//! is reported as a [`FileError`] with its position. [`schema()`] and the language reference
+//! ([`reference()`]) are generated from the same types.
 
 pub mod cases;
 mod checker;
@@ -28,20 +29,27 @@ pub use ending::{Ending, Expected};
 pub use faults::{AskedFault, MAX_FAULTS, NoProcess, Origin, PlannedFault};
 pub use harness_language::error::{FileError, choices};
 pub use harness_language::expression::{
-    AmountError, ArithmeticError, Comparison, Dimension, EvaluateError, Evaluation, MAX_TERMS, Number, Quantity, Unit, Value,
+    AmountError, ArithmeticError, Comparison, Dimension, EvaluateError, Evaluation, MAX_TERMS,
+    Number, Quantity, Unit, Value,
 };
 pub use harness_language::fields::{MAX_MEMORY, MIN_MEMORY};
 pub use harness_language::located::{Located, Position};
 pub use harness_language::yaml::{MAX_FILE, MAX_NODES};
 pub use matrix::{MAX_POINTS, Settings};
 pub use metric::{
-    Account, Amount, BufferName, BufferRef, DeviceMetric, EventName, Expectation, Expression, GrowthSite, MeasureName, Metric, PoolName,
-    ProcessName, ProgramName, RankFigure, Readings, ReportKey, StepName, StreamName, VariableName,
+    Account, Amount, BufferName, BufferRef, DeviceMetric, EventName, Expectation, Expression,
+    GrowthSite, MeasureName, Metric, PoolName, ProcessName, ProgramName, RankFigure, Readings,
+    ReportKey, StepName, StreamName, VariableName,
 };
 pub use needs::{Feature, Needs};
 pub use plan::{Plan, PlanPart, Precision, Spilled, SpilledPart};
-pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind, SCALE_LIMIT, ScaleMode};
+pub use policy::{
+    BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind, SCALE_LIMIT, ScaleMode,
+};
 pub use reference::{example, reference};
-pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, Renamed, SCENARIO, Scenario, schema};
+pub use scenario::{
+    MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, Renamed, SCENARIO, Scenario,
+    schema,
+};
 pub use steps::{Action, Step, StepKind};
 pub use trace::Trace;

@@ -13,26 +13,30 @@ use harness_language::expression::{self, Dimension, Quantity, Unit};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Metric {
     Now(Account),
-    /// The value at a `measure` step, or before the first step: `before.device.used`, `start.device.used`.
+    /// The value at a `measure` step, or before the first step: `before.device.used`,
+    /// `start.device.used`.
     #[display("{_0}.{_1}")]
     At(MeasureName, Account),
     #[display("{_0}.{_1}")]
     Report(StepName, ReportKey),
     #[display("{_0}")]
     Variable(VariableName, Unit),
-    /// The growth of an account since the last evaluation of the same expression: `growth(reserved)`.
+    /// The growth of an account since the last evaluation of the same expression:
+    /// `growth(reserved)`.
     #[display("growth({_1})")]
     Growth(GrowthSite, Account),
     #[display("{_0}.{_1}")]
     Program(ProgramName, StatKey),
     #[display("{_0}.{_1}")]
     Process(ProcessName, Account),
-    /// A counter of `torch.cuda.memory_stats()` of the program of an `exec` step: `training.allocated.peak`.
+    /// A counter of `torch.cuda.memory_stats()` of the program of an `exec` step:
+    /// `training.allocated.peak`.
     #[display("{_0}.{_1}")]
     Torch(StepName, StatKey),
     #[display("{_0}.rank{_1}.{_2}")]
     Rank(StepName, usize, RankFigure),
-    /// A metric of the run with another allocator: `expandable.reserved.peak`. It is known after all allocators have run.
+    /// A metric of the run with another allocator: `expandable.reserved.peak`. It is known after
+    /// all allocators have run.
     #[display("{_0}.{_1}")]
     Arm(String, Box<Metric>),
 }
@@ -78,10 +82,15 @@ impl Quantity for Metric {
 impl Metric {
     pub fn unit(&self) -> Unit {
         match self {
-            Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) | Self::Process(_, account) => account.unit(),
+            Self::Now(account)
+            | Self::At(_, account)
+            | Self::Growth(_, account)
+            | Self::Process(_, account) => account.unit(),
             Self::Report(_, key) | Self::Rank(_, _, RankFigure::Report(key)) => key.unit(),
             Self::Variable(_, unit) => *unit,
-            Self::Program(_, key) | Self::Torch(_, key) | Self::Rank(_, _, RankFigure::Stat(key)) => Account::Stat(*key).unit(),
+            Self::Program(_, key)
+            | Self::Torch(_, key)
+            | Self::Rank(_, _, RankFigure::Stat(key)) => Account::Stat(*key).unit(),
             Self::Arm(_, metric) => metric.unit(),
         }
     }
@@ -91,7 +100,11 @@ impl Metric {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
             Self::Program(_, key) | Self::Torch(_, key) => Some(Account::Stat(*key)),
             // Processes and ranks report their figures themselves.
-            Self::Rank(..) | Self::Report(..) | Self::Variable(..) | Self::Arm(..) | Self::Process(..) => None,
+            Self::Rank(..)
+            | Self::Report(..)
+            | Self::Variable(..)
+            | Self::Arm(..)
+            | Self::Process(..) => None,
         }
     }
 }
@@ -125,7 +138,12 @@ pub struct Readings {
 impl Readings {
     /// The value of an account in its unit; `None` if the device does not report it.
     pub fn get(&self, account: Account) -> Option<u64> {
-        let Self { stats, memory, calls, now } = self;
+        let Self {
+            stats,
+            memory,
+            calls,
+            now,
+        } = self;
         let metric = match account {
             Account::Stat(key) => return Some(stats.get(key)),
             Account::Device(metric) => metric,
@@ -172,21 +190,33 @@ impl Account {
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        StatKey::all().map(Self::Stat).chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
+        StatKey::all()
+            .map(Self::Stat)
+            .chain(DeviceMetric::ALL.iter().map(|&metric| Self::Device(metric)))
     }
 
-    /// Parses a full or short name: `reserved` is `reserved_bytes.all.current`, `reserved.peak` is `reserved_bytes.all.peak`.
+    /// Parses a full or short name: `reserved` is `reserved_bytes.all.current`, `reserved.peak` is
+    /// `reserved_bytes.all.peak`.
     pub fn from_name(name: &str) -> Option<Self> {
         let key = StatKey::from_name(name).or_else(|| StatKey::from_name(&Self::in_full(name)?));
-        key.map(Self::Stat).or_else(|| DeviceMetric::named(name).map(Self::Device))
+        key.map(Self::Stat)
+            .or_else(|| DeviceMetric::named(name).map(Self::Device))
     }
 
     /// Short names of counters in bytes over all pools.
-    pub const SHORT: [&'static str; 5] = ["allocated", "reserved", "active", "inactive_split", "requested"];
+    pub const SHORT: [&'static str; 5] = [
+        "allocated",
+        "reserved",
+        "active",
+        "inactive_split",
+        "requested",
+    ];
 
     fn in_full(name: &str) -> Option<String> {
         let (family, field) = name.split_once('.').unwrap_or((name, "current"));
-        Self::SHORT.contains(&family).then(|| format!("{family}_bytes.all.{field}"))
+        Self::SHORT
+            .contains(&family)
+            .then(|| format!("{family}_bytes.all.{field}"))
     }
 
     pub fn unit(self) -> Unit {
@@ -199,10 +229,16 @@ impl Account {
 }
 
 /// Earlier names of metrics, which still work, and their names today.
-const RENAMED: &[(&str, &str)] = &[("device.pressure", "device.external_memory"), ("recomputed_words", "recomputed_tokens")];
+const RENAMED: &[(&str, &str)] = &[
+    ("device.pressure", "device.external_memory"),
+    ("recomputed_words", "recomputed_tokens"),
+];
 
 fn current_name(name: &str) -> &str {
-    RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new)
+    RENAMED
+        .iter()
+        .find(|(old, _)| *old == name)
+        .map_or(name, |(_, new)| new)
 }
 
 macro_rules! metrics {
@@ -234,18 +270,26 @@ macro_rules! metrics {
 metrics! {
     /// Metrics of the device.
     DeviceMetric {
-        Used = "device.used", Bytes: "Used memory of the whole device, as NVML reports it: context overhead, this process and all others.";
+        Used = "device.used", Bytes: "Used memory of the whole device, as NVML reports it: context \
+             overhead, this process and all others.";
         Free = "device.free", Bytes: "Largest amount that the next device allocation can take.";
         Total = "device.total", Bytes: "Memory of the device: the scenario's `needs.memory`.";
-        ContextOverhead = "device.context_overhead", Bytes: "Used memory of the device before the first allocation of this process.";
-        ExternalMemory = "device.external_memory", Bytes: "Memory that `external_memory` steps use.";
-        Process = "device.process", Bytes: "Memory that NVML attributes to this process. An expectation on it fails if NVML does not report it.";
+        ContextOverhead = "device.context_overhead", Bytes: "Used memory of the device before the \
+             first allocation of this process.";
+        ExternalMemory = "device.external_memory", Bytes: "Memory that `external_memory` steps \
+             use.";
+        Process = "device.process", Bytes: "Memory that NVML attributes to this process. An \
+             expectation on it fails if NVML does not report it.";
         MallocCalls = "device.malloc_calls", Count: "Driver allocations, including failed ones.";
-        MallocFailures = "device.malloc_failures", Count: "Driver allocations that failed because memory ran out.";
+        MallocFailures = "device.malloc_failures", Count: "Driver allocations that failed because \
+             memory ran out.";
         FreeCalls = "device.free_calls", Count: "Driver frees.";
-        MemoryCalls = "device.memory_calls", Count: "Driver allocations and frees, including pages and calls to the driver's pools. A cache exists to avoid them.";
-        Synchronizations = "device.synchronizations", Count: "Waits of the host for an event, a stream or the device.";
-        Now = "time.now", Time: "Time since the device was opened, on the device's clock. The clock of a simulated device is virtual.";
+        MemoryCalls = "device.memory_calls", Count: "Driver allocations and frees, including pages \
+             and calls to the driver's pools. A cache exists to avoid them.";
+        Synchronizations = "device.synchronizations", Count: "Waits of the host for an event, a \
+             stream or the device.";
+        Now = "time.now", Time: "Time since the device was opened, on the device's clock. The \
+             clock of a simulated device is virtual.";
     }
 }
 
@@ -253,55 +297,86 @@ metrics! {
     /// Figures of steps. A step that runs again in a loop replaces its figures.
     ReportKey {
         Time = "time", Time: "Duration of the step.";
-        Attempts = "attempts", Count: "Attempts: 1, plus one for each retry of the recovery policy.";
-        Retries = "retries", Count: "Retries of the recovery policy. Retries of the allocator itself are `num_alloc_retries`.";
-        RetriesWithoutProgress = "retries_without_progress", Count: "Retries that request as much as the failed attempt before, without more free memory.";
+        Attempts = "attempts", Count: "Attempts: 1, plus one for each retry of the recovery \
+             policy.";
+        Retries = "retries", Count: "Retries of the recovery policy. Retries of the allocator \
+             itself are `num_alloc_retries`.";
+        RetriesWithoutProgress = "retries_without_progress", Count: "Retries that request as much \
+             as the failed attempt before, without more free memory.";
         RetryTime = "retry_time", Time: "Duration of failed attempts and recovery.";
         Ooms = "ooms", Count: "Requests that failed.";
         FreedBlocks = "freed_blocks", Count: "Blocks that the step freed.";
-        FreedBytes = "freed_bytes", Bytes: "Freed memory: allocated bytes for `free`, reserved bytes for `empty_cache`.";
+        FreedBytes = "freed_bytes", Bytes: "Freed memory: allocated bytes for `free`, reserved \
+             bytes for `empty_cache`.";
         Operations = "operations", Count: "Requests and frees.";
         Allocations = "allocations", Count: "Requests that were served.";
         Frees = "frees", Count: "Frees during the step.";
-        FailedRequest = "failed_request", Bytes: "Size of the first failed request; 0 if none failed.";
-        FailedOperation = "failed_operation", Count: "Number of the first failed operation, counted from 1; 0 if none failed.";
-        ReservedAtFailure = "reserved_at_failure", Bytes: "Reserved memory when the first request failed; 0 if none failed.";
-        AllocatedAtFailure = "allocated_at_failure", Bytes: "Allocated memory when the first request failed; 0 if none failed.";
-        LargestFreeAtFailure = "largest_free_at_failure", Bytes: "Largest free block in the cache that the first failed request could use; 0 if none failed.";
-        DeviceFreeAtFailure = "device_free_at_failure", Bytes: "Free memory of the device when the first request failed; 0 if none failed.";
+        FailedRequest = "failed_request", Bytes: "Size of the first failed request; 0 if none \
+             failed.";
+        FailedOperation = "failed_operation", Count: "Number of the first failed operation, \
+             counted from 1; 0 if none failed.";
+        ReservedAtFailure = "reserved_at_failure", Bytes: "Reserved memory when the first request \
+             failed; 0 if none failed.";
+        AllocatedAtFailure = "allocated_at_failure", Bytes: "Allocated memory when the first \
+             request failed; 0 if none failed.";
+        LargestFreeAtFailure = "largest_free_at_failure", Bytes: "Largest free block in the cache \
+             that the first failed request could use; 0 if none failed.";
+        DeviceFreeAtFailure = "device_free_at_failure", Bytes: "Free memory of the device when the \
+             first request failed; 0 if none failed.";
         LiveBlocks = "live_blocks", Count: "Live blocks at the end of the step.";
-        LiveBytes = "live_bytes", Bytes: "Requested bytes of the live blocks at the end of the step.";
-        PeakLiveBytes = "peak_live_bytes", Bytes: "Largest sum of requested bytes that was live at the same time.";
-        PinnedSegments = "pinned_segments", Count: "Segments that cannot be released because of live blocks of the storm.";
+        LiveBytes = "live_bytes", Bytes: "Requested bytes of the live blocks at the end of the \
+             step.";
+        PeakLiveBytes = "peak_live_bytes", Bytes: "Largest sum of requested bytes that was live at \
+             the same time.";
+        PinnedSegments = "pinned_segments", Count: "Segments that cannot be released because of \
+             live blocks of the storm.";
         PinningBlocks = "pinning_blocks", Count: "Live blocks of the storm in those segments.";
         PinningBytes = "pinning_bytes", Bytes: "Allocated bytes of those blocks.";
-        FreeInPinnedSegments = "free_in_pinned_segments", Bytes: "Free bytes in those segments, which cannot be released to the driver.";
-        GrownBytes = "grown_bytes", Bytes: "Growth of all sites that grew since the measure. Sites that shrank are not subtracted.";
+        FreeInPinnedSegments = "free_in_pinned_segments", Bytes: "Free bytes in those segments, \
+             which cannot be released to the driver.";
+        GrownBytes = "grown_bytes", Bytes: "Growth of all sites that grew since the measure. Sites \
+             that shrank are not subtracted.";
         GrownSites = "grown_sites", Count: "Sites that grew since the measure.";
-        FreeSegments = "free_segments", Count: "Segments without live blocks, which `empty_cache` releases.";
+        FreeSegments = "free_segments", Count: "Segments without live blocks, which `empty_cache` \
+             releases.";
         Iterations = "iterations", Count: "Completed iterations of a training or a loop.";
         FirstBatch = "first_batch", Count: "Batch of the first attempted iteration.";
-        FinalBatch = "final_batch", Count: "Samples in memory at the same time in the last completed iteration; 0 if none completed.";
-        EffectiveBatch = "effective_batch", Count: "Samples per update, with accumulated gradients, in the last completed iteration; 0 if none completed.";
-        Throughput = "throughput", Count: "Samples of completed iterations per second of all attempts, rounded down; 0 if none completed.";
+        FinalBatch = "final_batch", Count: "Samples in memory at the same time in the last \
+             completed iteration; 0 if none completed.";
+        EffectiveBatch = "effective_batch", Count: "Samples per update, with accumulated \
+             gradients, in the last completed iteration; 0 if none completed.";
+        Throughput = "throughput", Count: "Samples of completed iterations per second of all \
+             attempts, rounded down; 0 if none completed.";
         Served = "served", Count: "Completed requests.";
         Evicted = "evicted", Count: "Evictions of a request's cache for another request.";
-        PeakRunning = "peak_running", Count: "Largest number of requests that ran at the same time.";
-        RecomputedTokens = "recomputed_tokens", Count: "Tokens whose keys and values were evicted and computed again.";
+        PeakRunning = "peak_running", Count: "Largest number of requests that ran at the same \
+             time.";
+        RecomputedTokens = "recomputed_tokens", Count: "Tokens whose keys and values were evicted \
+             and computed again.";
         ExitCode = "exit_code", Count: "Exit code of the program; 128 + n if signal n ended it.";
         Processes = "processes", Count: "Processes of the program that used the GPU.";
-        PeakReserved = "peak_reserved", Bytes: "Largest amount of GPU memory that a process of the program used.";
-        MallocCalls = "malloc_calls", Count: "Driver allocations of the program, including failed ones.";
-        MallocFailures = "malloc_failures", Count: "Driver allocations that failed because memory ran out, including injected failures.";
-        InjectedFailures = "injected_failures", Count: "Driver allocations that failed because of `fail`.";
+        PeakReserved = "peak_reserved", Bytes: "Largest amount of GPU memory that a process of the \
+             program used.";
+        MallocCalls = "malloc_calls", Count: "Driver allocations of the program, including failed \
+             ones.";
+        MallocFailures = "malloc_failures", Count: "Driver allocations that failed because memory \
+             ran out, including injected failures.";
+        InjectedFailures = "injected_failures", Count: "Driver allocations that failed because of \
+             `fail`.";
         FreeCalls = "free_calls", Count: "Driver frees of the program.";
-        RetainedAfterOom = "retained_after_oom", Bytes: "Largest amount of allocated memory that a failed attempt leaked; 0 if nothing leaks.";
-        GivenBack = "given_back", Bytes: "Cached bytes that recovery policies released to the driver.";
-        Collectives = "collectives", Count: "All-reduces and broadcasts that every rank joined; for one rank, those that it called.";
-        UnequalBatches = "unequal_batches", Count: "Iterations with different batches on the ranks, so that the mean over ranks is not the mean over samples.";
-        WaitedForRanks = "waited_for_ranks", Time: "Longest time that a rank waited for slower ranks, for example during their retries; for one rank, its own waiting time.";
+        RetainedAfterOom = "retained_after_oom", Bytes: "Largest amount of allocated memory that a \
+             failed attempt leaked; 0 if nothing leaks.";
+        GivenBack = "given_back", Bytes: "Cached bytes that recovery policies released to the \
+             driver.";
+        Collectives = "collectives", Count: "All-reduces and broadcasts that every rank joined; \
+             for one rank, those that it called.";
+        UnequalBatches = "unequal_batches", Count: "Iterations with different batches on the \
+             ranks, so that the mean over ranks is not the mean over samples.";
+        WaitedForRanks = "waited_for_ranks", Time: "Longest time that a rank waited for slower \
+             ranks, for example during their retries; for one rank, its own waiting time.";
         HostPeak = "host_peak", Bytes: "Largest amount of host memory that `spill_to_host` used.";
-        HostCopied = "host_copied", Bytes: "Bytes copied to host memory and back, including failed attempts.";
+        HostCopied = "host_copied", Bytes: "Bytes copied to host memory and back, including failed \
+             attempts.";
     }
 }
 

@@ -34,7 +34,8 @@ pub struct Needs {
     pub features: BTreeSet<Feature>,
 }
 
-/// Requirements on the machine. A machine that does not meet them skips the scenario and reports why.
+/// Requirements on the machine. A machine that does not meet them skips the scenario and reports
+/// why.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "needs")]
 pub(crate) struct NeedsWire {
@@ -45,7 +46,8 @@ pub(crate) struct NeedsWire {
     /// Smallest number of devices. Default: 1.
     #[schemars(range(min = 1, max = MAX_DEVICES))]
     devices: Option<Located<u64>>,
-    /// Features of the device: `virtual_memory`, `memory_pools`, `process_memory`. Features that an allocator needs are checked without this.
+    /// Features of the device: `virtual_memory`, `memory_pools`, `process_memory`. Features that an
+    /// allocator needs are checked without this.
     #[serde(default)]
     features: Vec<NameText>,
 }
@@ -54,14 +56,33 @@ impl NeedsWire {
     pub(crate) fn check(&self, parameters: &Parameters, source: &str) -> Result<Needs, Problem> {
         let memory = check_memory(size(&self.memory, parameters, source)?, self.memory.at)?;
         let device = self.device.as_ref().map(|name| {
-            named(name, ["kind of device", "kinds of device"], DeviceKind::from_name, DeviceKind::ALL.iter().map(|kind| kind.name()))
+            named(
+                name,
+                ["kind of device", "kinds of device"],
+                DeviceKind::from_name,
+                DeviceKind::ALL.iter().map(|kind| kind.name()),
+            )
         });
-        let devices = self.devices.as_ref().map_or(Ok(1), |devices| bounded(devices, "devices", 1..=MAX_DEVICES))?;
+        let devices = self.devices.as_ref().map_or(Ok(1), |devices| {
+            bounded(devices, "devices", 1..=MAX_DEVICES)
+        })?;
         let features = self
             .features
             .iter()
-            .map(|name| named(name, ["feature", "features"], Feature::from_name, Feature::ALL.iter().map(|feature| feature.name())))
+            .map(|name| {
+                named(
+                    name,
+                    ["feature", "features"],
+                    Feature::from_name,
+                    Feature::ALL.iter().map(|feature| feature.name()),
+                )
+            })
             .collect::<Result<_, _>>();
-        Ok(Needs { memory, device: device.transpose()?, devices, features: features? })
+        Ok(Needs {
+            memory,
+            device: device.transpose()?,
+            devices,
+            features: features?,
+        })
     }
 }

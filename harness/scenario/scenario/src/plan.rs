@@ -1,4 +1,5 @@
-//! [`Plan`]: the settings of one attempt. After a failure a recovery policy replaces it with a smaller one.
+//! [`Plan`]: the settings of one attempt. After a failure a recovery policy replaces it with a
+//! smaller one.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -26,7 +27,9 @@ pub struct Plan {
 pub type Spilled = BTreeMap<SpilledPart, HostMemory>;
 
 /// A part of a training that can move to host memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema, Display)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema, Display,
+)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum SpilledPart {
@@ -68,7 +71,8 @@ pub enum PlanPart {
     Checkpointing,
     Precision,
     Spilled,
-    /// Buffers that stay on the device. Evicted buffers are gone, so the plan has no field for them.
+    /// Buffers that stay on the device. Evicted buffers are gone, so the plan has no field for
+    /// them.
     Buffers,
     /// Requests that run. Evicted requests wait again, so the plan has no field for them.
     Requests,
@@ -77,7 +81,14 @@ pub enum PlanPart {
 impl Plan {
     /// A plan with this batch and no savings.
     pub const fn of_batch(batch: u64) -> Self {
-        Self { batch, micro_batches: 1, micro_batch: None, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::new() }
+        Self {
+            batch,
+            micro_batches: 1,
+            micro_batch: None,
+            checkpoint_every: None,
+            precision: Precision::Fp32,
+            spilled: Spilled::new(),
+        }
     }
 
     /// Samples in memory at the same time: those of the largest micro-batch.
@@ -100,7 +111,9 @@ impl Plan {
                 let left = self.batch.saturating_sub(size.saturating_mul(part));
                 if left < size { left } else { size }
             }
-            None => self.batch / self.micro_batches + (part < self.batch % self.micro_batches) as u64,
+            None => {
+                self.batch / self.micro_batches + (part < self.batch % self.micro_batches) as u64
+            }
         }
     }
 
@@ -114,13 +127,16 @@ impl Plan {
         let not_more = self.samples_at_once() <= other.samples_at_once()
             && checkpointed(self) >= checkpointed(other)
             && is_mixed(self) >= is_mixed(other)
-            && parts.into_iter().all(|part| rank(self, part) >= rank(other, part));
+            && parts
+                .into_iter()
+                .all(|part| rank(self, part) >= rank(other, part));
         not_more && self != other
     }
 }
 
 impl fmt::Display for Plan {
-    /// Describes the plan: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed precision, optimizer state in pinned host memory`.
+    /// Describes the plan: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed
+    /// precision, optimizer state in pinned host memory`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a batch of {}", self.batch)?;
         if self.parts() > 1 {
@@ -133,6 +149,8 @@ impl fmt::Display for Plan {
             Precision::Fp32 => {}
             Precision::Mixed => f.write_str(", in mixed precision")?,
         }
-        self.spilled.iter().try_for_each(|(part, memory)| write!(f, ", {} in {memory}", part.words()))
+        self.spilled
+            .iter()
+            .try_for_each(|(part, memory)| write!(f, ", {} in {memory}", part.words()))
     }
 }

@@ -19,14 +19,19 @@ use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, named};
 use harness_language::fields::{about, check_memory};
 use harness_language::located::{ListOr, Located, Position, Tree};
-use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
+use harness_language::text::{
+    AmountText, CountText, DurationText, ExpressionText, NameText, duration,
+};
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `expect_violation` and `claim`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or \
+         `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, \
+         `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `expect_violation` \
+         and `claim`",
     required: &["about", "needs", "steps"],
     required_by,
     shorter: "`repeat` and `storm`",
@@ -59,14 +64,16 @@ type ProcessFields = Process<NameText, AmountText>;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// The file name without extension, with the values of the matrix in brackets: `kv_cache[batch=8]`.
+    /// The file name without extension, with the values of the matrix in brackets:
+    /// `kv_cache[batch=8]`.
     pub name: String,
     pub path: PathBuf,
     pub about: String,
     /// The values of the matrix parameters as the file or the user writes them.
     pub parameters: Vec<(String, String)>,
     pub needs: Needs,
-    /// In the order of the file. Names are unique, and settings are unique among allocators without a `name:`.
+    /// In the order of the file. Names are unique, and settings are unique among allocators without
+    /// a `name:`.
     pub allocators: Vec<AllocatorSpec>,
     /// `default`, then the declared streams. [`StreamName::index`] is the index in this list.
     pub streams: Vec<StreamName>,
@@ -76,7 +83,8 @@ pub struct Scenario {
     pub source: Option<String>,
     pub tags: Vec<String>,
     pub skip: Reasons,
-    /// Reasons for known failures. A run that fails for such a reason counts as expected, and a run that passes counts as failed.
+    /// Reasons for known failures. A run that fails for such a reason counts as expected, and a run
+    /// that passes counts as failed.
     pub expected_to_fail: Reasons,
     pub seed: u64,
     pub steps: Vec<Step>,
@@ -88,7 +96,8 @@ pub struct Scenario {
     pub expect_violation: Option<Located<Invariant>>,
     pub claim: Option<Claim>,
     pub figures: Vec<Figure>,
-    /// Comparisons of allocators, in the order of the file. They are evaluated after all allocators have run.
+    /// Comparisons of allocators, in the order of the file. They are evaluated after all allocators
+    /// have run.
     pub comparisons: Vec<Located<Expectation>>,
     /// Keys that the file writes by their earlier names.
     pub renamed: Vec<Renamed>,
@@ -108,15 +117,18 @@ impl Scenario {
         Self::parse(&yaml::read(path, &SCENARIO)?, path)
     }
 
-    /// Reads and checks a file. Returns one scenario per point of its matrix. A parameter in `settings` has only that value; settings for other
-    /// parameters are ignored.
+    /// Reads and checks a file. Returns one scenario per point of its matrix. A parameter in
+    /// `settings` has only that value; settings for other parameters are ignored.
     pub fn load_points(path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
         Self::parse_points(&yaml::read(path, &SCENARIO)?, path, settings)
     }
 
-    /// The index of a step in the order of the file, which is the same in every process. `None` for a step of another scenario.
+    /// The index of a step in the order of the file, which is the same in every process. `None` for
+    /// a step of another scenario.
     pub fn step_number(&self, step: &Step) -> Option<usize> {
-        self.all_steps().iter().position(|known| std::ptr::eq(*known, step))
+        self.all_steps()
+            .iter()
+            .position(|known| std::ptr::eq(*known, step))
     }
 
     pub fn step_with_number(&self, number: usize) -> Option<&Step> {
@@ -124,17 +136,28 @@ impl Scenario {
     }
 
     pub fn uses_private_pools(&self) -> bool {
-        self.all_steps().iter().any(|step| matches!(step.action, Action::PrivatePool(_)))
+        self.all_steps()
+            .iter()
+            .any(|step| matches!(step.action, Action::PrivatePool(_)))
     }
 
     /// Returns whether it contains a storm with threads.
     pub fn has_threads(&self) -> bool {
-        self.all_steps().iter().any(|step| matches!(&step.action, Action::Storm(storm) if storm.threads.is_some()))
+        self.all_steps()
+            .iter()
+            .any(|step| matches!(&step.action, Action::Storm(storm) if storm.threads.is_some()))
     }
 
     pub fn execs(&self) -> Vec<&Exec> {
         let all = self.all_steps().into_iter();
-        all.filter_map(|step| if let Action::Exec(exec) = &step.action { Some(exec) } else { None }).collect()
+        all.filter_map(|step| {
+            if let Action::Exec(exec) = &step.action {
+                Some(exec)
+            } else {
+                None
+            }
+        })
+        .collect()
     }
 
     pub fn all_steps(&self) -> Vec<&Step> {
@@ -152,7 +175,13 @@ impl Scenario {
 
     pub fn info(&self) -> ScenarioInfo {
         let path = self.path.display().to_string();
-        ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory, claim: self.claim.clone() }
+        ScenarioInfo {
+            name: self.name.clone(),
+            path,
+            about: self.about.clone(),
+            memory: self.needs.memory,
+            claim: self.claim.clone(),
+        }
     }
 
     pub fn id(&self) -> String {
@@ -160,7 +189,11 @@ impl Scenario {
     }
 
     pub fn place(&self, position: Position) -> SourceLine {
-        SourceLine { path: self.path.display().to_string(), line: position.line, column: position.column }
+        SourceLine {
+            path: self.path.display().to_string(),
+            line: position.line,
+            column: position.column,
+        }
     }
 
     /// Checks a text that contains one scenario. `path` names the scenario and appears in messages.
@@ -169,19 +202,31 @@ impl Scenario {
         match (points.pop(), points.is_empty()) {
             (Some(only), true) => Ok(only),
             _ => {
-                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).ok().and_then(|wire| Some(wire.matrix?.at));
-                let problem = Problem::new(at.unwrap_or_default(), "expected one scenario, but this matrix has several points")
-                    .help("give each parameter one value");
+                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO)
+                    .ok()
+                    .and_then(|wire| Some(wire.matrix?.at));
+                let problem = Problem::new(
+                    at.unwrap_or_default(),
+                    "expected one scenario, but this matrix has several points",
+                )
+                .help("give each parameter one value");
                 Err(FileError::text(problem, path, source))
             }
         }
     }
 
     /// Checks a text in the same way as [`Scenario::load_points`] checks a file.
-    pub fn parse_points(source: &str, path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
+    pub fn parse_points(
+        source: &str,
+        path: &Path,
+        settings: &Settings,
+    ) -> Result<Vec<Self>, FileError> {
         let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire: ScenarioWire| {
             let points = matrix::points(wire.matrix.as_ref(), settings, source)?;
-            points.into_iter().map(|point| check_scenario(&wire, point, source, path)).collect()
+            points
+                .into_iter()
+                .map(|point| check_scenario(&wire, point, source, path))
+                .collect()
         });
         checked.map_err(|problem| FileError::text(problem, path, source))
     }
@@ -196,8 +241,9 @@ pub(crate) struct ScenarioWire {
     about: Located<String>,
     /// Requirements on the machine.
     needs: NeedsWire,
-    /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`. The scenario runs once per combination. Sizes, numbers
-    /// and expectations can use the parameters. `--set batch=96` sets one on the command line.
+    /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`. The
+    /// scenario runs once per combination. Sizes, numbers and expectations can use the parameters.
+    /// `--set batch=96` sets one on the command line.
     #[schemars(with = "Option<std::collections::BTreeMap<String, Vec<Tree>>>")]
     matrix: Option<Located<Tree>>,
     /// The allocators that the scenario runs with. Default: `[caching]`.
@@ -208,23 +254,27 @@ pub(crate) struct ScenarioWire {
     streams: Option<Vec<NameText>>,
     /// Names of additional programs on the same device, each with its own allocator.
     programs: Option<Vec<NameText>>,
-    /// Additional processes on the same device: names, or maps such as `{ name: worker, memory: 1GiB }` with a memory limit.
+    /// Additional processes on the same device: names, or maps such as `{ name: worker, memory:
+    /// 1GiB }` with a memory limit.
     processes: Option<Vec<ProcessWire>>,
     /// Tags for selecting scenarios, as in `harness run scenarios --tag slow`.
     #[serde(default)]
     tags: Vec<NameText>,
     /// Time limit of every step without its own `timeout`. Default: 5 min.
     timeout: Option<DurationText>,
-    /// Why the scenario is skipped: a reason, or a map from allocators, `simulated` or `gpu` to reasons.
+    /// Why the scenario is skipped: a reason, or a map from allocators, `simulated` or `gpu` to
+    /// reasons.
     skip: Option<Located<Tree>>,
-    /// Why the scenario is known to fail, in the form of `skip`. A run that fails counts as expected, and a run that passes counts as failed.
+    /// Why the scenario is known to fail, in the form of `skip`. A run that fails counts as
+    /// expected, and a run that passes counts as failed.
     expected_to_fail: Option<Located<Tree>>,
     /// Seed of all random choices. Default: 0.
     #[serde(default)]
     seed: u64,
     /// Failures to inject into calls of the driver.
     faults: Option<Located<Vec<Located<FaultWire>>>>,
-    /// Runs a full check every N steps, as in `{ every: 100 }`, for long runs without the audit (`--skip-checks`).
+    /// Runs a full check every N steps, as in `{ every: 100 }`, for long runs without the audit
+    /// (`--skip-checks`).
     health_check: Option<HealthCheckWire>,
     /// The steps, in order.
     #[schemars(length(min = 1))]
@@ -244,52 +294,90 @@ pub(crate) struct ScenarioWire {
 #[serde(transparent)]
 #[schemars(inline)]
 struct ProcessWire(
-    #[schemars(schema_with = "harness_language::located::one_or_map::<NameText, ProcessFields>")] Located<ListOr<NameText, ProcessFields>>,
+    #[schemars(schema_with = "harness_language::located::one_or_map::<NameText, ProcessFields>")]
+    Located<ListOr<NameText, ProcessFields>>,
 );
 
-/// Runs a full check every N steps. It checks all always-checked invariants against the whole structure of each allocator and the device's
-/// counters, and verifies every live buffer and the live blocks of storms. A violation names the step. It is for runs without the audit
-/// (`--skip-checks`), which otherwise find errors only when a buffer is freed or at the end. With the audit it adds the contents. Timed runs skip it.
+/// Runs a full check every N steps. It checks all always-checked invariants against the whole
+/// structure of each allocator and the device's counters, and verifies every live buffer and the
+/// live blocks of storms. A violation names the step. It is for runs without the audit
+/// (`--skip-checks`), which otherwise find errors only when a buffer is freed or at the end. With
+/// the audit it adds the contents. Timed runs skip it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "health_check")]
 struct HealthCheckWire {
-    /// Steps from one check to the next, from 1 to 10000000. Steps in loops and operations of `storm`, `replay`, `train` and `infer` count.
+    /// Steps from one check to the next, from 1 to 10000000. Steps in loops and operations of
+    /// `storm`, `replay`, `train` and `infer` count.
     every: CountText,
 }
 
-/// The schema in `scenarios/schema.json`. Editors find it by a first line `# yaml-language-server: $schema=schema.json`.
+/// The schema in `scenarios/schema.json`. Editors find it by a first line `# yaml-language-server:
+/// $schema=schema.json`.
 #[cfg(feature = "schema")]
 pub fn schema() -> serde_json::Value {
-    SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<ScenarioWire>().to_value()
+    SchemaSettings::draft2020_12()
+        .for_deserialize()
+        .into_generator()
+        .into_root_schema_for::<ScenarioWire>()
+        .to_value()
 }
 
 #[cfg(not(feature = "schema"))]
 pub fn schema() -> serde_json::Value {
-    serde_json::from_str(include_str!("../../../../scenarios/schema.json")).expect("tests compare the file with the types")
+    serde_json::from_str(include_str!("../../../../scenarios/schema.json"))
+        .expect("tests compare the file with the types")
 }
 
 /// The keys that the map under this key must have: of a step, or of a field with its own keys.
 fn required_by(key: &str) -> Vec<String> {
     let root = schema();
     let definitions = || root["$defs"].as_object().into_iter().flatten();
-    let of_step = definitions().find(|(name, _)| *name == key).map(|(_, schema)| schema);
+    let of_step = definitions()
+        .find(|(name, _)| *name == key)
+        .map(|(_, schema)| schema);
     let field = || definitions().find_map(|(_, schema)| schema["properties"].get(key));
-    let resolved = |schema: &'_ serde_json::Value| schema["$ref"].as_str().and_then(|path| root.pointer(path.strip_prefix('#')?).cloned());
+    let resolved = |schema: &'_ serde_json::Value| {
+        schema["$ref"]
+            .as_str()
+            .and_then(|path| root.pointer(path.strip_prefix('#')?).cloned())
+    };
     let schema = of_step.cloned().or_else(|| resolved(field()?));
-    let required = schema.as_ref().and_then(|schema| schema["required"].as_array()).into_iter().flatten();
-    required.filter_map(|name| Some(name.as_str()?.to_owned())).collect()
+    let required = schema
+        .as_ref()
+        .and_then(|schema| schema["required"].as_array())
+        .into_iter()
+        .flatten();
+    required
+        .filter_map(|name| Some(name.as_str()?.to_owned()))
+        .collect()
 }
 
-fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) -> Result<Scenario, Problem> {
+fn check_scenario(
+    wire: &ScenarioWire,
+    point: Point,
+    source: &str,
+    path: &Path,
+) -> Result<Scenario, Problem> {
     let about = about(&wire.about, SCENARIO.noun)?;
     let needs = wire.needs.check(&point.values, source)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    let allocators = arms::check(wire.allocator.as_ref(), wire.allocators.as_ref(), source, folder)?;
+    let allocators = arms::check(
+        wire.allocator.as_ref(),
+        wire.allocators.as_ref(),
+        source,
+        folder,
+    )?;
     let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
     let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
-    let processes = processes(wire.processes.as_deref().unwrap_or_default(), &programs, &point, source)?;
+    let processes = processes(
+        wire.processes.as_deref().unwrap_or_default(),
+        &programs,
+        &point,
+        source,
+    )?;
     if wire.steps.value.is_empty() {
-        return Err(Problem::new(wire.steps.at, "`steps` is empty").help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
+        return Err(Problem::new(wire.steps.at, "`steps` is empty")
+            .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
     let declared = Declared {
         folder,
@@ -301,25 +389,63 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         memory: needs.memory,
     };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
-    let invariants = check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
-    let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
-    let health_check = wire.health_check.as_ref().map(|health| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS)).transpose()?;
+    let invariants =
+        check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
+    let faults = wire
+        .faults
+        .as_ref()
+        .map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
+    let health_check = wire
+        .health_check
+        .as_ref()
+        .map(|health| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS))
+        .transpose()?;
     checker.time_limit = wire.timeout.as_ref().map(duration).transpose()?;
     let steps = check_steps(&wire.steps.value, &mut checker)?;
     let reasons = |given: &Option<Located<Tree>>, what: &str| {
-        given.as_ref().map_or_else(|| Ok(Reasons::default()), |given| Reasons::check(given, what, |arm| checker.arm(arm)))
+        given.as_ref().map_or_else(
+            || Ok(Reasons::default()),
+            |given| Reasons::check(given, what, |arm| checker.arm(arm)),
+        )
     };
-    let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
-    let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
+    let (skip, expected_to_fail) = (
+        reasons(&wire.skip, "skip")?,
+        reasons(&wire.expected_to_fail, "expected_to_fail")?,
+    );
+    let tags = wire
+        .tags
+        .iter()
+        .map(|tag| tag.checked().map(str::to_owned))
+        .collect::<Result<_, _>>()?;
     if let Some(old) = &wire.violates {
         checker.renamed(old.at, "violates", "expect_violation");
     }
-    let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(|given| {
-        let names = Invariant::ALL.iter().map(|invariant| invariant.name());
-        named(given, ["invariant", "invariants"], Invariant::from_name, names).map(|invariant| given.0.with(invariant))
-    });
-    let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
-    let Checker { comparisons, streams_of_traces, renamed, .. } = checker;
+    let expect_violation = wire
+        .expect_violation
+        .as_ref()
+        .or(wire.violates.as_ref())
+        .map(|given| {
+            let names = Invariant::ALL.iter().map(|invariant| invariant.name());
+            named(
+                given,
+                ["invariant", "invariants"],
+                Invariant::from_name,
+                names,
+            )
+            .map(|invariant| given.0.with(invariant))
+        });
+    let (claim, figures) = wire
+        .claim
+        .as_ref()
+        .map(|claim| claim.check(&checker))
+        .transpose()?
+        .unzip();
+    let Checker {
+        comparisons,
+        streams_of_traces,
+        renamed,
+        ..
+    } = checker;
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
@@ -347,20 +473,36 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     })
 }
 
-fn check_invariants(given: &[ExpressionText], checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
+fn check_invariants(
+    given: &[ExpressionText],
+    checker: &mut Checker<'_>,
+) -> Result<Vec<Located<Expectation>>, Problem> {
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
-        return Err(Problem::new(first_too_many.at, format!("more than {MAX_INVARIANTS} invariants"))
-            .help("they are evaluated after every step; use `expect` for a check at one step"));
+        return Err(Problem::new(
+            first_too_many.at,
+            format!("more than {MAX_INVARIANTS} invariants"),
+        )
+        .help("they are evaluated after every step; use `expect` for a check at one step"));
     }
-    given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect()
+    given
+        .iter()
+        .map(|text| Ok(text.0.with(checker.invariant(text)?)))
+        .collect()
 }
 
 fn name(path: &Path, point: &Point) -> String {
-    let stem = path.file_stem().map_or_else(|| "scenario".to_owned(), |stem| stem.to_string_lossy().into_owned());
+    let stem = path.file_stem().map_or_else(
+        || "scenario".to_owned(),
+        |stem| stem.to_string_lossy().into_owned(),
+    );
     if point.texts.is_empty() {
         return stem;
     }
-    let values: Vec<String> = point.texts.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let values: Vec<String> = point
+        .texts
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     format!("{stem}[{}]", values.join(","))
 }
 
@@ -373,10 +515,13 @@ fn is_new<'n>(
 ) -> Result<(), Problem> {
     let (number, text) = (known.len(), name.text());
     if known.into_iter().any(|known| known == text) {
-        return Err(Problem::new(name.at, format!("{kind} `{text}` is named twice")).help("name it once"));
+        return Err(
+            Problem::new(name.at, format!("{kind} `{text}` is named twice")).help("name it once"),
+        );
     }
     if number == most {
-        return Err(Problem::new(name.at, format!("more than {most} {kinds}")).help(format!("use fewer {kinds}")));
+        return Err(Problem::new(name.at, format!("more than {most} {kinds}"))
+            .help(format!("use fewer {kinds}")));
     }
     Ok(())
 }
@@ -385,13 +530,23 @@ fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
     let mut programs: Vec<ProgramName> = Vec::new();
     for name in given {
         let text = has_no_meaning(name, "take another name")?;
-        is_new(name, ["program", "programs"], programs.iter().map(ProgramName::name), MAX_PROGRAMS)?;
+        is_new(
+            name,
+            ["program", "programs"],
+            programs.iter().map(ProgramName::name),
+            MAX_PROGRAMS,
+        )?;
         programs.push(ProgramName::new(programs.len(), text));
     }
     Ok(programs)
 }
 
-fn processes(given: &[ProcessWire], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
+fn processes(
+    given: &[ProcessWire],
+    programs: &[ProgramName],
+    point: &Point,
+    source: &str,
+) -> Result<Vec<Process>, Problem> {
     let mut processes: Vec<Process> = Vec::new();
     for ProcessWire(given) in given {
         let (name, memory) = match &given.value {
@@ -404,11 +559,24 @@ fn processes(given: &[ProcessWire], programs: &[ProgramName], point: &Point, sou
         };
         let text = has_no_meaning(name, "take another name")?;
         if programs.iter().any(|program| program.name() == text) {
-            return Err(Problem::new(name.at, format!("`{text}` is a program of this scenario")).help("take another name"));
+            return Err(
+                Problem::new(name.at, format!("`{text}` is a program of this scenario"))
+                    .help("take another name"),
+            );
         }
-        is_new(name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
-        let memory = memory.map(|text| check_memory(size(text, &point.values, source)?, text.at)).transpose()?;
-        processes.push(Process { name: ProcessName::new(processes.len(), text), memory });
+        is_new(
+            name,
+            ["process", "processes"],
+            processes.iter().map(|process| process.name.name()),
+            MAX_PROCESSES,
+        )?;
+        let memory = memory
+            .map(|text| check_memory(size(text, &point.values, source)?, text.at))
+            .transpose()?;
+        processes.push(Process {
+            name: ProcessName::new(processes.len(), text),
+            memory,
+        });
     }
     Ok(processes)
 }
@@ -418,9 +586,15 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     for name in given {
         let text = name.checked()?;
         if text == DEFAULT_STREAM {
-            return Err(Problem::new(name.at, "the stream `default` always exists").help("remove it from `streams`"));
+            return Err(Problem::new(name.at, "the stream `default` always exists")
+                .help("remove it from `streams`"));
         }
-        is_new(name, ["stream", "streams"], streams.iter().skip(1).map(StreamName::name), MAX_STREAMS)?;
+        is_new(
+            name,
+            ["stream", "streams"],
+            streams.iter().skip(1).map(StreamName::name),
+            MAX_STREAMS,
+        )?;
         streams.push(StreamName::new(streams.len(), text));
     }
     Ok(streams)

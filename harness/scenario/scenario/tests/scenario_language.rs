@@ -1,4 +1,5 @@
-//! What comes out of a scenario that is right: typed steps at their places, names resolved, sizes and expectations parsed.
+//! What comes out of a scenario that is right: typed steps at their places, names resolved, sizes
+//! and expectations parsed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
@@ -12,8 +13,8 @@ use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::loops::Rounds;
 use harness_scenario::steps::storm::{Distribution, StormSizes};
 use harness_scenario::{
-    Account, Action, Amount, Chain, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario,
-    StepKind,
+    Account, Action, Amount, Chain, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number,
+    Policy, Readings, ReportKey, Scenario, StepKind,
 };
 
 const SOURCE: &str = "\
@@ -47,15 +48,37 @@ fn scenario() -> Scenario {
 #[test]
 fn keys_of_the_file_are_parsed() {
     let scenario = scenario();
-    assert_eq!((scenario.name.as_str(), scenario.needs.memory, scenario.seed), ("everything", Bytes::mib(1536), 42));
-    assert_eq!(scenario.allocators, [AllocatorKind::Direct, AllocatorKind::Caching].map(AllocatorSpec::from));
-    let streams: Vec<(usize, &str)> = scenario.streams.iter().map(|stream| (stream.index(), stream.name())).collect();
+    assert_eq!(
+        (scenario.name.as_str(), scenario.needs.memory, scenario.seed),
+        ("everything", Bytes::mib(1536), 42)
+    );
+    assert_eq!(
+        scenario.allocators,
+        [AllocatorKind::Direct, AllocatorKind::Caching].map(AllocatorSpec::from)
+    );
+    let streams: Vec<(usize, &str)> = scenario
+        .streams
+        .iter()
+        .map(|stream| (stream.index(), stream.name()))
+        .collect();
     assert_eq!(streams, [(0, "default"), (1, "side")]);
     let step = scenario.steps[0].position;
-    assert_eq!(scenario.place(step).to_string(), "folder/everything.yaml:7:5");
+    assert_eq!(
+        scenario.place(step).to_string(),
+        "folder/everything.yaml:7:5"
+    );
     assert_eq!(scenario.info().about, "Everything at once.");
-    assert_eq!(scenario.expect_violation.map(|found| (found.value, found.at.line)), Some((Invariant::RetryMakesProgress, 21)));
-    let metrics: Vec<String> = scenario.invariants[0].value.quantities().map(ToString::to_string).collect();
+    assert_eq!(
+        scenario
+            .expect_violation
+            .map(|found| (found.value, found.at.line)),
+        Some((Invariant::RetryMakesProgress, 21))
+    );
+    let metrics: Vec<String> = scenario.invariants[0]
+        .value
+        .quantities()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(metrics, ["reserved_bytes.all.peak", "start.device.free"]);
 }
 
@@ -64,9 +87,19 @@ fn steps_have_a_kind_a_position_and_a_description() {
     let steps: Vec<(u32, u32, &str, String)> = scenario()
         .steps
         .iter()
-        .map(|step| (step.position.line, step.position.column, step.action.kind().name(), step.action.to_string()))
+        .map(|step| {
+            (
+                step.position.line,
+                step.position.column,
+                step.action.kind().name(),
+                step.action.to_string(),
+            )
+        })
         .collect();
-    let text = steps.iter().map(|(line, column, kind, text)| format!("{line}:{column} {kind} {text}\n")).collect::<String>();
+    let text = steps
+        .iter()
+        .map(|(line, column, kind, text)| format!("{line}:{column} {kind} {text}\n"))
+        .collect::<String>();
     insta::assert_snapshot!(text, @r"
     7:5 alloc weights, 400 MiB
     8:5 alloc more, 2 GiB, on side, expected to fail, on out-of-memory: free weights
@@ -82,44 +115,100 @@ fn steps_have_a_kind_a_position_and_a_description() {
 #[test]
 fn fields_are_parsed_and_names_resolved() {
     let scenario = scenario();
-    let [weights, more, free, storm, probe, both, repeat, _] = scenario.steps.as_slice() else { panic!("eight steps") };
-    let Action::Alloc(more_fields) = &more.action else { panic!("alloc") };
-    assert_eq!((more_fields.size.clone(), more_fields.expect.clone()), (Amount::Fixed(Bytes::gib(2)), Ending::always(Expected::Oom(None))));
-    let Action::Alloc(weights) = &weights.action else { panic!("alloc") };
-    let freed = Policy::Free { buffers: vec![weights.buffer.name.clone()] };
-    assert_eq!(more_fields.on_oom.as_ref().map(Chain::policies), Some(&[freed][..]));
-    let expected = FreeTarget::Buffer { buffer: weights.buffer.clone(), may_be_gone: true };
-    assert_eq!(free.action, Action::Free(Free::Targets(vec![expected])), "a policy may have freed it");
-    let Action::Storm(churn) = &storm.action else { panic!("storm") };
-    assert_eq!(churn.sizes, StormSizes::Range { min: Bytes(512), max: Bytes::mib(1), distribution: Distribution::LogUniform });
+    let [weights, more, free, storm, probe, both, repeat, _] = scenario.steps.as_slice() else {
+        panic!("eight steps")
+    };
+    let Action::Alloc(more_fields) = &more.action else {
+        panic!("alloc")
+    };
+    assert_eq!(
+        (more_fields.size.clone(), more_fields.expect.clone()),
+        (
+            Amount::Fixed(Bytes::gib(2)),
+            Ending::always(Expected::Oom(None))
+        )
+    );
+    let Action::Alloc(weights) = &weights.action else {
+        panic!("alloc")
+    };
+    let freed = Policy::Free {
+        buffers: vec![weights.buffer.name.clone()],
+    };
+    assert_eq!(
+        more_fields.on_oom.as_ref().map(Chain::policies),
+        Some(&[freed][..])
+    );
+    let expected = FreeTarget::Buffer {
+        buffer: weights.buffer.clone(),
+        may_be_gone: true,
+    };
+    assert_eq!(
+        free.action,
+        Action::Free(Free::Targets(vec![expected])),
+        "a policy may have freed it"
+    );
+    let Action::Storm(churn) = &storm.action else {
+        panic!("storm")
+    };
+    assert_eq!(
+        churn.sizes,
+        StormSizes::Range {
+            min: Bytes(512),
+            max: Bytes::mib(1),
+            distribution: Distribution::LogUniform
+        }
+    );
     assert_eq!(storm.id.as_ref(), Some(&churn.id));
-    let Action::Alloc(probe) = &probe.action else { panic!("alloc") };
+    let Action::Alloc(probe) = &probe.action else {
+        panic!("alloc")
+    };
     let looked_up = |metric: &Metric| {
-        assert_eq!(*metric, Metric::Report(churn.id.clone(), ReportKey::FailedRequest));
+        assert_eq!(
+            *metric,
+            Metric::Report(churn.id.clone(), ReportKey::FailedRequest)
+        );
         Ok::<_, ()>(Number::from_integer(1 << 20))
     };
     assert_eq!(probe.size.evaluate(looked_up), Ok(Bytes::mib(2)));
-    assert!(matches!(&both.action, Action::Free(Free::Targets(targets)) if targets[0] == FreeTarget::Storm(churn.id.clone())));
-    let Action::Repeat(repeat) = &repeat.action else { panic!("repeat") };
+    assert!(
+        matches!(&both.action, Action::Free(Free::Targets(targets)) if targets[0] == FreeTarget::Storm(churn.id.clone()))
+    );
+    let Action::Repeat(repeat) = &repeat.action else {
+        panic!("repeat")
+    };
     assert_eq!((&repeat.rounds, repeat.steps.len()), (&Rounds::Times(3), 3));
-    let Action::Busy(busy) = &repeat.steps[1].action else { panic!("busy") };
+    let Action::Busy(busy) = &repeat.steps[1].action else {
+        panic!("busy")
+    };
     assert_eq!((busy.duration, busy.stream.index()), (Nanos::millis(5), 1));
 }
 
 #[test]
 fn an_expectation_has_its_allocator_and_its_position() {
     let scenario = scenario();
-    let Action::Repeat(repeat) = &scenario.steps[6].action else { panic!("repeat") };
-    let (Action::Measure(before), Action::Expect(expect)) = (&repeat.steps[0].action, &repeat.steps[2].action) else {
+    let Action::Repeat(repeat) = &scenario.steps[6].action else {
+        panic!("repeat")
+    };
+    let (Action::Measure(before), Action::Expect(expect)) =
+        (&repeat.steps[0].action, &repeat.steps[2].action)
+    else {
         panic!("measure, expect")
     };
     assert!(expect.of("direct", DeviceKind::Gpu).is_empty());
-    let [first, second] = expect.of("caching", DeviceKind::Gpu) else { panic!("two expectations") };
+    let [first, second] = expect.of("caching", DeviceKind::Gpu) else {
+        panic!("two expectations")
+    };
     let (first, second) = (&first.expectation, &second.expectation);
-    assert_eq!((first.at.line, first.at.column, second.at.column), (18, 32, 71));
+    assert_eq!(
+        (first.at.line, first.at.column, second.at.column),
+        (18, 32, 71)
+    );
     let metrics: Vec<&Metric> = first.value.quantities().collect();
     let used = Account::Device(DeviceMetric::Used);
-    assert_eq!(metrics, [&Metric::Now(used), &Metric::At(before.clone(), used)]);
+    assert_eq!(
+        metrics,
+        [&Metric::Now(used), &Metric::At(before.clone(), used)]
+    );
 }
 
 #[test]
@@ -134,12 +223,32 @@ fn every_account_can_be_read_from_the_readings() {
         processes: Bytes::ZERO,
         process_contexts: Bytes::ZERO,
     };
-    let calls = DeviceCalls { malloc: 6, malloc_failures: 7, free: 8, synchronize: 9, ..DeviceCalls::default() };
-    let mut stats = MemoryStats { num_ooms: 10, ..MemoryStats::default() };
+    let calls = DeviceCalls {
+        malloc: 6,
+        malloc_failures: 7,
+        free: 8,
+        synchronize: 9,
+        ..DeviceCalls::default()
+    };
+    let mut stats = MemoryStats {
+        num_ooms: 10,
+        ..MemoryStats::default()
+    };
     stats.reserved_bytes.increase(PoolKind::Small, 11);
-    let readings = Readings { stats, memory: Some(memory), calls, now: Nanos(12) };
-    let missing: Vec<Account> = Account::all().filter(|&account| readings.get(account).is_none()).collect();
-    assert_eq!(missing, [Account::Device(DeviceMetric::Process)], "NVML could not tell it");
+    let readings = Readings {
+        stats,
+        memory: Some(memory),
+        calls,
+        now: Nanos(12),
+    };
+    let missing: Vec<Account> = Account::all()
+        .filter(|&account| readings.get(account).is_none())
+        .collect();
+    assert_eq!(
+        missing,
+        [Account::Device(DeviceMetric::Process)],
+        "NVML could not tell it"
+    );
     let values = [
         ("device.total", 1),
         ("device.free", 2),
@@ -156,14 +265,25 @@ fn every_account_can_be_read_from_the_readings() {
         ("time.now", 12),
     ];
     for (name, expected) in values {
-        assert_eq!(readings.get(Account::from_name(name).unwrap()), Some(expected), "{name}");
+        assert_eq!(
+            readings.get(Account::from_name(name).unwrap()),
+            Some(expected),
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn names_such_as_no_and_on_are_names() {
-    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - alloc: { buffer: y, size: 1 }\n  - alloc: { buffer: on, size: 1 }\n  - free: [y, on]\n";
-    assert_eq!(Scenario::parse(source, Path::new("names.yaml")).unwrap().steps.len(), 3);
+    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - alloc: { buffer: y, size: 1 }\n  \
+         - alloc: { buffer: on, size: 1 }\n  - free: [y, on]\n";
+    assert_eq!(
+        Scenario::parse(source, Path::new("names.yaml"))
+            .unwrap()
+            .steps
+            .len(),
+        3
+    );
 }
 
 #[test]
@@ -176,30 +296,57 @@ fn files_with_other_line_ends_or_a_byte_order_mark_are_read() {
 
 #[test]
 fn a_loop_body_that_frees_its_buffers_is_accepted() {
-    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
+    let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      \
+         steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { \
+         min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: \
+         e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
     let scenario = Scenario::parse(source, Path::new("body.yaml")).unwrap();
     assert_eq!(scenario.steps[0].action.kind(), StepKind::Repeat);
 }
 
 /// The arms of a scenario with these allocators: name and settings.
 fn arms(allocators: &str) -> Vec<(String, Option<String>)> {
-    let source = format!("about: x\nneeds: {{ memory: 1GiB }}\n{allocators}\nsteps: [empty_cache]\n");
-    let scenario = Scenario::parse(&source, Path::new("arms.yaml")).unwrap_or_else(|error| panic!("{error}"));
-    scenario.allocators.iter().map(|arm| (arm.to_string(), arm.settings())).collect()
+    let source =
+        format!("about: x\nneeds: {{ memory: 1GiB }}\n{allocators}\nsteps: [empty_cache]\n");
+    let scenario =
+        Scenario::parse(&source, Path::new("arms.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    scenario
+        .allocators
+        .iter()
+        .map(|arm| (arm.to_string(), arm.settings()))
+        .collect()
 }
 
 #[test]
 fn settings_as_a_string_and_as_fields_are_equal() {
     let conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8,expandable_segments:True";
-    let divisions = ["[256:1, 512:2, \">:4\"]", "[256: 1, 512: 2, \">\": 4]", "\"[256:1,512:2,>:4]\""];
+    let divisions = [
+        "[256:1, 512:2, \">:4\"]",
+        "[256: 1, 512: 2, \">\": 4]",
+        "\"[256:1,512:2,>:4]\"",
+    ];
     let fields = divisions.map(|divisions| {
-        format!("{{ garbage_collection_threshold: 0.80, expandable_segments: true, max_split_size_mb: 64, roundup_power2_divisions: {divisions} }}")
+        format!(
+            "{{ garbage_collection_threshold: 0.80, expandable_segments: true, \
+             max_split_size_mb: 64, roundup_power2_divisions: {divisions} }}"
+        )
     });
-    for settings in [format!("{{ conf: \"{conf}\" }}")].into_iter().chain(fields) {
-        assert_eq!(arms(&format!("allocator: {{ caching: {settings} }}")), [(format!("caching({conf})"), Some(conf.to_owned()))]);
+    for settings in [format!("{{ conf: \"{conf}\" }}")]
+        .into_iter()
+        .chain(fields)
+    {
+        assert_eq!(
+            arms(&format!("allocator: {{ caching: {settings} }}")),
+            [(format!("caching({conf})"), Some(conf.to_owned()))]
+        );
     }
-    let quoted = "allocator: { caching: { expandable_segments: \"True\", max_split_size_mb: \"64.5\" } }";
-    assert_eq!(arms(quoted)[0].0, "caching(max_split_size_mb:64,expandable_segments:True)", "as PyTorch reads them");
+    let quoted =
+        "allocator: { caching: { expandable_segments: \"True\", max_split_size_mb: \"64.5\" } }";
+    assert_eq!(
+        arms(quoted)[0].0,
+        "caching(max_split_size_mb:64,expandable_segments:True)",
+        "as PyTorch reads them"
+    );
 }
 
 #[test]
@@ -212,7 +359,17 @@ fn allocators_have_the_names_of_their_settings_or_their_own() {
   - direct: { name: baseline }
   - expandable: {}";
     let names: Vec<String> = arms(several).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["caching", "caching(max_split_size_mb:512)", "tuned", "again", "baseline", "expandable"]);
+    assert_eq!(
+        names,
+        [
+            "caching",
+            "caching(max_split_size_mb:512)",
+            "tuned",
+            "again",
+            "baseline",
+            "expandable"
+        ]
+    );
     assert_eq!(arms("allocator: direct"), [("direct".to_owned(), None)]);
     assert_eq!(arms(""), [("caching".to_owned(), None)]);
 }
@@ -227,19 +384,33 @@ steps:
   - free: a
 ";
     let scenario = Scenario::parse(source, Path::new("ends.yaml")).unwrap();
-    let (Action::Alloc(alloc), Action::Free(free)) = (&scenario.steps[0].action, &scenario.steps[1].action) else { panic!("alloc, free") };
-    let ends = ["caching", "tuned", "direct"].map(|arm| alloc.expect.of(arm, DeviceKind::Simulated));
+    let (Action::Alloc(alloc), Action::Free(free)) =
+        (&scenario.steps[0].action, &scenario.steps[1].action)
+    else {
+        panic!("alloc, free")
+    };
+    let ends =
+        ["caching", "tuned", "direct"].map(|arm| alloc.expect.of(arm, DeviceKind::Simulated));
     assert_eq!(ends, [Expected::Oom(None), Expected::Fits, Expected::Any]);
     assert_eq!(alloc.to_string(), "a, 2 GiB, expected to fail with caching");
-    assert_eq!(*free, Free::Targets(vec![FreeTarget::Buffer { buffer: alloc.buffer.clone(), may_be_gone: true }]));
+    assert_eq!(
+        *free,
+        Free::Targets(vec![FreeTarget::Buffer {
+            buffer: alloc.buffer.clone(),
+            may_be_gone: true
+        }])
+    );
 }
 
 fn parse(source: &str) -> Scenario {
-    Scenario::parse(source, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{source}"))
+    Scenario::parse(source, Path::new("test.yaml"))
+        .unwrap_or_else(|error| panic!("{error}\n{source}"))
 }
 
 fn with_steps(steps: &str) -> Scenario {
-    parse(&format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps:\n{steps}\n"))
+    parse(&format!(
+        "about: x\nneeds: {{ memory: 1GiB }}\nsteps:\n{steps}\n"
+    ))
 }
 
 #[test]
@@ -251,7 +422,11 @@ fn short_names_stand_for_counters_over_all_pools() {
         ("inactive_split.freed", "inactive_split_bytes.all.freed"),
         ("requested.allocated", "requested_bytes.all.allocated"),
     ] {
-        assert_eq!(Account::from_name(short), Account::from_name(full), "{short}");
+        assert_eq!(
+            Account::from_name(short),
+            Account::from_name(full),
+            "{short}"
+        );
         assert!(Account::from_name(short).is_some(), "{short}");
     }
     assert_eq!(Account::from_name("reserved.now"), None);
@@ -268,17 +443,34 @@ steps:
     steps: [reset_peak_stats]
 ";
     let points = |set: &[(&str, &str)]| {
-        let settings = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let settings = set
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
         Scenario::parse_points(source, Path::new("points.yaml"), &settings).unwrap()
     };
     let told = |scenario: &Scenario| {
-        let (Action::Alloc(alloc), Action::Repeat(repeat)) = (&scenario.steps[0].action, &scenario.steps[1].action) else {
+        let (Action::Alloc(alloc), Action::Repeat(repeat)) =
+            (&scenario.steps[0].action, &scenario.steps[1].action)
+        else {
             panic!("steps")
         };
-        (scenario.name.clone(), scenario.needs.memory, alloc.size.clone(), repeat.rounds.count())
+        (
+            scenario.name.clone(),
+            scenario.needs.memory,
+            alloc.size.clone(),
+            repeat.rounds.count(),
+        )
     };
     let all: Vec<_> = points(&[]).iter().map(told).collect();
-    let point = |name: &str, memory, size, count| (name.to_owned(), Bytes::mib(memory), Amount::Fixed(Bytes::mib(size)), count);
+    let point = |name: &str, memory, size, count| {
+        (
+            name.to_owned(),
+            Bytes::mib(memory),
+            Amount::Fixed(Bytes::mib(size)),
+            count,
+        )
+    };
     assert_eq!(
         all,
         [
@@ -288,15 +480,22 @@ steps:
             point("points[batch=16,memory=2GiB]", 1024, 64, 16),
         ]
     );
-    let set: Vec<_> = points(&[("batch", "96"), ("memory", "4GiB"), ("other", "1")]).iter().map(told).collect();
+    let set: Vec<_> = points(&[("batch", "96"), ("memory", "4GiB"), ("other", "1")])
+        .iter()
+        .map(told)
+        .collect();
     assert_eq!(set, [point("points[batch=96,memory=4GiB]", 2048, 384, 96)]);
 }
 
 #[test]
 fn the_values_of_a_loop_are_a_range_or_a_list() {
     let values = |given: &str| {
-        let scenario = with_steps(&format!("  - for: {{ v: {given} }}\n    steps: [reset_peak_stats]"));
-        let Action::For(steps) = &scenario.steps[0].action else { panic!("for") };
+        let scenario = with_steps(&format!(
+            "  - for: {{ v: {given} }}\n    steps: [reset_peak_stats]"
+        ));
+        let Action::For(steps) = &scenario.steps[0].action else {
+            panic!("for")
+        };
         (0..steps.rounds.count())
             .filter_map(|round| steps.rounds.value(round))
             .map(|(_, value)| value.to_string())
@@ -323,14 +522,25 @@ steps:
   - alloc: { buffer: a, size: 2GiB, expect: { simulated: { caching: { oom: too_large }, others: oom }, gpu: any } }
 ";
     let scenario = parse(source);
-    let Action::Alloc(alloc) = &scenario.steps[0].action else { panic!("alloc") };
+    let Action::Alloc(alloc) = &scenario.steps[0].action else {
+        panic!("alloc")
+    };
     use DeviceKind::{Gpu, Simulated};
-    assert_eq!(alloc.expect.of("caching", Simulated), Expected::Oom(harness_record::CauseKind::from_name("too_large")));
+    assert_eq!(
+        alloc.expect.of("caching", Simulated),
+        Expected::Oom(harness_record::CauseKind::from_name("too_large"))
+    );
     assert_eq!(alloc.expect.of("bfc", Simulated), Expected::Oom(None));
     assert_eq!(alloc.expect.of("bfc", Gpu), Expected::Any);
-    assert_eq!(["caching", "direct"].map(|arm| scenario.skip.of(arm, Simulated)), [None, Some("too slow")]);
+    assert_eq!(
+        ["caching", "direct"].map(|arm| scenario.skip.of(arm, Simulated)),
+        [None, Some("too slow")]
+    );
     assert_eq!(scenario.skip.of("caching", Gpu), Some("not tried"));
-    assert_eq!(["bfc", "direct"].map(|arm| scenario.expected_to_fail.of(arm, Gpu)), [Some("known"), None]);
+    assert_eq!(
+        ["bfc", "direct"].map(|arm| scenario.expected_to_fail.of(arm, Gpu)),
+        [Some("known"), None]
+    );
 }
 
 #[test]
@@ -343,16 +553,30 @@ steps:
 ";
     let scenario = parse(source);
     assert_eq!(scenario.comparisons.len(), 1);
-    let metrics: Vec<String> = scenario.comparisons[0].value.quantities().map(ToString::to_string).collect();
-    assert_eq!(metrics, ["caching.reserved_bytes.all.peak", "direct.reserved_bytes.all.peak"]);
+    let metrics: Vec<String> = scenario.comparisons[0]
+        .value
+        .quantities()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(
+        metrics,
+        [
+            "caching.reserved_bytes.all.peak",
+            "direct.reserved_bytes.all.peak"
+        ]
+    );
 }
 
 #[test]
 fn the_time_limit_of_the_scenario_applies_to_steps_without_their_own() {
     let scenario = parse(
-        "about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peak_stats]\n  - reset_peak_stats: {}\n    timeout: 1s\n",
+        "about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: \
+         [reset_peak_stats]\n  - reset_peak_stats: {}\n    timeout: 1s\n",
     );
-    assert_eq!(scenario.steps[0].action.steps()[0].time_limit, Some(Nanos::millis(2000)));
+    assert_eq!(
+        scenario.steps[0].action.steps()[0].time_limit,
+        Some(Nanos::millis(2000))
+    );
     assert_eq!(scenario.steps[1].time_limit, Some(Nanos::millis(1000)));
 }
 
@@ -380,13 +604,27 @@ violates: retry_makes_progress
         .replace("agree:", "sync_batch:")
         .replace("recomputed_words", "recomputed_tokens")
         .replace("violates:", "expect_violation:");
-    let parse = |text: &str| Scenario::parse(text, Path::new("renamed.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    let parse = |text: &str| {
+        Scenario::parse(text, Path::new("renamed.yaml")).unwrap_or_else(|error| panic!("{error}"))
+    };
     let (of_old, of_new) = (parse(old), parse(&new));
     // The last step keeps the text of its expression.
-    let actions = |scenario: &Scenario| scenario.steps[..6].iter().map(|step| step.action.clone()).collect::<Vec<_>>();
+    let actions = |scenario: &Scenario| {
+        scenario.steps[..6]
+            .iter()
+            .map(|step| step.action.clone())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(actions(&of_old), actions(&of_new));
-    assert_eq!(of_old.expect_violation.map(|invariant| invariant.value), of_new.expect_violation.map(|invariant| invariant.value));
-    let hints: Vec<String> = of_old.renamed.iter().map(|hint| format!("{}: {hint}", hint.at.line)).collect();
+    assert_eq!(
+        of_old.expect_violation.map(|invariant| invariant.value),
+        of_new.expect_violation.map(|invariant| invariant.value)
+    );
+    let hints: Vec<String> = of_old
+        .renamed
+        .iter()
+        .map(|hint| format!("{}: {hint}", hint.at.line))
+        .collect();
     assert_eq!(
         hints,
         [

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use crate::sites::SiteId;
 
-/// A use of memory, or a reason why free memory is not usable. The names in JSON match those of [`harness_record::CauseKind`]
-/// where requests can fail for the same reason.
+/// A use of memory, or a reason why free memory is not usable. The names in JSON match those of
+/// [`harness_record::CauseKind`] where requests can fail for the same reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ByteCause {
@@ -28,15 +28,43 @@ impl ByteCause {
     pub(crate) const ALL: [(Self, &str, &str); 11] = [
         (Self::Allocated, "allocated", "allocated, as requested"),
         (Self::Rounding, "rounding", "rounding of allocated blocks"),
-        (Self::PendingFree, "pending_free", "freed, but other streams still use it"),
-        (Self::OtherStream, "other_stream", "cached for another stream"),
-        (Self::OtherPool, "other_pool", "cached for blocks of the other size"),
-        (Self::PrivatePool, "private_pool", "cached in a private pool"),
-        (Self::InactiveSplit, "inactive_split", "free, but pinned by live blocks"),
+        (
+            Self::PendingFree,
+            "pending_free",
+            "freed, but other streams still use it",
+        ),
+        (
+            Self::OtherStream,
+            "other_stream",
+            "cached for another stream",
+        ),
+        (
+            Self::OtherPool,
+            "other_pool",
+            "cached for blocks of the other size",
+        ),
+        (
+            Self::PrivatePool,
+            "private_pool",
+            "cached in a private pool",
+        ),
+        (
+            Self::InactiveSplit,
+            "inactive_split",
+            "free, but pinned by live blocks",
+        ),
         (Self::WholeSegments, "whole_segments", "free whole segments"),
-        (Self::OthersHold, "others_hold", "other processes and the CUDA context"),
+        (
+            Self::OthersHold,
+            "others_hold",
+            "other processes and the CUDA context",
+        ),
         (Self::Free, "free", "free on the device"),
-        (Self::FreeOrOthersHold, "free_or_others_hold", "not reserved: free, or in use by other processes"),
+        (
+            Self::FreeOrOthersHold,
+            "free_or_others_hold",
+            "not reserved: free, or in use by other processes",
+        ),
     ];
 
     pub const fn name(self) -> &'static str {
@@ -53,8 +81,8 @@ pub struct CauseBytes {
     pub cause: ByteCause,
     pub bytes: Bytes,
     pub blocks: u64,
-    /// The sites of live blocks, or of the blocks that pin free ones, largest first. They cover all bytes of the cause, except
-    /// for free memory that nothing pins.
+    /// The sites of live blocks, or of the blocks that pin free ones, largest first. They cover all
+    /// bytes of the cause, except for free memory that nothing pins.
     pub sites: Vec<SiteBytes>,
 }
 

@@ -1,10 +1,12 @@
 //! Sorts allocated memory by purpose: [`CategoryBytes`].
 //!
-//! Evidence counts in this order: the tensors that `harness.observe` recorded, the stack that allocated the block, the events that end its life,
-//! and its size. Allocations form passes: the autograd engine allocates in C++ threads, so its allocations have frames of the engine, no Python
-//! frames, or begin in PyTorch; those of an optimizer have a frame of `torch/optim`. Consecutive allocations of one kind are one pass.
-//! A gradient has the size of its parameter, so sizes show the parameters and the state of the optimizer from before the recording.
-//! If nothing decides, the category is `other`.
+//! Evidence counts in this order: the tensors that `harness.observe` recorded, the stack that
+//! allocated the block, the events that end its life, and its size. Allocations form passes: the
+//! autograd engine allocates in C++ threads, so its allocations have frames of the engine, no
+//! Python frames, or begin in PyTorch; those of an optimizer have a frame of `torch/optim`.
+//! Consecutive allocations of one kind are one pass. A gradient has the size of its parameter, so
+//! sizes show the parameters and the state of the optimizer from before the recording. If nothing
+//! decides, the category is `other`.
 
 mod origin;
 
@@ -59,7 +61,8 @@ const RECORDED: &str = "harness_tensors";
 /// PyTorch's workspaces of cuBLAS, in bytes: before and since Hopper, and of cublasLt.
 const CUBLAS: [u64; 3] = [8_519_680, 33_554_432, 1_048_576];
 
-/// The states that optimizers keep per parameter. More blocks of its size can also be averages or other models.
+/// The states that optimizers keep per parameter. More blocks of its size can also be averages or
+/// other models.
 const MOST_STATES: usize = 2;
 
 /// The bytes of allocated blocks with one purpose.
@@ -80,7 +83,8 @@ pub struct CategoryBytes {
     pub sites: Vec<SiteBytes>,
 }
 
-/// Assigns blocks to a category by a frame of their stack. All given parts must match the same frame.
+/// Assigns blocks to a category by a frame of their stack. All given parts must match the same
+/// frame.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -113,10 +117,21 @@ impl Rule {
     }
 
     fn matches(&self, frame: &Frame) -> bool {
-        let of_file = self.file.as_ref().is_none_or(|file| frame.file.contains(file.as_str()));
-        let of_function = self.function.as_ref().is_none_or(|function| *function == frame.name);
+        let of_file = self
+            .file
+            .as_ref()
+            .is_none_or(|file| frame.file.contains(file.as_str()));
+        let of_function = self
+            .function
+            .as_ref()
+            .is_none_or(|function| *function == frame.name);
         let text = || format!("{}:{} {}", frame.file, frame.line, frame.name);
-        of_file && of_function && self.regex.as_ref().is_none_or(|Pattern(regex)| regex.is_match(&text()))
+        of_file
+            && of_function
+            && self
+                .regex
+                .as_ref()
+                .is_none_or(|Pattern(regex)| regex.is_match(&text()))
     }
 }
 
@@ -128,11 +143,17 @@ struct Purpose<'a> {
 }
 
 const fn surely(category: &str) -> Purpose<'_> {
-    Purpose { category, is_inferred: false }
+    Purpose {
+        category,
+        is_inferred: false,
+    }
 }
 
 const fn probably(category: &str) -> Purpose<'_> {
-    Purpose { category, is_inferred: true }
+    Purpose {
+        category,
+        is_inferred: true,
+    }
 }
 
 /// The event that allocates a block, or its address if that was before the recording.
@@ -185,7 +206,8 @@ pub(crate) struct Categories<'a> {
     kept_sizes: HashSet<u64>,
     /// The blocks whose size shows their purpose.
     by_size: HashMap<Birth, &'static str>,
-    /// The most events between the allocation and the end of a block in the same pass, by pass and stack.
+    /// The most events between the allocation and the end of a block in the same pass, by pass and
+    /// stack.
     longest: HashMap<(u32, StackId), usize>,
     /// By the event that allocates: how many earlier allocations of the same pass have its stack.
     repetitions: HashMap<usize, u32>,
@@ -201,70 +223,149 @@ struct Sum {
     inferred: Bytes,
 }
 
-/// The categories of a moment, and of the peak. Empty if the stacks have no frames of Python or C++.
+/// The categories of a moment, and of the peak. Empty if the stacks have no frames of Python or
+/// C++.
 pub(crate) fn list(view: &View<'_>, rules: &[Rule]) -> Vec<CategoryBytes> {
-    if !view.snapshot.stacks.all_frames().any(|frame| origin::is_python(frame) || origin::is_cpp(frame)) {
+    if !view
+        .snapshot
+        .stacks
+        .all_frames()
+        .any(|frame| origin::is_python(frame) || origin::is_cpp(frame))
+    {
         return Vec::new();
     }
     let categories = Categories::new(view, rules);
     let now = categories.of(view.state);
-    let at_peak = view.history.moment(At::Peak).map_or_else(|_| now.clone(), |peak| categories.of(&view.history.state(peak.event)));
-    let given = rules.iter().map(|rule| (rule.category.as_str(), rule.category.as_str()));
+    let at_peak = view.history.moment(At::Peak).map_or_else(
+        |_| now.clone(),
+        |peak| categories.of(&view.history.state(peak.event)),
+    );
+    let given = rules
+        .iter()
+        .map(|rule| (rule.category.as_str(), rule.category.as_str()));
     let mut seen = HashSet::new();
-    let all = given.chain(CATEGORIES).filter(|(name, _)| seen.insert(*name));
+    let all = given
+        .chain(CATEGORIES)
+        .filter(|(name, _)| seen.insert(*name));
     let category = |(name, about): (&str, &str)| {
         let sum = |of: &HashMap<&str, BTreeMap<SiteId, Sum>>| {
-            let add = |a: Sum, b: &Sum| Sum { bytes: a.bytes + b.bytes, blocks: a.blocks + b.blocks, inferred: a.inferred + b.inferred };
-            of.get(name).into_iter().flat_map(BTreeMap::values).fold(Sum::default(), add)
+            let add = |a: Sum, b: &Sum| Sum {
+                bytes: a.bytes + b.bytes,
+                blocks: a.blocks + b.blocks,
+                inferred: a.inferred + b.inferred,
+            };
+            of.get(name)
+                .into_iter()
+                .flat_map(BTreeMap::values)
+                .fold(Sum::default(), add)
         };
-        let (Sum { bytes, blocks, inferred }, peak) = (sum(&now), sum(&at_peak));
+        let (
+            Sum {
+                bytes,
+                blocks,
+                inferred,
+            },
+            peak,
+        ) = (sum(&now), sum(&at_peak));
         let about = match inferred + peak.inferred {
             Bytes::ZERO => about.to_owned(),
             all if all == bytes + peak.bytes => format!("{about}, probably"),
             _ => format!("{about}, in part probably"),
         };
-        let site =
-            |(&id, &Sum { bytes, blocks, .. }): (&SiteId, &Sum)| SiteBytes { site: view.sites.get(id).name.clone(), id, bytes, blocks };
+        let site = |(&id, &Sum { bytes, blocks, .. }): (&SiteId, &Sum)| SiteBytes {
+            site: view.sites.get(id).name.clone(),
+            id,
+            bytes,
+            blocks,
+        };
         let mut sites: Vec<SiteBytes> = now.get(name).into_iter().flatten().map(site).collect();
         sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
         let (peak_bytes, inferred_peak_bytes) = (peak.bytes, peak.inferred);
-        CategoryBytes { category: name.to_owned(), about, bytes, blocks, peak_bytes, inferred_bytes: inferred, inferred_peak_bytes, sites }
+        CategoryBytes {
+            category: name.to_owned(),
+            about,
+            bytes,
+            blocks,
+            peak_bytes,
+            inferred_bytes: inferred,
+            inferred_peak_bytes,
+            sites,
+        }
     };
-    all.map(category).filter(|category| category.bytes.max(category.peak_bytes) > Bytes::ZERO).collect()
+    all.map(category)
+        .filter(|category| category.bytes.max(category.peak_bytes) > Bytes::ZERO)
+        .collect()
 }
 
 impl<'a> Categories<'a> {
     fn new(view: &'a View<'a>, rules: &'a [Rule]) -> Self {
         let stacks = &view.snapshot.stacks;
         let program = origin::Program::new(view.snapshot);
-        let of_stack: Vec<Origin<'a>> =
-            stacks.all().map(|stack| origin::origin(&stacks.frames(stack).collect::<Vec<_>>(), &program, rules)).collect();
+        let of_stack: Vec<Origin<'a>> = stacks
+            .all()
+            .map(|stack| origin::origin(&stacks.frames(stack).collect::<Vec<_>>(), &program, rules))
+            .collect();
         let (mut passes, mut pass_of): (Vec<Pass>, Vec<u32>) = (Vec::new(), Vec::new());
-        let (mut lives, mut live): (Vec<Life<'a>>, HashMap<u64, usize>) = (Vec::new(), HashMap::new());
-        let (mut repetitions, mut in_pass, mut longest) = (HashMap::new(), HashMap::new(), HashMap::new());
-        for (index, &Event { action, address, size, stream, stack, .. }) in view.history.events().iter().enumerate() {
+        let (mut lives, mut live): (Vec<Life<'a>>, HashMap<u64, usize>) =
+            (Vec::new(), HashMap::new());
+        let (mut repetitions, mut in_pass, mut longest) =
+            (HashMap::new(), HashMap::new(), HashMap::new());
+        for (
+            index,
+            &Event {
+                action,
+                address,
+                size,
+                stream,
+                stack,
+                ..
+            },
+        ) in view.history.events().iter().enumerate()
+        {
             match action {
                 Action::Alloc => {
                     let origin = of_stack[stack.0 as usize];
-                    let kind = origin.pass().or(passes.last().map(|pass| pass.kind)).unwrap_or(PassKind::Forward);
+                    let kind = origin
+                        .pass()
+                        .or(passes.last().map(|pass| pass.kind))
+                        .unwrap_or(PassKind::Forward);
                     if passes.last().is_none_or(|last| last.kind != kind) {
-                        let backward = passes.last().map_or(0, |pass| pass.backward) + usize::from(kind == PassKind::Backward);
-                        passes.push(Pass { kind, backward, last_allocation: index });
+                        let backward = passes.last().map_or(0, |pass| pass.backward)
+                            + usize::from(kind == PassKind::Backward);
+                        passes.push(Pass {
+                            kind,
+                            backward,
+                            last_allocation: index,
+                        });
                         in_pass.clear();
                     }
-                    passes.iter_mut().next_back().into_iter().for_each(|pass| pass.last_allocation = index);
+                    passes
+                        .iter_mut()
+                        .next_back()
+                        .into_iter()
+                        .for_each(|pass| pass.last_allocation = index);
                     let repetition = in_pass.entry(stack).or_insert(0);
                     repetitions.insert(index, *repetition);
                     *repetition += 1;
                     live.insert(address, lives.len());
-                    lives.push(Life { birth: Birth::Event(index), stack, origin, stream, size, end: None });
+                    lives.push(Life {
+                        birth: Birth::Event(index),
+                        stack,
+                        origin,
+                        stream,
+                        size,
+                        end: None,
+                    });
                 }
                 Action::FreeRequested => match live.remove(&address) {
                     Some(life) => {
-                        let Life { birth, stack, end, .. } = &mut lives[life];
+                        let Life {
+                            birth, stack, end, ..
+                        } = &mut lives[life];
                         *end = Some(index);
                         if let Birth::Event(start) = *birth {
-                            let (pass, last) = (pass_of[start], (passes.len() as u32).saturating_sub(1));
+                            let (pass, last) =
+                                (pass_of[start], (passes.len() as u32).saturating_sub(1));
                             if pass == last {
                                 let longest = longest.entry((pass, *stack)).or_insert(0);
                                 *longest = (index - start).max(*longest);
@@ -274,7 +375,14 @@ impl<'a> Categories<'a> {
                     None => {
                         let stack = StackId::EMPTY;
                         let origin = of_stack[stack.0 as usize];
-                        lives.push(Life { birth: Birth::Before(address), stack, origin, stream, size, end: Some(index) });
+                        lives.push(Life {
+                            birth: Birth::Before(address),
+                            stack,
+                            origin,
+                            stream,
+                            size,
+                            end: Some(index),
+                        });
                     }
                 },
                 _ => {}
@@ -282,16 +390,40 @@ impl<'a> Categories<'a> {
             pass_of.push((passes.len() as u32).saturating_sub(1));
         }
         for segment in view.snapshot.segments_of(view.device) {
-            let blocks = segment.blocks.iter().filter(|block| block.state == BlockState::Allocated && !live.contains_key(&block.address));
-            lives.extend(blocks.map(|&Block { address, requested: size, stack, .. }| {
-                let origin = of_stack[stack.0 as usize];
-                Life { birth: Birth::Before(address), stack, origin, stream: segment.stream, size, end: None }
-            }));
+            let blocks = segment.blocks.iter().filter(|block| {
+                block.state == BlockState::Allocated && !live.contains_key(&block.address)
+            });
+            lives.extend(blocks.map(
+                |&Block {
+                     address,
+                     requested: size,
+                     stack,
+                     ..
+                 }| {
+                    let origin = of_stack[stack.0 as usize];
+                    Life {
+                        birth: Birth::Before(address),
+                        stack,
+                        origin,
+                        stream: segment.stream,
+                        size,
+                        end: None,
+                    }
+                },
+            ));
         }
         lives.sort_by_key(|life| life.birth);
-        let ends = lives.iter().filter_map(|life| Some((life.birth, life.end?))).collect();
-        let has_stacks = lives.iter().any(|life| !life.is_from_before() && life.stack != StackId::EMPTY);
-        let are_rounded = lives.iter().filter(|life| life.is_from_before()).all(|life| life.size.0.is_multiple_of(512));
+        let ends = lives
+            .iter()
+            .filter_map(|life| Some((life.birth, life.end?)))
+            .collect();
+        let has_stacks = lives
+            .iter()
+            .any(|life| !life.is_from_before() && life.stack != StackId::EMPTY);
+        let are_rounded = lives
+            .iter()
+            .filter(|life| life.is_from_before())
+            .all(|life| life.size.0.is_multiple_of(512));
         let recorded = recorded(view.snapshot);
         let mut all = Self {
             view,
@@ -314,7 +446,10 @@ impl<'a> Categories<'a> {
             all.find_sizes();
             all.by_size = all.workspaces();
             let by_size = all.parameters_and_states();
-            let parameters = all.lives.iter().filter(|life| by_size.get(&life.birth) == Some(&PARAMETERS));
+            let parameters = all
+                .lives
+                .iter()
+                .filter(|life| by_size.get(&life.birth) == Some(&PARAMETERS));
             let sizes: Vec<u64> = parameters.map(|life| all.comparable(life.size)).collect();
             all.parameter_sizes.extend(sizes);
             all.by_size.extend(by_size);
@@ -330,7 +465,9 @@ impl<'a> Categories<'a> {
             let is_parameter = match life.origin {
                 Origin::Known(PARAMETERS | GRADIENTS) => true,
                 Origin::Constructor { .. } => is_kept,
-                Origin::Backward { .. } => life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none(),
+                Origin::Backward { .. } => {
+                    life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none()
+                }
                 _ => false,
             };
             if is_parameter {
@@ -343,10 +480,15 @@ impl<'a> Categories<'a> {
     }
 
     const fn comparable(&self, Bytes(size): Bytes) -> u64 {
-        if self.are_rounded { size.next_multiple_of(512) } else { size }
+        if self.are_rounded {
+            size.next_multiple_of(512)
+        } else {
+            size
+        }
     }
 
-    /// Returns whether the block was allocated before the first backward pass and is freed after it.
+    /// Returns whether the block was allocated before the first backward pass and is freed after
+    /// it.
     fn survives(&self, life: &Life<'_>, end: usize) -> bool {
         let born = match life.birth {
             Birth::Before(_) => 0,
@@ -356,18 +498,25 @@ impl<'a> Categories<'a> {
         born == 0 && until.backward > 0 && until.kind != PassKind::Backward
     }
 
-    /// Finds unfreed workspaces of cuBLAS in recordings without C++ frames. PyTorch allocates one per thread and stream, directly after the result
-    /// of the first matrix product, and one for cublasLt.
+    /// Finds unfreed workspaces of cuBLAS in recordings without C++ frames. PyTorch allocates one
+    /// per thread and stream, directly after the result of the first matrix product, and one for
+    /// cublasLt.
     fn workspaces(&self) -> HashMap<Birth, &'static str> {
         let has_size = |life: &&Life<'_>| CUBLAS.contains(&life.size.0) && life.end.is_none();
         let stacks = &self.view.snapshot.stacks;
         let is_product = |stack: StackId| origin::is_product(stacks.frames(stack));
         let has_cpp = |stack: StackId| stacks.frames(stack).any(origin::is_cpp);
-        let (before, recorded) = self.lives.split_at(self.lives.partition_point(|life| life.is_from_before()));
+        let (before, recorded) = self
+            .lives
+            .split_at(self.lives.partition_point(|life| life.is_from_before()));
         let mut found = HashMap::new();
         let from_before: Vec<&Life<'_>> = before.iter().filter(has_size).collect();
         for life in &from_before {
-            let is_only = from_before.iter().filter(|other| other.stack == life.stack).count() == 1;
+            let is_only = from_before
+                .iter()
+                .filter(|other| other.stack == life.stack)
+                .count()
+                == 1;
             if life.origin == Origin::Forward && is_only && is_product(life.stack) == Some(true) {
                 found.insert(life.birth, WORKSPACES);
             }
@@ -376,16 +525,25 @@ impl<'a> Categories<'a> {
         if !from_before.is_empty() {
             return found;
         }
-        let of_size = |stack: StackId, size: Bytes| recorded.iter().filter(|life| life.stack == stack && life.size == size).count();
+        let of_size = |stack: StackId, size: Bytes| {
+            recorded
+                .iter()
+                .filter(|life| life.stack == stack && life.size == size)
+                .count()
+        };
         let (mut seen, mut owners) = (HashSet::new(), HashSet::new());
         for run in recorded.chunk_by(|a, b| a.stack == b.stack) {
             let stack = run[0].stack;
             let is_backward = matches!(run[0].origin, Origin::Backward { .. });
-            let candidates = run.iter().skip(1).filter(has_size).filter(|life| match life.origin {
-                Origin::Backward { .. } => self.is_no_gradient(life),
-                Origin::Forward | Origin::Program => true,
-                _ => false,
-            });
+            let candidates = run
+                .iter()
+                .skip(1)
+                .filter(has_size)
+                .filter(|life| match life.origin {
+                    Origin::Backward { .. } => self.is_no_gradient(life),
+                    Origin::Forward | Origin::Program => true,
+                    _ => false,
+                });
             // Ordinary tensors of a line have one size, or several.
             let is_unlike = |life: &Life<'_>| {
                 let mut results = run.iter().filter(|other| other.birth != life.birth);
@@ -398,9 +556,17 @@ impl<'a> Categories<'a> {
             };
             let is_lasting = |life: &&Life<'_>| match life.size.0 == CUBLAS[2] {
                 true => self.survives_backward(self.pass(life)),
-                false => !is_backward || self.pass(life).is_some_and(|pass| pass + 1 < self.passes.len()),
+                false => {
+                    !is_backward
+                        || self
+                            .pass(life)
+                            .is_some_and(|pass| pass + 1 < self.passes.len())
+                }
             };
-            for life in candidates.filter(|life| is_product.unwrap_or_else(|| is_unlike(life))).filter(is_lasting) {
+            for life in candidates
+                .filter(|life| is_product.unwrap_or_else(|| is_unlike(life)))
+                .filter(is_lasting)
+            {
                 if owners.insert((is_backward, life.stream, life.size.0 == CUBLAS[2])) {
                     found.insert(life.birth, WORKSPACES);
                 }
@@ -409,83 +575,144 @@ impl<'a> Categories<'a> {
         found
     }
 
-    /// Returns whether a block of a backward pass has another size than all parameters, or more blocks than parameters have its size.
+    /// Returns whether a block of a backward pass has another size than all parameters, or more
+    /// blocks than parameters have its size.
     fn is_no_gradient(&self, life: &Life<'_>) -> bool {
         let size = self.comparable(life.size);
-        let is_like =
-            |other: &&Life<'_>| self.comparable(other.size) == size && other.origin == life.origin && self.pass(other) == self.pass(life);
-        let parameters =
-            self.lives.iter().filter(|other| other.origin == Origin::Known(PARAMETERS) && self.comparable(other.size) == size).count();
-        let alike = || self.lives.iter().filter(is_like).filter(|other| self.outlives_pass(other.birth, other.end)).count();
+        let is_like = |other: &&Life<'_>| {
+            self.comparable(other.size) == size
+                && other.origin == life.origin
+                && self.pass(other) == self.pass(life)
+        };
+        let parameters = self
+            .lives
+            .iter()
+            .filter(|other| {
+                other.origin == Origin::Known(PARAMETERS) && self.comparable(other.size) == size
+            })
+            .count();
+        let alike = || {
+            self.lives
+                .iter()
+                .filter(is_like)
+                .filter(|other| self.outlives_pass(other.birth, other.end))
+                .count()
+        };
         !self.parameter_sizes.contains(&size) || (parameters > 0 && alike() > parameters)
     }
 
-    /// Finds parameters and states of the optimizer whose size shows it, if no stack does. As many blocks of a size are parameters as gradients of
-    /// this size are alive together; further ones from before the recording are states.
+    /// Finds parameters and states of the optimizer whose size shows it, if no stack does. As many
+    /// blocks of a size are parameters as gradients of this size are alive together; further ones
+    /// from before the recording are states.
     fn parameters_and_states(&self) -> HashMap<Birth, &'static str> {
         let is_gradient = |life: &Life<'_>| match life.origin {
             Origin::Known(GRADIENTS) => true,
-            Origin::Backward { recomputes: false } => !life.is_from_before() && self.is_gradient(life.birth, life.size, life.end),
+            Origin::Backward { recomputes: false } => {
+                !life.is_from_before() && self.is_gradient(life.birth, life.size, life.end)
+            }
             _ => false,
         };
         // The last temporaries of a pass can also end after its last allocation.
-        let mut gradients = self.most_alive(|life| is_gradient(life) && self.parameter_sizes.contains(&self.comparable(life.size)));
+        let mut gradients = self.most_alive(|life| {
+            is_gradient(life) && self.parameter_sizes.contains(&self.comparable(life.size))
+        });
         gradients.extend(self.most_alive(|life| is_gradient(life) && self.reaches_next_pass(life)));
         let known = self.most_alive(|life| life.origin == Origin::Known(PARAMETERS));
         let known = |size: u64| known.get(&size).copied().unwrap_or_default();
-        let mut missing: HashMap<u64, usize> =
-            gradients.iter().map(|(&size, &count)| (size, count.saturating_sub(known(size)))).filter(|(_, count)| *count > 0).collect();
+        let mut missing: HashMap<u64, usize> = gradients
+            .iter()
+            .map(|(&size, &count)| (size, count.saturating_sub(known(size))))
+            .filter(|(_, count)| *count > 0)
+            .collect();
         let mut found = HashMap::new();
         let is_constructed = |life: &&Life<'_>| matches!(life.origin, Origin::Constructor { .. });
-        let is_unknown = |life: &&Life<'_>| life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none();
+        let is_unknown = |life: &&Life<'_>| {
+            life.is_from_before() && life.stack == StackId::EMPTY && life.end.is_none()
+        };
         // Inputs can have gradients too, but each step has its own.
         let is_of_program = |life: &&Life<'_>| {
-            let is_early = self.pass(life).is_some_and(|pass| self.passes[pass].backward == 0);
+            let is_early = self
+                .pass(life)
+                .is_some_and(|pass| self.passes[pass].backward == 0);
             life.origin == Origin::Program && is_early && life.end.is_none()
         };
         let is_kept = |life: &&Life<'_>| life.end.is_none_or(|end| self.survives(life, end));
         let all = || self.lives.iter();
-        let candidates = all().filter(is_constructed).chain(all().filter(is_unknown)).chain(all().filter(is_of_program)).filter(is_kept);
+        let candidates = all()
+            .filter(is_constructed)
+            .chain(all().filter(is_unknown))
+            .chain(all().filter(is_of_program))
+            .filter(is_kept);
         let mut constructors = HashSet::new();
         for life in candidates.filter(|life| !self.by_size.contains_key(&life.birth)) {
-            if let Some(count) = missing.get_mut(&self.comparable(life.size)).filter(|count| **count > 0) {
+            if let Some(count) = missing
+                .get_mut(&self.comparable(life.size))
+                .filter(|count| **count > 0)
+            {
                 *count -= 1;
                 found.insert(life.birth, PARAMETERS);
-                constructors.extend(origin::constructor_call(&self.view.snapshot.stacks, life.stack));
+                constructors.extend(origin::constructor_call(
+                    &self.view.snapshot.stacks,
+                    life.stack,
+                ));
             }
         }
-        // Constructors of modules also make buffers and parameters without gradients. Without gradients, no size shows which ones.
+        // Constructors of modules also make buffers and parameters without gradients. Without
+        // gradients, no size shows which ones.
         let is_of_module = |life: &&Life<'_>| match life.origin {
             Origin::Constructor { .. } if !gradients.is_empty() => {
-                origin::constructor_call(&self.view.snapshot.stacks, life.stack).is_some_and(|call| constructors.contains(&call))
+                origin::constructor_call(&self.view.snapshot.stacks, life.stack)
+                    .is_some_and(|call| constructors.contains(&call))
             }
             Origin::Constructor { is_of_module } => is_of_module,
             _ => false,
         };
-        for life in all().filter(is_of_module).filter(|life| self.reaches_forward(life)) {
+        for life in all()
+            .filter(is_of_module)
+            .filter(|life| self.reaches_forward(life))
+        {
             found.insert(life.birth, PARAMETERS);
         }
         let mut others: BTreeMap<u64, Vec<Birth>> = BTreeMap::new();
-        for life in all().filter(is_unknown).filter(|life| !found.contains_key(&life.birth)) {
-            others.entry(self.comparable(life.size)).or_default().push(life.birth);
+        for life in all()
+            .filter(is_unknown)
+            .filter(|life| !found.contains_key(&life.birth))
+        {
+            others
+                .entry(self.comparable(life.size))
+                .or_default()
+                .push(life.birth);
         }
         for (size, others) in others {
-            let Some(&count) = gradients.get(&size) else { continue };
+            let Some(&count) = gradients.get(&size) else {
+                continue;
+            };
             let states = (others.len() / count).min(MOST_STATES) * count;
-            found.extend(others.into_iter().take(states).map(|birth| (birth, OPTIMIZER_STATE)));
+            found.extend(
+                others
+                    .into_iter()
+                    .take(states)
+                    .map(|birth| (birth, OPTIMIZER_STATE)),
+            );
         }
         found
     }
 
     fn reaches_next_pass(&self, life: &Life<'_>) -> bool {
-        let until = life.end.map_or(self.passes.len(), |end| self.pass_of[end] as usize);
+        let until = life
+            .end
+            .map_or(self.passes.len(), |end| self.pass_of[end] as usize);
         self.pass(life).is_none_or(|pass| until > pass)
     }
 
     /// Returns whether a module runs while the block is alive.
     fn reaches_forward(&self, life: &Life<'_>) -> bool {
-        let after = self.lives.partition_point(|other| other.birth <= life.birth);
-        let next = self.lives[after..].iter().find(|other| other.origin == Origin::Forward);
+        let after = self
+            .lives
+            .partition_point(|other| other.birth <= life.birth);
+        let next = self.lives[after..]
+            .iter()
+            .find(|other| other.origin == Origin::Forward);
         next.is_some_and(|next| life.end.is_none_or(|end| next.birth < Birth::Event(end)))
     }
 
@@ -494,7 +721,11 @@ impl<'a> Categories<'a> {
         let mut changes: BTreeMap<u64, Vec<(usize, i64)>> = BTreeMap::new();
         for life in self.lives.iter().filter(|life| is_meant(life)) {
             let changes = changes.entry(self.comparable(life.size)).or_default();
-            let born = if let Birth::Event(start) = life.birth { start + 1 } else { 0 };
+            let born = if let Birth::Event(start) = life.birth {
+                start + 1
+            } else {
+                0
+            };
             changes.push((born, 1));
             changes.extend(life.end.map(|end| (end + 1, -1)));
         }
@@ -506,14 +737,27 @@ impl<'a> Categories<'a> {
             });
             usize::try_from(alive.max().unwrap_or_default()).unwrap_or_default()
         };
-        changes.into_iter().map(|(size, changes)| (size, most(changes))).collect()
+        changes
+            .into_iter()
+            .map(|(size, changes)| (size, most(changes)))
+            .collect()
     }
 
     fn finish(&mut self) {
         let mut finished = HashMap::new();
-        for &Life { birth, stack, size, end, .. } in &self.lives {
+        for &Life {
+            birth,
+            stack,
+            size,
+            end,
+            ..
+        } in &self.lives
+        {
             if let (Birth::Event(start), Some(_)) = (birth, end) {
-                finished.insert((stack, self.repetitions[&start]), self.of_block(birth, stack, size));
+                finished.insert(
+                    (stack, self.repetitions[&start]),
+                    self.of_block(birth, stack, size),
+                );
             }
         }
         self.finished = finished;
@@ -523,12 +767,29 @@ impl<'a> Categories<'a> {
     fn of(&self, state: &State) -> HashMap<&'a str, BTreeMap<SiteId, Sum>> {
         let mut sums: HashMap<&str, BTreeMap<SiteId, Sum>> = HashMap::new();
         let blocks = state.segments.iter().flat_map(|segment| &segment.blocks);
-        for &Block { address, size, requested, stack, .. } in blocks.filter(|block| block.state == BlockState::Allocated) {
+        for &Block {
+            address,
+            size,
+            requested,
+            stack,
+            ..
+        } in blocks.filter(|block| block.state == BlockState::Allocated)
+        {
             let start = state.origin(address).allocated;
-            let stack = start.map(|start| self.view.history.events()[start as usize].stack).filter(|_| self.has_stacks).unwrap_or(stack);
+            let stack = start
+                .map(|start| self.view.history.events()[start as usize].stack)
+                .filter(|_| self.has_stacks)
+                .unwrap_or(stack);
             let birth = start.map_or(Birth::Before(address), |start| Birth::Event(start as usize));
-            let Purpose { category, is_inferred } = self.of_block(birth, stack, requested);
-            let sum = sums.entry(category).or_default().entry(self.view.sites.of_block(start, stack)).or_default();
+            let Purpose {
+                category,
+                is_inferred,
+            } = self.of_block(birth, stack, requested);
+            let sum = sums
+                .entry(category)
+                .or_default()
+                .entry(self.view.sites.of_block(start, stack))
+                .or_default();
             sum.bytes += size;
             sum.blocks += 1;
             sum.inferred += if is_inferred { size } else { Bytes::ZERO };
@@ -547,66 +808,98 @@ impl<'a> Categories<'a> {
             return surely(recorded);
         }
         // A recording of the program's tensors is complete.
-        let is_known = |by_size: &&&str| end.is_none() && !self.recorded.is_empty() && **by_size != WORKSPACES;
-        if let Some(by_size) = self.by_size.get(&birth).filter(|by_size| !is_known(by_size)) {
+        let is_known =
+            |by_size: &&&str| end.is_none() && !self.recorded.is_empty() && **by_size != WORKSPACES;
+        if let Some(by_size) = self
+            .by_size
+            .get(&birth)
+            .filter(|by_size| !is_known(by_size))
+        {
             return probably(by_size);
         }
         let pass = self.pass_of_birth(birth);
         let is_last = pass.is_some_and(|pass| pass + 1 == self.passes.len());
         let ends_in_pass = pass.is_some() && end.map(|end| self.pass_of[end] as usize) == pass;
-        // Programs repeat their steps, so an unfinished block is like the block of the same stack and repetition in an earlier step.
+        // Programs repeat their steps, so an unfinished block is like the block of the same stack
+        // and repetition in an earlier step.
         let like_before = || match birth {
-            Birth::Event(start) => self.finished.get(&(stack, *self.repetitions.get(&start)?)).copied(),
+            Birth::Event(start) => self
+                .finished
+                .get(&(stack, *self.repetitions.get(&start)?))
+                .copied(),
             Birth::Before(_) => None,
         };
         let until = end.and_then(|end| self.passes.get(self.pass_of[end] as usize));
         match origin {
             Origin::Known(known) => surely(known),
-            _ if stack == StackId::EMPTY && (pass.is_none() || !self.has_stacks) => self.without_stack(birth, size, until),
+            _ if stack == StackId::EMPTY && (pass.is_none() || !self.has_stacks) => {
+                self.without_stack(birth, size, until)
+            }
             // The optimizer's step comes between the reduction of gradients and their end.
             Origin::Reduction => match (pass, end) {
                 (Some(pass), Some(end)) => {
                     let mut passes = self.passes[pass..=self.pass_of[end] as usize].iter();
-                    surely(if passes.any(|pass| pass.kind == PassKind::Optimizer) { GRADIENTS } else { COMMUNICATION })
+                    surely(if passes.any(|pass| pass.kind == PassKind::Optimizer) {
+                        GRADIENTS
+                    } else {
+                        COMMUNICATION
+                    })
                 }
                 _ => like_before().unwrap_or(surely(GRADIENTS)),
             },
             Origin::Optimizer { .. } if ends_in_pass => surely(TEMPORARIES),
-            Origin::Optimizer { is_temporary } if end.is_none() && is_last => like_before().unwrap_or_else(|| match () {
-                () if is_temporary || self.is_young(birth, stack) => probably(TEMPORARIES),
-                () if self.parameter_sizes.contains(&self.comparable(size)) => probably(OPTIMIZER_STATE),
-                () => surely(OTHER),
-            }),
+            Origin::Optimizer { is_temporary } if end.is_none() && is_last => like_before()
+                .unwrap_or_else(|| match () {
+                    () if is_temporary || self.is_young(birth, stack) => probably(TEMPORARIES),
+                    () if self.parameter_sizes.contains(&self.comparable(size)) => {
+                        probably(OPTIMIZER_STATE)
+                    }
+                    () => surely(OTHER),
+                }),
             Origin::Optimizer { .. } => surely(OPTIMIZER_STATE),
             Origin::Backward { recomputes: true } => surely(ACTIVATIONS),
             Origin::Backward { .. } => match () {
                 () if self.is_gradient(birth, size, end) => probably(GRADIENTS),
                 () if ends_in_pass => surely(TEMPORARIES),
-                () if is_last && self.view.oom().is_some() && !self.parameter_sizes.is_empty() => probably(TEMPORARIES),
+                () if is_last && self.view.oom().is_some() && !self.parameter_sizes.is_empty() => {
+                    probably(TEMPORARIES)
+                }
                 () => surely(OTHER),
             },
             Origin::Forward | Origin::Program | Origin::Constructor { .. } => match until {
                 _ if ends_in_pass => surely(TEMPORARIES),
                 Some(until) => {
                     let born = pass.map_or(0, |pass| self.passes[pass].backward);
-                    let is_saved = if origin == Origin::Forward { until.backward > born } else { until.kind == PassKind::Backward };
+                    let is_saved = if origin == Origin::Forward {
+                        until.backward > born
+                    } else {
+                        until.kind == PassKind::Backward
+                    };
                     surely(if is_saved { ACTIVATIONS } else { PROGRAM })
                 }
                 // An activation is freed at the latest in the backward pass.
                 None if self.survives_backward(pass) => surely(PROGRAM),
-                None => like_before().unwrap_or(surely(if origin == Origin::Forward { ACTIVATIONS } else { PROGRAM })),
+                None => like_before().unwrap_or(surely(if origin == Origin::Forward {
+                    ACTIVATIONS
+                } else {
+                    PROGRAM
+                })),
             },
         }
     }
 
-    /// Returns whether an earlier block of the same line lived for longer in this pass and was a temporary.
+    /// Returns whether an earlier block of the same line lived for longer in this pass and was a
+    /// temporary.
     fn is_young(&self, birth: Birth, stack: StackId) -> bool {
-        let Birth::Event(start) = birth else { return false };
+        let Birth::Event(start) = birth else {
+            return false;
+        };
         let longest = self.longest.get(&(self.pass_of[start], stack));
         longest.is_some_and(|&longest| self.pass_of.len() - start <= longest)
     }
 
-    /// The purpose of a block without a stack from before the recording. `until`: the pass that frees it.
+    /// The purpose of a block without a stack from before the recording. `until`: the pass that
+    /// frees it.
     fn without_stack(&self, birth: Birth, size: Bytes, until: Option<&Pass>) -> Purpose<'static> {
         let has_gradient = self.kept_sizes.contains(&self.comparable(size));
         match until.map(|until| until.kind) {
@@ -620,13 +913,21 @@ impl<'a> Categories<'a> {
     }
 
     fn is_gradient(&self, birth: Birth, size: Bytes, end: Option<usize>) -> bool {
-        let is_complete = self.pass_of_birth(birth).is_some_and(|pass| pass + 1 < self.passes.len());
-        let sizes = if is_complete { &self.kept_sizes } else { &self.parameter_sizes };
+        let is_complete = self
+            .pass_of_birth(birth)
+            .is_some_and(|pass| pass + 1 < self.passes.len());
+        let sizes = if is_complete {
+            &self.kept_sizes
+        } else {
+            &self.parameter_sizes
+        };
         self.outlives_pass(birth, end) && sizes.contains(&self.comparable(size))
     }
 
     fn outlives_pass(&self, birth: Birth, end: Option<usize>) -> bool {
-        let Some(pass) = self.pass_of_birth(birth) else { return true };
+        let Some(pass) = self.pass_of_birth(birth) else {
+            return true;
+        };
         end.is_none_or(|end| end > self.passes[pass].last_allocation)
     }
 
@@ -645,18 +946,30 @@ impl<'a> Categories<'a> {
     /// Returns whether a complete backward pass follows this pass.
     fn survives_backward(&self, pass: Option<usize>) -> bool {
         let born = pass.map_or(0, |pass| self.passes[pass].backward);
-        self.passes.iter().nth_back(1).is_some_and(|complete| complete.backward > born)
+        self.passes
+            .iter()
+            .nth_back(1)
+            .is_some_and(|complete| complete.backward > born)
     }
 }
 
 /// The tensors of the program by address. Empty unless `harness.observe` wrote the snapshot.
 pub(crate) fn recorded(snapshot: &Snapshot) -> HashMap<u64, &'static str> {
     let mut recorded = HashMap::new();
-    let Some(Value::Dict(pairs)) = snapshot.extras.value(snapshot.extra, RECORDED) else { return recorded };
+    let Some(Value::Dict(pairs)) = snapshot.extras.value(snapshot.extra, RECORDED) else {
+        return recorded;
+    };
     for (key, addresses) in pairs {
-        let category = [PARAMETERS, GRADIENTS, OPTIMIZER_STATE].into_iter().find(|name| key.as_text() == Some(name));
+        let category = [PARAMETERS, GRADIENTS, OPTIMIZER_STATE]
+            .into_iter()
+            .find(|name| key.as_text() == Some(name));
         if let (Some(category), Value::List(addresses)) = (category, addresses) {
-            recorded.extend(addresses.iter().filter_map(Value::as_u64).map(|address| (address, category)));
+            recorded.extend(
+                addresses
+                    .iter()
+                    .filter_map(Value::as_u64)
+                    .map(|address| (address, category)),
+            );
         }
     }
     recorded

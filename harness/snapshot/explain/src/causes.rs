@@ -1,7 +1,7 @@
 //! Explains the use of a device's memory at one moment of a recording, and why a request failed.
 //!
-//! [`explain`] returns an [`Explanation`]. The bytes add up to the device's memory, because each byte counts once, under the
-//! first cause that applies:
+//! [`explain`] returns an [`Explanation`]. The bytes add up to the device's memory, because each
+//! byte counts once, under the first cause that applies:
 //!
 //! 1. In an allocated block: `allocated` for the requested size, `rounding` for the rest.
 //! 2. In a freed block that waits for other streams: `pending_free`.
@@ -12,8 +12,8 @@
 //! 7. Free, in a segment or page that a live block pins: `inactive_split`.
 //! 8. Not reserved by the allocator: `free` on the device, or `others_hold`.
 //!
-//! Cause 4 applies only if a request failed. Without a failed request, cause 5 is about streams that no longer allocate, although others reserve
-//! more memory.
+//! Cause 4 applies only if a request failed. Without a failed request, cause 5 is about streams
+//! that no longer allocate, although others reserve more memory.
 
 mod account;
 mod notes;
@@ -46,50 +46,87 @@ pub enum ExplainError {
     #[error(transparent)]
     Moment(#[from] MomentError),
     /// The file was changed or truncated, or another tool wrote it.
-    #[error("the recording of device {device} contradicts itself: {contradiction}. Record the program again")]
-    Contradiction { device: u32, contradiction: Contradiction },
     #[error(
-        "the device's memory cannot be {given}: the snapshot shows {least} ({} bytes) on device {device}, {what}; give at least that much, or \
+        "the recording of device {device} contradicts itself: {contradiction}. Record the program \
+         again"
+    )]
+    Contradiction {
+        device: u32,
+        contradiction: Contradiction,
+    },
+    #[error(
+        "the device's memory cannot be {given}: the snapshot shows {least} ({} bytes) on device \
+         {device}, {what}; give at least that much, or \
          leave the option out", least.get()
     )]
-    MemoryTooSmall { given: Bytes, least: Bytes, device: u32, what: &'static str },
+    MemoryTooSmall {
+        given: Bytes,
+        least: Bytes,
+        device: u32,
+        what: &'static str,
+    },
 }
 
-/// The recorded settings. PyTorch's defaults if the file has none, or if this version cannot parse them.
+/// The recorded settings. PyTorch's defaults if the file has none, or if this version cannot parse
+/// them.
 pub fn config(snapshot: &Snapshot) -> Config {
-    snapshot.config().unwrap_or_else(|_| Config { torch: snapshot.torch(), ..Config::default() })
+    snapshot.config().unwrap_or_else(|_| Config {
+        torch: snapshot.torch(),
+        ..Config::default()
+    })
 }
 
-/// The facts about the last refused request of a recording. The first of [`harness_record::causes`] is the main cause, which every command names.
-/// `None` if no request was refused.
+/// The facts about the last refused request of a recording. The first of [`harness_record::causes`]
+/// is the main cause, which every command names. `None` if no request was refused.
 pub fn refused(snapshot: &Snapshot, config: &Config, memory: Bytes) -> Option<FailedRequest> {
     let device = 0;
     let history = History::new(snapshot, device, config.clone());
     let moment = history.moment(At::Oom).ok()?;
     let (state, sites) = (history.state(moment.event), Sites::new(snapshot, device));
-    let view = View { snapshot, device, config, history: &history, state: &state, sites: &sites, moment: &moment, is_foreign: false };
+    let view = View {
+        snapshot,
+        device,
+        config,
+        history: &history,
+        state: &state,
+        sites: &sites,
+        moment: &moment,
+        is_foreign: false,
+    };
     let (request, size) = (view.request()?, view.size_of_device(Some(memory)).ok()?);
     let (accounts, _) = view.account(Some(&request), &[]);
     Some(view.shortage(&request, accounts, &size))
 }
 
 /// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
-pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
+pub fn explain(
+    snapshot: &Snapshot,
+    device: u32,
+    options: Options,
+) -> Result<Explanation, ExplainError> {
     explain_by(snapshot, device, options, &[])
 }
 
 /// Like [`explain`], with the user's categories.
-pub fn explain_by(snapshot: &Snapshot, device: u32, options: Options, rules: &[Rule]) -> Result<Explanation, ExplainError> {
+pub fn explain_by(
+    snapshot: &Snapshot,
+    device: u32,
+    options: Options,
+    rules: &[Rule],
+) -> Result<Explanation, ExplainError> {
     let replay = |is_foreign: bool| {
         let is_replayable = !snapshot.events_of(device).is_empty() && !is_foreign;
-        is_replayable.then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity))
+        is_replayable.then(|| {
+            fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity)
+        })
     };
     explain_with(snapshot, device, options, rules, replay)
 }
 
 /// The headline of an explanation, without a replay.
 pub fn headline(snapshot: &Snapshot, device: u32) -> Result<String, ExplainError> {
-    explain_with(snapshot, device, Options::default(), &[], |_| None).map(|explanation| explanation.headline)
+    explain_with(snapshot, device, Options::default(), &[], |_| None)
+        .map(|explanation| explanation.headline)
 }
 
 fn explain_with(
@@ -99,47 +136,93 @@ fn explain_with(
     rules: &[Rule],
     replay: impl FnOnce(bool) -> Option<Result<Fidelity, ProgramError>>,
 ) -> Result<Explanation, ExplainError> {
-    let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
-    let unknown = snapshot.config().is_err().then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
+    let conf = snapshot
+        .settings
+        .as_ref()
+        .map(|settings| settings.conf.clone());
+    let unknown = snapshot
+        .config()
+        .is_err()
+        .then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
     let config = config(snapshot);
     let run = snapshot.run();
     let is_foreign = run.as_ref().is_some_and(|run| !run.is_pytorchs);
-    if let Some(contradiction) = consistency::contradiction(snapshot, device).filter(|_| !is_foreign) {
-        return Err(ExplainError::Contradiction { device, contradiction });
+    if let Some(contradiction) =
+        consistency::contradiction(snapshot, device).filter(|_| !is_foreign)
+    {
+        return Err(ExplainError::Contradiction {
+            device,
+            contradiction,
+        });
     }
     let history = History::new(snapshot, device, config.clone());
     let moment = history.moment(options.at)?;
     let state = history.state(moment.event);
     let sites = Sites::new(snapshot, device);
-    let view = View { snapshot, device, config: &config, history: &history, state: &state, sites: &sites, moment: &moment, is_foreign };
+    let view = View {
+        snapshot,
+        device,
+        config: &config,
+        history: &history,
+        state: &state,
+        sites: &sites,
+        moment: &moment,
+        is_foreign,
+    };
     let request = view.request();
     let size = view.size_of_device(options.memory)?;
-    let idle_streams = if request.is_none() && !is_foreign { idle::list(&view) } else { Vec::new() };
+    let idle_streams = if request.is_none() && !is_foreign {
+        idle::list(&view)
+    } else {
+        Vec::new()
+    };
     let (accounts, held) = view.account(request.as_ref(), &idle_streams);
     let pinned = pins::list(&view);
     let of_pytorch = request.as_ref().filter(|_| !is_foreign);
     let shortage = of_pytorch.map(|request| view.shortage(request, accounts, &size));
-    let why: Vec<&str> = shortage.iter().flat_map(|shortage| kinds(shortage)).collect();
-    let ways = of_pytorch.into_iter().flat_map(|request| attempts::of(&view, request, accounts, &size)).collect();
+    let why: Vec<&str> = shortage
+        .iter()
+        .flat_map(|shortage| kinds(shortage))
+        .collect();
+    let ways = of_pytorch
+        .into_iter()
+        .flat_map(|request| attempts::of(&view, request, accounts, &size))
+        .collect();
     let mut causes = held.into_causes(&sites);
     causes.extend(size.outside);
     let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
     notes.extend(view.notes(size.known));
     if !categories::recorded(snapshot).is_empty() {
-        notes.push("parameters, gradients and optimizer state are those that the program had".to_owned());
+        notes.push(
+            "parameters, gradients and optimizer state are those that the program had".to_owned(),
+        );
     }
     let host_memory = snapshot.host_memory();
     notes.extend(host_memory.filter(HostMemory::is_of_program).map(|host| {
-        let allocated = host.allocated.map_or_else(String::new, |allocated| format!("{allocated} allocated, "));
+        let allocated = host.allocated.map_or_else(String::new, |allocated| {
+            format!(
+                "{allocated} \
+             allocated, "
+            )
+        });
         format!(
-            "pinned host memory at the time of the snapshot, besides the figures above: {allocated}{} reserved ({})",
+            "pinned host memory at the time of the snapshot, besides the figures above: \
+             {allocated}{} reserved ({})",
             host.reserved,
             host.peaks()
         )
     }));
     let recovered = replay(is_foreign);
-    notes.extend(recovered.as_ref().map(|fidelity| replayed(fidelity, config.torch)));
-    let oom_events = history.events().iter().filter(|event| event.action == Action::Oom).count();
+    notes.extend(
+        recovered
+            .as_ref()
+            .map(|fidelity| replayed(fidelity, config.torch)),
+    );
+    let oom_events = history
+        .events()
+        .iter()
+        .filter(|event| event.action == Action::Oom)
+        .count();
     let mut explanation = Explanation {
         headline: String::new(),
         device_total: size.total,
@@ -154,7 +237,11 @@ fn explain_with(
         stalled_frees: waits::list(&view),
         idle_streams,
         growing: growth::list(&view),
-        categories: if is_foreign { Vec::new() } else { categories::list(&view, rules) },
+        categories: if is_foreign {
+            Vec::new()
+        } else {
+            categories::list(&view, rules)
+        },
         survived_ooms: oom_events.saturating_sub(usize::from(moment.at == MomentKind::Oom)),
         host_memory,
         notes,
@@ -165,7 +252,10 @@ fn explain_with(
         shortage,
         moment: moment.clone(),
     };
-    explanation.sites = explanation.named_sites().map(|id| (id, sites.get(id).clone())).collect();
+    explanation.sites = explanation
+        .named_sites()
+        .map(|id| (id, sites.get(id).clone()))
+        .collect();
     explanation.headline = crate::headline::of(&explanation);
     Ok(explanation)
 }
@@ -173,9 +263,14 @@ fn explain_with(
 fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> String {
     match fidelity {
         Ok(fidelity) => match &fidelity.first_divergence {
-            None => format!("a replay with the recorded settings in PyTorch {torch} matches the recording: {fidelity}"),
+            None => format!(
+                "a replay with the recorded settings in PyTorch {torch} matches the recording: \
+                 {fidelity}"
+            ),
             Some(divergence) => format!(
-                "a replay with the recorded settings in PyTorch {torch} differs from the recording ({fidelity}), so replays with other settings are unreliable. First difference: {divergence}"
+                "a replay with the recorded settings in PyTorch {torch} differs from the recording \
+                 ({fidelity}), so replays with other settings are unreliable. First difference: \
+                 {divergence}"
             ),
         },
         Err(error @ ProgramError::NoRequests { .. }) => error.to_string(),
@@ -184,7 +279,10 @@ fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> S
 }
 
 fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
-    let mut kinds: Vec<&str> = harness_record::causes(shortage).iter().map(|cause| cause.kind().name()).collect();
+    let mut kinds: Vec<&str> = harness_record::causes(shortage)
+        .iter()
+        .map(|cause| cause.kind().name())
+        .collect();
     kinds.dedup();
     kinds
 }

@@ -1,4 +1,5 @@
-//! Compares two snapshots of one program, for example before and after an upgrade, by site and by cause: [`compare`].
+//! Compares two snapshots of one program, for example before and after an upgrade, by site and by
+//! cause: [`compare`].
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -22,12 +23,29 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Computes the statistics. Peaks include memory from before the recording. Takes `n log n` time for `n` events.
+    /// Computes the statistics. Peaks include memory from before the recording. Takes `n log n`
+    /// time for `n` events.
     pub fn of(history: &History<'_>, at_end: &Explanation) -> Self {
-        let count = |is_counted: fn(Action) -> bool| history.events().iter().filter(|event| is_counted(event.action)).count() as u64;
+        let count = |is_counted: fn(Action) -> bool| {
+            history
+                .events()
+                .iter()
+                .filter(|event| is_counted(event.action))
+                .count() as u64
+        };
         Self {
-            peak_allocated: history.allocated().into_iter().max().unwrap_or_default().max(at_end.accounts.allocated),
-            peak_reserved: history.reserved().into_iter().max().unwrap_or_default().max(at_end.accounts.reserved),
+            peak_allocated: history
+                .allocated()
+                .into_iter()
+                .max()
+                .unwrap_or_default()
+                .max(at_end.accounts.allocated),
+            peak_reserved: history
+                .reserved()
+                .into_iter()
+                .max()
+                .unwrap_or_default()
+                .max(at_end.accounts.reserved),
             allocations: count(|action| action == Action::Alloc),
             driver_allocations: count(Action::reserves),
             driver_frees: count(Action::releases),
@@ -51,7 +69,8 @@ pub struct Comparison {
     pub after: Whole,
     /// Every cause in either snapshot, in display order.
     pub causes: Vec<CauseChange>,
-    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is named without its line.
+    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is
+    /// named without its line.
     pub sites: Vec<SiteChange>,
 }
 
@@ -81,23 +100,39 @@ pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
     let causes = causes.filter(|change| change.before.max(change.after) > Bytes::ZERO);
     let sites = changed_sites(before.explanation, after.explanation);
     let headline = headline(before.whole, after.whole, &sites);
-    Comparison { headline, before: before.whole, after: after.whole, causes: causes.collect(), sites }
+    Comparison {
+        headline,
+        before: before.whole,
+        after: after.whole,
+        causes: causes.collect(),
+        sites,
+    }
 }
 
 /// Live memory by site name, and without the line for sites that the other snapshot lacks.
 fn live_by_site(explanation: &Explanation) -> BTreeMap<(String, String), (Bytes, u64)> {
     let mut sites: BTreeMap<(String, String), (Bytes, u64)> = BTreeMap::new();
-    let causes = explanation.causes.iter().filter(|cause| matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding));
-    for (cause, of) in causes.flat_map(|cause| cause.sites.iter().map(move |of| (cause.cause, of))) {
+    let causes = explanation
+        .causes
+        .iter()
+        .filter(|cause| matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding));
+    for (cause, of) in causes.flat_map(|cause| cause.sites.iter().map(move |of| (cause.cause, of)))
+    {
         let site = &explanation.sites[&of.id];
         let without_line = match (site.line, &site.function) {
-            (Some(line), Some(function)) if function != "<module>" => site.name.replacen(&format!(":{line}"), "", 1),
+            (Some(line), Some(function)) if function != "<module>" => {
+                site.name.replacen(&format!(":{line}"), "", 1)
+            }
             _ => site.name.clone(),
         };
         let (bytes, blocks) = sites.entry((site.name.clone(), without_line)).or_default();
         *bytes += of.bytes;
         // Rounding is part of a block that is already counted.
-        *blocks += if cause == ByteCause::Allocated { of.blocks } else { 0 };
+        *blocks += if cause == ByteCause::Allocated {
+            of.blocks
+        } else {
+            0
+        };
     }
     sites
 }
@@ -107,17 +142,27 @@ fn changed_sites(before: &Explanation, after: &Explanation) -> Vec<SiteChange> {
     let mut sites: BTreeMap<&str, [(Bytes, u64); 2]> = BTreeMap::new();
     for (side, own) in sides.iter().enumerate() {
         for (names, (bytes, blocks)) in own {
-            // Lines move when code above them changes, so a site in only one snapshot is named without its line.
+            // Lines move when code above them changes, so a site in only one snapshot is named
+            // without its line.
             let (exact, without_line) = names;
             let is_in_both = sides[1 - side].contains_key(names);
-            let (sum, count) = &mut sites.entry(if is_in_both { exact } else { without_line }).or_default()[side];
+            let (sum, count) = &mut sites
+                .entry(if is_in_both { exact } else { without_line })
+                .or_default()[side];
             *sum += *bytes;
             *count += blocks;
         }
     }
-    let change = |(site, [(before, blocks_before), (after, blocks_after)]): (&str, [(Bytes, u64); 2])| {
-        (before != after).then(|| SiteChange { site: site.to_owned(), before, after, blocks_before, blocks_after })
-    };
+    let change =
+        |(site, [(before, blocks_before), (after, blocks_after)]): (&str, [(Bytes, u64); 2])| {
+            (before != after).then(|| SiteChange {
+                site: site.to_owned(),
+                before,
+                after,
+                blocks_before,
+                blocks_after,
+            })
+        };
     let mut changes: Vec<SiteChange> = sites.into_iter().filter_map(change).collect();
     // The sort is stable, so equal differences are in the order of the names.
     changes.sort_by_key(|change| Reverse(change.before.get().abs_diff(change.after.get())));
@@ -140,7 +185,11 @@ fn headline(before: Whole, after: Whole, sites: &[SiteChange]) -> String {
     let reserved = change(before.peak_reserved, after.peak_reserved);
     let allocated = change(before.peak_allocated, after.peak_allocated);
     let most = sites.first().map_or_else(String::new, |most| {
-        format!("; at the moment compared, {} differs most: {}", most.site, change(most.before, most.after))
+        format!(
+            "; at the moment compared, {} differs most: {}",
+            most.site,
+            change(most.before, most.after)
+        )
     });
     format!("Peak reserved {reserved}, peak allocated {allocated}{most}.")
 }

@@ -12,7 +12,8 @@ use crate::categories::CategoryBytes;
 use crate::sites::{Site, SiteId};
 use crate::view::{Refused, TotalKnown, Totals};
 use crate::{
-    attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, idle::IdleStream, pins::PinnedSegment, state::Moment, waits::Wait,
+    attempts::FailedAttempt, fidelity::Fidelity, growth::Growth, idle::IdleStream,
+    pins::PinnedSegment, state::Moment, waits::Wait,
 };
 
 /// The use of a device's memory at one moment, and why a request failed.
@@ -28,7 +29,8 @@ pub struct Explanation {
     pub request: Option<Refused>,
     /// The figures of PyTorch's own error message.
     pub accounts: Totals,
-    /// Uses of memory, and reasons why free memory is not usable. The bytes add up to [`Self::device_total`].
+    /// Uses of memory, and reasons why free memory is not usable. The bytes add up to
+    /// [`Self::device_total`].
     pub causes: Vec<CauseBytes>,
     pub why: Vec<&'static str>,
     /// Each attempt to serve the request and why it failed, in the allocator's order.
@@ -37,7 +39,8 @@ pub struct Explanation {
     pub pinned: Vec<PinnedSegment>,
     /// Frees that waited long for other streams. Those that still wait come first.
     pub stalled_frees: Vec<Wait>,
-    /// Streams that no longer allocate, with cached memory, although others reserved more. Empty if a request failed.
+    /// Streams that no longer allocate, with cached memory, although others reserved more. Empty if
+    /// a request failed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub idle_streams: Vec<IdleStream>,
     /// Sites whose live bytes grow with each iteration, fastest first.
@@ -46,12 +49,13 @@ pub struct Explanation {
     pub categories: Vec<CategoryBytes>,
     /// Earlier requests that failed while the program continued.
     pub survived_ooms: usize,
-    /// Pinned host memory at the time of the snapshot. `None` for snapshots of PyTorch, which do not contain it.
+    /// Pinned host memory at the time of the snapshot. `None` for snapshots of PyTorch, which do
+    /// not contain it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<HostMemory>,
     pub notes: Vec<String>,
-    /// True if a replay with the recorded settings matches the recording, so replays with other settings are reliable. `None`
-    /// without events, or for another allocator than PyTorch's.
+    /// True if a replay with the recorded settings matches the recording, so replays with other
+    /// settings are reliable. `None` without events, or for another allocator than PyTorch's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
     /// Every site that appears above, by id.
@@ -68,27 +72,48 @@ pub struct Explanation {
 
 impl Explanation {
     pub fn bytes(&self, cause: ByteCause) -> Bytes {
-        self.causes.iter().find(|of| of.cause == cause).map_or(Bytes::ZERO, |of| of.bytes)
+        self.causes
+            .iter()
+            .find(|of| of.cause == cause)
+            .map_or(Bytes::ZERO, |of| of.bytes)
     }
 
     pub(crate) fn largest_site(&self, cause: ByteCause) -> Option<&SiteBytes> {
-        self.causes.iter().find(|of| of.cause == cause)?.sites.first()
+        self.causes
+            .iter()
+            .find(|of| of.cause == cause)?
+            .sites
+            .first()
     }
 
     /// Reserved but unallocated memory, as in PyTorch's message.
     pub const fn reserved_but_unallocated(&self) -> Bytes {
-        self.accounts.reserved.saturating_sub(self.accounts.allocated)
+        self.accounts
+            .reserved
+            .saturating_sub(self.accounts.allocated)
     }
 
     /// Returns true if the recorded times come from a simulated device.
     pub fn has_simulated_times(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.clock == Clock::Simulated)
+        self.run
+            .as_ref()
+            .is_some_and(|run| run.clock == Clock::Simulated)
     }
 
     pub(crate) fn named_sites(&self) -> impl Iterator<Item = SiteId> {
-        let of_causes = self.causes.iter().flat_map(|cause| cause.sites.iter().map(|site| site.id));
-        let of_categories = self.categories.iter().flat_map(|category| category.sites.iter().map(|site| site.id));
-        let others = self.pinned.iter().map(|segment| segment.by.id).chain(self.stalled_frees.iter().map(|wait| wait.id));
+        let of_causes = self
+            .causes
+            .iter()
+            .flat_map(|cause| cause.sites.iter().map(|site| site.id));
+        let of_categories = self
+            .categories
+            .iter()
+            .flat_map(|category| category.sites.iter().map(|site| site.id));
+        let others = self
+            .pinned
+            .iter()
+            .map(|segment| segment.by.id)
+            .chain(self.stalled_frees.iter().map(|wait| wait.id));
         let others = others.chain(self.idle_streams.iter().map(|idle| idle.id));
         of_causes
             .chain(of_categories)

@@ -34,7 +34,8 @@ impl Outcome {
     }
 }
 
-/// The result for one snapshot. Of several devices, the one that ran out of memory counts, else the one with the most reserved memory.
+/// The result for one snapshot. Of several devices, the one that ran out of memory counts, else the
+/// one with the most reserved memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Analysis {
@@ -43,9 +44,11 @@ pub struct Analysis {
     pub problem: Option<String>,
     pub device: u32,
     pub events: u64,
-    /// Why the request failed: `too_large`, `nearly_full`, `memory_fraction`, `rounding`, `unproven`, or a cause as in `harness explain --format json`.
+    /// Why the request failed: `too_large`, `nearly_full`, `memory_fraction`, `rounding`,
+    /// `unproven`, or a cause as in `harness explain --format json`.
     pub cause: Option<String>,
-    /// The missing bytes if the program is too large, the limit of the fraction, the rounded request, or else the bytes that the request could not use.
+    /// The missing bytes if the program is too large, the limit of the fraction, the rounded
+    /// request, or else the bytes that the request could not use.
     pub cause_bytes: u64,
     pub requested: u64,
     pub allocated: u64,
@@ -64,21 +67,29 @@ pub struct Analysis {
     pub category_bytes: u64,
     /// Whether a replay with the recorded settings equals the recording. `None` without events.
     pub faithful: Option<bool>,
-    /// Settings (`PYTORCH_CUDA_ALLOC_CONF=…`) and changes of the program with which the failed request succeeds in a replay.
+    /// Settings (`PYTORCH_CUDA_ALLOC_CONF=…`) and changes of the program with which the failed
+    /// request succeeds in a replay.
     pub cures: Vec<String>,
 }
 
 impl Analysis {
     pub fn unreadable(problem: impl Into<String>) -> Self {
-        Self { problem: Some(problem.into()), ..Self::default() }
+        Self {
+            problem: Some(problem.into()),
+            ..Self::default()
+        }
     }
 
-    /// Explains a snapshot, and replays a failed program with other settings and with changes, each once. `memory` as in `harness advise`.
+    /// Explains a snapshot, and replays a failed program with other settings and with changes, each
+    /// once. `memory` as in `harness advise`.
     pub fn of(snapshot: &Snapshot, memory: Option<Bytes>) -> Self {
         let Some((device, _)) = main_device(snapshot, &snapshot.devices()) else {
             return Self::unreadable("the snapshot has neither segments nor events");
         };
-        let options = Options { memory, ..Options::default() };
+        let options = Options {
+            memory,
+            ..Options::default()
+        };
         match causes::explain(snapshot, device, options) {
             Ok(explanation) => Self::explained(snapshot, memory, &explanation),
             Err(error) => Self::unreadable(error.to_string()),
@@ -86,9 +97,21 @@ impl Analysis {
     }
 
     fn explained(snapshot: &Snapshot, memory: Option<Bytes>, explanation: &Explanation) -> Self {
-        let Explanation { device, ref accounts, device_total, ref fidelity, .. } = *explanation;
-        let peaks = Whole::of(&History::new(snapshot, device, causes::config(snapshot)), explanation);
-        let largest = explanation.categories.iter().max_by_key(|category| category.bytes);
+        let Explanation {
+            device,
+            ref accounts,
+            device_total,
+            ref fidelity,
+            ..
+        } = *explanation;
+        let peaks = Whole::of(
+            &History::new(snapshot, device, causes::config(snapshot)),
+            explanation,
+        );
+        let largest = explanation
+            .categories
+            .iter()
+            .max_by_key(|category| category.bytes);
         let mut analysis = Self {
             outcome: Outcome::Ended,
             problem: fidelity.as_ref().and_then(divergence),
@@ -104,7 +127,9 @@ impl Analysis {
             faithful: fidelity.as_ref().map(|fidelity| fidelity.faithful),
             ..Self::default()
         };
-        let Some(request) = &explanation.request else { return analysis };
+        let Some(request) = &explanation.request else {
+            return analysis;
+        };
         let (cause, bytes, of) = match Reason::of(explanation, request) {
             Reason::Fraction { limit, .. } => ("memory_fraction", limit, ByteCause::Allocated),
             Reason::Rounding { asked, .. } => ("rounding", asked, ByteCause::Allocated),
@@ -125,7 +150,10 @@ impl Analysis {
             ..analysis
         };
         if explanation.moment.events > 0 && explanation.run.is_none() && fidelity.is_none() {
-            (analysis.faithful, analysis.problem) = (Some(false), Some("the recording cannot be replayed".to_owned()));
+            (analysis.faithful, analysis.problem) = (
+                Some(false),
+                Some("the recording cannot be replayed".to_owned()),
+            );
         }
         if analysis.faithful == Some(true) {
             match cures(snapshot, device, memory) {
@@ -141,29 +169,62 @@ impl Analysis {
 fn divergence(fidelity: &Fidelity) -> Option<String> {
     let first = fidelity.first_divergence.as_ref()?;
     let without_place = |text: &str| text.split(" at ").next().unwrap_or_default().to_owned();
-    let (recorded, replayed) = (without_place(&first.recorded), without_place(&first.replayed));
-    let what =
-        if recorded == replayed { format!("another address for {recorded}") } else { format!("recorded {recorded}, replayed {replayed}") };
-    Some(format!("the replay differs{}: {what}", if first.event.is_some() { "" } else { " at the end" }))
+    let (recorded, replayed) = (
+        without_place(&first.recorded),
+        without_place(&first.replayed),
+    );
+    let what = if recorded == replayed {
+        format!("another address for {recorded}")
+    } else {
+        format!("recorded {recorded}, replayed {replayed}")
+    };
+    Some(format!(
+        "the replay differs{}: {what}",
+        if first.event.is_some() {
+            ""
+        } else {
+            " at the end"
+        }
+    ))
 }
 
-/// The start of a cure by settings: the variable that every version of PyTorch reads first, even if it is empty.
+/// The start of a cure by settings: the variable that every version of PyTorch reads first, even if
+/// it is empty.
 pub const SETTINGS: &str = "PYTORCH_CUDA_ALLOC_CONF=";
 
-fn cures(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Vec<String>, ProgramError> {
+fn cures(
+    snapshot: &Snapshot,
+    device: u32,
+    memory: Option<Bytes>,
+) -> Result<Vec<String>, ProgramError> {
     let program = RecordedProgram::recover_with(snapshot, device, memory)?;
-    let (Some(memory), Ended::Oom { .. }) = (memory.or(program.memory), program.ended) else { return Ok(Vec::new()) };
+    let (Some(memory), Ended::Oom { .. }) = (memory.or(program.memory), program.ended) else {
+        return Ok(Vec::new());
+    };
     let configurations = Configuration::grid(&program.config);
     let fits = |program: &RecordedProgram, configuration: &Configuration| {
         let prepared = program.prepare()?;
-        Ok::<_, ProgramError>(Grid::new(&prepared, memory).replay(configuration, memory)?.oom.is_none())
+        Ok::<_, ProgramError>(
+            Grid::new(&prepared, memory)
+                .replay(configuration, memory)?
+                .oom
+                .is_none(),
+        )
     };
-    let Some((own, others)) = configurations.split_first() else { return Ok(Vec::new()) };
-    let pytorchs = others.iter().filter(|configuration| configuration.allocator.is_pytorch());
+    let Some((own, others)) = configurations.split_first() else {
+        return Ok(Vec::new());
+    };
+    let pytorchs = others
+        .iter()
+        .filter(|configuration| configuration.allocator.is_pytorch());
     // Some settings cannot be replayed from the recorded start.
     let settings = pytorchs.filter(|configuration| fits(&program, configuration).unwrap_or(false));
-    let name = |Configuration { name, .. }: &Configuration| if name.is_empty() { "''" } else { name.as_str() }.to_owned();
-    let mut cures: Vec<String> = settings.map(|configuration| format!("{SETTINGS}{}", name(configuration))).collect();
+    let name = |Configuration { name, .. }: &Configuration| {
+        if name.is_empty() { "''" } else { name.as_str() }.to_owned()
+    };
+    let mut cures: Vec<String> = settings
+        .map(|configuration| format!("{SETTINGS}{}", name(configuration)))
+        .collect();
     each_change(&program, snapshot, |change| {
         if fits(&change.program, own).unwrap_or(false) {
             cures.push(change.kind);
@@ -189,7 +250,8 @@ pub struct Row {
     pub analysis: Analysis,
 }
 
-/// The job and the rank in a path: `JOB-rank3-gpu0-….pickle` as `harness.observe` names its files, or `JOB/rank3.pickle`. Without a rank, each file is a job.
+/// The job and the rank in a path: `JOB-rank3-gpu0-….pickle` as `harness.observe` names its files,
+/// or `JOB/rank3.pickle`. Without a rank, each file is a job.
 pub fn job_of(file: &str) -> (String, Option<u32>) {
     let (folder, name) = file.rsplit_once('/').unwrap_or(("", file));
     let with_folder = |prefix: &str| match (folder, prefix) {
@@ -199,11 +261,16 @@ pub fn job_of(file: &str) -> (String, Option<u32>) {
     };
     let found = name.rmatch_indices("rank").find_map(|(at, _)| {
         let rest = name[at + 4..].trim_start_matches(['-', '_', '=']);
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
         Some((&name[..at], rest[..digits].parse().ok()?))
     });
     match found {
-        Some((prefix, rank)) => (with_folder(prefix.trim_end_matches(['-', '_', '.'])), Some(rank)),
+        Some((prefix, rank)) => (
+            with_folder(prefix.trim_end_matches(['-', '_', '.'])),
+            Some(rank),
+        ),
         None => (with_folder(name.split(".p").next().unwrap_or(name)), None),
     }
 }

@@ -15,8 +15,8 @@ use crate::least::{Least, least_memory};
 /// More than any device has.
 pub const UNLIMITED: Bytes = Bytes::gib(1024);
 
-/// The tried values of `PYTORCH_ALLOC_CONF`: single settings, then combinations. Garbage collection thresholds include a memory
-/// fraction, because they have no effect without one.
+/// The tried values of `PYTORCH_ALLOC_CONF`: single settings, then combinations. Garbage collection
+/// thresholds include a memory fraction, because they have no effect without one.
 pub const SETTINGS: [&str; 24] = [
     "",
     "expandable_segments:True",
@@ -44,8 +44,12 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-pub const OTHER_ALLOCATORS: [AllocatorKind; 4] =
-    [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct];
+pub const OTHER_ALLOCATORS: [AllocatorKind; 4] = [
+    AllocatorKind::Bfc,
+    AllocatorKind::RmmPool,
+    AllocatorKind::AsyncPool,
+    AllocatorKind::Direct,
+];
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
@@ -56,22 +60,36 @@ pub struct Configuration {
 
 impl Configuration {
     pub fn of_settings(torch: TorchVersion, conf: &str) -> Result<Self, ConfError> {
-        Ok(Self { name: conf.to_owned(), allocator: AllocatorSpec::caching(Config::parse_for(torch, conf)?) })
+        Ok(Self {
+            name: conf.to_owned(),
+            allocator: AllocatorSpec::caching(Config::parse_for(torch, conf)?),
+        })
     }
 
     pub fn of_allocator(kind: AllocatorKind) -> Self {
-        Self { name: kind.name().to_owned(), allocator: kind.into() }
+        Self {
+            name: kind.name().to_owned(),
+            allocator: kind.into(),
+        }
     }
 
-    /// A program's configurations: its recorded settings, the settings of the grid that differ and that its version of PyTorch has, then other
-    /// allocators.
+    /// A program's configurations: its recorded settings, the settings of the grid that differ and
+    /// that its version of PyTorch has, then other allocators.
     pub fn grid(recorded: &Config) -> Vec<Self> {
-        let own = Self { name: recorded.to_string(), allocator: AllocatorSpec::caching(recorded.clone()) };
-        let settings = SETTINGS.iter().filter_map(|conf| Self::of_settings(recorded.torch, conf).ok());
+        let own = Self {
+            name: recorded.to_string(),
+            allocator: AllocatorSpec::caching(recorded.clone()),
+        };
+        let settings = SETTINGS
+            .iter()
+            .filter_map(|conf| Self::of_settings(recorded.torch, conf).ok());
         let others = OTHER_ALLOCATORS.into_iter().map(Self::of_allocator);
         let mut all = vec![own];
         for configuration in settings.chain(others) {
-            if !all.iter().any(|known| known.allocator.is_equivalent_to(&configuration.allocator)) {
+            if !all
+                .iter()
+                .any(|known| known.allocator.is_equivalent_to(&configuration.allocator))
+            {
                 all.push(configuration);
             }
         }
@@ -98,7 +116,8 @@ pub struct NotTried {
     pub why: String,
 }
 
-/// The JSON form of a result for `harness advise --format json`. In bytes, counts and modeled nanoseconds.
+/// The JSON form of a result for `harness advise --format json`. In bytes, counts and modeled
+/// nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EndingRecord {
     /// The settings, or the name of another allocator.
@@ -134,7 +153,14 @@ impl Ending {
     }
 
     pub fn record(&self, with_more: bool) -> EndingRecord {
-        let Replayed { oom, stats, calls, driver_time, peak_unused, .. } = &self.replayed;
+        let Replayed {
+            oom,
+            stats,
+            calls,
+            driver_time,
+            peak_unused,
+            ..
+        } = &self.replayed;
         let more = || MoreOfEnding {
             oom_request: oom.map(|refused| refused.requested.0),
             peak_unused: peak_unused.0,
@@ -156,7 +182,10 @@ impl Ending {
     }
 
     pub fn price(&self) -> (u64, Nanos) {
-        (self.replayed.calls.memory_calls(), self.replayed.driver_time)
+        (
+            self.replayed.calls.memory_calls(),
+            self.replayed.driver_time,
+        )
     }
 }
 
@@ -176,11 +205,13 @@ impl<'a> Grid<'a> {
         self.prepared.program()
     }
 
-    /// Replays the program with each configuration on all cores. Calls `progress` after each. Results keep the order of the
-    /// configurations. `with_least` also searches the least sufficient memory, which takes about ten more replays each.
+    /// Replays the program with each configuration on all cores. Calls `progress` after each.
+    /// Results keep the order of the configurations. `with_least` also searches the least
+    /// sufficient memory, which takes about ten more replays each.
     ///
-    /// Some states before a recording cannot be reached with other settings or do not fit with another allocator. Such
-    /// configurations are returned as not tried. Fails if none can be tried.
+    /// Some states before a recording cannot be reached with other settings or do not fit with
+    /// another allocator. Such configurations are returned as not tried. Fails if none can be
+    /// tried.
     pub fn run(
         &self,
         configurations: &[Configuration],
@@ -188,9 +219,12 @@ impl<'a> Grid<'a> {
         progress: &(dyn Fn() + Sync),
     ) -> Result<(Vec<Ending>, Vec<NotTried>), ProgramError> {
         // This allocator reserves half of the device at the start.
-        let needs_size = |configuration: &Configuration| configuration.allocator == AllocatorKind::RmmPool.into();
-        let (unknown, configurations): (Vec<&Configuration>, Vec<&Configuration>) =
-            configurations.iter().partition(|configuration| self.memory == UNLIMITED && needs_size(configuration));
+        let needs_size = |configuration: &Configuration| {
+            configuration.allocator == AllocatorKind::RmmPool.into()
+        };
+        let (unknown, configurations): (Vec<&Configuration>, Vec<&Configuration>) = configurations
+            .iter()
+            .partition(|configuration| self.memory == UNLIMITED && needs_size(configuration));
         let Ok(tried) = in_parallel(&configurations, |configuration| {
             let ending = self.ending(configuration, with_least);
             progress();
@@ -201,12 +235,19 @@ impl<'a> Grid<'a> {
             why: "it reserves half of the device's memory, which is unknown".to_owned(),
         };
         unknown.iter().for_each(|_| progress());
-        let (mut endings, mut not_tried, mut first) = (Vec::new(), unknown.iter().map(of_size).collect::<Vec<_>>(), None);
+        let (mut endings, mut not_tried, mut first) = (
+            Vec::new(),
+            unknown.iter().map(of_size).collect::<Vec<_>>(),
+            None,
+        );
         for (Configuration { name, .. }, ending) in configurations.iter().zip(tried) {
             match ending {
                 Ok(ending) => endings.push(ending),
                 Err(error) => {
-                    not_tried.push(NotTried { conf: name.clone(), why: error.to_string() });
+                    not_tried.push(NotTried {
+                        conf: name.clone(),
+                        why: error.to_string(),
+                    });
                     first.get_or_insert(error);
                 }
             }
@@ -217,16 +258,30 @@ impl<'a> Grid<'a> {
         }
     }
 
-    fn ending(&self, configuration: &Configuration, with_least: bool) -> Result<Ending, ProgramError> {
+    fn ending(
+        &self,
+        configuration: &Configuration,
+        with_least: bool,
+    ) -> Result<Ending, ProgramError> {
         let replayed = self.replay(configuration, self.memory)?;
-        let (least, peak_allocated) = match with_least.then(|| self.least(configuration)).transpose()? {
-            Some((least, peak)) => (Some(least), peak),
-            None => (None, Bytes(replayed.stats.allocated_bytes.all.peak)),
-        };
-        Ok(Ending { configuration: configuration.clone(), replayed, least, peak_allocated })
+        let (least, peak_allocated) =
+            match with_least.then(|| self.least(configuration)).transpose()? {
+                Some((least, peak)) => (Some(least), peak),
+                None => (None, Bytes(replayed.stats.allocated_bytes.all.peak)),
+            };
+        Ok(Ending {
+            configuration: configuration.clone(),
+            replayed,
+            least,
+            peak_allocated,
+        })
     }
 
-    pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, ProgramError> {
+    pub fn replay(
+        &self,
+        configuration: &Configuration,
+        memory: Bytes,
+    ) -> Result<Replayed, ProgramError> {
         self.prepared.replay(&Setup {
             allocator: configuration.allocator.clone(),
             memory,
@@ -234,21 +289,29 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Finds the least memory with which the program succeeds, by bisection in steps of half a percent, at least 2 MiB. Also
-    /// returns the peak of allocated memory.
+    /// Finds the least memory with which the program succeeds, by bisection in steps of half a
+    /// percent, at least 2 MiB. Also returns the peak of allocated memory.
     pub fn least(&self, configuration: &Configuration) -> Result<(Least, Bytes), ProgramError> {
         let unlimited = self.replay(configuration, UNLIMITED)?.stats;
         let peak = Bytes(unlimited.reserved_bytes.all.peak);
         // A memory fraction requires a larger device.
-        let fraction = configuration.allocator.effective().map_or(1.0, |config| config.memory_fraction.get());
+        let fraction = configuration
+            .allocator
+            .effective()
+            .map_or(1.0, |config| config.memory_fraction.get());
         let low = Bytes(unlimited.allocated_bytes.all.peak).max(self.program().reserved_at_start());
-        // Without a cache, a program may need less than it had reserved at the start, but a replay starts with all of that.
+        // Without a cache, a program may need less than it had reserved at the start, but a replay
+        // starts with all of that.
         let high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0).max(low);
         let step = Bytes((high.0 / 200).next_multiple_of(GRANULARITY.0));
-        let least = least_memory(low, high, step, |memory| match self.replay(configuration, memory) {
-            Ok(replayed) => Ok(replayed.oom.is_none()),
-            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Ok(false),
-            Err(error) => Err(error),
+        let least = least_memory(low, high, step, |memory| {
+            match self.replay(configuration, memory) {
+                Ok(replayed) => Ok(replayed.oom.is_none()),
+                Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => {
+                    Ok(false)
+                }
+                Err(error) => Err(error),
+            }
         })?;
         Ok((least, Bytes(unlimited.allocated_bytes.all.peak)))
     }

@@ -1,7 +1,8 @@
 //! Finds leak suspects: sites whose live bytes grow with each iteration.
 //!
-//! Memory rises and falls within an iteration, so sites are compared at low points. The recording is divided into equal stretches
-//! that each contain at least one full rise and fall. The low point of each stretch counts.
+//! Memory rises and falls within an iteration, so sites are compared at low points. The recording
+//! is divided into equal stretches that each contain at least one full rise and fall. The low point
+//! of each stretch counts.
 
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Action, Event};
@@ -26,7 +27,8 @@ pub struct Growth {
     pub held: Vec<Bytes>,
 }
 
-/// Sites whose live bytes rise from each low point to the next, most growth first. Empty with too few iterations.
+/// Sites whose live bytes rise from each low point to the next, most growth first. Empty with too
+/// few iterations.
 pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
     let curve = curve(view, events);
@@ -38,9 +40,20 @@ pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     let held = held_at(view, events, &lowest);
     let growth = |(site, id): (&Site, u32)| {
         let held: Vec<Bytes> = held.iter().map(|sites| Bytes(sites[id as usize])).collect();
-        Some(Growth { site: site.name.clone(), id: SiteId(id), grown: grown(&held)?, held })
+        Some(Growth {
+            site: site.name.clone(),
+            id: SiteId(id),
+            grown: grown(&held)?,
+            held,
+        })
     };
-    let mut growing: Vec<Growth> = view.sites.all().iter().zip(0..).filter_map(growth).collect();
+    let mut growing: Vec<Growth> = view
+        .sites
+        .all()
+        .iter()
+        .zip(0..)
+        .filter_map(growth)
+        .collect();
     growing.sort_by(|a, b| b.grown.cmp(&a.grown).then_with(|| a.site.cmp(&b.site)));
     growing.truncate(LISTED);
     growing
@@ -53,11 +66,12 @@ fn grown(held: &[Bytes]) -> Option<Bytes> {
     let never_less = steady.windows(2).all(|pair| pair[0] <= pair[1]);
     let rises = steady.windows(2).filter(|pair| pair[0] < pair[1]).count();
     let grown = last.saturating_sub(first);
-    (never_less && 4 * rises >= 3 * (steady.len() - 1) && grown.get() >= LEAST_GROWTH).then_some(grown)
+    (never_less && 4 * rises >= 3 * (steady.len() - 1) && grown.get() >= LEAST_GROWTH)
+        .then_some(grown)
 }
 
-/// Live bytes after each event, relative to the start of the recording. Leaves out blocks of the warm-up that live longer than it, such as weights,
-/// because they rise and fall with no iteration.
+/// Live bytes after each event, relative to the start of the recording. Leaves out blocks of the
+/// warm-up that live longer than it, such as weights, because they rise and fall with no iteration.
 fn curve(view: &View<'_>, events: &[Event]) -> Vec<i64> {
     let warm_up = events.len() / LEAST_STRETCHES;
     let mut curve = vec![0_i64; events.len()];
@@ -66,7 +80,11 @@ fn curve(view: &View<'_>, events: &[Event]) -> Vec<i64> {
         match event.action {
             Action::Alloc if index >= warm_up => curve[index] += size,
             Action::FreeRequested => {
-                let allocated = view.history.freed(index).allocated.map(|event| event as usize);
+                let allocated = view
+                    .history
+                    .freed(index)
+                    .allocated
+                    .map(|event| event as usize);
                 let since = allocated.unwrap_or(0);
                 if since >= warm_up || index - since < warm_up {
                     curve[index] -= size;

@@ -1,5 +1,5 @@
-//! Streams that no longer allocate, although memory is cached for them and others reserve more. A request uses only the cached memory of
-//! its own stream.
+//! Streams that no longer allocate, although memory is cached for them and others reserve more. A
+//! request uses only the cached memory of its own stream.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,8 @@ pub struct IdleStream {
     pub reserved_since: Bytes,
 }
 
-/// A stream's last allocation, and the first request of another stream since that the cache of that stream did not serve. Both are event indices.
+/// A stream's last allocation, and the first request of another stream since that the cache of that
+/// stream did not serve. Both are event indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Idle {
     pub(crate) stream: u64,
@@ -34,28 +35,74 @@ pub(crate) struct Idle {
 /// Takes linear time for a fixed number of streams.
 pub(crate) fn streams(events: &[Event]) -> Vec<Idle> {
     let mut last: BTreeMap<u64, usize> = BTreeMap::new();
-    for (index, event) in events.iter().enumerate().filter(|(_, event)| event.action == Action::Alloc) {
+    for (index, event) in events
+        .iter()
+        .enumerate()
+        .filter(|(_, event)| event.action == Action::Alloc)
+    {
         last.insert(event.stream, index);
     }
     let idle = |(stream, last): (u64, usize)| {
-        let later = || events.iter().enumerate().skip(last + 1).filter(|(_, event)| event.stream != stream);
-        let (first, _) = later().find(|(_, event)| event.action.reserves() || event.action == Action::Oom)?;
-        let (next, _) = later().find(|(index, event)| *index >= first && matches!(event.action, Action::Alloc | Action::Oom))?;
-        let reserved_since = later().filter(|(_, event)| event.action.reserves()).map(|(_, event)| event.size).sum();
-        Some(Idle { stream, last, next, reserved_since })
+        let later = || {
+            events
+                .iter()
+                .enumerate()
+                .skip(last + 1)
+                .filter(|(_, event)| event.stream != stream)
+        };
+        let (first, _) =
+            later().find(|(_, event)| event.action.reserves() || event.action == Action::Oom)?;
+        let (next, _) = later().find(|(index, event)| {
+            *index >= first && matches!(event.action, Action::Alloc | Action::Oom)
+        })?;
+        let reserved_since = later()
+            .filter(|(_, event)| event.action.reserves())
+            .map(|(_, event)| event.size)
+            .sum();
+        Some(Idle {
+            stream,
+            last,
+            next,
+            reserved_since,
+        })
     };
     last.into_iter().filter_map(idle).collect()
 }
 
 /// The idle streams of a moment with cached memory in the default pool, most cached bytes first.
 pub(crate) fn list(view: &View<'_>) -> Vec<IdleStream> {
-    let before = view.moment.event.map_or(&[][..], |event| &view.history.events()[..=event]);
-    let idle = streams(before).into_iter().map(|Idle { stream, last, reserved_since, .. }| {
-        let own = view.state.segments.iter().filter(|segment| segment.stream == stream && segment.private_pool.is_default());
-        let free = own.flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive);
-        let (cached, id) = (free.map(|block| block.size).sum(), view.sites.of_event(last));
-        IdleStream { stream, cached, site: view.sites.get(id).name.clone(), id, last_allocated_at: last as u32, reserved_since }
-    });
+    let before = view
+        .moment
+        .event
+        .map_or(&[][..], |event| &view.history.events()[..=event]);
+    let idle = streams(before).into_iter().map(
+        |Idle {
+             stream,
+             last,
+             reserved_since,
+             ..
+         }| {
+            let own =
+                view.state.segments.iter().filter(|segment| {
+                    segment.stream == stream && segment.private_pool.is_default()
+                });
+            let free = own
+                .flat_map(|segment| &segment.blocks)
+                .filter(|block| block.state == BlockState::Inactive);
+            let (cached, id) = (
+                free.map(|block| block.size).sum(),
+                view.sites.of_event(last),
+            );
+            IdleStream {
+                stream,
+                cached,
+                site: view.sites.get(id).name.clone(),
+                id,
+                last_allocated_at: last as u32,
+                reserved_since,
+            }
+        },
+    );
     let mut idle: Vec<IdleStream> = idle.filter(|idle| idle.cached > Bytes::ZERO).collect();
     idle.sort_by_key(|idle| std::cmp::Reverse(idle.cached));
     idle

@@ -1,5 +1,6 @@
-//! Finds blocks that keep free memory from being released. A segment can be released only if it is entirely free; a page of an
-//! expandable segment, if the whole page is free. `list` names the oldest live block of each.
+//! Finds blocks that keep free memory from being released. A segment can be released only if it is
+//! entirely free; a page of an expandable segment, if the whole page is free. `list` names the
+//! oldest live block of each.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,8 @@ use serde::Serialize;
 
 use crate::{sites::SiteId, view::View};
 
-/// A partly free segment that cannot be released. In expandable segments, one free part of pages that also contain live blocks.
+/// A partly free segment that cannot be released. In expandable segments, one free part of pages
+/// that also contain live blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PinnedSegment {
     pub address: u64,
@@ -51,12 +53,29 @@ pub(crate) struct Piece<'a> {
 }
 
 pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator<Item = Piece<'a>> {
-    let page = if segment.expandable { config.page(segment.pool) } else { segment.size.get() }.max(1);
-    let free = segment.blocks.iter().enumerate().filter(|(_, block)| block.state == BlockState::Inactive);
+    let page = if segment.expandable {
+        config.page(segment.pool)
+    } else {
+        segment.size.get()
+    }
+    .max(1);
+    let free = segment
+        .blocks
+        .iter()
+        .enumerate()
+        .filter(|(_, block)| block.state == BlockState::Inactive);
     free.map(move |(index, block)| {
-        let (start, end) = (block.address - segment.address, block.address - segment.address + block.size.get());
+        let (start, end) = (
+            block.address - segment.address,
+            block.address - segment.address + block.size.get(),
+        );
         let whole = Bytes((end / page * page).saturating_sub(start.next_multiple_of(page)));
-        Piece { whole, pinned: block.size - whole, index, segment }
+        Piece {
+            whole,
+            pinned: block.size - whole,
+            index,
+            segment,
+        }
     })
 }
 
@@ -68,8 +87,14 @@ pub(crate) struct Pinner<'a> {
 impl<'a> Pinner<'a> {
     /// Linear in the blocks of the segment.
     pub(crate) fn new(view: &'a View<'a>, segment: &'a Segment) -> Self {
-        let live = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive);
-        Self { view, oldest: live.min_by_key(|block| view.age_key(block)) }
+        let live = segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Inactive);
+        Self {
+            view,
+            oldest: live.min_by_key(|block| view.age_key(block)),
+        }
     }
 
     /// The older neighbor in expandable segments, or else the oldest block of the segment.
@@ -77,13 +102,18 @@ impl<'a> Pinner<'a> {
         if !piece.segment.expandable {
             return self.oldest;
         }
-        neighbours(piece).min_by_key(|block| self.view.age_key(block)).or(self.oldest)
+        neighbours(piece)
+            .min_by_key(|block| self.view.age_key(block))
+            .or(self.oldest)
     }
 }
 
 fn neighbours<'a>(piece: &Piece<'a>) -> impl Iterator<Item = &'a Block> + use<'a> {
     let blocks = &piece.segment.blocks;
-    let before = piece.index.checked_sub(1).and_then(|index| blocks.get(index));
+    let before = piece
+        .index
+        .checked_sub(1)
+        .and_then(|index| blocks.get(index));
     [before, blocks.get(piece.index + 1)].into_iter().flatten()
 }
 
@@ -109,7 +139,12 @@ impl View<'_> {
 
 /// All pinned memory, most free bytes first.
 pub(crate) fn list(view: &View<'_>) -> Vec<PinnedSegment> {
-    let mut pinned: Vec<PinnedSegment> = view.state.segments.iter().flat_map(|segment| of_segment(view, segment)).collect();
+    let mut pinned: Vec<PinnedSegment> = view
+        .state
+        .segments
+        .iter()
+        .flat_map(|segment| of_segment(view, segment))
+        .collect();
     pinned.sort_by(|a, b| b.free.cmp(&a.free).then(a.address.cmp(&b.address)));
     pinned
 }
@@ -129,19 +164,34 @@ fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
         live_bytes: live.1,
         by: view.pin(by),
     };
-    let sum = |blocks: &mut dyn Iterator<Item = &Block>| blocks.fold((0, Bytes::ZERO), |(n, bytes), block| (n + 1, bytes + block.size));
+    let sum = |blocks: &mut dyn Iterator<Item = &Block>| {
+        blocks.fold((0, Bytes::ZERO), |(n, bytes), block| {
+            (n + 1, bytes + block.size)
+        })
+    };
     if segment.expandable {
         let of_piece = |piece: Piece<'_>| {
             let by = pinner.of(&piece)?;
             let address = segment.blocks[piece.index].address;
-            Some(entry(address, piece.pinned, piece.pinned, sum(&mut neighbours(&piece)), by))
+            Some(entry(
+                address,
+                piece.pinned,
+                piece.pinned,
+                sum(&mut neighbours(&piece)),
+                by,
+            ))
         };
         return pieces.filter_map(of_piece).collect();
     }
     let free: Bytes = pieces.map(|piece| piece.pinned).sum();
-    let live = sum(&mut segment.blocks.iter().filter(|block| block.state != BlockState::Inactive));
+    let live = sum(&mut segment
+        .blocks
+        .iter()
+        .filter(|block| block.state != BlockState::Inactive));
     let by = pinner.oldest.filter(|_| free > Bytes::ZERO);
-    by.map(|by| entry(segment.address, segment.size, free, live, by)).into_iter().collect()
+    by.map(|by| entry(segment.address, segment.size, free, live, by))
+        .into_iter()
+        .collect()
 }
 
 #[derive(Clone, Debug)]
@@ -160,7 +210,10 @@ impl PinnedBySite<'_> {
     /// Describes the block: `one block of 2 MiB`, or `one block of at most 2 MiB` if sizes differ.
     pub fn one_block(&self) -> String {
         let sizes = || self.segments.iter().map(|segment| segment.by.size);
-        match (sizes().min().unwrap_or_default(), sizes().max().unwrap_or_default()) {
+        match (
+            sizes().min().unwrap_or_default(),
+            sizes().max().unwrap_or_default(),
+        ) {
             (least, largest) if least == largest => format!("one block of {largest}"),
             (_, largest) => format!("one block of at most {largest}"),
         }
@@ -168,7 +221,11 @@ impl PinnedBySite<'_> {
 
     /// The largest age of a block in microseconds. `None` if a block is from before the recording.
     pub fn oldest_us(&self) -> Option<u64> {
-        let ages: Option<Vec<u64>> = self.segments.iter().map(|segment| segment.by.age_us).collect();
+        let ages: Option<Vec<u64>> = self
+            .segments
+            .iter()
+            .map(|segment| segment.by.age_us)
+            .collect();
         ages?.into_iter().max()
     }
 }
@@ -178,11 +235,19 @@ pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a PinnedSegment>) -> Vec
     let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();
     for segment in segments {
         let id = segment.by.id;
-        let of_site = by_site.entry(id).or_insert_with(|| PinnedBySite { id, free: Bytes::ZERO, segments: Vec::new() });
+        let of_site = by_site.entry(id).or_insert_with(|| PinnedBySite {
+            id,
+            free: Bytes::ZERO,
+            segments: Vec::new(),
+        });
         of_site.segments.push(segment);
         of_site.free += segment.free;
     }
     let mut groups: Vec<PinnedBySite<'_>> = by_site.into_values().collect();
-    groups.sort_by(|a, b| b.free.cmp(&a.free).then_with(|| a.segments[0].by.site.cmp(&b.segments[0].by.site)));
+    groups.sort_by(|a, b| {
+        b.free
+            .cmp(&a.free)
+            .then_with(|| a.segments[0].by.site.cmp(&b.segments[0].by.site))
+    });
     groups
 }

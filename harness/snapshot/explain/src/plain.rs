@@ -10,7 +10,8 @@ use crate::sites::Sites;
 /// How to convert frees of blocks that another stream still uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PendingFrees {
-    /// Records the block on a synthetic stream, which is synchronized when the recording shows the block as reusable.
+    /// Records the block on a synthetic stream, which is synchronized when the recording shows the
+    /// block as reusable.
     AsRecorded,
     /// Frees the block when it becomes reusable, for replays that complete work immediately.
     Late,
@@ -26,14 +27,30 @@ pub struct Plain {
 
 /// Converts a program. The trace lacks free memory that the allocator held before the recording.
 pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
-    let mut plain = Plain { events: Vec::new(), operations: Vec::new() };
+    let mut plain = Plain {
+        events: Vec::new(),
+        operations: Vec::new(),
+    };
     let mut add = |event, operation| {
         plain.events.push(event);
         plain.operations.push(operation);
     };
-    let live = program.start.iter().flat_map(|segment| segment.blocks.iter().map(move |block| (segment, block)));
-    for (id, (segment, block)) in live.filter(|(_, block)| block.state == BlockState::Allocated).enumerate() {
-        add(TraceEvent::Allocate { id: id as u64, size: block.requested, stream: program.stream_number(segment.stream) }, None);
+    let live = program
+        .start
+        .iter()
+        .flat_map(|segment| segment.blocks.iter().map(move |block| (segment, block)));
+    for (id, (segment, block)) in live
+        .filter(|(_, block)| block.state == BlockState::Allocated)
+        .enumerate()
+    {
+        add(
+            TraceEvent::Allocate {
+                id: id as u64,
+                size: block.requested,
+                stream: program.stream_number(segment.stream),
+            },
+            None,
+        );
     }
     // Blocks on a synthetic stream, and the subset that was freed meanwhile.
     let mut waiting: BTreeMap<u64, StreamId> = BTreeMap::new();
@@ -41,13 +58,19 @@ pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
     let is_late = |stream| pending == PendingFrees::Late && program.is_synthetic(stream);
     for (operation, &event) in program.operations.iter().enumerate() {
         match event {
-            TraceEvent::RecordStream { id, stream } if is_late(stream) => _ = waiting.insert(id, stream),
+            TraceEvent::RecordStream { id, stream } if is_late(stream) => {
+                _ = waiting.insert(id, stream)
+            }
             TraceEvent::Free { id } => match waiting.remove(&id) {
                 Some(stream) => freed.entry(stream).or_default().push(id),
                 None => add(event, Some(operation)),
             },
             TraceEvent::SynchronizeStream(stream) if is_late(stream) => {
-                freed.remove(&stream).into_iter().flatten().for_each(|id| add(TraceEvent::Free { id }, Some(operation)));
+                freed
+                    .remove(&stream)
+                    .into_iter()
+                    .flatten()
+                    .for_each(|id| add(TraceEvent::Free { id }, Some(operation)));
             }
             event => add(event, Some(operation)),
         }
@@ -57,10 +80,16 @@ pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
 
 impl Plain {
     /// The call site of an event. `None` if it was not recorded.
-    pub fn site<'s>(&self, event: usize, program: &RecordedProgram, sites: &'s Sites) -> Option<&'s str> {
+    pub fn site<'s>(
+        &self,
+        event: usize,
+        program: &RecordedProgram,
+        sites: &'s Sites,
+    ) -> Option<&'s str> {
         let operation = self.operations[event]?;
         let recorded = *program.origin.get(operation)?;
-        matches!(self.events[event], TraceEvent::Allocate { .. }).then(|| sites.get(sites.of_event(recorded as usize)).name.as_str())
+        matches!(self.events[event], TraceEvent::Allocate { .. })
+            .then(|| sites.get(sites.of_event(recorded as usize)).name.as_str())
     }
 
     /// The trace as text, with each allocation's site as a comment.
@@ -68,7 +97,10 @@ impl Plain {
         let sites = Sites::new(snapshot, program.device);
         let mut text = String::new();
         for (index, event) in self.events.iter().enumerate() {
-            let site = self.site(index, program, &sites).map(|site| format!(" # {site}")).unwrap_or_default();
+            let site = self
+                .site(index, program, &sites)
+                .map(|site| format!(" # {site}"))
+                .unwrap_or_default();
             text += &format!("{event}{site}\n");
         }
         text

@@ -1,4 +1,5 @@
-//! Recommends changes of the program itself. Each change is tested by a replay of the changed program.
+//! Recommends changes of the program itself. Each change is tested by a replay of the changed
+//! program.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,8 +50,8 @@ struct With {
     reserved: Option<Bytes>,
 }
 
-/// Tests changes with the recorded settings on all cores. The largest saving comes first; equal savings are sorted by fewer
-/// `empty_cache` calls. Calls `progress` after each change.
+/// Tests changes with the recorded settings on all cores. The largest saving comes first; equal
+/// savings are sorted by fewer `empty_cache` calls. Calls `progress` after each change.
 ///
 /// Each change has a copy of the program, so only a group of them exists at a time.
 pub fn program_advice(
@@ -67,11 +68,22 @@ pub fn program_advice(
             let prepared = change.program.prepare()?;
             let grid = Grid::new(&prepared, without.memory);
             let (least, _) = grid.least(own)?;
-            let reserved = change.of_stream.then(|| grid.replay(own, without.memory)).transpose()?;
+            let reserved = change
+                .of_stream
+                .then(|| grid.replay(own, without.memory))
+                .transpose()?;
             progress();
-            Ok::<_, ProgramError>(With { least, reserved: reserved.map(|replayed| Bytes(replayed.stats.reserved_bytes.all.peak)) })
+            Ok::<_, ProgramError>(With {
+                least,
+                reserved: reserved.map(|replayed| Bytes(replayed.stats.reserved_bytes.all.peak)),
+            })
         })?;
-        advice.extend(group.drain(..).zip(results).filter_map(|(change, with)| change.advice(with, without)));
+        advice.extend(
+            group
+                .drain(..)
+                .zip(results)
+                .filter_map(|(change, with)| change.advice(with, without)),
+        );
         Ok(())
     };
     each_change(program, snapshot, |change| {
@@ -82,7 +94,9 @@ pub fn program_advice(
     });
     tested.and_then(|()| test(&mut group))?;
     // The sort is stable, so equal changes keep their order.
-    advice.sort_by_key(|(advice, times_emptied): &(ProgramAdvice, usize)| (Reverse(advice.saves), *times_emptied));
+    advice.sort_by_key(|(advice, times_emptied): &(ProgramAdvice, usize)| {
+        (Reverse(advice.saves), *times_emptied)
+    });
     Ok(advice.into_iter().map(|(advice, _)| advice).collect())
 }
 
@@ -92,8 +106,8 @@ pub(crate) struct Change {
     /// The change without figures of this recording.
     pub(crate) kind: String,
     times_emptied: usize,
-    /// True if the change is about the cache of a stream. A stream's cache is released before a request fails, so such a change can save reserved
-    /// memory although the program needs no less.
+    /// True if the change is about the cache of a stream. A stream's cache is released before a
+    /// request fails, so such a change can save reserved memory although the program needs no less.
     of_stream: bool,
     pub(crate) program: RecordedProgram,
 }
@@ -102,24 +116,41 @@ impl Change {
     /// Returns the change as advice if it saves enough, with the number of `empty_cache` calls.
     fn advice(self, with: With, without: Unchanged) -> Option<(ProgramAdvice, usize)> {
         let required = (without.least, with.least.enough, "required");
-        let reserved = without.reserved.zip(with.reserved).map(|(before, after)| (before, after, "reserved"));
+        let reserved = without
+            .reserved
+            .zip(with.reserved)
+            .map(|(before, after)| (before, after, "reserved"));
         let is_worth_it = |&(before, after, _): &(Bytes, Bytes, _)| {
             let saves = before.saturating_sub(after);
             saves.0 >= before.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO
         };
-        let (before, after, which) = [Some(required), reserved].into_iter().flatten().find(is_worth_it)?;
+        let (before, after, which) = [Some(required), reserved]
+            .into_iter()
+            .flatten()
+            .find(is_worth_it)?;
         let price = match self.times_emptied {
             0 | 1 => String::new(),
             times => format!(", with {times} calls of empty_cache"),
         };
-        let sentence = format!("{} reduces the {which} memory from {before} to {after}{price}", self.what);
+        let sentence = format!(
+            "{} reduces the {which} memory from {before} to {after}{price}",
+            self.what
+        );
         let (least, saves) = (with.least, before.saturating_sub(after));
-        Some((ProgramAdvice { sentence, least, saves, program: self.program }, self.times_emptied))
+        Some((
+            ProgramAdvice {
+                sentence,
+                least,
+                saves,
+                program: self.program,
+            },
+            self.times_emptied,
+        ))
     }
 }
 
-/// Recommends a memory fraction with which the program still succeeds, for users who share the device. `None` if the fraction is
-/// 1, or if a replay with it fails.
+/// Recommends a memory fraction with which the program still succeeds, for users who share the
+/// device. `None` if the fraction is 1, or if a replay with it fails.
 pub fn fraction_advice(
     program: &RecordedProgram,
     own: &Configuration,
@@ -127,7 +158,9 @@ pub fn fraction_advice(
     memory: Bytes,
 ) -> Result<Option<String>, ProgramError> {
     let share = (own_least.0 as f64 / memory.0 as f64 * 100.0).ceil() / 100.0;
-    let Some(fraction) = MemoryFraction::new(share).filter(|_| share < 1.0) else { return Ok(None) };
+    let Some(fraction) = MemoryFraction::new(share).filter(|_| share < 1.0) else {
+        return Ok(None);
+    };
     let limited = changed(program, |edit, operation, _| {
         if operation == 0 {
             edit.add(TraceEvent::SetFraction(fraction), operation);
@@ -137,40 +170,93 @@ pub fn fraction_advice(
     let replayed = Grid::new(&limited.prepare()?, memory).replay(own, memory)?;
     let kept = fraction.limit(memory).unwrap_or(memory);
     Ok(replayed.oom.is_none().then(|| {
-        format!("torch.cuda.set_per_process_memory_fraction({share}) at the start limits it to {kept} of {memory}, and every request still succeeds")
+        format!(
+            "torch.cuda.set_per_process_memory_fraction({share}) at the start limits it to \
+             {kept} of {memory}, and every request still succeeds"
+        )
     }))
 }
 
 /// Calls `act` with each change. Each contains a copy of the program.
-pub(crate) fn each_change(program: &RecordedProgram, snapshot: &Snapshot, mut act: impl FnMut(Change)) {
+pub(crate) fn each_change(
+    program: &RecordedProgram,
+    snapshot: &Snapshot,
+    mut act: impl FnMut(Change),
+) {
     let sites = Sites::new(snapshot, program.device);
     let by_site = BySite::new(program, &sites);
-    let name = |id: u64| &sites.get(sites.of_event(program.origin[by_site.made[&id]] as usize)).name;
+    let name = |id: u64| {
+        &sites
+            .get(sites.of_event(program.origin[by_site.made[&id]] as usize))
+            .name
+    };
     let mut change = |what: String, kind: String, of_stream, (program, times_emptied)| {
-        act(Change { what, kind, times_emptied, of_stream, program });
+        act(Change {
+            what,
+            kind,
+            times_emptied,
+            of_stream,
+            program,
+        });
     };
     for (number, &PoolId(first, second)) in program.pools.iter().enumerate() {
         let pool = PrivatePoolId(number as u32);
-        if let (Some(released), Some(largest)) = (released(program, pool), by_site.largest_in(program, pool)) {
-            let what =
-                |pool: String| format!("releasing {pool} of {} after its last allocation, unless a CUDA graph needs it,", name(largest));
-            change(what(format!("private pool ({first}, {second})")), what("the private pool".to_owned()), false, (released, 0));
+        if let (Some(released), Some(largest)) =
+            (released(program, pool), by_site.largest_in(program, pool))
+        {
+            let what = |pool: String| {
+                format!(
+                    "releasing {pool} of {} after its last allocation, unless a CUDA graph needs \
+                     it,",
+                    name(largest)
+                )
+            };
+            change(
+                what(format!("private pool ({first}, {second})")),
+                what("the private pool".to_owned()),
+                false,
+                (released, 0),
+            );
         }
     }
     let events = snapshot.events_of(program.device);
     for idle in idle::streams(events).into_iter().take(STREAMS) {
         let id_at = |event: usize| {
-            let of_event = program.operations.iter().zip(&program.origin).filter(|(_, origin)| **origin as usize == event);
-            let id = |(operation, _): (&TraceEvent, _)| if let TraceEvent::Allocate { id, .. } = *operation { Some(id) } else { None };
-            of_event.filter_map(id).find(|id| !by_site.in_pools.contains_key(id))
+            let of_event = program
+                .operations
+                .iter()
+                .zip(&program.origin)
+                .filter(|(_, origin)| **origin as usize == event);
+            let id = |(operation, _): (&TraceEvent, _)| {
+                if let TraceEvent::Allocate { id, .. } = *operation {
+                    Some(id)
+                } else {
+                    None
+                }
+            };
+            of_event
+                .filter_map(id)
+                .find(|id| !by_site.in_pools.contains_key(id))
         };
-        let (Some(last), Some(next)) = (id_at(idle.last), id_at(idle.next)) else { continue };
+        let (Some(last), Some(next)) = (id_at(idle.last), id_at(idle.next)) else {
+            continue;
+        };
         let [own, other] = [idle.stream, events[idle.next].stream];
         let (to, of) = (attempts::stream(other), attempts::stream(own));
-        let what = format!("allocating on {to} what {of} allocates, last at {},", name(last));
-        let kind = format!("allocating on the stream of {} what another stream allocates, last at {},", name(next), name(last));
+        let what = format!(
+            "allocating on {to} what {of} allocates, last at {},",
+            name(last)
+        );
+        let kind = format!(
+            "allocating on the stream of {} what another stream allocates, last at {},",
+            name(next),
+            name(last)
+        );
         change(what, kind, true, (on_stream(program, own, other), 0));
-        let what = format!("torch.cuda.empty_cache() once, before {} first reserves memory,", name(next));
+        let what = format!(
+            "torch.cuda.empty_cache() once, before {} first reserves memory,",
+            name(next)
+        );
         change(what.clone(), what, true, (emptied_once(program, next), 1));
     }
     for &site in &by_site.largest() {
@@ -178,17 +264,34 @@ pub(crate) fn each_change(program: &RecordedProgram, snapshot: &Snapshot, mut ac
         let ids = &by_site.ids[&site];
         let blocks = count(ids.len(), "block");
         let what = format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}");
-        change(what, format!("a separate pool (torch.cuda.MemPool) for {name}"), false, (own_pool(program, ids), 0));
+        change(
+            what,
+            format!("a separate pool (torch.cuda.MemPool) for {name}"),
+            false,
+            (own_pool(program, ids), 0),
+        );
         let kept = by_site.kept(program, ids);
         if !kept.is_empty() {
-            let what = format!("allocating the {} that {name} keeps first, in order of falling size,", count(kept.len(), "block"));
-            change(what, format!("allocating what {name} keeps first"), false, (before_all(program, &kept), 0));
+            let what = format!(
+                "allocating the {} that {name} keeps first, in order of falling size,",
+                count(kept.len(), "block")
+            );
+            change(
+                what,
+                format!("allocating what {name} keeps first"),
+                false,
+                (before_all(program, &kept), 0),
+            );
         }
         if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
             let what = format!("freeing each block of {name} before it allocates the next one");
             change(what.clone(), what, false, (earlier, 0));
         }
-        let outside: Vec<u64> = ids.iter().copied().filter(|id| !by_site.in_pools.contains_key(id)).collect();
+        let outside: Vec<u64> = ids
+            .iter()
+            .copied()
+            .filter(|id| !by_site.in_pools.contains_key(id))
+            .collect();
         if let Some(emptied) = emptied_before(program, &outside) {
             let what = format!("torch.cuda.empty_cache() before {name}");
             change(what.clone(), what, false, emptied);
@@ -211,7 +314,8 @@ impl BySite {
     fn new(program: &RecordedProgram, sites: &Sites) -> Self {
         let mut all = Self::default();
         let mut open = Vec::new();
-        let (mut live, mut site_of): (BTreeMap<SiteId, Bytes>, BTreeMap<u64, (SiteId, Bytes)>) = (BTreeMap::new(), BTreeMap::new());
+        let (mut live, mut site_of): (BTreeMap<SiteId, Bytes>, BTreeMap<u64, (SiteId, Bytes)>) =
+            (BTreeMap::new(), BTreeMap::new());
         for (operation, &event) in program.operations.iter().enumerate() {
             match event {
                 TraceEvent::Allocate { id, size, .. } => {
@@ -249,29 +353,52 @@ impl BySite {
         sites
     }
 
-    /// Blocks of the default pool that are never freed, or if the recording reaches the end of the program, live for more than half of it. Excludes
-    /// failed requests.
+    /// Blocks of the default pool that are never freed, or if the recording reaches the end of the
+    /// program, live for more than half of it. Excludes failed requests.
     fn kept(&self, program: &RecordedProgram, ids: &[u64]) -> BTreeSet<u64> {
         let (all, is_complete) = (program.operations.len(), program.ended == Ended::Well);
-        let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| is_complete && freed - self.made[*id] > all / 2);
-        let is_movable = |id: &&u64| !program.allocations[**id as usize].refused && !self.in_pools.contains_key(*id);
-        ids.iter().filter(lives_long).filter(is_movable).copied().collect()
+        let lives_long = |id: &&u64| {
+            self.freed
+                .get(id)
+                .is_none_or(|freed| is_complete && freed - self.made[*id] > all / 2)
+        };
+        let is_movable = |id: &&u64| {
+            !program.allocations[**id as usize].refused && !self.in_pools.contains_key(*id)
+        };
+        ids.iter()
+            .filter(lives_long)
+            .filter(is_movable)
+            .copied()
+            .collect()
     }
 
     /// The largest block that a private pool serves.
     fn largest_in(&self, program: &RecordedProgram, pool: PrivatePoolId) -> Option<u64> {
-        let of_pool = self.in_pools.iter().filter(|&(_, &of)| of == pool).map(|(&id, _)| id);
+        let of_pool = self
+            .in_pools
+            .iter()
+            .filter(|&(_, &of)| of == pool)
+            .map(|(&id, _)| id);
         of_pool.max_by_key(|&id| (program.allocations[id as usize].requested, Reverse(id)))
     }
 
-    /// Frees each block before the next one of its site is allocated. `None` if more than two are live at a time, because the
-    /// program needs them, or if two never are.
-    fn freed_before_the_next(&self, program: &RecordedProgram, ids: &[u64]) -> Option<RecordedProgram> {
-        if ids.windows(3).any(|three| self.freed.get(&three[0]).is_none_or(|&freed| freed > self.made[&three[2]])) {
+    /// Frees each block before the next one of its site is allocated. `None` if more than two are
+    /// live at a time, because the program needs them, or if two never are.
+    fn freed_before_the_next(
+        &self,
+        program: &RecordedProgram,
+        ids: &[u64],
+    ) -> Option<RecordedProgram> {
+        if ids.windows(3).any(|three| {
+            self.freed
+                .get(&three[0])
+                .is_none_or(|&freed| freed > self.made[&three[2]])
+        }) {
             return None;
         }
         let overlaps = ids.windows(2).map(|pair| (self.made[&pair[1]], pair[0]));
-        let is_live = |(next, id): &(usize, u64)| self.freed.get(id).is_some_and(|freed| freed > next);
+        let is_live =
+            |(next, id): &(usize, u64)| self.freed.get(id).is_some_and(|freed| freed > next);
         let moved: BTreeMap<usize, u64> = overlaps.filter(is_live).collect();
         if moved.is_empty() {
             return None;
@@ -289,8 +416,12 @@ impl BySite {
     }
 }
 
-/// A copy of a program in which `write` writes the operations. It is called with each original operation in order.
-fn changed(program: &RecordedProgram, mut write: impl FnMut(&mut Edit<'_>, usize, TraceEvent)) -> RecordedProgram {
+/// A copy of a program in which `write` writes the operations. It is called with each original
+/// operation in order.
+fn changed(
+    program: &RecordedProgram,
+    mut write: impl FnMut(&mut Edit<'_>, usize, TraceEvent),
+) -> RecordedProgram {
     let mut edit = Edit::new(program);
     for (operation, &event) in program.operations.iter().enumerate() {
         write(&mut edit, operation, event);
@@ -305,7 +436,14 @@ struct Edit<'a> {
 
 impl<'a> Edit<'a> {
     fn new(program: &'a RecordedProgram) -> Self {
-        Self { program, changed: RecordedProgram { operations: Vec::new(), origin: Vec::new(), ..program.clone() } }
+        Self {
+            program,
+            changed: RecordedProgram {
+                operations: Vec::new(),
+                origin: Vec::new(),
+                ..program.clone()
+            },
+        }
     }
 
     /// Adds an operation at an original one.
@@ -315,7 +453,12 @@ impl<'a> Edit<'a> {
     }
 
     fn keep(&mut self, kept: usize) {
-        if let (Ended::Oom { operation: fatal, .. }, Ended::Oom { operation, .. }) = (self.program.ended, &mut self.changed.ended)
+        if let (
+            Ended::Oom {
+                operation: fatal, ..
+            },
+            Ended::Oom { operation, .. },
+        ) = (self.program.ended, &mut self.changed.ended)
             && fatal == kept
         {
             *operation = self.changed.operations.len();
@@ -324,10 +467,17 @@ impl<'a> Edit<'a> {
     }
 }
 
-/// Releases a private pool after its last allocation. `None` if the program does so, or does not use the pool.
+/// Releases a private pool after its last allocation. `None` if the program does so, or does not
+/// use the pool.
 fn released(program: &RecordedProgram, pool: PrivatePoolId) -> Option<RecordedProgram> {
-    let place = |sought: TraceEvent| program.operations.iter().rposition(|&event| event == sought);
-    let last = place(TraceEvent::EndPool(pool)).filter(|_| place(TraceEvent::ReleasePool(pool)).is_none())?;
+    let place = |sought: TraceEvent| {
+        program
+            .operations
+            .iter()
+            .rposition(|&event| event == sought)
+    };
+    let last = place(TraceEvent::EndPool(pool))
+        .filter(|_| place(TraceEvent::ReleasePool(pool)).is_none())?;
     Some(changed(program, |edit, operation, _| {
         edit.keep(operation);
         if operation == last {
@@ -371,7 +521,8 @@ fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
             TraceEvent::EndPool(_) => open = open.saturating_sub(1),
             _ => {}
         }
-        let is_own = open == 0 && matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
+        let is_own =
+            open == 0 && matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
         if is_own {
             edit.add(TraceEvent::BeginPool(pool), operation);
         }
@@ -397,11 +548,16 @@ fn before_all(program: &RecordedProgram, ids: &BTreeSet<u64>) -> RecordedProgram
     edit.changed
 }
 
-/// Empties the cache before the largest allocations of a site, unless these are too many. Also returns the number of calls.
+/// Empties the cache before the largest allocations of a site, unless these are too many. Also
+/// returns the number of calls.
 fn emptied_before(program: &RecordedProgram, ids: &[u64]) -> Option<(RecordedProgram, usize)> {
     let requested = |id: &u64| program.allocations[*id as usize].requested;
     let largest = ids.iter().map(requested).max()?;
-    let before: BTreeSet<u64> = ids.iter().filter(|id| requested(id) >= Bytes(largest.0 / 2)).copied().collect();
+    let before: BTreeSet<u64> = ids
+        .iter()
+        .filter(|id| requested(id) >= Bytes(largest.0 / 2))
+        .copied()
+        .collect();
     if before.len() > MOST_TIMES_EMPTIED {
         return None;
     }

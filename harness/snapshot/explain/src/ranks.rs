@@ -57,10 +57,26 @@ impl Difference {
     }
 
     pub fn sentence(&self) -> String {
-        let Self { rank, cause, site, bytes, median } = self;
-        let site = site.as_ref().map_or_else(String::new, |site| format!(", by {site}"));
-        let (difference, word) = if bytes > median { (*bytes - *median, "more") } else { (*median - *bytes, "less") };
-        format!("{rank} has {difference} {word} than the median rank: {bytes} instead of {median} {}{site}.", cause.about())
+        let Self {
+            rank,
+            cause,
+            site,
+            bytes,
+            median,
+        } = self;
+        let site = site
+            .as_ref()
+            .map_or_else(String::new, |site| format!(", by {site}"));
+        let (difference, word) = if bytes > median {
+            (*bytes - *median, "more")
+        } else {
+            (*median - *bytes, "less")
+        };
+        format!(
+            "{rank} has {difference} {word} than the median rank: {bytes} instead of {median} \
+             {}{site}.",
+            cause.about()
+        )
     }
 }
 
@@ -78,7 +94,10 @@ pub fn overview(ranks: &[Rank<'_>]) -> Overview {
     failed.sort_by_key(|rank| rank.explanation.moment.time_us.unwrap_or(u64::MAX));
     Overview {
         ranks: ranks.iter().map(row).collect(),
-        failed: failed.into_iter().map(|rank| rank.name.to_owned()).collect(),
+        failed: failed
+            .into_iter()
+            .map(|rank| rank.name.to_owned())
+            .collect(),
         differences: differences(ranks),
     }
 }
@@ -93,26 +112,37 @@ type Figure<'a> = (ByteCause, Option<&'a str>);
 /// The figures of a rank. Sites are identified by name, which ranks of the same program share.
 fn figures<'a>(explanation: &'a Explanation) -> BTreeMap<Figure<'a>, Bytes> {
     let of_cause = |cause: &'a CauseBytes| {
-        let sites = cause.sites.iter().map(|site| ((cause.cause, Some(site.site.as_str())), site.bytes));
+        let sites = cause
+            .sites
+            .iter()
+            .map(|site| ((cause.cause, Some(site.site.as_str())), site.bytes));
         std::iter::once(((cause.cause, None), cause.bytes)).chain(sites)
     };
     explanation.causes.iter().flat_map(of_cause).collect()
 }
 
 fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
-    let of_ranks: Vec<BTreeMap<Figure<'_>, Bytes>> = ranks.iter().map(|rank| figures(rank.explanation)).collect();
+    let of_ranks: Vec<BTreeMap<Figure<'_>, Bytes>> =
+        ranks.iter().map(|rank| figures(rank.explanation)).collect();
     let mut all: Vec<Figure<'_>> = of_ranks.iter().flat_map(BTreeMap::keys).copied().collect();
     all.sort_unstable();
     all.dedup();
     let mut differences = Vec::new();
     for (cause, site) in all {
-        let bytes_of = |figures: &BTreeMap<Figure<'_>, Bytes>| figures.get(&(cause, site)).copied().unwrap_or_default();
+        let bytes_of = |figures: &BTreeMap<Figure<'_>, Bytes>| {
+            figures.get(&(cause, site)).copied().unwrap_or_default()
+        };
         let mut sorted: Vec<Bytes> = of_ranks.iter().map(bytes_of).collect();
         sorted.sort_unstable();
         let median = sorted[(sorted.len() - 1) / 2];
         for (rank, figures) in ranks.iter().zip(&of_ranks) {
-            let difference =
-                Difference { rank: rank.name.to_owned(), cause, site: site.map(str::to_owned), bytes: bytes_of(figures), median };
+            let difference = Difference {
+                rank: rank.name.to_owned(),
+                cause,
+                site: site.map(str::to_owned),
+                bytes: bytes_of(figures),
+                median,
+            };
             let by = difference.size();
             // A difference must be large relative to the figure and to the device.
             if by > median.get() / ALIKE && by > rank.explanation.accounts.reserved.get() / ALIKE {
@@ -120,7 +150,11 @@ fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
             }
         }
     }
-    differences.sort_by(|a, b| b.size().cmp(&a.size()).then_with(|| (&a.rank, &a.site).cmp(&(&b.rank, &b.site))));
+    differences.sort_by(|a, b| {
+        b.size()
+            .cmp(&a.size())
+            .then_with(|| (&a.rank, &a.site).cmp(&(&b.rank, &b.site)))
+    });
     let mut told: BTreeMap<String, usize> = BTreeMap::new();
     differences.retain(|difference| {
         let count = told.entry(difference.rank.clone()).or_default();

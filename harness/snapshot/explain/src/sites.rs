@@ -1,9 +1,10 @@
 //! Finds the [`Site`] of every event of one device: the program's line that allocated memory.
 //!
-//! A site is the innermost frame outside PyTorch and Python's standard library. For a stack that starts in
-//! `torch/nn/modules/conv.py`, it is the line of the model that calls the convolution. Autograd allocates in C++ threads without
-//! Python frames. Such events get the site of the last event that has one, with [`SiteKind::After`]. During `loss.backward()`,
-//! that is the end of the forward pass.
+//! A site is the innermost frame outside PyTorch and Python's standard library. For a stack that
+//! starts in `torch/nn/modules/conv.py`, it is the line of the model that calls the convolution.
+//! Autograd allocates in C++ threads without Python frames. Such events get the site of the last
+//! event that has one, with [`SiteKind::After`]. During `loss.backward()`, that is the end of the
+//! forward pass.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,7 +40,8 @@ pub enum SiteKind {
     Frame,
     /// No Python frame was recorded. The frame is that of the last earlier event that has one.
     After,
-    /// No Python frame was recorded, nor before it. The name contains the annotated phase or the requested size.
+    /// No Python frame was recorded, nor before it. The name contains the annotated phase or the
+    /// requested size.
     NoFrames,
     /// Allocated before the recording, or not recorded.
     BeforeRecording,
@@ -66,11 +68,24 @@ impl Sites {
     pub fn new(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.events_of(device);
         let mut finder = Finder::new(snapshot);
-        let of_stack: Vec<Option<SiteId>> = snapshot.stacks.all().map(|stack| finder.of_frames(stack)).collect();
+        let of_stack: Vec<Option<SiteId>> = snapshot
+            .stacks
+            .all()
+            .map(|stack| finder.of_frames(stack))
+            .collect();
         let of_event = finder.of_events(events, &of_stack, &phases(&snapshot.annotations, device));
-        let before = Key { kind: SiteKind::BeforeRecording, frame: None, words: String::new() };
+        let before = Key {
+            kind: SiteKind::BeforeRecording,
+            frame: None,
+            words: String::new(),
+        };
         let before_recording = finder.id(before, StackId::EMPTY);
-        Self { list: finder.named(), of_event, of_stack, before_recording }
+        Self {
+            list: finder.named(),
+            of_event,
+            of_stack,
+            before_recording,
+        }
     }
 
     /// The site of an event. Panics if the device has no such event.
@@ -81,7 +96,10 @@ impl Sites {
     /// The site of a block, from the event that allocated it or else from its own stack.
     pub fn of_block(&self, allocated_by: Option<u32>, stack: StackId) -> SiteId {
         let by_stack = || self.of_stack.get(stack.0 as usize).copied().flatten();
-        allocated_by.map(|event| self.of_event(event as usize)).or_else(by_stack).unwrap_or(self.before_recording)
+        allocated_by
+            .map(|event| self.of_event(event as usize))
+            .or_else(by_stack)
+            .unwrap_or(self.before_recording)
     }
 
     pub fn get(&self, id: SiteId) -> &Site {
@@ -93,25 +111,39 @@ impl Sites {
     }
 }
 
-/// Returns true if a frame belongs to the program or a scenario, not to compiled code, PyTorch or Python's standard library.
+/// Returns true if a frame belongs to the program or a scenario, not to compiled code, PyTorch or
+/// Python's standard library.
 pub fn is_of_program(frame: &Frame) -> bool {
     // The last three are traces and RMM logs.
-    const ENDINGS: [&str; 8] = [".py", ".pyx", ".ipynb", ".yaml", ".yml", ".trace", ".trace.gz", ".csv"];
+    const ENDINGS: [&str; 8] = [
+        ".py",
+        ".pyx",
+        ".ipynb",
+        ".yaml",
+        ".yml",
+        ".trace",
+        ".trace.gz",
+        ".csv",
+    ];
     let file = frame.file.as_str();
     // Python names code without a file `<string>`, `<stdin>` or `<ipython-input-3-…>`.
-    let is_source = ENDINGS.iter().any(|ending| file.ends_with(ending)) || (file.starts_with('<') && !file.starts_with("<frozen "));
+    let is_source = ENDINGS.iter().any(|ending| file.ends_with(ending))
+        || (file.starts_with('<') && !file.starts_with("<frozen "));
     is_source && !is_of_torch(file) && !is_of_python(file)
 }
 
 fn is_of_torch(file: &str) -> bool {
-    ["site-packages", "dist-packages"]
-        .iter()
-        .any(|packages| file.split_once(packages).is_some_and(|(_, rest)| rest.starts_with("/torch/") || rest.starts_with("\\torch\\")))
+    ["site-packages", "dist-packages"].iter().any(|packages| {
+        file.split_once(packages)
+            .is_some_and(|(_, rest)| rest.starts_with("/torch/") || rest.starts_with("\\torch\\"))
+    })
 }
 
 /// Python's standard library is next to `site-packages`: `/usr/lib/python3.11/contextlib.py`.
 fn is_of_python(file: &str) -> bool {
-    let Some((_, rest)) = file.rsplit_once("/lib/python3") else { return false };
+    let Some((_, rest)) = file.rsplit_once("/lib/python3") else {
+        return false;
+    };
     rest.starts_with('.') && !rest.contains("/site-packages/") && !rest.contains("/dist-packages/")
 }
 
@@ -119,7 +151,10 @@ fn is_of_python(file: &str) -> bool {
 fn phases(annotations: &[Annotation], device: u32) -> Vec<(u64, Option<&str>)> {
     let mut open: Vec<&str> = Vec::new();
     let mut phases = Vec::new();
-    for annotation in annotations.iter().filter(|annotation| annotation.device == device) {
+    for annotation in annotations
+        .iter()
+        .filter(|annotation| annotation.device == device)
+    {
         if annotation.begins {
             open.push(&annotation.name);
         } else if let Some(index) = open.iter().rposition(|name| *name == annotation.name) {
@@ -144,7 +179,12 @@ struct Finder<'a> {
 impl<'a> Finder<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
         let is_of_program = snapshot.stacks.all_frames().map(is_of_program).collect();
-        Self { snapshot, is_of_program, found: IndexMap::new(), after: HashMap::new() }
+        Self {
+            snapshot,
+            is_of_program,
+            found: IndexMap::new(),
+            after: HashMap::new(),
+        }
     }
 
     fn id(&mut self, key: Key, stack: StackId) -> SiteId {
@@ -156,12 +196,30 @@ impl<'a> Finder<'a> {
 
     fn of_frames(&mut self, stack: StackId) -> Option<SiteId> {
         let stacks = &self.snapshot.stacks;
-        let frame = stacks.ids(stack).iter().find(|id| self.is_of_program[id.0 as usize])?;
-        let frame = Frame { extra: ExtraId::NONE, ..stacks.frame(*frame).clone() };
-        Some(self.id(Key { kind: SiteKind::Frame, frame: Some(frame), words: String::new() }, stack))
+        let frame = stacks
+            .ids(stack)
+            .iter()
+            .find(|id| self.is_of_program[id.0 as usize])?;
+        let frame = Frame {
+            extra: ExtraId::NONE,
+            ..stacks.frame(*frame).clone()
+        };
+        Some(self.id(
+            Key {
+                kind: SiteKind::Frame,
+                frame: Some(frame),
+                words: String::new(),
+            },
+            stack,
+        ))
     }
 
-    fn of_events(&mut self, events: &[Event], of_stack: &[Option<SiteId>], phases: &[(u64, Option<&str>)]) -> Vec<SiteId> {
+    fn of_events(
+        &mut self,
+        events: &[Event],
+        of_stack: &[Option<SiteId>],
+        phases: &[(u64, Option<&str>)],
+    ) -> Vec<SiteId> {
         let mut last = None;
         let site_of = |event: &Event| {
             let own = of_stack.get(event.stack.0 as usize).copied().flatten();
@@ -181,7 +239,13 @@ impl<'a> Finder<'a> {
             return after;
         }
         let after = match self.found.get_index(site.0 as usize) {
-            Some((key, &stack)) if key.kind == SiteKind::Frame => self.id(Key { kind: SiteKind::After, ..key.clone() }, stack),
+            Some((key, &stack)) if key.kind == SiteKind::Frame => self.id(
+                Key {
+                    kind: SiteKind::After,
+                    ..key.clone()
+                },
+                stack,
+            ),
             _ => site,
         };
         self.after.insert(site, after);
@@ -195,18 +259,38 @@ impl<'a> Finder<'a> {
         });
         let words = match phase {
             Some(name) => format!("in {name}"),
-            // The name is unspecific if the stack has no frame of the program, or if there are very many sizes.
+            // The name is unspecific if the stack has no frame of the program, or if there are very
+            // many sizes.
             None if event.size.get() < 1 << 20 => "requests below 1 MiB".to_owned(),
             None => format!("requests of {} ({} B)", event.size, event.size.get()),
         };
-        self.id(Key { kind: SiteKind::NoFrames, frame: None, words }, event.stack)
+        self.id(
+            Key {
+                kind: SiteKind::NoFrames,
+                frame: None,
+                words,
+            },
+            event.stack,
+        )
     }
 
     fn named(self) -> Vec<Site> {
-        let files = ShortFiles::new(self.found.keys().filter_map(|key| Some(&*key.frame.as_ref()?.file)));
+        let files = ShortFiles::new(
+            self.found
+                .keys()
+                .filter_map(|key| Some(&*key.frame.as_ref()?.file)),
+        );
         let site = |(key, &stack): (&Key, &StackId)| {
-            let frames = if key.kind == SiteKind::After { StackId::EMPTY } else { stack };
-            let stack = self.snapshot.stacks.frames(frames).map(|frame| format!("{}:{} {}", frame.file, frame.line, frame.name));
+            let frames = if key.kind == SiteKind::After {
+                StackId::EMPTY
+            } else {
+                stack
+            };
+            let stack = self
+                .snapshot
+                .stacks
+                .frames(frames)
+                .map(|frame| format!("{}:{} {}", frame.file, frame.line, frame.name));
             Site {
                 name: key.name(&files),
                 kind: key.kind,
@@ -221,8 +305,8 @@ impl<'a> Finder<'a> {
 }
 
 impl Site {
-    /// Appends the site to a verb: `allocated at model.py:41 forward`, `allocated by code with no Python frames, after
-    /// model.py:41 forward`, `allocated before the recording`.
+    /// Appends the site to a verb: `allocated at model.py:41 forward`, `allocated by code with no
+    /// Python frames, after model.py:41 forward`, `allocated before the recording`.
     pub fn with_verb(&self, verb: &str) -> String {
         match self.kind {
             SiteKind::Frame => format!("{verb} at {}", self.name),
@@ -234,11 +318,24 @@ impl Site {
 
 impl Key {
     fn name(&self, files: &ShortFiles<'_>) -> String {
-        let place = self.frame.as_ref().map_or_else(String::new, |Frame { file, line, name, .. }| {
-            let function = if name.is_empty() || name == "<module>" { String::new() } else { format!(" {name}") };
-            let line = if *line == 0 { String::new() } else { format!(":{line}") };
-            format!("{}{line}{function}", files.short(file))
-        });
+        let place = self.frame.as_ref().map_or_else(
+            String::new,
+            |Frame {
+                 file, line, name, ..
+             }| {
+                let function = if name.is_empty() || name == "<module>" {
+                    String::new()
+                } else {
+                    format!(" {name}")
+                };
+                let line = if *line == 0 {
+                    String::new()
+                } else {
+                    format!(":{line}")
+                };
+                format!("{}{line}{function}", files.short(file))
+            },
+        );
         match self.kind {
             SiteKind::Frame => place,
             SiteKind::After => format!("no Python frames, after {place}"),
@@ -256,11 +353,16 @@ impl<'a> ShortFiles<'a> {
         let mut short: BTreeMap<&str, &str> = files.map(|file| (file, ending(file, 1))).collect();
         for parts in 2..16 {
             let mut owners: BTreeMap<&str, u32> = BTreeMap::new();
-            short.values().for_each(|ending| *owners.entry(*ending).or_default() += 1);
+            short
+                .values()
+                .for_each(|ending| *owners.entry(*ending).or_default() += 1);
             if owners.values().all(|&count| count == 1) {
                 break;
             }
-            short.iter_mut().filter(|(_, short)| owners[**short] > 1).for_each(|(file, short)| *short = ending(file, parts));
+            short
+                .iter_mut()
+                .filter(|(_, short)| owners[**short] > 1)
+                .for_each(|(file, short)| *short = ending(file, parts));
         }
         Self(short)
     }
@@ -271,7 +373,9 @@ impl<'a> ShortFiles<'a> {
 }
 
 fn ending(file: &str, parts: usize) -> &str {
-    file.rmatch_indices(['/', '\\']).nth(parts - 1).map_or(file, |(at, _)| &file[at + 1..])
+    file.rmatch_indices(['/', '\\'])
+        .nth(parts - 1)
+        .map_or(file, |(at, _)| &file[at + 1..])
 }
 
 #[cfg(test)]

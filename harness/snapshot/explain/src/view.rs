@@ -1,4 +1,5 @@
-//! The data about one moment of a recording: [`View`], with the failed request and sums over the device.
+//! The data about one moment of a recording: [`View`], with the failed request and sums over the
+//! device.
 
 use harness_allocator::{allocator::caching::Config, stats::PoolKind, units::Bytes};
 use harness_trace::snapshot::{Block, Event, PoolId, Segment, Snapshot};
@@ -16,19 +17,24 @@ pub(crate) struct View<'a> {
     pub(crate) state: &'a State,
     pub(crate) sites: &'a Sites,
     pub(crate) moment: &'a Moment,
-    /// True if another allocator than PyTorch's was recorded, to which PyTorch's rules do not apply.
+    /// True if another allocator than PyTorch's was recorded, to which PyTorch's rules do not
+    /// apply.
     pub(crate) is_foreign: bool,
 }
 
 impl View<'_> {
     /// The event of the failed request, if the moment is an OOM.
     pub(crate) fn oom(&self) -> Option<(usize, &Event)> {
-        let index = self.moment.event.filter(|_| self.moment.at == MomentKind::Oom)?;
+        let index = self
+            .moment
+            .event
+            .filter(|_| self.moment.at == MomentKind::Oom)?;
         Some((index, &self.history.events()[index]))
     }
 
     pub(crate) fn site_of(&self, block: &Block) -> SiteId {
-        self.sites.of_block(self.state.origin(block.address).allocated, block.stack)
+        self.sites
+            .of_block(self.state.origin(block.address).allocated, block.stack)
     }
 }
 
@@ -42,7 +48,8 @@ pub struct Refused {
     pub pool: PoolKind,
     #[serde(skip_serializing_if = "PoolId::is_default")]
     pub private_pool: PoolId,
-    /// True if the recording does not contain the pool, so it is only probable. PyTorch before 2.12 does not record it.
+    /// True if the recording does not contain the pool, so it is only probable. PyTorch before 2.12
+    /// does not record it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_pool_inferred: bool,
     pub site: String,

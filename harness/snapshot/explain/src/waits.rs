@@ -26,16 +26,33 @@ pub struct Wait {
     pub time_us: Option<u64>,
 }
 
-/// Unfinished waits, then the longest finished ones by bytes times events. Those that end with the next event do not count.
+/// Unfinished waits, then the longest finished ones by bytes times events. Those that end with the
+/// next event do not count.
 pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
-    let blocks = view.state.segments.iter().flat_map(|segment| &segment.blocks);
+    let blocks = view
+        .state
+        .segments
+        .iter()
+        .flat_map(|segment| &segment.blocks);
     let pending = blocks.filter(|block| block.state == BlockState::PendingFree);
-    let mut waits: Vec<Wait> =
-        pending.map(|block| wait(view, view.site_of(block), block.address, block.size, view.state.origin(block.address), None)).collect();
+    let mut waits: Vec<Wait> = pending
+        .map(|block| {
+            wait(
+                view,
+                view.site_of(block),
+                block.address,
+                block.size,
+                view.state.origin(block.address),
+                None,
+            )
+        })
+        .collect();
     waits.sort_by_key(|wait| (Reverse(weight(wait)), wait.address));
 
     let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
-    let completed = (0_u32..).zip(events).filter(|(_, event)| event.action == Action::FreeCompleted);
+    let completed = (0_u32..)
+        .zip(events)
+        .filter(|(_, event)| event.action == Action::FreeCompleted);
     let waited = completed.filter_map(|(index, event)| {
         let origin = view.history.freed(index as usize);
         let is_long = origin.freed.is_some_and(|freed| index > freed + 1);
@@ -53,8 +70,19 @@ fn weight(wait: &Wait) -> u128 {
     u128::from(wait.size.get()) * u128::from(wait.events)
 }
 
-fn wait(view: &View<'_>, id: SiteId, address: u64, size: Bytes, origin: Origin, completed_at: Option<u32>) -> Wait {
-    let now = completed_at.or_else(|| view.moment.event.and_then(|event| u32::try_from(event).ok()));
+fn wait(
+    view: &View<'_>,
+    id: SiteId,
+    address: u64,
+    size: Bytes,
+    origin: Origin,
+    completed_at: Option<u32>,
+) -> Wait {
+    let now = completed_at.or_else(|| {
+        view.moment
+            .event
+            .and_then(|event| u32::try_from(event).ok())
+    });
     let time = |event: u32| view.history.events()[event as usize].time_us;
     let times = origin.freed.and_then(time).zip(now.and_then(time));
     Wait {

@@ -23,18 +23,34 @@ struct Recorder {
 impl Recorder {
     fn new(config: Config) -> Self {
         let device = SimDevice::new(SimConfig::replay(Bytes::mib(512)));
-        Self { device, allocator: CachingAllocator::new(config), live: Vec::new(), events: Vec::new(), states: Vec::new() }
+        Self {
+            device,
+            allocator: CachingAllocator::new(config),
+            live: Vec::new(),
+            events: Vec::new(),
+            states: Vec::new(),
+        }
     }
 
     fn event(&mut self, action: Action, address: u64, size: Bytes) {
-        let event = Event { action, address, size, stream: 0, time_us: None, stack: StackId::EMPTY, extra: ExtraId::default() };
+        let event = Event {
+            action,
+            address,
+            size,
+            stream: 0,
+            time_us: None,
+            stack: StackId::EMPTY,
+            extra: ExtraId::default(),
+        };
         self.events.push(event);
     }
 
     /// Records the segments that were reserved or released.
     fn segments(&mut self, before: &[SegmentInfo]) {
         let after = self.allocator.snapshot();
-        let is_in = |segments: &[SegmentInfo], one: &SegmentInfo| segments.iter().any(|other| other.address == one.address);
+        let is_in = |segments: &[SegmentInfo], one: &SegmentInfo| {
+            segments.iter().any(|other| other.address == one.address)
+        };
         for gone in before.iter().filter(|one| !is_in(&after, one)) {
             self.event(Action::SegmentFree, gone.address.0, gone.size);
         }
@@ -45,7 +61,9 @@ impl Recorder {
 
     fn allocate(&mut self, size: Bytes) {
         let before = self.allocator.snapshot();
-        let result = self.allocator.allocate(&mut self.device, Request::new(size));
+        let result = self
+            .allocator
+            .allocate(&mut self.device, Request::new(size));
         self.segments(&before);
         match result {
             Ok(allocation) => {
@@ -55,7 +73,8 @@ impl Recorder {
             Err(AllocatorError::OutOfMemory(_)) => self.event(Action::Oom, 0, size),
             Err(error) => panic!("{error}"),
         }
-        self.states.push((self.events.len(), self.allocator.snapshot()));
+        self.states
+            .push((self.events.len(), self.allocator.snapshot()));
     }
 
     fn free(&mut self, index: usize) {
@@ -64,17 +83,23 @@ impl Recorder {
         }
         let allocation = self.live.remove(index % self.live.len());
         let (address, size) = (allocation.ptr().0, allocation.requested());
-        self.allocator.free(&mut self.device, allocation).expect("the block is live");
+        self.allocator
+            .free(&mut self.device, allocation)
+            .expect("the block is live");
         self.event(Action::FreeRequested, address, size);
         self.event(Action::FreeCompleted, address, size);
-        self.states.push((self.events.len(), self.allocator.snapshot()));
+        self.states
+            .push((self.events.len(), self.allocator.snapshot()));
     }
 
     fn empty_cache(&mut self) {
         let before = self.allocator.snapshot();
-        self.allocator.empty_cache(&mut self.device).expect("the device is well");
+        self.allocator
+            .empty_cache(&mut self.device)
+            .expect("the device is well");
         self.segments(&before);
-        self.states.push((self.events.len(), self.allocator.snapshot()));
+        self.states
+            .push((self.events.len(), self.allocator.snapshot()));
     }
 
     fn snapshot(&self, conf: &str) -> Snapshot {
@@ -99,8 +124,16 @@ impl Recorder {
             extra: ExtraId::default(),
         };
         let segments = self.allocator.snapshot().iter().map(segment).collect();
-        let settings = harness_trace::snapshot::Settings { conf: conf.to_owned(), ..Default::default() };
-        Snapshot { segments, traces: vec![self.events.clone()], settings: Some(settings), ..Snapshot::default() }
+        let settings = harness_trace::snapshot::Settings {
+            conf: conf.to_owned(),
+            ..Default::default()
+        };
+        Snapshot {
+            segments,
+            traces: vec![self.events.clone()],
+            settings: Some(settings),
+            ..Snapshot::default()
+        }
     }
 }
 
@@ -108,16 +141,43 @@ impl Recorder {
 type Shape = Vec<(u64, Bytes, Vec<(u64, Bytes, bool)>)>;
 
 fn shape_of_segments(segments: &[Segment]) -> Shape {
-    let blocks =
-        |segment: &Segment| segment.blocks.iter().map(|block| (block.address, block.size, block.state == BlockState::Inactive)).collect();
-    segments.iter().map(|segment| (segment.address, segment.size, blocks(segment))).collect()
+    let blocks = |segment: &Segment| {
+        segment
+            .blocks
+            .iter()
+            .map(|block| {
+                (
+                    block.address,
+                    block.size,
+                    block.state == BlockState::Inactive,
+                )
+            })
+            .collect()
+    };
+    segments
+        .iter()
+        .map(|segment| (segment.address, segment.size, blocks(segment)))
+        .collect()
 }
 
 fn shape_of_allocator(segments: &[SegmentInfo]) -> Shape {
     let blocks = |segment: &SegmentInfo| {
-        segment.blocks.iter().map(|block| (block.address.0, block.size, block.state == BlockState::Inactive)).collect()
+        segment
+            .blocks
+            .iter()
+            .map(|block| {
+                (
+                    block.address.0,
+                    block.size,
+                    block.state == BlockState::Inactive,
+                )
+            })
+            .collect()
     };
-    let mut shape: Shape = segments.iter().map(|segment| (segment.address.0, segment.size, blocks(segment))).collect();
+    let mut shape: Shape = segments
+        .iter()
+        .map(|segment| (segment.address.0, segment.size, blocks(segment)))
+        .collect();
     shape.sort();
     shape
 }
@@ -170,7 +230,10 @@ proptest! {
 
 fn allocated(segments: &[SegmentInfo]) -> Bytes {
     let blocks = segments.iter().flat_map(|segment| &segment.blocks);
-    blocks.filter(|block| block.state != BlockState::Inactive).map(|block| block.size).sum()
+    blocks
+        .filter(|block| block.state != BlockState::Inactive)
+        .map(|block| block.size)
+        .sum()
 }
 
 #[test]
@@ -184,7 +247,11 @@ fn an_unmapped_range_of_the_small_pool_returns_to_the_small_pool() {
     recorder.event(Action::SegmentUnmap, 1 << 40, pages);
     let snapshot = recorder.snapshot("expandable_segments:True");
     let state = History::new(&snapshot, 0, causes::config(&snapshot)).state(Some(3));
-    let pools: Vec<(Bytes, PoolKind)> = state.segments.iter().map(|segment| (segment.size, segment.pool)).collect();
+    let pools: Vec<(Bytes, PoolKind)> = state
+        .segments
+        .iter()
+        .map(|segment| (segment.size, segment.pool))
+        .collect();
     assert_eq!(pools, [(pages, PoolKind::Small)]);
 }
 
@@ -192,10 +259,17 @@ fn an_unmapped_range_of_the_small_pool_returns_to_the_small_pool() {
 fn contradictory_recordings_are_errors() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
     for name in ["features", "kept-features", "streams"] {
-        let snapshot = Snapshot::read(&folder.join(format!("{name}.pickle.gz"))).expect("a snapshot");
-        let explain = |snapshot: &Snapshot| causes::explain(snapshot, 0, Options::default()).map(drop);
+        let snapshot =
+            Snapshot::read(&folder.join(format!("{name}.pickle.gz"))).expect("a snapshot");
+        let explain =
+            |snapshot: &Snapshot| causes::explain(snapshot, 0, Options::default()).map(drop);
         assert_eq!(explain(&snapshot), Ok(()), "{name}");
-        let is_contradiction = |changed: &Snapshot| matches!(explain(changed), Err(ExplainError::Contradiction { device: 0, .. }));
+        let is_contradiction = |changed: &Snapshot| {
+            matches!(
+                explain(changed),
+                Err(ExplainError::Contradiction { device: 0, .. })
+            )
+        };
         let events = &snapshot.traces[0];
         // The later half of the trace is missing.
         let mut cut = snapshot.clone();
@@ -203,19 +277,31 @@ fn contradictory_recordings_are_errors() {
         assert!(is_contradiction(&cut), "{name}, truncated");
         // A block is freed before it is allocated.
         let free_of = |alloc: usize, address: u64| {
-            events[alloc..].iter().position(|event| event.action == Action::FreeRequested && event.address == address)
+            events[alloc..]
+                .iter()
+                .position(|event| event.action == Action::FreeRequested && event.address == address)
         };
-        let allocs = events.iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
-        let mut freed = allocs.filter_map(|(alloc, event)| Some((alloc, alloc + free_of(alloc, event.address)?)));
+        let allocs = events
+            .iter()
+            .enumerate()
+            .filter(|(_, event)| event.action == Action::Alloc);
+        let mut freed = allocs
+            .filter_map(|(alloc, event)| Some((alloc, alloc + free_of(alloc, event.address)?)));
         let (alloc, free) = freed.next().expect("a freed block");
         let mut swapped = snapshot.clone();
         swapped.traces[0].swap(alloc, free);
-        assert!(is_contradiction(&swapped), "{name}, swapped {alloc} and {free}");
+        assert!(
+            is_contradiction(&swapped),
+            "{name}, swapped {alloc} and {free}"
+        );
         // A block is allocated before its segment.
         let segment = events.windows(2).position(|pair| matches!(pair, [first, second] if matches!(first.action, Action::SegmentAlloc | Action::SegmentMap) && second.action == Action::Alloc));
         let mut early = snapshot.clone();
         let segment = segment.expect("a segment for a request");
         early.traces[0].swap(segment, segment + 1);
-        assert!(is_contradiction(&early), "{name}, swapped {segment} and the next event");
+        assert!(
+            is_contradiction(&early),
+            "{name}, swapped {segment} and the next event"
+        );
     }
 }

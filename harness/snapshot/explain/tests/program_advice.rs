@@ -1,5 +1,5 @@
-//! Tests each kind of change that `harness advise` recommends on a small program. The changed program must succeed with the
-//! reported memory, and the unchanged program must fail with it.
+//! Tests each kind of change that `harness advise` recommends on a small program. The changed
+//! program must succeed with the reported memory, and the unchanged program must fail with it.
 
 use std::fmt::Write as _;
 
@@ -17,16 +17,24 @@ fn program(text: &str) -> (RecordedProgram, Snapshot) {
         let event = trace::parse(line).expect("an operation")[0];
         (event, number, line.split_once("# ").map(|(_, place)| place))
     });
-    Requests::of_trace("program.trace", operations).program_with_places().expect("a program")
+    Requests::of_trace("program.trace", operations)
+        .program_with_places()
+        .expect("a program")
 }
 
-/// Growing activations, each with a kept feature that is placed in the freed activation and pins its segment.
+/// Growing activations, each with a kept feature that is placed in the freed activation and pins
+/// its segment.
 fn kept_features() -> String {
     (0..12).fold(String::new(), |mut text, step| {
         let (activation, feature) = (2 * step, 2 * step + 1);
         let size = (20 + 4 * step) * MIB;
-        writeln!(text, "a {activation} {size} 0 # model.py:8 forward\nf {activation}").expect("a string can be written");
-        writeln!(text, "a {feature} {} 0 # extract.py:3 main", size / 5 * 3).expect("a string can be written");
+        writeln!(
+            text,
+            "a {activation} {size} 0 # model.py:8 forward\nf {activation}"
+        )
+        .expect("a string can be written");
+        writeln!(text, "a {feature} {} 0 # extract.py:3 main", size / 5 * 3)
+            .expect("a string can be written");
         text
     })
 }
@@ -37,23 +45,43 @@ fn own() -> Configuration {
 
 fn least(program: &RecordedProgram) -> Bytes {
     let prepared = program.prepare().expect("it can run");
-    Grid::new(&prepared, UNLIMITED).least(&own()).expect("it can run").0.enough
+    Grid::new(&prepared, UNLIMITED)
+        .least(&own())
+        .expect("it can run")
+        .0
+        .enough
 }
 
 /// Finds the advice by its first words, and checks its reported memory with replays.
 fn advice(text: &str, begins: &str) -> ProgramAdvice {
     let (program, snapshot) = program(text);
     let own_least = least(&program);
-    let without = Unchanged { memory: UNLIMITED, least: own_least, reserved: None };
-    let all = program_advice::program_advice(&program, &snapshot, &own(), without, &|| {}).expect("it can run");
+    let without = Unchanged {
+        memory: UNLIMITED,
+        least: own_least,
+        reserved: None,
+    };
+    let all = program_advice::program_advice(&program, &snapshot, &own(), without, &|| {})
+        .expect("it can run");
     let sentences: Vec<&str> = all.iter().map(|advice| advice.sentence.as_str()).collect();
-    let found = sentences.iter().position(|sentence| sentence.starts_with(begins));
-    let advice = all[found.unwrap_or_else(|| panic!("{begins} of {own_least}: {sentences:#?}"))].clone();
+    let found = sentences
+        .iter()
+        .position(|sentence| sentence.starts_with(begins));
+    let advice =
+        all[found.unwrap_or_else(|| panic!("{begins} of {own_least}: {sentences:#?}"))].clone();
     let fits = |program: &RecordedProgram| {
         let prepared = program.prepare().expect("it can run");
-        Grid::new(&prepared, UNLIMITED).replay(&own(), advice.least.enough).expect("it can run").oom.is_none()
+        Grid::new(&prepared, UNLIMITED)
+            .replay(&own(), advice.least.enough)
+            .expect("it can run")
+            .oom
+            .is_none()
     };
-    assert!(fits(&advice.program) && !fits(&program), "{}", advice.sentence);
+    assert!(
+        fits(&advice.program) && !fits(&program),
+        "{}",
+        advice.sentence
+    );
     assert_eq!(advice.saves, own_least.saturating_sub(advice.least.enough));
     advice
 }
@@ -62,38 +90,70 @@ fn advice(text: &str, begins: &str) -> ProgramAdvice {
 fn advice_moves_pinning_blocks_to_a_separate_pool() {
     let advice = advice(
         &kept_features(),
-        "a separate pool (torch.cuda.MemPool) for the 12 blocks of extract.py:3 main reduces the required memory from ",
+        "a separate pool (torch.cuda.MemPool) for the 12 blocks of extract.py:3 main reduces the \
+         required memory from ",
     );
     assert!(advice.saves > Bytes::mib(50), "{}", advice.sentence);
 }
 
 #[test]
 fn advice_allocates_kept_blocks_before_the_loop() {
-    let begins = "allocating the 12 blocks that extract.py:3 main keeps first, in order of falling size, reduces the required memory from ";
+    let begins = "allocating the 12 blocks that extract.py:3 main keeps first, in order of falling \
+         size, reduces the required memory from ";
     assert!(advice(&kept_features(), begins).saves > Bytes::mib(100));
 }
 
 #[test]
 fn advice_empties_the_cache_before_kept_blocks() {
-    let advice = advice(&kept_features(), "torch.cuda.empty_cache() before extract.py:3 main reduces the required memory from ");
-    assert!(advice.sentence.ends_with("with 9 calls of empty_cache"), "{}", advice.sentence);
+    let advice = advice(
+        &kept_features(),
+        "torch.cuda.empty_cache() before extract.py:3 main reduces the required memory from ",
+    );
+    assert!(
+        advice.sentence.ends_with("with 9 calls of empty_cache"),
+        "{}",
+        advice.sentence
+    );
 }
 
 #[test]
 fn advice_frees_a_block_before_its_replacement() {
-    let replaced = (1..8).fold(format!("a 0 {} 0 # loop.py:5 step\n", 40 * MIB), |mut text, step| {
-        writeln!(text, "a {step} {} 0 # loop.py:5 step\nf {}", 40 * MIB, step - 1).expect("a string can be written");
-        text
-    });
-    let advice =
-        advice(&replaced, "freeing each block of loop.py:5 step before it allocates the next one reduces the required memory from ");
-    assert_eq!((advice.least.enough, advice.saves), (Bytes::mib(40), Bytes::mib(40)));
+    let replaced = (1..8).fold(
+        format!("a 0 {} 0 # loop.py:5 step\n", 40 * MIB),
+        |mut text, step| {
+            writeln!(
+                text,
+                "a {step} {} 0 # loop.py:5 step\nf {}",
+                40 * MIB,
+                step - 1
+            )
+            .expect("a string can be written");
+            text
+        },
+    );
+    let advice = advice(
+        &replaced,
+        "freeing each block of loop.py:5 step before it allocates the next one reduces the \
+         required memory from ",
+    );
+    assert_eq!(
+        (advice.least.enough, advice.saves),
+        (Bytes::mib(40), Bytes::mib(40))
+    );
 }
 
 #[test]
 fn advice_limits_a_fitting_program_to_a_fraction() {
     let (program, _) = program(&kept_features());
-    let told = program_advice::fraction_advice(&program, &own(), least(&program), Bytes::gib(4)).expect("it can run").expect("it fits");
-    assert!(told.starts_with("torch.cuda.set_per_process_memory_fraction("), "{told}");
-    assert!(told.ends_with("of 4 GiB, and every request still succeeds"), "{told}");
+    let told = program_advice::fraction_advice(&program, &own(), least(&program), Bytes::gib(4))
+        .expect("it can run")
+        .expect("it fits");
+    assert!(
+        told.starts_with("torch.cuda.set_per_process_memory_fraction("),
+        "{told}"
+    );
+    assert!(
+        told.ends_with("of 4 GiB, and every request still succeeds"),
+        "{told}"
+    );
 }

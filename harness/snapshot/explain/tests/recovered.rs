@@ -1,4 +1,5 @@
-//! Runs random programs, records them like PyTorch, recovers them and replays them. The replay must match the recording.
+//! Runs random programs, records them like PyTorch, recovers them and replays them. The replay must
+//! match the recording.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -50,24 +51,53 @@ fn a_program() -> impl Strategy<Value = String> {
 /// The snapshot that PyTorch would write. The program ignores OOMs.
 fn recorded(program: &str, conf: &str) -> Snapshot {
     let config = Config::parse(conf).expect("a setting");
-    let mut program = RecordedProgram::from_trace(&trace::parse(program).expect("a trace"), config.clone()).expect("a program");
-    program.allocations.iter_mut().for_each(|allocation| allocation.refused = true);
-    let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::InOrder(AddressOrder::Up) };
+    let mut program =
+        RecordedProgram::from_trace(&trace::parse(program).expect("a trace"), config.clone())
+            .expect("a program");
+    program
+        .allocations
+        .iter_mut()
+        .for_each(|allocation| allocation.refused = true);
+    let setup = Setup {
+        allocator: AllocatorSpec::caching(config),
+        memory: MEMORY,
+        placement: Placement::InOrder(AddressOrder::Up),
+    };
     let (mut events, mut addresses) = (Vec::new(), vec![None; program.allocations.len()]);
     let mut taken_for: BTreeMap<u64, u64> = BTreeMap::new();
     let mut add = |action, address, size, stream| {
         let (time_us, stack, extra) = (None, StackId::EMPTY, ExtraId::NONE);
-        events.push(Event { action, address, size, stream, time_us, stack, extra });
+        events.push(Event {
+            action,
+            address,
+            size,
+            stream,
+            time_us,
+            stack,
+            extra,
+        });
     };
     let prepared = program.prepare().expect("it can run");
     let mut segments = Vec::new();
     let watched = prepared.watch(&setup, |step| {
-        segments = step.allocator.snapshot().iter().map(|segment| program.for_snapshot(segment, &HashMap::new())).collect();
+        segments = step
+            .allocator
+            .snapshot()
+            .iter()
+            .map(|segment| program.for_snapshot(segment, &HashMap::new()))
+            .collect();
         let operation = program.operations[step.operation];
         for call in step.driver {
             let DriverCall { action, range } = *call;
-            let mut stream = taken_for.range(..=range.start.0).next_back().map_or(0, |(_, &stream)| stream);
-            if let (Action::SegmentAlloc | Action::SegmentMap, TraceEvent::Allocate { stream: of, .. }) = (action, operation) {
+            let mut stream = taken_for
+                .range(..=range.start.0)
+                .next_back()
+                .map_or(0, |(_, &stream)| stream);
+            if let (
+                Action::SegmentAlloc | Action::SegmentMap,
+                TraceEvent::Allocate { stream: of, .. },
+            ) = (action, operation)
+            {
                 stream = program.streams[of.0 as usize];
                 taken_for.insert(range.start.0, stream);
             }
@@ -77,11 +107,21 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
             TraceEvent::Allocate { id, size, stream } if step.outcome == Outcome::Done => {
                 let address = step.address.expect("it was allocated").0;
                 addresses[id as usize] = Some((address, size, program.streams[stream.0 as usize]));
-                add(Action::Alloc, address, size, program.streams[stream.0 as usize]);
+                add(
+                    Action::Alloc,
+                    address,
+                    size,
+                    program.streams[stream.0 as usize],
+                );
             }
             TraceEvent::Allocate { size, stream, .. } => {
                 let reserved = step.allocator.stats().reserved_bytes.all.current;
-                add(Action::Oom, MEMORY.0 - reserved, size, program.streams[stream.0 as usize]);
+                add(
+                    Action::Oom,
+                    MEMORY.0 - reserved,
+                    size,
+                    program.streams[stream.0 as usize],
+                );
             }
             TraceEvent::Free { id } => {
                 if let Some((address, size, stream)) = addresses[id as usize] {
@@ -94,8 +134,16 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
         ControlFlow::Continue(())
     });
     watched.expect("it can run");
-    let settings = Some(Settings { conf: conf.to_owned(), all: Vec::new() });
-    Snapshot { segments, traces: vec![events], settings, ..Snapshot::default() }
+    let settings = Some(Settings {
+        conf: conf.to_owned(),
+        all: Vec::new(),
+    });
+    Snapshot {
+        segments,
+        traces: vec![events],
+        settings,
+        ..Snapshot::default()
+    }
 }
 
 proptest! {
@@ -115,10 +163,16 @@ proptest! {
 /// Starts the recording at a later event, but not between driver calls and their request.
 fn begun_late(mut snapshot: Snapshot, at: prop::sample::Index) -> Snapshot {
     let events = &mut snapshot.traces[0];
-    let of_driver =
-        |event: &Event| matches!(event.action, Action::SegmentAlloc | Action::SegmentFree | Action::SegmentMap | Action::SegmentUnmap);
+    let of_driver = |event: &Event| {
+        matches!(
+            event.action,
+            Action::SegmentAlloc | Action::SegmentFree | Action::SegmentMap | Action::SegmentUnmap
+        )
+    };
     let begins = |index: usize| index == 0 || !of_driver(&events[index - 1]);
-    let skipped = (0..=at.index(events.len())).rfind(|&index| begins(index)).unwrap_or_default();
+    let skipped = (0..=at.index(events.len()))
+        .rfind(|&index| begins(index))
+        .unwrap_or_default();
     events.drain(..skipped);
     snapshot
 }
@@ -127,7 +181,8 @@ fn begun_late(mut snapshot: Snapshot, at: prop::sample::Index) -> Snapshot {
 const WITHOUT_COLLECTION: [&str; 5] = [CONFS[0], CONFS[1], CONFS[2], CONFS[3], CONFS[4]];
 
 proptest! {
-    // The owner of a remainder is sometimes ambiguous, so a few in ten thousand programs differ. These are examples.
+    // The owner of a remainder is sometimes ambiguous, so a few in ten thousand programs differ.
+    // These are examples.
     #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(2026), ..ProptestConfig::default() })]
     #[test]
     fn late_recordings_are_replayed_as_recorded(
@@ -143,7 +198,8 @@ proptest! {
     }
 }
 
-/// A late recording with expandable segments, after `before` unmapped the first pages, recovered with its fidelity.
+/// A late recording with expandable segments, after `before` unmapped the first pages, recovered
+/// with its fidelity.
 fn behind_an_unmapped_front(after: &str) -> (RecordedProgram, Fidelity) {
     let before = "a 0 41943040 0\na 1 41943040 0\nf 0\ne\n";
     let conf = "expandable_segments:True";
@@ -151,7 +207,8 @@ fn behind_an_unmapped_front(after: &str) -> (RecordedProgram, Fidelity) {
     let mut snapshot = recorded(&format!("{before}{after}"), conf);
     snapshot.traces[0].drain(..skipped);
     let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).expect("a program");
-    let fidelity = fidelity::check(&program.prepare().expect("it can be replayed"), &snapshot).expect("it can be replayed");
+    let fidelity = fidelity::check(&program.prepare().expect("it can be replayed"), &snapshot)
+        .expect("it can be replayed");
     (program, fidelity)
 }
 
@@ -159,13 +216,35 @@ fn behind_an_unmapped_front(after: &str) -> (RecordedProgram, Fidelity) {
 fn the_lowest_mapping_shows_the_start_of_a_reservation() {
     let (program, fidelity) = behind_an_unmapped_front("a 2 31457280 0\n");
     let first_mapped = program.start[0].address;
-    assert_eq!(program.reserved_at_start[0].start.0, first_mapped - (40 << 20), "two pages of 20 MiB were unmapped");
-    assert!(fidelity.faithful && !program.notes.iter().any(|note| matches!(note, Note::ReservationsUnknown { .. })), "{:?}", program.notes);
+    assert_eq!(
+        program.reserved_at_start[0].start.0,
+        first_mapped - (40 << 20),
+        "two pages of 20 MiB were unmapped"
+    );
+    assert!(
+        fidelity.faithful
+            && !program
+                .notes
+                .iter()
+                .any(|note| matches!(note, Note::ReservationsUnknown { .. })),
+        "{:?}",
+        program.notes
+    );
 }
 
 #[test]
 fn unknown_starts_of_reservations_are_noted() {
     let (program, fidelity) = behind_an_unmapped_front("f 1\na 2 31457280 0\n");
-    assert_eq!(program.reserved_at_start[0].start.0, program.start[0].address);
-    assert!(fidelity.faithful && program.notes.contains(&Note::ReservationsUnknown { segments: 1 }), "{:?}", program.notes);
+    assert_eq!(
+        program.reserved_at_start[0].start.0,
+        program.start[0].address
+    );
+    assert!(
+        fidelity.faithful
+            && program
+                .notes
+                .contains(&Note::ReservationsUnknown { segments: 1 }),
+        "{:?}",
+        program.notes
+    );
 }

@@ -1,13 +1,16 @@
-//! Replays allocation traces on the simulated device and compares them with recorded runs of PyTorch's allocator.
+//! Replays allocation traces on the simulated device and compares them with recorded runs of
+//! PyTorch's allocator.
 //!
-//! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and compares every row, then the
-//! final segments. [`Front`] selects the allocator's interface.
+//! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and
+//! compares every row, then the final segments. [`Front`] selects the allocator's interface.
 
 use std::io::{self, BufRead as _, Write};
 use std::path::{Path, PathBuf};
 use std::{fmt, ops::ControlFlow};
 
-use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks, TorchVersion, TorchVersionError};
+use harness_allocator::allocator::caching::{
+    CachingAllocator, ConfError, Config, Quirks, TorchVersion, TorchVersionError,
+};
 use harness_allocator::allocator::{Allocator as _, PrivatePoolError, shared::SharedAllocator};
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
@@ -17,7 +20,9 @@ use harness_base::packed;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::json;
 
-use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target};
+use crate::execute::{
+    ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target,
+};
 use crate::trace::{self, TraceEvent};
 
 #[derive(Clone, Copy)]
@@ -29,7 +34,8 @@ enum Column {
 }
 
 impl Column {
-    /// Counts include failed calls. `cuMem…` counts physical pages, so it is zero without expandable segments.
+    /// Counts include failed calls. `cuMem…` counts physical pages, so it is zero without
+    /// expandable segments.
     const DEVICE: [Self; 6] = [
         Self::Device("cudaMalloc_calls", |state| state.calls.malloc),
         Self::Device("cudaMalloc_fails", |state| state.calls.malloc_failures),
@@ -42,7 +48,9 @@ impl Column {
     fn recorded() -> Vec<Self> {
         let pooled = ["allocated_bytes", "reserved_bytes"]
             .iter()
-            .flat_map(|family| ["all", "small_pool", "large_pool"].map(|pool| format!("{family}.{pool}.current")));
+            .flat_map(|family| {
+                ["all", "small_pool", "large_pool"].map(|pool| format!("{family}.{pool}.current"))
+            });
         let others = [
             "active_bytes.all.current",
             "inactive_split_bytes.all.current",
@@ -59,13 +67,20 @@ impl Column {
             "num_device_alloc",
             "num_device_free",
         ];
-        let stats = pooled.chain(others.map(str::to_owned)).filter_map(|name| Self::from_name(&name));
-        std::iter::once(Self::Result).chain(stats).chain(Self::DEVICE).collect()
+        let stats = pooled
+            .chain(others.map(str::to_owned))
+            .filter_map(|name| Self::from_name(&name));
+        std::iter::once(Self::Result)
+            .chain(stats)
+            .chain(Self::DEVICE)
+            .collect()
     }
 
     fn from_name(name: &str) -> Option<Self> {
         let mut others = std::iter::once(Self::Result).chain(Self::DEVICE);
-        others.find(|column| column.to_string() == name).or_else(|| StatKey::from_name(name).map(Self::Stat))
+        others
+            .find(|column| column.to_string() == name)
+            .or_else(|| StatKey::from_name(name).map(Self::Stat))
     }
 
     fn figure(self, state: &State) -> u64 {
@@ -92,16 +107,25 @@ pub enum ReplayError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     #[error("operation {operation}: {source}")]
-    PrivatePool { operation: usize, source: PrivatePoolError },
+    PrivatePool {
+        operation: usize,
+        source: PrivatePoolError,
+    },
     /// The device or the allocator failed: a bug in this program.
     #[error("operation {operation}: {source}")]
-    Device { operation: usize, source: DeviceError },
+    Device {
+        operation: usize,
+        source: DeviceError,
+    },
 }
 
 impl ReplayError {
     pub const fn operation(&self) -> usize {
         match self {
-            Self::Prepare(PrepareError::IdReused { operation, .. } | PrepareError::TooManyStreams { operation })
+            Self::Prepare(
+                PrepareError::IdReused { operation, .. }
+                | PrepareError::TooManyStreams { operation },
+            )
             | Self::PrivatePool { operation, .. }
             | Self::Device { operation, .. } => *operation,
             Self::Prepare(PrepareError::Device(_)) => 1,
@@ -112,7 +136,8 @@ impl ReplayError {
 /// The interface through which the caching allocator is called. Both give the same statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Front {
-    /// [`harness_allocator::allocator::Allocator`]: the caller passes the device and frees by handle.
+    /// [`harness_allocator::allocator::Allocator`]: the caller passes the device and frees by
+    /// handle.
     #[default]
     Handle,
     /// [`harness_allocator::allocator::shared::SharedAllocator`]: thread-safe, frees by address.
@@ -140,20 +165,42 @@ impl<T: Target, F: FnMut(usize, &State) -> ControlFlow<()>> Observer<T> for Afte
     /// `None` if `each` stopped the replay.
     type Error = Option<ReplayError>;
 
-    fn after(&mut self, index: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), Self::Error> {
+    fn after(
+        &mut self,
+        index: usize,
+        _: Kind,
+        outcome: Outcome,
+        target: &mut T,
+    ) -> Result<(), Self::Error> {
         // The simulated device never fails this query.
-        let (calls, free) = target.with_device(|device| (device.calls(), device.memory().map_or(Bytes::ZERO, |memory| memory.free)));
-        let flow = (self.each)(index, &State { outcome, stats: target.stats(), calls, free });
+        let (calls, free) = target.with_device(|device| {
+            (
+                device.calls(),
+                device.memory().map_or(Bytes::ZERO, |memory| memory.free),
+            )
+        });
+        let flow = (self.each)(
+            index,
+            &State {
+                outcome,
+                stats: target.stats(),
+                calls,
+                free,
+            },
+        );
         if flow.is_break() { Err(None) } else { Ok(()) }
     }
 
     fn pool_misused(&mut self, index: usize, source: PrivatePoolError) -> Result<(), Self::Error> {
-        Err(Some(ReplayError::PrivatePool { operation: index + 1, source }))
+        Err(Some(ReplayError::PrivatePool {
+            operation: index + 1,
+            source,
+        }))
     }
 }
 
-/// Replays a trace on an empty device. The allocator reproduces PyTorch's quirks. Calls `each` after each
-/// operation. Returns `None` if `each` stopped the replay.
+/// Replays a trace on an empty device. The allocator reproduces PyTorch's quirks. Calls `each`
+/// after each operation. Returns `None` if `each` stopped the replay.
 fn replay(
     events: &[TraceEvent],
     config: Config,
@@ -161,15 +208,28 @@ fn replay(
     front: Front,
     each: impl FnMut(usize, &State) -> ControlFlow<()>,
 ) -> Result<Option<End>, ReplayError> {
-    let config = Config { quirks: Quirks::AsTorch, ..config };
+    let config = Config {
+        quirks: Quirks::AsTorch,
+        ..config
+    };
     let mut device = SimDevice::new(device);
     let fits = CachingAllocator::new(config.clone()).check_device(&mut device);
-    fits.map_err(|source| ReplayError::Device { operation: 1, source })?;
+    fits.map_err(|source| ReplayError::Device {
+        operation: 1,
+        source,
+    })?;
     match front {
         Front::Handle => {
             let executor = Executor::new(events, &mut device)?.continuing_unsupported();
             let mut allocator = CachingAllocator::new(config);
-            replay_on(&mut ByHandle { device: &mut device, allocator: &mut allocator }, executor, each)
+            replay_on(
+                &mut ByHandle {
+                    device: &mut device,
+                    allocator: &mut allocator,
+                },
+                executor,
+                each,
+            )
         }
         Front::Shared => {
             let executor = Executor::new(events, &mut device)?.continuing_unsupported();
@@ -186,24 +246,45 @@ fn replay_on<T: Target>(
 ) -> Result<Option<End>, ReplayError> {
     match executor.run(target, &mut AfterEach { each }) {
         Ok(_) => {}
-        Err(Stopped::Device { operation, source }) => return Err(ReplayError::Device { operation, source }),
+        Err(Stopped::Device { operation, source }) => {
+            return Err(ReplayError::Device { operation, source });
+        }
         Err(Stopped::Observer(Some(error))) => return Err(error),
         Err(Stopped::Observer(None)) => return Ok(None),
     }
-    let segments: Vec<_> = target.snapshot().iter().map(|segment| snapshot_segment(segment, executor.streams())).collect();
-    Ok(Some(End { stats: target.stats(), snapshot: json!({ "snapshot": segments }) }))
+    let segments: Vec<_> = target
+        .snapshot()
+        .iter()
+        .map(|segment| snapshot_segment(segment, executor.streams()))
+        .collect();
+    Ok(Some(End {
+        stats: target.stats(),
+        snapshot: json!({ "snapshot": segments }),
+    }))
 }
 
 fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Value {
-    let blocks: Vec<_> = segment.blocks.iter().map(|block| json!([block.size.0, block.requested.0, block.state as u8])).collect();
+    let blocks: Vec<_> = segment
+        .blocks
+        .iter()
+        .map(|block| json!([block.size.0, block.requested.0, block.state as u8]))
+        .collect();
     let pool = segment.private_pool.map_or(-1, i64::from);
     let large = u8::from(segment.pool == PoolKind::Large);
     let stream = segment.stream.map(|stream| streams.in_trace(stream).0);
-    json!([stream, large, u8::from(segment.expandable), pool, segment.size.0, blocks])
+    json!([
+        stream,
+        large,
+        u8::from(segment.expandable),
+        pool,
+        segment.size.0,
+        blocks
+    ])
 }
 
-/// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments. Returns
-/// the allocator's final counters. The inner error is a [`ReplayError`]; the outer one comes from `output`.
+/// Replays a trace and writes it in the format of a recording: a header object, one array per
+/// operation, and the final segments. Returns the allocator's final counters. The inner error is a
+/// [`ReplayError`]; the outer one comes from `output`.
 pub fn write_stats(
     events: &[TraceEvent],
     config: Config,
@@ -214,12 +295,20 @@ pub fn write_stats(
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     let (torch, addresses) = (config.torch.name(), device.addresses.name());
-    writeln!(output, "{}", json!({ "torch": torch, "capacity": device.total.0, "va": addresses, "columns": names }))?;
+    writeln!(
+        output,
+        "{}",
+        json!({ "torch": torch, "capacity": device.total.0, "va": addresses, "columns": names })
+    )?;
     let mut written = Ok(());
     let replayed = replay(events, config, device, front, |_, state| {
         let row: Vec<u64> = columns.iter().map(|column| column.figure(state)).collect();
         written = writeln!(output, "{}", json!(row));
-        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if written.is_ok() {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     });
     written?;
     match replayed {
@@ -238,11 +327,18 @@ pub enum RecordingError {
     #[error("{}: cannot be read: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: line {line}: {why}", path.display())]
-    Malformed { path: PathBuf, line: usize, why: String },
+    Malformed {
+        path: PathBuf,
+        line: usize,
+        why: String,
+    },
     #[error("{}: {source}", path.display())]
     Settings { path: PathBuf, source: ConfError },
     #[error("{}: line 1: {source}", path.display())]
-    Torch { path: PathBuf, source: TorchVersionError },
+    Torch {
+        path: PathBuf,
+        source: TorchVersionError,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,9 +350,17 @@ pub struct Comparison {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// Each column with its recorded and its replayed value.
-    Row { operation: usize, event: String, figures: Vec<(String, i64, i64)> },
+    Row {
+        operation: usize,
+        event: String,
+        figures: Vec<(String, i64, i64)>,
+    },
     /// Segments count from 0 in address order. A missing one is empty.
-    Snapshot { segment: usize, recorded: String, replayed: String },
+    Snapshot {
+        segment: usize,
+        recorded: String,
+        replayed: String,
+    },
     /// The replay stopped early.
     Stopped { why: String },
 }
@@ -264,16 +368,33 @@ pub enum Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Row { operation, event, figures } => {
-                writeln!(f, "first difference after operation {operation}, `{event}`:")?;
+            Self::Row {
+                operation,
+                event,
+                figures,
+            } => {
+                writeln!(
+                    f,
+                    "first difference after operation {operation}, `{event}`:"
+                )?;
                 for (column, recorded, replayed) in figures {
                     let mark = if recorded == replayed { ' ' } else { '>' };
-                    writeln!(f, "  {mark} {column:<36} recorded {recorded:>16}   replayed {replayed:>16}")?;
+                    writeln!(
+                        f,
+                        "  {mark} {column:<36} recorded {recorded:>16}   replayed {replayed:>16}"
+                    )?;
                 }
                 Ok(())
             }
-            Self::Snapshot { segment, recorded, replayed } => {
-                writeln!(f, "all rows are equal, but segment {segment} of the final snapshot differs:")?;
+            Self::Snapshot {
+                segment,
+                recorded,
+                replayed,
+            } => {
+                writeln!(
+                    f,
+                    "all rows are equal, but segment {segment} of the final snapshot differs:"
+                )?;
                 writeln!(f, "  recorded {recorded}\n  replayed {replayed}")
             }
             Self::Stopped { why } => writeln!(f, "the replay stopped: {why}"),
@@ -318,81 +439,191 @@ impl Figure {
     }
 }
 
-/// Replays a recording's own trace and compares every column of every row, then the final segments. The version of PyTorch and the order of
-/// addresses are those of the recording, unless they are given. If PyTorch ended in an assertion, the replay must refuse that operation too.
+/// Replays a recording's own trace and compares every column of every row, then the final segments.
+/// The version of PyTorch and the order of addresses are those of the recording, unless they are
+/// given. If PyTorch ended in an assertion, the replay must refuse that operation too.
 pub fn verify(
     path: &Path,
     front: Front,
     torch: Option<TorchVersion>,
     addresses: Option<AddressOrder>,
 ) -> Result<Comparison, RecordingError> {
-    let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
-    let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };
+    let read_error = |source| RecordingError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let malformed = |line: usize, why: String| RecordingError::Malformed {
+        path: path.to_owned(),
+        line,
+        why,
+    };
     let mut lines = packed::open(path).map_err(read_error)?.lines();
-    let first = lines.next().ok_or_else(|| malformed(1, "the file is empty".to_owned()))?.map_err(read_error)?;
-    let header: Header = serde_json::from_str(&first).map_err(|error| malformed(1, format!("not a recording's header: {error}")))?;
-    let column = |name: &String| Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")));
-    let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
-    let refused = header.stopped.as_ref().filter(|stopped| !stopped.message.is_empty()).map(|stopped| &stopped.next_op);
-    let events =
-        trace::parse_lines(header.trace.iter().chain(refused).map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
-    let recorded_torch = header.torch.as_deref().map(|torch| torch.split(' ').next().unwrap_or_default().parse()).transpose();
-    let recorded_torch = recorded_torch.map_err(|source| RecordingError::Torch { path: path.to_owned(), source })?;
+    let first = lines
+        .next()
+        .ok_or_else(|| malformed(1, "the file is empty".to_owned()))?
+        .map_err(read_error)?;
+    let header: Header = serde_json::from_str(&first)
+        .map_err(|error| malformed(1, format!("not a recording's header: {error}")))?;
+    let column = |name: &String| {
+        Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")))
+    };
+    let columns = header
+        .columns
+        .iter()
+        .map(column)
+        .collect::<Result<Vec<_>, _>>()?;
+    let refused = header
+        .stopped
+        .as_ref()
+        .filter(|stopped| !stopped.message.is_empty())
+        .map(|stopped| &stopped.next_op);
+    let events = trace::parse_lines(header.trace.iter().chain(refused).map(String::as_str))
+        .map_err(|error| malformed(1, error.to_string()))?;
+    let recorded_torch = header
+        .torch
+        .as_deref()
+        .map(|torch| torch.split(' ').next().unwrap_or_default().parse())
+        .transpose();
+    let recorded_torch = recorded_torch.map_err(|source| RecordingError::Torch {
+        path: path.to_owned(),
+        source,
+    })?;
     let torch = torch.or(recorded_torch).unwrap_or_default();
-    let config = Config::parse_for(torch, &header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
-    let device = SimConfig { addresses: addresses.unwrap_or(header.addresses), ..SimConfig::replay(Bytes(header.capacity)) };
+    let config =
+        Config::parse_for(torch, &header.conf).map_err(|source| RecordingError::Settings {
+            path: path.to_owned(),
+            source,
+        })?;
+    let device = SimConfig {
+        addresses: addresses.unwrap_or(header.addresses),
+        ..SimConfig::replay(Bytes(header.capacity))
+    };
     let mut operations = 0;
     let mut compare = |index: usize, state: &State| -> Result<Option<Difference>, RecordingError> {
         let line_number = index + 2;
         if index == header.trace.len() {
-            let why = || format!("PyTorch refused `{}`, and the replay did not", events[index]);
-            return Ok((state.outcome != Outcome::Unsupported).then(|| Difference::Stopped { why: why() }));
+            let why = || {
+                format!(
+                    "PyTorch refused `{}`, and the replay did not",
+                    events[index]
+                )
+            };
+            return Ok(
+                (state.outcome != Outcome::Unsupported).then(|| Difference::Stopped { why: why() })
+            );
         }
-        let line = lines.next().ok_or_else(|| malformed(line_number, "the recording ends before its trace".to_owned()))?;
-        let recorded: Vec<Figure> =
-            serde_json::from_str(&line.map_err(read_error)?).map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
+        let line = lines.next().ok_or_else(|| {
+            malformed(
+                line_number,
+                "the recording ends before its trace".to_owned(),
+            )
+        })?;
+        let recorded: Vec<Figure> = serde_json::from_str(&line.map_err(read_error)?)
+            .map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
         let recorded: Vec<i64> = recorded.into_iter().map(Figure::number).collect();
         if recorded.len() != columns.len() {
-            return Err(malformed(line_number, format!("{} figures for {} columns", recorded.len(), columns.len())));
+            return Err(malformed(
+                line_number,
+                format!("{} figures for {} columns", recorded.len(), columns.len()),
+            ));
         }
         operations = index + 1;
-        let replayed: Vec<i64> = columns.iter().map(|column| column.figure(state) as i64).collect();
+        let replayed: Vec<i64> = columns
+            .iter()
+            .map(|column| column.figure(state) as i64)
+            .collect();
         if recorded == replayed {
             return Ok(None);
         }
         let names = header.columns.iter().cloned();
-        let figures = names.zip(recorded).zip(replayed).map(|((name, recorded), replayed)| (name, recorded, replayed)).collect();
-        Ok(Some(Difference::Row { operation: operations, event: events[index].to_string(), figures }))
+        let figures = names
+            .zip(recorded)
+            .zip(replayed)
+            .map(|((name, recorded), replayed)| (name, recorded, replayed))
+            .collect();
+        Ok(Some(Difference::Row {
+            operation: operations,
+            event: events[index].to_string(),
+            figures,
+        }))
     };
     let mut compared = Ok(None);
     let replayed = replay(&events, config, device, front, |index, state| {
         compared = compare(index, state);
-        if matches!(compared, Ok(None)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if matches!(compared, Ok(None)) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     });
     let end = match (compared?, replayed) {
         (None, Ok(Some(end))) => end,
-        (difference, Ok(_)) => return Ok(Comparison { operations, difference }),
-        (None, Err(ReplayError::Device { operation, source: DeviceError::Unavailable { .. } })) if operation > header.trace.len() => {
-            return Ok(Comparison { operations, difference: None });
+        (difference, Ok(_)) => {
+            return Ok(Comparison {
+                operations,
+                difference,
+            });
         }
-        (_, Err(error)) => return Ok(Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) }),
+        (
+            None,
+            Err(ReplayError::Device {
+                operation,
+                source: DeviceError::Unavailable { .. },
+            }),
+        ) if operation > header.trace.len() => {
+            return Ok(Comparison {
+                operations,
+                difference: None,
+            });
+        }
+        (_, Err(error)) => {
+            return Ok(Comparison {
+                operations,
+                difference: Some(Difference::Stopped {
+                    why: error.to_string(),
+                }),
+            });
+        }
     };
     if header.stopped.is_some() {
-        return Ok(Comparison { operations, difference: None });
+        return Ok(Comparison {
+            operations,
+            difference: None,
+        });
     }
     let last = events.len() + 2;
-    let line = lines.next().ok_or_else(|| malformed(last, "the snapshot is missing".to_owned()))?.map_err(read_error)?;
-    let recorded: serde_json::Value = serde_json::from_str(&line).map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;
+    let line = lines
+        .next()
+        .ok_or_else(|| malformed(last, "the snapshot is missing".to_owned()))?
+        .map_err(read_error)?;
+    let recorded: serde_json::Value = serde_json::from_str(&line)
+        .map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;
     let difference = compare_snapshots(&recorded["snapshot"], &end.snapshot["snapshot"]);
-    Ok(Comparison { operations, difference })
+    Ok(Comparison {
+        operations,
+        difference,
+    })
 }
 
-fn compare_snapshots(recorded: &serde_json::Value, replayed: &serde_json::Value) -> Option<Difference> {
+fn compare_snapshots(
+    recorded: &serde_json::Value,
+    replayed: &serde_json::Value,
+) -> Option<Difference> {
     if recorded == replayed {
         return None;
     }
-    let text = |segments: &serde_json::Value, index: usize| segments.get(index).map(ToString::to_string).unwrap_or_default();
-    let same = |index: &usize| recorded.get(index).is_some() && recorded.get(index) == replayed.get(index);
+    let text = |segments: &serde_json::Value, index: usize| {
+        segments
+            .get(index)
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    };
+    let same =
+        |index: &usize| recorded.get(index).is_some() && recorded.get(index) == replayed.get(index);
     let segment = (0..).take_while(same).count();
-    Some(Difference::Snapshot { segment, recorded: text(recorded, segment), replayed: text(replayed, segment) })
+    Some(Difference::Snapshot {
+        segment,
+        recorded: text(recorded, segment),
+        replayed: text(replayed, segment),
+    })
 }

@@ -1,4 +1,5 @@
-//! Measures the host time of the caching allocator: repeats one trace on a simulated device whose calls cost almost nothing.
+//! Measures the host time of the caching allocator: repeats one trace on a simulated device whose
+//! calls cost almost nothing.
 //!
 //! It measures the allocator's own code on this machine, not a GPU.
 
@@ -9,7 +10,9 @@ use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use serde::Serialize;
 
-use crate::execute::{ByHandle, ByPointer, Counts, Executor, Kind, Observer, Outcome, Stopped, Target, Unobserved};
+use crate::execute::{
+    ByHandle, ByPointer, Counts, Executor, Kind, Observer, Outcome, Stopped, Target, Unobserved,
+};
 use crate::replay::{Front, ReplayError};
 use crate::trace::TraceEvent;
 
@@ -27,8 +30,9 @@ pub struct BenchResult {
     /// Time per operation, loop included: the median over the passes.
     pub ns_per_op: f64,
     pub ns_per_op_min: f64,
-    /// Time per allocation, from passes that time each operation. It is the mean over all allocations of each allocation's median
-    /// over the passes. The cost of reading the clock is subtracted.
+    /// Time per allocation, from passes that time each operation. It is the mean over all
+    /// allocations of each allocation's median over the passes. The cost of reading the clock is
+    /// subtracted.
     pub allocate_ns: f64,
     /// Time per free, measured like `allocate_ns`.
     pub free_ns: f64,
@@ -39,15 +43,28 @@ pub struct BenchResult {
 /// The number of passes that time each operation. Odd, so the median is one of the values.
 const TIMED_PASSES: usize = 5;
 
-/// Runs two passes that warm up the cache, then `repetitions` timed ones. Each pass ends by freeing all live blocks.
-/// Ignores misused private pools.
-pub fn bench(events: &[TraceEvent], config: Config, device: SimConfig, repetitions: u32, front: Front) -> Result<BenchResult, ReplayError> {
+/// Runs two passes that warm up the cache, then `repetitions` timed ones. Each pass ends by freeing
+/// all live blocks. Ignores misused private pools.
+pub fn bench(
+    events: &[TraceEvent],
+    config: Config,
+    device: SimConfig,
+    repetitions: u32,
+    front: Front,
+) -> Result<BenchResult, ReplayError> {
     let mut device = SimDevice::new(device);
     let measured = match front {
         Front::Handle => {
             let executor = Executor::new(events, &mut device)?;
             let mut allocator = CachingAllocator::new(config);
-            measure(executor, &mut ByHandle { device: &mut device, allocator: &mut allocator }, repetitions)
+            measure(
+                executor,
+                &mut ByHandle {
+                    device: &mut device,
+                    allocator: &mut allocator,
+                },
+                repetitions,
+            )
         }
         Front::Shared => {
             let executor = Executor::new(events, &mut device)?;
@@ -61,7 +78,11 @@ pub fn bench(events: &[TraceEvent], config: Config, device: SimConfig, repetitio
     })
 }
 
-fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitions: u32) -> Result<BenchResult, Stopped<Infallible>> {
+fn measure<T: Target>(
+    mut executor: Executor<T::Live>,
+    target: &mut T,
+    repetitions: u32,
+) -> Result<BenchResult, Stopped<Infallible>> {
     let first = pass(&mut executor, target)?;
     pass(&mut executor, target)?;
     let operations = first.operations();
@@ -96,7 +117,10 @@ fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitio
 }
 
 #[inline(never)]
-fn pass<T: Target>(executor: &mut Executor<T::Live>, target: &mut T) -> Result<Counts, Stopped<Infallible>> {
+fn pass<T: Target>(
+    executor: &mut Executor<T::Live>,
+    target: &mut T,
+) -> Result<Counts, Stopped<Infallible>> {
     executor.pass(target, &mut Unobserved)
 }
 
@@ -106,7 +130,8 @@ fn memory_calls(target: &mut impl Target) -> u64 {
 
 /// Times each operation separately and averages each operation's median over the passes.
 ///
-/// The median removes interruptions: one interruption lasts as long as a hundred thousand operations.
+/// The median removes interruptions: one interruption lasts as long as a hundred thousand
+/// operations.
 #[derive(Default)]
 struct OperationTimes {
     pass: usize,
@@ -126,13 +151,20 @@ impl OperationTimes {
         if self.operations.len() <= index {
             self.operations.resize(index + 1, None);
         }
-        let operation = self.operations[index].get_or_insert(OperationTime { kind, nanoseconds: [0; TIMED_PASSES] });
+        let operation = self.operations[index].get_or_insert(OperationTime {
+            kind,
+            nanoseconds: [0; TIMED_PASSES],
+        });
         operation.nanoseconds[self.pass] = u32::try_from(nanoseconds).unwrap_or(u32::MAX);
     }
 
     /// The mean over the operations of one kind, or 0 if the trace has none.
     fn mean(&self, kind: Kind) -> f64 {
-        let of_kind = self.operations.iter().flatten().filter(|operation| operation.kind == kind);
+        let of_kind = self
+            .operations
+            .iter()
+            .flatten()
+            .filter(|operation| operation.kind == kind);
         let (sum, count) = of_kind.fold((0.0, 0_u64), |(sum, count), operation| {
             let mut sorted = operation.nanoseconds;
             sorted.sort_unstable();
@@ -162,7 +194,9 @@ impl<T: Target> Observer<T> for OperationTimes {
 
 /// The cost of reading the clock in nanoseconds: the median time between two adjacent readings.
 fn clock_overhead() -> f64 {
-    let mut samples: Vec<u128> = (0..10_001).map(|_| Instant::now().elapsed().as_nanos()).collect();
+    let mut samples: Vec<u128> = (0..10_001)
+        .map(|_| Instant::now().elapsed().as_nanos())
+        .collect();
     samples.sort_unstable();
     samples[samples.len() / 2] as f64
 }

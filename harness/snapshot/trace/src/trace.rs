@@ -14,7 +14,8 @@ use harness_allocator::{device::StreamId, units::Bytes};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceEvent {
-    /// Ids are never reused. After an out-of-memory error, the id is not live. A size of zero returns a null pointer.
+    /// Ids are never reused. After an out-of-memory error, the id is not live. A size of zero
+    /// returns a null pointer.
     Allocate {
         id: u64,
         size: Bytes,
@@ -38,14 +39,17 @@ pub enum TraceEvent {
     BeginPool(PrivatePoolId),
     EndPool(PrivatePoolId),
     ReleasePool(PrivatePoolId),
-    /// Another process takes memory, at most the free memory. A negative amount releases memory that it took.
+    /// Another process takes memory, at most the free memory. A negative amount releases memory
+    /// that it took.
     Pressure(i64),
 }
 
 impl TraceEvent {
     pub const fn stream_mut(&mut self) -> Option<&mut StreamId> {
         match self {
-            Self::Allocate { stream, .. } | Self::RecordStream { stream, .. } | Self::SynchronizeStream(stream) => Some(stream),
+            Self::Allocate { stream, .. }
+            | Self::RecordStream { stream, .. }
+            | Self::SynchronizeStream(stream) => Some(stream),
             _ => None,
         }
     }
@@ -92,14 +96,20 @@ pub fn parse(text: &str) -> Result<Vec<TraceEvent>, TraceError> {
 }
 
 /// Reads a trace from its lines. Fails at the first line that is not an operation.
-pub fn parse_lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceEvent>, TraceError> {
+pub fn parse_lines<'a>(
+    lines: impl IntoIterator<Item = &'a str>,
+) -> Result<Vec<TraceEvent>, TraceError> {
     let mut events = Vec::new();
     for (index, full) in lines.into_iter().enumerate() {
         let text = full.split('#').next().unwrap_or_default().trim();
         if text.is_empty() {
             continue;
         }
-        let event = parse_event(text).map_err(|expected| TraceError { line: index + 1, text: text.to_owned(), expected })?;
+        let event = parse_event(text).map_err(|expected| TraceError {
+            line: index + 1,
+            text: text.to_owned(),
+            expected,
+        })?;
         events.push(event);
     }
     Ok(events)
@@ -111,25 +121,51 @@ fn parse_event(text: &str) -> Result<TraceEvent, &'static str> {
         ["a", id, size, stream] => {
             const FORM: &str = "expected `a ID SIZE STREAM`, three whole numbers";
             let (id, size) = (number(id, FORM)?, Bytes(number(size, FORM)?));
-            Ok(TraceEvent::Allocate { id, size, stream: StreamId(number(stream, FORM)?) })
+            Ok(TraceEvent::Allocate {
+                id,
+                size,
+                stream: StreamId(number(stream, FORM)?),
+            })
         }
-        ["f", id] => Ok(TraceEvent::Free { id: number(id, "expected `f ID`")? }),
+        ["f", id] => Ok(TraceEvent::Free {
+            id: number(id, "expected `f ID`")?,
+        }),
         ["r", id, stream] => {
             const FORM: &str = "expected `r ID STREAM`, two whole numbers";
-            Ok(TraceEvent::RecordStream { id: number(id, FORM)?, stream: StreamId(number(stream, FORM)?) })
+            Ok(TraceEvent::RecordStream {
+                id: number(id, FORM)?,
+                stream: StreamId(number(stream, FORM)?),
+            })
         }
-        ["s", stream] => Ok(TraceEvent::SynchronizeStream(StreamId(number(stream, "expected `s STREAM`")?))),
+        ["s", stream] => Ok(TraceEvent::SynchronizeStream(StreamId(number(
+            stream,
+            "expected `s STREAM`",
+        )?))),
         ["d"] => Ok(TraceEvent::Synchronize),
         ["e"] => Ok(TraceEvent::EmptyCache),
         ["m", fraction] => {
             const FORM: &str = "expected `m FRACTION`, a number from 0 to 1";
-            MemoryFraction::new(number(fraction, FORM)?).map(TraceEvent::SetFraction).ok_or(FORM)
+            MemoryFraction::new(number(fraction, FORM)?)
+                .map(TraceEvent::SetFraction)
+                .ok_or(FORM)
         }
         ["p"] => Ok(TraceEvent::ResetPeaks),
-        ["g+", pool] => Ok(TraceEvent::BeginPool(PrivatePoolId(number(pool, "expected `g+ POOL`")?))),
-        ["g-", pool] => Ok(TraceEvent::EndPool(PrivatePoolId(number(pool, "expected `g- POOL`")?))),
-        ["gr", pool] => Ok(TraceEvent::ReleasePool(PrivatePoolId(number(pool, "expected `gr POOL`")?))),
-        ["x", bytes] => Ok(TraceEvent::Pressure(number(bytes, "expected `x BYTES`, a whole number, negative to release memory")?)),
+        ["g+", pool] => Ok(TraceEvent::BeginPool(PrivatePoolId(number(
+            pool,
+            "expected `g+ POOL`",
+        )?))),
+        ["g-", pool] => Ok(TraceEvent::EndPool(PrivatePoolId(number(
+            pool,
+            "expected `g- POOL`",
+        )?))),
+        ["gr", pool] => Ok(TraceEvent::ReleasePool(PrivatePoolId(number(
+            pool,
+            "expected `gr POOL`",
+        )?))),
+        ["x", bytes] => Ok(TraceEvent::Pressure(number(
+            bytes,
+            "expected `x BYTES`, a whole number, negative to release memory",
+        )?)),
         _ => Err("expected one of a, f, r, s, d, e, m, p, g+, g-, gr, x with its operands"),
     }
 }

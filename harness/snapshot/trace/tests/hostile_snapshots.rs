@@ -1,4 +1,5 @@
-//! Small files that describe more memory than a host has. Reading each of them fails within the memory budget.
+//! Small files that describe more memory than a host has. Reading each of them fails within the
+//! memory budget.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +23,10 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 // SAFETY: every call goes to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        PEAK.fetch_max(USED.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        PEAK.fetch_max(
+            USED.fetch_add(layout.size(), Relaxed) + layout.size(),
+            Relaxed,
+        );
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -35,7 +39,10 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // The system grows large blocks in place, so the old and new block never coexist.
-        PEAK.fetch_max(USED.fetch_add(size, Relaxed) + size - layout.size(), Relaxed);
+        PEAK.fetch_max(
+            USED.fetch_add(size, Relaxed) + size - layout.size(),
+            Relaxed,
+        );
         USED.fetch_sub(layout.size(), Relaxed);
         // SAFETY: the caller keeps the contract of `realloc`.
         unsafe { System.realloc(ptr, layout, size) }
@@ -69,8 +76,14 @@ impl Pickle {
     fn items(mut self, items: &[&str]) -> Self {
         for item in items {
             match item.parse::<i64>() {
-                Ok(number) => self.0.write_all(&[&[0x8a, 8][..], &number.to_le_bytes()].concat()).unwrap(),
-                Err(_) => self.0.write_all(&[&[0x8c, item.len() as u8], item.as_bytes()].concat()).unwrap(),
+                Ok(number) => self
+                    .0
+                    .write_all(&[&[0x8a, 8][..], &number.to_le_bytes()].concat())
+                    .unwrap(),
+                Err(_) => self
+                    .0
+                    .write_all(&[&[0x8c, item.len() as u8], item.as_bytes()].concat())
+                    .unwrap(),
             }
         }
         self
@@ -78,14 +91,29 @@ impl Pickle {
 
     fn event(self, action: &str, address: i64, size: i64) -> Self {
         let (address, size) = (address.to_string(), size.to_string());
-        self.with(b"}(").items(&["action", action, "addr", &address, "size", &size, "stream", "0"]).with(b"u")
+        self.with(b"}(")
+            .items(&[
+                "action", action, "addr", &address, "size", &size, "stream", "0",
+            ])
+            .with(b"u")
     }
 
     fn segment(self, size: i64, blocks: usize) -> Self {
         let size_of_block = (size / blocks as i64).to_string();
-        let pickle = self.with(b"}(").items(&["address", "0", "total_size", &size.to_string(), "segment_type", "large", "blocks"]);
+        let pickle = self.with(b"}(").items(&[
+            "address",
+            "0",
+            "total_size",
+            &size.to_string(),
+            "segment_type",
+            "large",
+            "blocks",
+        ]);
         // The block is object 0. All list entries refer to it.
-        let pickle = pickle.with(b"](}(").items(&["size", &size_of_block, "state", "inactive"]).with(b"u\x94");
+        let pickle = pickle
+            .with(b"](}(")
+            .items(&["size", &size_of_block, "state", "inactive"])
+            .with(b"u\x94");
         pickle.repeated(b"h\0", blocks - 1).with(b"eu")
     }
 
@@ -94,8 +122,14 @@ impl Pickle {
     }
 }
 
-/// Reads a file that no host should read. The peak counts the capacity of vectors, which can be twice the memory in use.
-fn assert_refused(name: &str, file: &[u8], limit: Bytes, read: impl Fn(&[u8]) -> Result<Snapshot, SnapshotError>) {
+/// Reads a file that no host should read. The peak counts the capacity of vectors, which can be
+/// twice the memory in use.
+fn assert_refused(
+    name: &str,
+    file: &[u8],
+    limit: Bytes,
+    read: impl Fn(&[u8]) -> Result<Snapshot, SnapshotError>,
+) {
     let before = USED.load(Relaxed);
     PEAK.store(before, Relaxed);
     let error = read(file).expect_err(name);
@@ -105,24 +139,43 @@ fn assert_refused(name: &str, file: &[u8], limit: Bytes, read: impl Fn(&[u8]) ->
         _ => matches!(error, SnapshotError::TooLarge { .. }),
     };
     assert!(is_refused, "{name}: {error}");
-    assert!(peak < limit.0 as usize / 4 * 9, "{name}: {} MiB for a file of {} bytes", peak >> 20, file.len());
+    assert!(
+        peak < limit.0 as usize / 4 * 9,
+        "{name}: {} MiB for a file of {} bytes",
+        peak >> 20,
+        file.len()
+    );
     eprintln!("{name}: {} KB, {} MiB", file.len() / 1000, peak >> 20);
 }
 
 /// A snapshot up to the value of `device_traces`.
 fn traces() -> Pickle {
-    Pickle::new().with(b"}(").items(&["segments"]).with(b"]").items(&["device_traces"])
+    Pickle::new()
+        .with(b"}(")
+        .items(&["segments"])
+        .with(b"]")
+        .items(&["device_traces"])
 }
 
 /// A list with a million references to one event, on 10,000 devices.
 fn shared_list() -> Vec<u8> {
-    let list = traces().with(b"](](").event("alloc", 0, 512).with(b"\x94").repeated(b"h\0", 1_000_000).with(b"e\x94");
+    let list = traces()
+        .with(b"](](")
+        .event("alloc", 0, 512)
+        .with(b"\x94")
+        .repeated(b"h\0", 1_000_000)
+        .with(b"e\x94");
     list.repeated(b"h\x01", 9_999).with(b"eu").finish()
 }
 
 /// A text of 3 GiB.
 fn long_text() -> Vec<u8> {
-    Pickle::new().with(b"](\x8d").with(&(3_u64 << 30).to_le_bytes()).repeated(&[b'a'; 1 << 16], 400).with(b"e").finish()
+    Pickle::new()
+        .with(b"](\x8d")
+        .with(&(3_u64 << 30).to_le_bytes())
+        .repeated(&[b'a'; 1 << 16], 400)
+        .with(b"e")
+        .finish()
 }
 
 /// Distinct texts of 8 MiB, 256 MiB in total.
@@ -130,26 +183,50 @@ fn many_texts() -> Vec<u8> {
     let mut pickle = Pickle::new().with(b"](");
     for number in 0..32_u32 {
         let length = (8_u32 << 20) + 4;
-        pickle = pickle.with(b"X").with(&length.to_le_bytes()).with(&number.to_le_bytes()).repeated(&[0xff; 1 << 16], 128);
+        pickle = pickle
+            .with(b"X")
+            .with(&length.to_le_bytes())
+            .with(&number.to_le_bytes())
+            .repeated(&[0xff; 1 << 16], 128);
     }
     pickle.with(b"e").finish()
 }
 
 /// A text of 1 MiB as 10,000 values of an unknown key.
 fn shared_text() -> Vec<u8> {
-    let pickle = Pickle::new().with(b"}(").items(&["segments"]).with(b"]").items(&["x"]).with(b"](X");
-    let pickle = pickle.with(&(1_u32 << 20).to_le_bytes()).repeated(&[b'a'; 1 << 16], 16).with(b"\x94");
+    let pickle = Pickle::new()
+        .with(b"}(")
+        .items(&["segments"])
+        .with(b"]")
+        .items(&["x"])
+        .with(b"](X");
+    let pickle = pickle
+        .with(&(1_u32 << 20).to_le_bytes())
+        .repeated(&[b'a'; 1 << 16], 16)
+        .with(b"\x94");
     pickle.repeated(b"h\0", 10_000).with(b"eu").finish()
 }
 
 /// A segment with 1,000 blocks that appears 100,000 times.
 fn shared_segment() -> Vec<u8> {
-    Pickle::new().with(b"](").segment(1000 << 20, 1000).with(b"\x94").repeated(b"h\x01", 100_000).with(b"e").finish()
+    Pickle::new()
+        .with(b"](")
+        .segment(1000 << 20, 1000)
+        .with(b"\x94")
+        .repeated(b"h\x01", 100_000)
+        .with(b"e")
+        .finish()
 }
 
 #[test]
 fn a_small_file_cannot_exhaust_the_memory() {
-    let objects = |bytes: &[u8]| Pickle::new().with(b"](").repeated(bytes, 12_500_000 / bytes.len()).with(b"e").finish();
+    let objects = |bytes: &[u8]| {
+        Pickle::new()
+            .with(b"](")
+            .repeated(bytes, 12_500_000 / bytes.len())
+            .with(b"e")
+            .finish()
+    };
     let files = [
         ("one list for 10,000 devices", shared_list()),
         ("a text of 3 GiB", long_text()),
@@ -160,32 +237,96 @@ fn a_small_file_cannot_exhaust_the_memory() {
         ("discarded lists of one item", objects(b"]Na0")),
         ("dictionaries of one key", objects(b"}NNs")),
         ("sets", objects(b"\x8f0")),
-        ("marks and nothing else", Pickle::new().repeated(b"(", 18_000_000).finish()),
+        (
+            "marks and nothing else",
+            Pickle::new().repeated(b"(", 18_000_000).finish(),
+        ),
         ("remembered items", objects(b"N\x94\x94\x94\x94")),
-        ("an item with a large number", Pickle::new().with(b"]").repeated(b"N0", 6_000_000).with(b"r\xff\xff\xaf\x00").finish()),
+        (
+            "an item with a large number",
+            Pickle::new()
+                .with(b"]")
+                .repeated(b"N0", 6_000_000)
+                .with(b"r\xff\xff\xaf\x00")
+                .finish(),
+        ),
     ];
     for (name, file) in files {
-        assert_refused(name, &file, LIMIT, |file| Snapshot::parse_within(file, LIMIT));
+        assert_refused(name, &file, LIMIT, |file| {
+            Snapshot::parse_within(file, LIMIT)
+        });
     }
-    assert_refused("one list for 10,000 devices", &shared_list(), Bytes::gib(1), Snapshot::parse);
+    assert_refused(
+        "one list for 10,000 devices",
+        &shared_list(),
+        Bytes::gib(1),
+        Snapshot::parse,
+    );
 }
 
 #[test]
 fn sizes_beyond_any_device_are_errors() {
     let petabyte = 1_i64 << 50;
     let event = |action: &str, address, size| {
-        let file = traces().with(b"](](").event(action, address, size).with(b"eeu").finish();
-        Snapshot::parse(&file).map(drop).map_err(|error| error.to_string())
+        let file = traces()
+            .with(b"](](")
+            .event(action, address, size)
+            .with(b"eeu")
+            .finish();
+        Snapshot::parse(&file)
+            .map(drop)
+            .map_err(|error| error.to_string())
     };
-    for action in ["alloc", "free_completed", "segment_alloc", "segment_map", "segment_unmap"] {
+    for action in [
+        "alloc",
+        "free_completed",
+        "segment_alloc",
+        "segment_map",
+        "segment_unmap",
+    ] {
         let error = event(action, 0, petabyte).unwrap_err();
-        assert!(error.contains("device_traces[0][0].size should be at most 1 TiB, but is 1125899906842624"), "{error}");
-        assert!(event(action, -512, 1024).unwrap_err().contains("within the address space"), "{action}");
+        assert!(
+            error.contains(
+                "device_traces[0][0].size should be at most 1 TiB, but is 1125899906842624"
+            ),
+            "{error}"
+        );
+        assert!(
+            event(action, -512, 1024)
+                .unwrap_err()
+                .contains("within the address space"),
+            "{action}"
+        );
     }
-    assert!(event("oom", petabyte, 512).unwrap_err().contains("device_free should be at most 1 TiB"), "free memory");
-    assert_eq!(event("oom", 0, petabyte), Ok(()), "a request of any size can fail");
-    let segment = Snapshot::parse(&Pickle::new().with(b"](").segment(petabyte, 1).with(b"e").finish());
-    assert!(segment.unwrap_err().to_string().contains("segments[0].total_size should be at most 1 TiB"));
+    assert!(
+        event("oom", petabyte, 512)
+            .unwrap_err()
+            .contains("device_free should be at most 1 TiB"),
+        "free memory"
+    );
+    assert_eq!(
+        event("oom", 0, petabyte),
+        Ok(()),
+        "a request of any size can fail"
+    );
+    let segment = Snapshot::parse(
+        &Pickle::new()
+            .with(b"](")
+            .segment(petabyte, 1)
+            .with(b"e")
+            .finish(),
+    );
+    assert!(
+        segment
+            .unwrap_err()
+            .to_string()
+            .contains("segments[0].total_size should be at most 1 TiB")
+    );
     let log = "Thread,Time,Action,Pointer,Size,Stream\n1,1,allocate,0x100,1125899906842624,0\n";
-    assert!(Snapshot::parse(log.as_bytes()).unwrap_err().to_string().contains("a size of at most 1 TiB"));
+    assert!(
+        Snapshot::parse(log.as_bytes())
+            .unwrap_err()
+            .to_string()
+            .contains("a size of at most 1 TiB")
+    );
 }

@@ -1,5 +1,6 @@
-//! Compares recorded runs of PyTorch's allocator with ours: one test per file in `tests/recordings`. Every column of every row
-//! and the final segments must match. Other tests falsify a recording and check that the comparison notices.
+//! Compares recorded runs of PyTorch's allocator with ours: one test per file in
+//! `tests/recordings`. Every column of every row and the final segments must match. Other tests
+//! falsify a recording and check that the comparison notices.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -28,33 +29,57 @@ fn main() -> ExitCode {
     };
     let sample = recordings[0].clone();
     let about_the_comparison: [(&str, Check); 3] = [
-        ("a_wrong_figure_is_reported_with_its_row_and_column", a_wrong_figure),
-        ("a_wrong_block_of_the_snapshot_is_reported_with_its_segment", a_wrong_block),
-        ("another_setting_than_the_recorded_one_is_noticed", another_setting),
+        (
+            "a_wrong_figure_is_reported_with_its_row_and_column",
+            a_wrong_figure,
+        ),
+        (
+            "a_wrong_block_of_the_snapshot_is_reported_with_its_segment",
+            a_wrong_block,
+        ),
+        (
+            "another_setting_than_the_recorded_one_is_noticed",
+            another_setting,
+        ),
     ];
     let comparison = about_the_comparison.map(|(name, test)| {
         let sample = sample.clone();
         Trial::test(name, move || test(&sample))
     });
     let trial = |path: &PathBuf, prefix: &str, front: Front| {
-        let name = path.file_name().map(|name| name.to_string_lossy().replace(".jsonl.gz", "")).unwrap_or_default();
+        let name = path
+            .file_name()
+            .map(|name| name.to_string_lossy().replace(".jsonl.gz", ""))
+            .unwrap_or_default();
         let path = path.clone();
         Trial::test(format!("{prefix}::{name}"), move || is_equal(&path, front))
     };
-    let fronts = [("equal", Front::Handle), ("equal_by_the_shared_front", Front::Shared)];
-    let trials = fronts.into_iter().flat_map(|(prefix, front)| recordings.iter().map(move |path| trial(path, prefix, front)));
+    let fronts = [
+        ("equal", Front::Handle),
+        ("equal_by_the_shared_front", Front::Shared),
+    ];
+    let trials = fronts.into_iter().flat_map(|(prefix, front)| {
+        recordings
+            .iter()
+            .map(move |path| trial(path, prefix, front))
+    });
     libtest_mimic::run(&Arguments::from_args(), trials.chain(comparison).collect()).exit_code()
 }
 
 fn recordings(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut paths = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>()?;
+    let mut paths = std::fs::read_dir(folder)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<Vec<_>, _>>()?;
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "gz"));
     paths.sort();
     Ok(paths)
 }
 
 fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
-    let Comparison { operations, difference } = replay::verify(path, front, None, None)?;
+    let Comparison {
+        operations,
+        difference,
+    } = replay::verify(path, front, None, None)?;
     match difference {
         None if operations > 0 => Ok(()),
         None => Err("the recording has no operations".into()),
@@ -66,7 +91,10 @@ fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
 fn lines(path: &Path) -> Result<Vec<Value>, Failed> {
     let mut text = String::new();
     GzDecoder::new(std::fs::File::open(path)?).read_to_string(&mut text)?;
-    Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+    Ok(text
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()?)
 }
 
 /// Compares the recording made of these lines.
@@ -81,14 +109,25 @@ fn a_wrong_figure(sample: &Path) -> Result<(), Failed> {
     const COLUMN: &str = "reserved_bytes.large_pool.current";
     let mut lines = lines(sample)?;
     let row = lines.len() / 2;
-    let names = lines[0]["columns"].as_array().ok_or("a header has columns")?;
-    let column = names.iter().position(|name| name == COLUMN).ok_or("the column is recorded")?;
+    let names = lines[0]["columns"]
+        .as_array()
+        .ok_or("a header has columns")?;
+    let column = names
+        .iter()
+        .position(|name| name == COLUMN)
+        .ok_or("the column is recorded")?;
     let right = lines[row][column].as_i64().ok_or("a figure")?;
     lines[row][column] = json!(right + 512);
-    let Some(Difference::Row { operation, figures, .. }) = verify(&lines)??.difference else {
+    let Some(Difference::Row {
+        operation, figures, ..
+    }) = verify(&lines)??.difference
+    else {
         return Err("the wrong figure was not noticed".into());
     };
-    let wrong: Vec<_> = figures.into_iter().filter(|(_, recorded, replayed)| recorded != replayed).collect();
+    let wrong: Vec<_> = figures
+        .into_iter()
+        .filter(|(_, recorded, replayed)| recorded != replayed)
+        .collect();
     if (operation, &wrong[..]) == (row, &[(COLUMN.to_owned(), right + 512, right)]) {
         Ok(())
     } else {
@@ -99,7 +138,9 @@ fn a_wrong_figure(sample: &Path) -> Result<(), Failed> {
 fn a_wrong_block(sample: &Path) -> Result<(), Failed> {
     let mut lines = lines(sample)?;
     let last = lines.len() - 1;
-    let segments = lines[last]["snapshot"].as_array_mut().ok_or("the last line is the snapshot")?;
+    let segments = lines[last]["snapshot"]
+        .as_array_mut()
+        .ok_or("the last line is the snapshot")?;
     let wrong = segments.len() - 1;
     segments[wrong][5][0][1] = json!(1);
     match verify(&lines)??.difference {

@@ -1,15 +1,18 @@
-//! Test only: a shared library with several allocators that have the interface of PyTorch's `CUDAPluggableAllocator`. They call
-//! the CUDA runtime, which the loading process has already loaded.
+//! Test only: a shared library with several allocators that have the interface of PyTorch's
+//! `CUDAPluggableAllocator`. They call the CUDA runtime, which the loading process has already
+//! loaded.
 //!
-//! * `plain_*` calls the driver for each request. `cached_*` keeps freed memory, by size and stream, until `cached_empty_cache`.
-//! * `twice_malloc` always returns its first block. `inside_malloc` returns overlapping blocks, and `odd_malloc` unaligned
-//!   addresses.
+//! * `plain_*` calls the driver for each request. `cached_*` keeps freed memory, by size and
+//!   stream, until `cached_empty_cache`.
+//! * `twice_malloc` always returns its first block. `inside_malloc` returns overlapping blocks, and
+//!   `odd_malloc` unaligned addresses.
 //! * `leaky_free` frees nothing. `double_free` frees each block twice.
 //! * `crash_malloc` writes to address 0 at its third call. `abort_free` aborts at its second call.
-//! * `async_*` allocates from the device's default pool, `pool_*` from its own pool, which keeps its memory until
-//!   `pool_empty_cache`. `mixed_malloc` takes every second block from a pool.
-//! * `mapped_*` maps memory for each request. `arena_*` maps memory side by side in one reservation; it releases memory at the
-//!   end of the reservation, and everywhere at `arena_empty_cache`.
+//! * `async_*` allocates from the device's default pool, `pool_*` from its own pool, which keeps
+//!   its memory until `pool_empty_cache`. `mixed_malloc` takes every second block from a pool.
+//! * `mapped_*` maps memory for each request. `arena_*` maps memory side by side in one
+//!   reservation; it releases memory at the end of the reservation, and everywhere at
+//!   `arena_empty_cache`.
 //! * `managed_malloc` calls a CUDA function that is not passed on to the device.
 
 use std::ffi::{c_int, c_void};
@@ -26,11 +29,26 @@ unsafe extern "C" {
     fn cuMemPoolCreate(pool: *mut usize, properties: *const c_void) -> c_int;
     fn cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const c_void) -> c_int;
     fn cuMemPoolTrimTo(pool: usize, keep: usize) -> c_int;
-    fn cuMemAllocFromPoolAsync(address: *mut u64, size: usize, pool: usize, stream: *mut c_void) -> c_int;
+    fn cuMemAllocFromPoolAsync(
+        address: *mut u64,
+        size: usize,
+        pool: usize,
+        stream: *mut c_void,
+    ) -> c_int;
     fn cuMemFreeAsync(address: u64, stream: *mut c_void) -> c_int;
     fn cuCtxSynchronize() -> c_int;
-    fn cuMemGetAllocationGranularity(granularity: *mut usize, property: *const c_void, option: u32) -> c_int;
-    fn cuMemAddressReserve(address: *mut u64, size: usize, alignment: usize, wished: u64, flags: u64) -> c_int;
+    fn cuMemGetAllocationGranularity(
+        granularity: *mut usize,
+        property: *const c_void,
+        option: u32,
+    ) -> c_int;
+    fn cuMemAddressReserve(
+        address: *mut u64,
+        size: usize,
+        alignment: usize,
+        wished: u64,
+        flags: u64,
+    ) -> c_int;
     fn cuMemAddressFree(address: u64, size: usize) -> c_int;
     fn cuMemCreate(memory: *mut u64, size: usize, property: *const c_void, flags: u64) -> c_int;
     fn cuMemRelease(memory: u64) -> c_int;
@@ -69,7 +87,9 @@ static CACHE: Mutex<Vec<(isize, usize, usize)>> = Mutex::new(Vec::new());
 #[unsafe(no_mangle)]
 extern "C" fn cached_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c_void {
     let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    let fitting = cache.iter().position(|&(free, of, _)| (free, of) == (size, stream.addr()));
+    let fitting = cache
+        .iter()
+        .position(|&(free, of, _)| (free, of) == (size, stream.addr()));
     if let Some(index) = fitting {
         return ptr::with_exposed_provenance_mut(cache.swap_remove(index).2);
     }
@@ -84,12 +104,20 @@ extern "C" fn cached_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut 
 
 #[unsafe(no_mangle)]
 extern "C" fn cached_free(address: *mut c_void, size: isize, _: c_int, stream: *mut c_void) {
-    CACHE.lock().unwrap_or_else(PoisonError::into_inner).push((size, stream.addr(), address.expose_provenance()));
+    CACHE.lock().unwrap_or_else(PoisonError::into_inner).push((
+        size,
+        stream.addr(),
+        address.expose_provenance(),
+    ));
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cached_empty_cache() {
-    for (_, _, address) in CACHE.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+    for (_, _, address) in CACHE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .drain(..)
+    {
         give_back(ptr::with_exposed_provenance_mut(address));
     }
 }
@@ -170,7 +198,11 @@ extern "C" fn async_free(address: *mut c_void, _: isize, _: c_int, stream: *mut 
 #[unsafe(no_mangle)]
 extern "C" fn mixed_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    if CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { async_malloc(size, device, stream) } else { take(size) }
+    if CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+        async_malloc(size, device, stream)
+    } else {
+        take(size)
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -194,7 +226,8 @@ extern "C" fn pool_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c_
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let pool = pool.get_or_insert_with(|| {
         let (mut made, everything) = (0, u64::MAX);
-        // SAFETY: `made` has room for the answer, null means default properties, and the threshold has 64 bits.
+        // SAFETY: `made` has room for the answer, null means default properties, and the threshold
+        // has 64 bits.
         unsafe {
             cuMemPoolCreate(&raw mut made, ptr::null());
             cuMemPoolSetAttribute(made, RELEASE_THRESHOLD, (&raw const everything).cast());
@@ -237,7 +270,8 @@ fn pages(size: isize) -> usize {
 /// Maps new memory to reserved addresses. Returns its handle, or `None` if there is no memory.
 fn map(address: u64, size: usize) -> Option<u64> {
     let mut memory = 0;
-    // SAFETY: `memory` has room for the answer. This library owns the addresses, and nothing is mapped there.
+    // SAFETY: `memory` has room for the answer. This library owns the addresses, and nothing is
+    // mapped there.
     unsafe {
         if cuMemCreate(&raw mut memory, size, ptr::null(), 0) != 0 {
             return None;
@@ -263,14 +297,22 @@ extern "C" fn mapped_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_voi
         unsafe { cuMemAddressFree(address, size) };
         return ptr::null_mut();
     };
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner).push((address, memory));
+    MAPPED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((address, memory));
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn mapped_free(address: *mut c_void, size: isize, _: c_int, _: *mut c_void) {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(index) = mapped.iter().position(|&(at, _)| at == address.addr() as u64) else { return };
+    let Some(index) = mapped
+        .iter()
+        .position(|&(at, _)| at == address.addr() as u64)
+    else {
+        return;
+    };
     let ((address, memory), size) = (mapped.swap_remove(index), pages(size));
     // SAFETY: this library owns the memory, and no work uses it.
     unsafe {
@@ -284,7 +326,8 @@ extern "C" fn mapped_free(address: *mut c_void, size: isize, _: c_int, _: *mut c
 /// The size of the reservation of `arena_*`.
 const ARENA: usize = 1 << 30;
 
-/// The reservation of `arena_*` and its mapped pieces in address order: address, size, and whether the piece is live.
+/// The reservation of `arena_*` and its mapped pieces in address order: address, size, and whether
+/// the piece is live.
 struct Arena {
     start: u64,
     pieces: Vec<(u64, usize, bool)>,
@@ -299,14 +342,22 @@ extern "C" fn arena_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void
         let mut start = 0;
         // SAFETY: `start` has room for the answer.
         unsafe { cuMemAddressReserve(&raw mut start, ARENA, 0, 0, 0) };
-        Arena { start, pieces: Vec::new() }
+        Arena {
+            start,
+            pieces: Vec::new(),
+        }
     });
     let size = pages(size);
-    let next = arena.pieces.last().map_or(arena.start, |&(at, size, _)| at + size as u64);
+    let next = arena
+        .pieces
+        .last()
+        .map_or(arena.start, |&(at, size, _)| at + size as u64);
     if next + size as u64 > arena.start + ARENA as u64 {
         return ptr::null_mut();
     }
-    let Some(memory) = map(next, size) else { return ptr::null_mut() };
+    let Some(memory) = map(next, size) else {
+        return ptr::null_mut();
+    };
     // SAFETY: the memory stays as long as it is mapped.
     unsafe { cuMemRelease(memory) };
     arena.pieces.push((next, size, true));
@@ -326,7 +377,11 @@ fn unmap((address, size, _): (u64, usize, bool)) {
 extern "C" fn arena_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
     let mut arena = THE_ARENA.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(arena) = arena.as_mut() else { return };
-    arena.pieces.iter_mut().filter(|piece| piece.0 == address.addr() as u64).for_each(|piece| piece.2 = false);
+    arena
+        .pieces
+        .iter_mut()
+        .filter(|piece| piece.0 == address.addr() as u64)
+        .for_each(|piece| piece.2 = false);
     while let Some(piece) = arena.pieces.pop_if(|piece| !piece.2) {
         unmap(piece);
     }
@@ -336,7 +391,10 @@ extern "C" fn arena_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_voi
 extern "C" fn arena_empty_cache() {
     let mut kept = THE_ARENA.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(arena) = kept.as_mut() {
-        arena.pieces.extract_if(.., |piece| !piece.2).for_each(unmap);
+        arena
+            .pieces
+            .extract_if(.., |piece| !piece.2)
+            .for_each(unmap);
     }
     if let Some(arena) = kept.take_if(|arena| arena.pieces.is_empty()) {
         // SAFETY: nothing is mapped there.

@@ -1,15 +1,20 @@
-//! Measures the host time of the built-in caching allocator. No device is timed: after the first pass, every request is a cache
-//! hit. Compare only figures of one run, because the machine's speed drifts. One operation is one allocation or one free.
+//! Measures the host time of the built-in caching allocator. No device is timed: after the first
+//! pass, every request is a cache hit. Compare only figures of one run, because the machine's speed
+//! drifts. One operation is one allocation or one free.
 //!
 //! * `free blocks/…`: cost of a hit with more free blocks in the pool. It may grow logarithmically.
-//! * `segments/…`: cost of a hit with more segments. It must not grow, except for processor cache misses.
-//! * `streams/…`: cost of a hit with more streams that have memory. It must not grow. `far` uses stream numbers too large for a
-//!   table.
+//! * `segments/…`: cost of a hit with more segments. It must not grow, except for processor cache
+//!   misses.
+//! * `streams/…`: cost of a hit with more streams that have memory. It must not grow. `far` uses
+//!   stream numbers too large for a table.
 //! * `traces/…`: cost per operation of real programs. The table below explains each trace.
 
 use std::{hint::black_box, io::Read, time::Duration};
 
-use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime};
+use criterion::{
+    BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
+    measurement::WallTime,
+};
 use flate2::read::GzDecoder;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, Request};
@@ -32,11 +37,17 @@ struct World {
 impl World {
     fn new() -> Self {
         let device = SimDevice::new(SimConfig::replay(CAPACITY));
-        Self { device, allocator: CachingAllocator::default(), live: Vec::new() }
+        Self {
+            device,
+            allocator: CachingAllocator::default(),
+            live: Vec::new(),
+        }
     }
 
     fn allocate(&mut self, request: Request) -> Allocation {
-        self.allocator.allocate(&mut self.device, request).expect("there is room")
+        self.allocator
+            .allocate(&mut self.device, request)
+            .expect("there is room")
     }
 
     /// Allocates pairs of blocks and frees the first of each, so free blocks cannot merge.
@@ -53,7 +64,9 @@ impl World {
     }
 
     fn free(&mut self, allocation: Allocation) {
-        self.allocator.free(&mut self.device, allocation).expect("it is ours");
+        self.allocator
+            .free(&mut self.device, allocation)
+            .expect("it is ours");
     }
 
     /// Allocates and frees each size once: cache hits.
@@ -68,11 +81,19 @@ impl World {
 /// Measures briefly: a pass takes microseconds, and differences of nanoseconds matter.
 fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
-    group.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(500));
+    group
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(500));
     group
 }
 
-fn measure(group: &mut BenchmarkGroup<'_, WallTime>, id: BenchmarkId, world: &mut World, requests: &[Request]) {
+fn measure(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    id: BenchmarkId,
+    world: &mut World,
+    requests: &[Request],
+) {
     group.throughput(Throughput::Elements(2 * requests.len() as u64));
     world.hits(requests);
     group.bench_function(id, |bencher| bencher.iter(|| world.hits(requests)));
@@ -85,11 +106,18 @@ fn scattered(number: u64) -> Bytes {
 
 fn free_blocks(criterion: &mut Criterion) {
     let mut group = group(criterion, "free blocks");
-    let requests: Vec<Request> = (0..1000).map(|number| Request::new(scattered(number))).collect();
+    let requests: Vec<Request> = (0..1000)
+        .map(|number| Request::new(scattered(number)))
+        .collect();
     for free in [1_000, 100_000, 1_000_000] {
         let mut world = World::new();
         world.stand_free(free, scattered);
-        measure(&mut group, BenchmarkId::from_parameter(free), &mut world, &requests);
+        measure(
+            &mut group,
+            BenchmarkId::from_parameter(free),
+            &mut world,
+            &requests,
+        );
     }
     group.finish();
 }
@@ -101,17 +129,32 @@ fn segments(criterion: &mut Criterion) {
         let mut world = World::new();
         // Two blocks fill a segment.
         world.stand_free(segments, |_| Bytes::mib(1));
-        measure(&mut group, BenchmarkId::from_parameter(segments), &mut world, &requests);
+        measure(
+            &mut group,
+            BenchmarkId::from_parameter(segments),
+            &mut world,
+            &requests,
+        );
     }
     group.finish();
 }
 
 fn streams(criterion: &mut Criterion) {
     let mut group = group(criterion, "streams");
-    for (name, first, streams) in [("near", 0, 1), ("near", 0, 16), ("near", 0, 256), ("far", 1 << 20, 256)] {
+    for (name, first, streams) in [
+        ("near", 0, 1),
+        ("near", 0, 16),
+        ("near", 0, 256),
+        ("far", 1 << 20, 256),
+    ] {
         let on = |stream: u32| Request::new(Bytes::kib(1)).on(StreamId(first + stream));
         let requests: Vec<Request> = (0..1024).map(|number| on(number % streams)).collect();
-        measure(&mut group, BenchmarkId::new(name, streams), &mut World::new(), &requests);
+        measure(
+            &mut group,
+            BenchmarkId::new(name, streams),
+            &mut World::new(),
+            &requests,
+        );
     }
     group.finish();
 }
@@ -121,14 +164,27 @@ fn traces(criterion: &mut Criterion) {
     let mut group = group(criterion, "traces");
     for (name, events) in all_traces() {
         for (mode, expandable_segments) in [("default", false), ("expandable", true)] {
-            let config = Config { expandable_segments, ..Config::default() };
+            let config = Config {
+                expandable_segments,
+                ..Config::default()
+            };
             let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
             let mut allocator = CachingAllocator::new(config);
-            let mut executor = Executor::new(&events, &mut device).expect("the trace is one of a program");
-            let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
-            let mut pass = || executor.pass(&mut target, &mut Unobserved).expect("the simulated device does not fail");
+            let mut executor =
+                Executor::new(&events, &mut device).expect("the trace is one of a program");
+            let mut target = ByHandle {
+                device: &mut device,
+                allocator: &mut allocator,
+            };
+            let mut pass = || {
+                executor
+                    .pass(&mut target, &mut Unobserved)
+                    .expect("the simulated device does not fail")
+            };
             group.throughput(Throughput::Elements(pass().operations()));
-            group.bench_function(BenchmarkId::new(name, mode), |bencher| bencher.iter(&mut pass));
+            group.bench_function(BenchmarkId::new(name, mode), |bencher| {
+                bencher.iter(&mut pass)
+            });
         }
     }
     group.finish();
@@ -163,7 +219,9 @@ fn all_traces() -> Vec<(&'static str, Vec<TraceEvent>)> {
 
 fn packed(trace: &[u8]) -> Vec<TraceEvent> {
     let mut text = String::new();
-    GzDecoder::new(trace).read_to_string(&mut text).expect("the trace is packed text");
+    GzDecoder::new(trace)
+        .read_to_string(&mut text)
+        .expect("the trace is packed text");
     trace::parse(&text).expect("the trace is one")
 }
 

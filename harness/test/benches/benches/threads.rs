@@ -1,4 +1,5 @@
-//! Throughput of [`SharedAllocator`] with 1 to 8 host threads; every operation is a cache hit. Compare the figures of one run with each other.
+//! Throughput of [`SharedAllocator`] with 1 to 8 host threads; every operation is a cache hit.
+//! Compare the figures of one run with each other.
 
 use std::time::{Duration, Instant};
 use std::{hint::black_box, sync::Barrier, thread};
@@ -11,7 +12,14 @@ use harness_allocator::units::Bytes;
 
 const THREADS: [u32; 4] = [1, 2, 4, 8];
 /// The sizes that a thread allocates in turn: small, large, odd. It frees the oldest first.
-const SIZES: [Bytes; 6] = [Bytes(512), Bytes::mib(2), Bytes(70_000), Bytes::mib(8), Bytes(4_096), Bytes(1_100_000)];
+const SIZES: [Bytes; 6] = [
+    Bytes(512),
+    Bytes::mib(2),
+    Bytes(70_000),
+    Bytes::mib(8),
+    Bytes(4_096),
+    Bytes(1_100_000),
+];
 /// Allocations per round. Each round ends with as many frees.
 const LIVE: u64 = 48;
 
@@ -26,14 +34,25 @@ fn rounds(allocator: &SharedAllocator<SimDevice>, stream: StreamId, count: u64) 
     let mut live = Vec::with_capacity(LIVE as usize);
     for _ in 0..count {
         for size in SIZES.iter().cycle().take(LIVE as usize) {
-            live.push(allocator.allocate(Request::new(*size).on(stream)).expect("there is room").ptr());
+            live.push(
+                allocator
+                    .allocate(Request::new(*size).on(stream))
+                    .expect("there is room")
+                    .ptr(),
+            );
         }
-        live.drain(..).for_each(|ptr| allocator.free(black_box(ptr)).expect("it is live"));
+        live.drain(..)
+            .for_each(|ptr| allocator.free(black_box(ptr)).expect("it is live"));
     }
 }
 
 /// The time from when all threads are ready until the last one ends.
-fn time(allocator: &SharedAllocator<SimDevice>, threads: u32, own_stream: bool, count: u64) -> Duration {
+fn time(
+    allocator: &SharedAllocator<SimDevice>,
+    threads: u32,
+    own_stream: bool,
+    count: u64,
+) -> Duration {
     let ready = Barrier::new(threads as usize + 1);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -48,14 +67,19 @@ fn time(allocator: &SharedAllocator<SimDevice>, threads: u32, own_stream: bool, 
             .collect();
         ready.wait();
         let start = Instant::now();
-        workers.into_iter().for_each(|worker| worker.join().expect("no thread panics"));
+        workers
+            .into_iter()
+            .for_each(|worker| worker.join().expect("no thread panics"));
         start.elapsed()
     })
 }
 
 fn threads(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("threads");
-    group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
+    group
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2));
     for (case, own_stream) in [("a stream per thread", true), ("one stream", false)] {
         for threads in THREADS {
             let allocator = allocator();

@@ -1,8 +1,9 @@
-//! Test only: [`Staging`] runs a child process with the simulated GPU as NVIDIA's driver and NVML. So the CUDA device's own code
-//! runs without a GPU.
+//! Test only: [`Staging`] runs a child process with the simulated GPU as NVIDIA's driver and NVML.
+//! So the CUDA device's own code runs without a GPU.
 //!
-//! There, the kernels of the CUDA device execute on host memory ([`strict`]): an invalid or unordered access breaks the context.
-//! A context that ends reports its remaining objects ([`Staging::left`]). No figure of it describes a real GPU.
+//! There, the kernels of the CUDA device execute on host memory ([`strict`]): an invalid or
+//! unordered access breaks the context. A context that ends reports its remaining objects
+//! ([`Staging::left`]). No figure of it describes a real GPU.
 
 use std::path::{Path, PathBuf};
 use std::{env, ffi::OsString, fs, io, os::unix::fs::symlink, process::Command};
@@ -14,25 +15,34 @@ use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, RUN, SETTI
 use harness_gpu_settings::{gpus::GPUS, text::to_variable};
 use tempfile::TempDir;
 
-/// Returns a machine with one GPU of 2 GiB and NVML, without faults. A context takes 300 MiB, the kernels of the CUDA device
-/// execute, and addresses are reused, as by a driver.
+/// Returns a machine with one GPU of 2 GiB and NVML, without faults. A context takes 300 MiB, the
+/// kernels of the CUDA device execute, and addresses are reused, as by a driver.
 #[must_use]
 pub fn strict() -> Settings {
-    let gpu = GPUS.iter().find(|gpu| gpu.name == "h100-80").unwrap_or(&GPUS[0]);
+    let gpu = GPUS
+        .iter()
+        .find(|gpu| gpu.name == "h100-80")
+        .unwrap_or(&GPUS[0]);
     Settings {
         kernels: Kernels::Execute,
         context_overhead: Bytes::mib(300),
         addresses: AddressOrder::Reuse,
         cuda: Cuda::V12,
-        sensors: Sensors { power_mw: 250_000, celsius: 40, reasons: 4 },
+        sensors: Sensors {
+            power_mw: 250_000,
+            celsius: 40,
+            reasons: 4,
+        },
         ..Settings::new(gpu, Bytes::gib(2))
     }
 }
 
 /// The end of a line of [`Staging::left`] for an empty context.
-pub const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work";
+pub const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, \
+     0 events, 0 modules, 0 pieces of work";
 
-/// A temporary folder with the simulated GPU under the libraries' names, and the environment for a child process.
+/// A temporary folder with the simulated GPU under the libraries' names, and the environment for a
+/// child process.
 #[derive(Debug)]
 pub struct Staging {
     folder: TempDir,
@@ -58,13 +68,23 @@ impl Staging {
             false => unloadable(&folder.path().join(NVML_NAME))?,
         }
         Ledger::create(&folder.path().join(LEDGER_FILE))?;
-        Ok(Self { folder, settings: Some(settings.clone()) })
+        Ok(Self {
+            folder,
+            settings: Some(settings.clone()),
+        })
     }
 
-    /// Sets up a machine without driver and NVML. If real ones are installed, files that cannot be loaded hide them, so the
-    /// errors differ: see [`hides_a_driver`].
+    /// Sets up a machine without driver and NVML. If real ones are installed, files that cannot be
+    /// loaded hide them, so the errors differ: see [`hides_a_driver`].
     pub fn without_driver() -> io::Result<Self> {
-        if hides_a_driver() { Self::with_broken_libraries() } else { Ok(Self { folder: folder()?, settings: None }) }
+        if hides_a_driver() {
+            Self::with_broken_libraries()
+        } else {
+            Ok(Self {
+                folder: folder()?,
+                settings: None,
+            })
+        }
     }
 
     /// Sets up a machine whose driver and NVML cannot be loaded.
@@ -73,19 +93,34 @@ impl Staging {
         for name in DRIVER_NAMES.into_iter().chain([NVML_NAME]) {
             unloadable(&folder.path().join(name))?;
         }
-        Ok(Self { folder, settings: None })
+        Ok(Self {
+            folder,
+            settings: None,
+        })
     }
 
     /// Makes the command's process use this machine.
     pub fn apply(&self, command: &mut Command) {
-        command.env("LD_LIBRARY_PATH", self.search_path()).env(RUN, self.folder.path()).env_remove("CUDA_VISIBLE_DEVICES");
-        command.envs(self.settings.iter().map(|settings| (SETTINGS, to_variable(settings))));
-        if self.settings.as_ref().is_some_and(|settings| settings.processes) {
+        command
+            .env("LD_LIBRARY_PATH", self.search_path())
+            .env(RUN, self.folder.path())
+            .env_remove("CUDA_VISIBLE_DEVICES");
+        command.envs(
+            self.settings
+                .iter()
+                .map(|settings| (SETTINGS, to_variable(settings))),
+        );
+        if self
+            .settings
+            .as_ref()
+            .is_some_and(|settings| settings.processes)
+        {
             command.env(LEDGER, self.folder.path().join(LEDGER_FILE));
         }
     }
 
-    /// Returns one line for each destroyed context with its remaining objects. Fails if no context was destroyed.
+    /// Returns one line for each destroyed context with its remaining objects. Fails if no context
+    /// was destroyed.
     pub fn left(&self) -> io::Result<String> {
         fs::read_to_string(self.folder.path().join(LEFT))
     }
@@ -107,31 +142,41 @@ fn folder() -> io::Result<TempDir> {
 
 /// Returns the path of a file in the run's folder, in a process on a staged machine.
 fn file_of_run(name: &str) -> io::Result<PathBuf> {
-    let folder =
-        env::var_os(RUN).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process does not run on a staged machine"))?;
+    let folder = env::var_os(RUN).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            "this process does not run on a staged machine",
+        )
+    })?;
     Ok(Path::new(&folder).join(name))
 }
 
-/// Returns the driver and NVML functions called so far, in order, including failed calls. For processes on a staged machine with
-/// [`Settings::list_calls`].
+/// Returns the driver and NVML functions called so far, in order, including failed calls. For
+/// processes on a staged machine with [`Settings::list_calls`].
 pub fn calls() -> io::Result<Vec<String>> {
-    Ok(fs::read_to_string(file_of_run(CALLS)?)?.lines().map(str::to_owned).collect())
+    Ok(fs::read_to_string(file_of_run(CALLS)?)?
+        .lines()
+        .map(str::to_owned)
+        .collect())
 }
 
-/// Makes another live process hold memory of the first device until that process ends. For processes on a staged machine with
-/// [`Settings::processes`].
+/// Makes another live process hold memory of the first device until that process ends. For
+/// processes on a staged machine with [`Settings::processes`].
 pub fn hold_for(pid: u32, held: Bytes) -> io::Result<()> {
     Ledger::open(&file_of_run(LEDGER_FILE)?)?.enter(pid, 0, held)
 }
 
-/// Returns whether this machine has a real driver or NVML, which [`Staging::without_driver`] can only hide.
+/// Returns whether this machine has a real driver or NVML, which [`Staging::without_driver`] can
+/// only hide.
 #[must_use]
 pub fn hides_a_driver() -> bool {
-    [c"libcuda.so.1", c"libnvidia-ml.so.1"].into_iter().any(|name| {
-        // SAFETY: the name is NUL-terminated, and the initializers of NVIDIA's libraries have no precondition. The library stays
-        // loaded.
-        !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null()
-    })
+    [c"libcuda.so.1", c"libnvidia-ml.so.1"]
+        .into_iter()
+        .any(|name| {
+            // SAFETY: the name is NUL-terminated, and the initializers of NVIDIA's libraries have
+            // no precondition. The library stays loaded.
+            !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null()
+        })
 }
 
 /// Writes a file that hides an installed library: the loader finds it first and fails.
@@ -143,11 +188,18 @@ fn unloadable(path: &Path) -> io::Result<()> {
 fn shared_library() -> io::Result<PathBuf> {
     const NAME: &str = "libharness_simulated_gpu.so";
     let test = env::current_exe()?;
-    let found =
-        test.ancestors().skip(1).take(2).flat_map(|folder| [folder.join(NAME), folder.join("deps").join(NAME)]).find(|path| path.exists());
+    let found = test
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .flat_map(|folder| [folder.join(NAME), folder.join("deps").join(NAME)])
+        .find(|path| path.exists());
     found.ok_or_else(|| {
-        let why =
-            format!("{NAME} is not next to {}: build it with `cargo build -p harness-simulated-gpu` in the same profile", test.display());
+        let why = format!(
+            "{NAME} is not next to {}: build it with `cargo build -p \
+                 harness-simulated-gpu` in the same profile",
+            test.display()
+        );
         io::Error::new(io::ErrorKind::NotFound, why)
     })
 }

@@ -3,15 +3,24 @@
 use super::*;
 
 fn sites(of: &[(&str, u64)]) -> BTreeMap<Place, u64> {
-    of.iter().map(|(place, bytes)| (Place::from((*place).to_owned()), *bytes)).collect()
+    of.iter()
+        .map(|(place, bytes)| (Place::from((*place).to_owned()), *bytes))
+        .collect()
 }
 
 fn changed(old: &[(&str, u64)], new: &[(&str, u64)]) -> Vec<(String, u64, u64)> {
-    changed_sites(&sites(old), &sites(new)).into_iter().map(|(place, old, new)| (place.to_string(), old, new)).collect()
+    changed_sites(&sites(old), &sites(new))
+        .into_iter()
+        .map(|(place, old, new)| (place.to_string(), old, new))
+        .collect()
 }
 
 fn baseline(at_peak: &[(&str, u64)]) -> Baseline {
-    let figures = Figures { peak_allocated: at_peak.iter().map(|(_, bytes)| bytes).sum(), at_peak: sites(at_peak), ..Figures::default() };
+    let figures = Figures {
+        peak_allocated: at_peak.iter().map(|(_, bytes)| bytes).sum(),
+        at_peak: sites(at_peak),
+        ..Figures::default()
+    };
     Baseline {
         settings: vec!["gpu=h100-80".to_owned(), "memory=1".to_owned()],
         processes: BTreeMap::from([("process 1".to_owned(), figures)]),
@@ -20,32 +29,69 @@ fn baseline(at_peak: &[(&str, u64)]) -> Baseline {
 
 #[test]
 fn call_sites_survive_the_file_in_the_order_of_their_lines() {
-    let names = ["after a.py:9 step", "a.py:9 step", "a.py:21", "a.py:108 <lambda>", "before the recording", "no Python frames, after x"];
+    let names = [
+        "after a.py:9 step",
+        "a.py:9 step",
+        "a.py:21",
+        "a.py:108 <lambda>",
+        "before the recording",
+        "no Python frames, after x",
+    ];
     let all = sites(&names.map(|name| (name, 1)));
     let text = serde_json::to_string(&all).unwrap();
-    assert_eq!(serde_json::from_str::<BTreeMap<Place, u64>>(&text).unwrap(), all);
-    let [first, second, third] = ["a.py:9 step", "a.py:21", "a.py:108"].map(|name| text.find(&format!("\"{name}")).unwrap());
+    assert_eq!(
+        serde_json::from_str::<BTreeMap<Place, u64>>(&text).unwrap(),
+        all
+    );
+    let [first, second, third] =
+        ["a.py:9 step", "a.py:21", "a.py:108"].map(|name| text.find(&format!("\"{name}")).unwrap());
     assert!(first < second && second < third, "{text}");
 }
 
 #[test]
 fn lines_that_only_moved_are_no_difference() {
     let old = [("a.py:3 f", 7), ("a.py:5 f", 8), ("a.py:6 g", 9)];
-    assert_eq!(changed(&old, &[("a.py:4 f", 7), ("a.py:8 f", 8), ("a.py:9 g", 9)]), []);
-    assert_eq!(changed(&old, &[("b.py:3 f", 7), ("a.py:5 f", 8), ("a.py:6 g", 9)]).len(), 2);
+    assert_eq!(
+        changed(&old, &[("a.py:4 f", 7), ("a.py:8 f", 8), ("a.py:9 g", 9)]),
+        []
+    );
+    assert_eq!(
+        changed(&old, &[("b.py:3 f", 7), ("a.py:5 f", 8), ("a.py:6 g", 9)]).len(),
+        2
+    );
 }
 
 #[test]
 fn the_line_that_changed_is_named_also_if_lines_moved() {
     let old = [("a.py:3 f", 7), ("a.py:5 f", 8), ("a.py:6 f", 9)];
-    assert_eq!(changed(&old, &[("a.py:4 f", 7), ("a.py:6 f", 80), ("a.py:7 f", 9)]), [("a.py:6 f".to_owned(), 8, 80)]);
-    assert_eq!(changed(&old, &[("a.py:4 f", 7), ("a.py:6 f", 8), ("a.py:7 f", 5), ("a.py:8 f", 9)]), [("a.py:7 f".to_owned(), 0, 5)]);
-    assert_eq!(changed(&old, &[("a.py:3 f", 7), ("a.py:6 f", 9)]), [("a.py:5 f".to_owned(), 8, 0)]);
+    assert_eq!(
+        changed(&old, &[("a.py:4 f", 7), ("a.py:6 f", 80), ("a.py:7 f", 9)]),
+        [("a.py:6 f".to_owned(), 8, 80)]
+    );
+    assert_eq!(
+        changed(
+            &old,
+            &[
+                ("a.py:4 f", 7),
+                ("a.py:6 f", 8),
+                ("a.py:7 f", 5),
+                ("a.py:8 f", 9)
+            ]
+        ),
+        [("a.py:7 f".to_owned(), 0, 5)]
+    );
+    assert_eq!(
+        changed(&old, &[("a.py:3 f", 7), ("a.py:6 f", 9)]),
+        [("a.py:5 f".to_owned(), 8, 0)]
+    );
 }
 
 #[test]
 fn differences_name_figures_sites_and_processes() {
-    let (old, new) = (baseline(&[("a.py:3 f", 64 << 20), ("after a.py:3 f", 512)]), baseline(&[("a.py:3 f", 128 << 20)]));
+    let (old, new) = (
+        baseline(&[("a.py:3 f", 64 << 20), ("after a.py:3 f", 512)]),
+        baseline(&[("a.py:3 f", 128 << 20)]),
+    );
     let expected = [
         "peak allocated is 64.00 MiB more: 128 MiB instead of 64.00 MiB",
         "a.py:3 f allocates 64 MiB more at the peak: 128 MiB instead of 64 MiB",
@@ -53,8 +99,12 @@ fn differences_name_figures_sites_and_processes() {
     ];
     assert_eq!(old.differences(&new), expected);
     let mut two = old.clone();
-    two.processes.insert("rank 1".to_owned(), Figures::default());
-    assert_eq!(old.differences(&two), ["rank 1 uses the GPU, unlike before"]);
+    two.processes
+        .insert("rank 1".to_owned(), Figures::default());
+    assert_eq!(
+        old.differences(&two),
+        ["rank 1 uses the GPU, unlike before"]
+    );
     assert_eq!(two.differences(&old), ["rank 1 does not use the GPU"]);
 }
 
@@ -65,9 +115,22 @@ fn the_first_allocation_or_free_that_differs_is_named() {
         baseline: baseline(&[("a.py:3 f", peak)]),
         events: BTreeMap::from([("process 1".to_owned(), events)]),
     };
-    let first = observed(vec![(Action::Alloc, 512, place(3)), (Action::FreeRequested, 512, place(3))], 512);
-    let second = observed(vec![(Action::Alloc, 512, place(3)), (Action::Alloc, 1024, place(4))], 1536);
-    let found = "after 1 allocation, process 1 frees 512 B allocated at a.py:3 f; in the second run it allocates 1024 B at a.py:4 f";
+    let first = observed(
+        vec![
+            (Action::Alloc, 512, place(3)),
+            (Action::FreeRequested, 512, place(3)),
+        ],
+        512,
+    );
+    let second = observed(
+        vec![
+            (Action::Alloc, 512, place(3)),
+            (Action::Alloc, 1024, place(4)),
+        ],
+        1536,
+    );
+    let found = "after 1 allocation, process 1 frees 512 B allocated at a.py:3 f; in the second \
+         run it allocates 1024 B at a.py:4 f";
     assert_eq!(first.first_difference(&second).as_deref(), Some(found));
     assert_eq!(first.first_difference(&first), None);
 }

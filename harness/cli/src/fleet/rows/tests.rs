@@ -3,7 +3,11 @@ use std::fs;
 use super::*;
 
 fn table(shard: Option<Shard>, files: &[&str]) -> Table {
-    let row = |&file: &&str| Row { file: file.to_owned(), stamp: "10 1".to_owned(), ..Row::default() };
+    let row = |&file: &&str| Row {
+        file: file.to_owned(),
+        stamp: "10 1".to_owned(),
+        ..Row::default()
+    };
     Table {
         shard,
         paths: vec!["jobs".to_owned()],
@@ -21,18 +25,32 @@ fn shard(index: u32, count: u32) -> Option<Shard> {
 /// Writes the tables into folders of their own, and merges them.
 fn merge(tables: &[Table]) -> Result<Table, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let folders: Vec<PathBuf> = (0..tables.len()).map(|number| folder.path().join(number.to_string())).collect();
+    let folders: Vec<PathBuf> = (0..tables.len())
+        .map(|number| folder.path().join(number.to_string()))
+        .collect();
     for (folder, table) in folders.iter().zip(tables) {
-        terminal::save(&path(folder), table.document().map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        terminal::save(
+            &path(folder),
+            table.document().map_err(|error| error.to_string())?,
+        )
+        .map_err(|error| error.to_string())?;
     }
     merged(&folders, &folder.path().join("out")).map_err(|error| error.to_string())
 }
 
 #[test]
 fn a_merge_has_the_rows_of_all_shards_and_an_empty_shard_is_one() {
-    let all = merge(&[table(shard(3, 3), &["b"]), table(shard(1, 3), &["c", "a"]), table(shard(2, 3), &[])]);
+    let all = merge(&[
+        table(shard(3, 3), &["b"]),
+        table(shard(1, 3), &["c", "a"]),
+        table(shard(2, 3), &[]),
+    ]);
     assert_eq!(all, Ok(table(None, &["a", "b", "c"])));
-    assert_eq!(merge(&[table(None, &["a", "b"]), table(None, &["b", "c"])]), all, "whole runs may share files");
+    assert_eq!(
+        merge(&[table(None, &["a", "b"]), table(None, &["b", "c"])]),
+        all,
+        "whole runs may share files"
+    );
 }
 
 #[test]
@@ -45,24 +63,48 @@ fn shards_of_other_runs_and_missing_or_repeated_shards_are_refused() {
     };
     for (tables, why) in [
         (vec![first.clone()], "missing: shard 2/2"),
-        (vec![first.clone(), first.clone(), second.clone()], "shard 1/2 appears twice"),
-        (vec![first.clone(), table(shard(2, 3), &[])], "shards 1/2 and 2/3 differ in their number"),
-        (vec![first.clone(), table(None, &["c"])], "some folders are shards, and others are whole"),
-        (vec![first.clone(), other(|table| table.paths = vec!["/mnt/jobs".to_owned()])], "searched different paths: jobs; and /mnt/jobs"),
-        (vec![first, other(|table| table.made_with = "0.2.0".to_owned())], "different versions or options made the rows: 0.1.0; and 0.2.0"),
+        (
+            vec![first.clone(), first.clone(), second.clone()],
+            "shard 1/2 appears twice",
+        ),
+        (
+            vec![first.clone(), table(shard(2, 3), &[])],
+            "shards 1/2 and 2/3 differ in their number",
+        ),
+        (
+            vec![first.clone(), table(None, &["c"])],
+            "some folders are shards, and others are whole",
+        ),
+        (
+            vec![
+                first.clone(),
+                other(|table| table.paths = vec!["/mnt/jobs".to_owned()]),
+            ],
+            "searched different paths: jobs; and /mnt/jobs",
+        ),
+        (
+            vec![first, other(|table| table.made_with = "0.2.0".to_owned())],
+            "different versions or options made the rows: 0.1.0; and 0.2.0",
+        ),
     ] {
         let error = merge(&tables).expect_err(why);
         assert!(error.contains(why), "{error}");
     }
     let mut changed = table(None, &["a"]);
     changed.rows[0].stamp = "11 2".to_owned();
-    assert_eq!(merge(&[table(None, &["a"]), changed]), Err("two rows of a differ".to_owned()));
+    assert_eq!(
+        merge(&[table(None, &["a"]), changed]),
+        Err("two rows of a differ".to_owned())
+    );
 }
 
 #[test]
 fn a_shard_with_any_changed_missing_or_additional_byte_is_refused() -> io::Result<()> {
     let whole = table(None, &["ä.pickle", "b.pickle"]);
-    let text = whole.document().expect("rows have a JSON form").into_bytes();
+    let text = whole
+        .document()
+        .expect("rows have a JSON form")
+        .into_bytes();
     let parse = |bytes: &[u8]| Table::parse(Path::new("rows.jsonl"), bytes);
     assert_eq!(parse(&text).ok(), Some(whole.clone()));
     // The last line end alone may be missing.
@@ -70,21 +112,41 @@ fn a_shard_with_any_changed_missing_or_additional_byte_is_refused() -> io::Resul
         let mut flipped = text.clone();
         flipped[at] ^= 1;
         let without = [&text[..at], &text[at + 1..]].concat();
-        for (changed, how) in [(&text[..at], "cut at"), (&without, "without"), (&flipped, "with another")] {
+        for (changed, how) in [
+            (&text[..at], "cut at"),
+            (&without, "without"),
+            (&flipped, "with another"),
+        ] {
             assert!(parse(changed).is_err(), "{how} byte {at}");
         }
     }
-    let first = text.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
+    let first = text
+        .split_inclusive(|&byte| byte == b'\n')
+        .next()
+        .unwrap_or_default();
     for added in [first, b"{}\n"] {
-        assert!(parse(&[&text, added].concat()).is_err() && parse(&[added, &text].concat()).is_err(), "{}", String::from_utf8_lossy(added));
+        assert!(
+            parse(&[&text, added].concat()).is_err() && parse(&[added, &text].concat()).is_err(),
+            "{}",
+            String::from_utf8_lossy(added)
+        );
     }
     let folder = tempfile::tempdir()?;
     let file = path(folder.path());
     // A cut within a character costs the rows after it.
-    fs::write(&file, &text[..text.iter().position(|&byte| byte == 0xc3).map_or(0, |at| at + 1)])?;
+    fs::write(
+        &file,
+        &text[..text
+            .iter()
+            .position(|&byte| byte == 0xc3)
+            .map_or(0, |at| at + 1)],
+    )?;
     assert_eq!(usable(folder.path()).ok(), Some(Vec::new()));
     let second = text.split(|&byte| byte == b'\n').nth(1).unwrap_or_default();
     fs::write(&file, [b"{\"file\": \"\xc3\n", second].concat())?;
-    assert_eq!(usable(folder.path()).ok(), Some(vec![whole.rows[1].clone()]));
+    assert_eq!(
+        usable(folder.path()).ok(),
+        Some(vec![whole.rows[1].clone()])
+    );
     Ok(())
 }

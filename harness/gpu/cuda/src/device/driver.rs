@@ -1,7 +1,9 @@
-//! The functions of the CUDA driver, looked up and checked before the first call. cudarc declares them.
+//! The functions of the CUDA driver, looked up and checked before the first call. cudarc declares
+//! them.
 //!
-//! [`Driver::get`] loads `libcuda.so.1`, or returns an error that names the missing functions; cudarc would panic. [`cuda`] calls a
-//! function. It reads the result as a plain number, because a value that cudarc's enumeration lacks is undefined behavior.
+//! [`Driver::get`] loads `libcuda.so.1`, or returns an error that names the missing functions;
+//! cudarc would panic. [`cuda`] calls a function. It reads the result as a plain number, because a
+//! value that cudarc's enumeration lacks is undefined behavior.
 
 use std::sync::OnceLock;
 
@@ -20,8 +22,8 @@ pub(super) const NO_DEVICE: u32 = CUresult::CUDA_ERROR_NO_DEVICE as u32;
 /// Code of `cuEventQuery` and `cuStreamQuery`: the work is not done.
 pub(super) const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
 
-/// Declares the table of functions. Every device for allocators requires the first group. The second group is for streams, events,
-/// pages, pools and kernels, which only some allocators use.
+/// Declares the table of functions. Every device for allocators requires the first group. The
+/// second group is for streams, events, pages, pools and kernels, which only some allocators use.
 macro_rules! functions {
     (for_allocation: $($basic:ident)+; further: $($further:ident)+) => {
         /// The addresses of the functions that the library has.
@@ -60,16 +62,19 @@ functions! {
         cuModuleLoadData cuModuleUnload cuModuleGetFunction cuModuleGetGlobal_v2 cuLaunchKernel
 }
 
-/// Calls a function of the driver: `cuda!(driver, cuMemAlloc_v2(&mut address, size))`. A nonzero code is a [`Refusal`].
+/// Calls a function of the driver: `cuda!(driver, cuMemAlloc_v2(&mut address, size))`. A nonzero
+/// code is a [`Refusal`].
 ///
-/// All handles and addresses of a call are live: they are in the tables of a device, which drop them after the call that ends them.
-/// References are outputs, or inputs that the driver reads before it returns. The context of the handles is current.
+/// All handles and addresses of a call are live: they are in the tables of a device, which drop
+/// them after the call that ends them. References are outputs, or inputs that the driver reads
+/// before it returns. The context of the handles is current.
 macro_rules! cuda {
     (any $argument:expr) => { _ };
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {{
         let declared: unsafe fn($(cuda!(any $argument)),*) -> cudarc::driver::sys::CUresult = cudarc::driver::sys::$function;
         $crate::device::driver::call($driver.$function, stringify!($function), |address| {
-            // SAFETY: the address is that of this function, and cudarc checks the types of the arguments, which live as described above.
+            // SAFETY: the address is that of this function, and cudarc checks the types of the
+            // arguments, which live as described above.
             unsafe { $crate::device::driver::Declared::at(declared, address)($($argument),*) }
         })
     }};
@@ -77,7 +82,11 @@ macro_rules! cuda {
 
 pub(super) use cuda;
 
-pub(super) fn call(found: Option<Address>, call: &'static str, function: impl FnOnce(Address) -> u32) -> Result<(), Refusal> {
+pub(super) fn call(
+    found: Option<Address>,
+    call: &'static str,
+    function: impl FnOnce(Address) -> u32,
+) -> Result<(), Refusal> {
     match found.map_or(library::MISSING, function) {
         0 => Ok(()),
         code => Err(Refusal { call, code }),
@@ -110,13 +119,15 @@ macro_rules! declared {
 declared! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F G H I J K) }
 
 impl Driver {
-    /// Returns the initialized driver. The library is loaded once; an error is remembered.
-    /// Fails with [`DeviceError::Unavailable`] if the library or one of its functions is missing; [`DeviceError::Driver`] if `cuInit` fails.
+    /// Returns the initialized driver. The library is loaded once; an error is remembered. Fails
+    /// with [`DeviceError::Unavailable`] if the library or one of its functions is missing;
+    /// [`DeviceError::Driver`] if `cuInit` fails.
     pub(super) fn get() -> Result<&'static Self, DeviceError> {
         Self::initialised(Self::uninitialised()?)
     }
 
-    /// Returns the initialized driver for a device that only serves allocators. Calls of further missing functions fail.
+    /// Returns the initialized driver for a device that only serves allocators. Calls of further
+    /// missing functions fail.
     pub(super) fn for_allocation() -> Result<&'static Self, DeviceError> {
         Self::initialised(Self::loaded(true)?)
     }
@@ -139,25 +150,41 @@ impl Driver {
         };
         let driver = DRIVER.get_or_init(load).as_ref().map_err(Clone::clone)?;
         let missing = driver.missing(only_for_allocation);
-        if missing.is_empty() { Ok(driver) } else { Err(missing_functions(&missing)) }
+        if missing.is_empty() {
+            Ok(driver)
+        } else {
+            Err(missing_functions(&missing))
+        }
     }
 }
 
 fn not_loaded(error: &LoadError) -> DeviceError {
     let why = match error {
-        LoadError::Absent => "no such library is on the loader's path, so no GPU can be used; install the NVIDIA driver, or give the \
-                              container access to the GPU (--gpus all), and see `ldconfig -p | grep libcuda`"
+        LoadError::Absent => "no such library is on the loader's path, so no GPU can be used; \
+             install the NVIDIA driver, or give the \
+                              container access to the GPU (--gpus all), and see `ldconfig -p | \
+                              grep libcuda`"
             .to_owned(),
         LoadError::Unloadable(text) => format!(
-            "the library exists but cannot be loaded: {text}; reinstall the NVIDIA driver, or remove a wrong file from LD_LIBRARY_PATH"
+            "the library exists but cannot be loaded: {text}; reinstall the NVIDIA driver, or \
+             remove a wrong file from LD_LIBRARY_PATH"
         ),
     };
-    DeviceError::Unavailable { what: WHAT.to_owned(), why }
+    DeviceError::Unavailable {
+        what: WHAT.to_owned(),
+        why,
+    }
 }
 
 fn missing_functions(missing: &[&str]) -> DeviceError {
-    let why = format!("it lacks {}: the driver is too old, install one for CUDA 12 or later (525 or newer)", missing.join(", "));
-    DeviceError::Unavailable { what: WHAT.to_owned(), why }
+    let why = format!(
+        "it lacks {}: the driver is too old, install one for CUDA 12 or later (525 or newer)",
+        missing.join(", ")
+    );
+    DeviceError::Unavailable {
+        what: WHAT.to_owned(),
+        why,
+    }
 }
 
 #[cfg(test)]

@@ -20,8 +20,14 @@ impl ExternalMemory {
         self.pieces.iter().map(|piece| piece.1).sum()
     }
 
-    /// Grows or shrinks to `target`, rounded down to multiples of `granularity`, or to the memory that the device has.
-    pub(super) fn resize(&mut self, driver: &Driver, target: Bytes, granularity: Bytes) -> Result<Bytes, Refusal> {
+    /// Grows or shrinks to `target`, rounded down to multiples of `granularity`, or to the memory
+    /// that the device has.
+    pub(super) fn resize(
+        &mut self,
+        driver: &Driver,
+        target: Bytes,
+        granularity: Bytes,
+    ) -> Result<Bytes, Refusal> {
         let target = Bytes(target.0 / granularity.0 * granularity.0);
         while self.held() > target {
             self.shrink(driver)?;
@@ -55,7 +61,10 @@ impl ExternalMemory {
             let mut address = 0;
             match cuda!(driver, cuMemAlloc_v2(&mut address, size.0 as usize)) {
                 Ok(()) => self.pieces.push((address, size)),
-                Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => piece = half(size, granularity),
+                Err(Refusal {
+                    code: driver::OUT_OF_MEMORY,
+                    ..
+                }) => piece = half(size, granularity),
                 Err(refusal) => return Err(refusal),
             }
         }

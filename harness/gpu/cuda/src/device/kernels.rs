@@ -23,7 +23,8 @@ pub(super) struct Kernels {
     findings: CUdeviceptr,
 }
 
-/// Maximum number of concurrent verifications. Each has its own result slot: two words of `harness_findings`.
+/// Maximum number of concurrent verifications. Each has its own result slot: two words of
+/// `harness_findings`.
 pub(super) const SLOTS: u32 = 256;
 
 const SLOT: u64 = 16;
@@ -38,30 +39,34 @@ pub(super) struct Found {
 /// Memory that does not hold its tag.
 pub(super) struct Mismatch {
     pub(super) found: Found,
-    /// The memory at the tag's word around the first wrong byte; the range's last word may be shorter.
+    /// The memory at the tag's word around the first wrong byte; the range's last word may be
+    /// shorter.
     pub(super) word: Vec<u8>,
 }
 
-const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels.ptx"), "\0").as_bytes()) {
-    Ok(text) => text,
-    Err(_) => panic!("kernels.ptx holds a NUL byte"),
-};
+const PTX: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("kernels.ptx"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("kernels.ptx holds a NUL byte"),
+    };
 
 /// Threads of a block: a multiple of every GPU's warp size, and within every GPU's limit.
 const BLOCK: u32 = 256;
-/// Maximum number of blocks of a launch. 2048 blocks of 256 threads exceed what any current GPU runs concurrently (an H200 has
-/// 132 multiprocessors with 8 such blocks each).
+/// Maximum number of blocks of a launch. 2048 blocks of 256 threads exceed what any current GPU
+/// runs concurrently (an H200 has 132 multiprocessors with 8 such blocks each).
 const MOST_BLOCKS: u64 = 2048;
-/// Longest single spin. Longer spins are split, because display watchdogs end kernels after some seconds.
+/// Longest single spin. Longer spins are split, because display watchdogs end kernels after some
+/// seconds.
 const LONGEST_SPIN: Nanos = Nanos(1_000_000_000);
 
 impl Kernels {
-    /// Compiles and loads the kernels, and runs each once without work. Drivers load kernels lazily, and that memory belongs to
-    /// the context overhead, not to a later step.
+    /// Compiles and loads the kernels, and runs each once without work. Drivers load kernels
+    /// lazily, and that memory belongs to the context overhead, not to a later step.
     pub(super) fn load(driver: &Driver) -> Result<Self, Refusal> {
         let mut module = ptr::null_mut();
         cuda!(driver, cuModuleLoadData(&mut module, PTX.as_ptr().cast()))?;
-        let loaded = Self::find(driver, module).and_then(|kernels| kernels.warm_up(driver).map(|()| kernels));
+        let loaded = Self::find(driver, module)
+            .and_then(|kernels| kernels.warm_up(driver).map(|()| kernels));
         if loaded.is_err() {
             // The first error is returned.
             let _ = cuda!(driver, cuModuleUnload(module));
@@ -70,23 +75,50 @@ impl Kernels {
     }
 
     /// Queues a kernel that writes the tag to the range. The caller must hold the range.
-    pub(super) fn fill(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<(), Refusal> {
+    pub(super) fn fill(
+        &self,
+        driver: &Driver,
+        stream: CUstream,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), Refusal> {
         let parts = Parts::of(range, tag);
         for (offset, bytes) in parts.ends() {
-            self.launch(driver, self.fill_bytes, 1, stream, &mut [range.start.0, offset, bytes, tag.0])?;
+            self.launch(
+                driver,
+                self.fill_bytes,
+                1,
+                stream,
+                &mut [range.start.0, offset, bytes, tag.0],
+            )?;
         }
         match parts.words {
             0 => Ok(()),
-            words => self.launch(driver, self.fill_words, words, stream, &mut [range.start.0 + parts.head, words, parts.value]),
+            words => self.launch(
+                driver,
+                self.fill_words,
+                words,
+                stream,
+                &mut [range.start.0 + parts.head, words, parts.value],
+            ),
         }
     }
 
-    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the range.
-    pub(super) fn verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<Option<Mismatch>, Refusal> {
+    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first
+    /// slot. The caller must hold the range.
+    pub(super) fn verify(
+        &self,
+        driver: &Driver,
+        stream: CUstream,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<Option<Mismatch>, Refusal> {
         self.queue_verify(driver, stream, range, tag, 0)?;
         let mut slot = [0; SLOT as usize];
         read(driver, stream, self.findings, &mut slot)?;
-        let Some(found) = found_in(slot) else { return Ok(None) };
+        let Some(found) = found_in(slot) else {
+            return Ok(None);
+        };
         let word_start = found.offset / 8 * 8;
         let word_len = usize::try_from((range.len.0 - word_start).min(8)).unwrap_or(8);
         let mut word = vec![0; word_len];
@@ -94,31 +126,60 @@ impl Kernels {
         Ok(Some(Mismatch { found, word }))
     }
 
-    /// Queues a comparison of the range with the tag. The caller must hold the range. The slot must be below [`SLOTS`] and unused
-    /// by queued comparisons.
-    pub(super) fn queue_verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag, slot: u32) -> Result<(), Refusal> {
+    /// Queues a comparison of the range with the tag. The caller must hold the range. The slot must
+    /// be below [`SLOTS`] and unused by queued comparisons.
+    pub(super) fn queue_verify(
+        &self,
+        driver: &Driver,
+        stream: CUstream,
+        range: MemoryRange,
+        tag: Tag,
+        slot: u32,
+    ) -> Result<(), Refusal> {
         let parts = Parts::of(range, tag);
         let found = self.findings + u64::from(slot) * SLOT;
         cuda!(driver, cuMemsetD8Async(found, 0xff, SLOT as usize, stream))?;
         for (offset, bytes) in parts.ends() {
-            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, offset, bytes, tag.0, found])?;
+            self.launch(
+                driver,
+                self.verify_bytes,
+                1,
+                stream,
+                &mut [range.start.0, offset, bytes, tag.0, found],
+            )?;
         }
         let start = range.start.0 + parts.head;
         match parts.words {
             0 => Ok(()),
-            words => self.launch(driver, self.verify_words, words, stream, &mut [start, words, parts.value, parts.head, found]),
+            words => self.launch(
+                driver,
+                self.verify_words,
+                words,
+                stream,
+                &mut [start, words, parts.value, parts.head, found],
+            ),
         }
     }
 
-    /// Waits for the stream and returns the result of each slot. Slots of unfinished comparisons are undefined.
-    pub(super) fn findings(&self, driver: &Driver, stream: CUstream) -> Result<Vec<Option<Found>>, Refusal> {
+    /// Waits for the stream and returns the result of each slot. Slots of unfinished comparisons
+    /// are undefined.
+    pub(super) fn findings(
+        &self,
+        driver: &Driver,
+        stream: CUstream,
+    ) -> Result<Vec<Option<Found>>, Refusal> {
         let mut slots = vec![0; SLOTS as usize * SLOT as usize];
         read(driver, stream, self.findings, &mut slots)?;
         Ok(slots.as_chunks().0.iter().copied().map(found_in).collect())
     }
 
     /// Queues kernels that spin for about `duration`, each for at most a second.
-    pub(super) fn busy(&self, driver: &Driver, stream: CUstream, duration: Nanos) -> Result<(), Refusal> {
+    pub(super) fn busy(
+        &self,
+        driver: &Driver,
+        stream: CUstream,
+        duration: Nanos,
+    ) -> Result<(), Refusal> {
         let mut left = duration.0;
         while left > 0 {
             let piece = left.min(LONGEST_SPIN.0);
@@ -135,10 +196,22 @@ impl Kernels {
     fn find(driver: &Driver, module: CUmodule) -> Result<Self, Refusal> {
         let function = |name: &CStr| {
             let mut function = ptr::null_mut();
-            cuda!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())).map(|()| function)
+            cuda!(
+                driver,
+                cuModuleGetFunction(&mut function, module, name.as_ptr())
+            )
+            .map(|()| function)
         };
         let (mut findings, mut size) = (0, 0);
-        cuda!(driver, cuModuleGetGlobal_v2(&mut findings, &mut size, module, c"harness_findings".as_ptr()))?;
+        cuda!(
+            driver,
+            cuModuleGetGlobal_v2(
+                &mut findings,
+                &mut size,
+                module,
+                c"harness_findings".as_ptr()
+            )
+        )?;
         Ok(Self {
             module,
             fill_words: function(c"harness_fill_words")?,
@@ -152,26 +225,86 @@ impl Kernels {
 
     fn warm_up(&self, driver: &Driver) -> Result<(), Refusal> {
         let stream = ptr::null_mut();
-        self.launch(driver, self.fill_words, 1, stream, &mut [self.findings, 0, 0])?;
-        self.launch(driver, self.fill_bytes, 1, stream, &mut [self.findings, 0, 0, 0])?;
-        self.launch(driver, self.verify_words, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
-        self.launch(driver, self.verify_bytes, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
+        self.launch(
+            driver,
+            self.fill_words,
+            1,
+            stream,
+            &mut [self.findings, 0, 0],
+        )?;
+        self.launch(
+            driver,
+            self.fill_bytes,
+            1,
+            stream,
+            &mut [self.findings, 0, 0, 0],
+        )?;
+        self.launch(
+            driver,
+            self.verify_words,
+            1,
+            stream,
+            &mut [self.findings, 0, 0, 0, self.findings],
+        )?;
+        self.launch(
+            driver,
+            self.verify_bytes,
+            1,
+            stream,
+            &mut [self.findings, 0, 0, 0, self.findings],
+        )?;
         self.launch(driver, self.busy, 1, stream, &mut [1])?;
         cuda!(driver, cuCtxSynchronize())
     }
 
-    /// Launches a kernel for `work` independent items. `arguments` are all of the kernel's parameters in order, each of 64 bits.
-    fn launch(&self, driver: &Driver, kernel: CUfunction, work: u64, stream: CUstream, arguments: &mut [u64]) -> Result<(), Refusal> {
-        let grid = c_uint::try_from(work.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
+    /// Launches a kernel for `work` independent items. `arguments` are all of the kernel's
+    /// parameters in order, each of 64 bits.
+    fn launch(
+        &self,
+        driver: &Driver,
+        kernel: CUfunction,
+        work: u64,
+        stream: CUstream,
+        arguments: &mut [u64],
+    ) -> Result<(), Refusal> {
+        let grid =
+            c_uint::try_from(work.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
         let block = if work == 1 { 1 } else { BLOCK };
-        let mut pointers: Vec<*mut c_void> = arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
-        // The arguments match the kernel's parameters in kernels.ptx, and the driver copies them before it returns.
-        cuda!(driver, cuLaunchKernel(kernel, grid, 1, 1, block, 1, 1, 0, stream, pointers.as_mut_ptr(), ptr::null_mut()))
+        let mut pointers: Vec<*mut c_void> = arguments
+            .iter_mut()
+            .map(|argument| ptr::from_mut(argument).cast())
+            .collect();
+        // The arguments match the kernel's parameters in kernels.ptx, and the driver copies them
+        // before it returns.
+        cuda!(
+            driver,
+            cuLaunchKernel(
+                kernel,
+                grid,
+                1,
+                1,
+                block,
+                1,
+                1,
+                0,
+                stream,
+                pointers.as_mut_ptr(),
+                ptr::null_mut()
+            )
+        )
     }
 }
 
-fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -> Result<(), Refusal> {
-    let copied = cuda!(driver, cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), stream));
+fn read(
+    driver: &Driver,
+    stream: CUstream,
+    from: CUdeviceptr,
+    into: &mut [u8],
+) -> Result<(), Refusal> {
+    let copied = cuda!(
+        driver,
+        cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), stream)
+    );
     // Also waits after a failed copy, so `into` outlives it.
     let waited = cuda!(driver, cuStreamSynchronize(stream));
     copied.and(waited)
@@ -180,7 +313,10 @@ fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -
 /// Decodes a slot. Both words are all ones if the comparison found nothing.
 fn found_in(slot: [u8; SLOT as usize]) -> Option<Found> {
     let value = u128::from_le_bytes(slot);
-    let found = Found { bytes: (value as u64).wrapping_add(1), offset: (value >> 64) as u64 };
+    let found = Found {
+        bytes: (value as u64).wrapping_add(1),
+        offset: (value >> 64) as u64,
+    };
     (found.bytes > 0).then_some(found)
 }
 
@@ -202,12 +338,19 @@ impl Parts {
         let head = (range.start.0.wrapping_neg() % 8).min(range.len.0);
         let words = (range.len.0 - head) / 8;
         let tail = range.len.0 - head - 8 * words;
-        Self { head, words, tail, value: tag.0.rotate_right(8 * head as u32) }
+        Self {
+            head,
+            words,
+            tail,
+            value: tag.0.rotate_right(8 * head as u32),
+        }
     }
 
     /// Offset and length of the bytes before and after the aligned words, if there are any.
     fn ends(&self) -> impl Iterator<Item = (u64, u64)> {
-        [(0, self.head), (self.head + 8 * self.words, self.tail)].into_iter().filter(|(_, bytes)| *bytes > 0)
+        [(0, self.head), (self.head + 8 * self.words, self.tail)]
+            .into_iter()
+            .filter(|(_, bytes)| *bytes > 0)
     }
 }
 

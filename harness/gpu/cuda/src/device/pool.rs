@@ -1,14 +1,20 @@
 //! [`PooledDevice`] for [`CudaDevice`], through the driver's stream-ordered pools
-//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`] is its state.
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`]
+//! is its state.
 
 use std::{collections::BTreeMap, ffi::c_int};
 
-use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
+use cudarc::driver::sys::{
+    CUdevice, CUdevice_attribute, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps,
+    CUmemoryPool,
+};
 
 use super::driver::{Driver, cuda};
 use super::{CudaDevice, mapping::location_of, probe::attribute};
 use crate::library::Refusal;
-use harness_allocator::device::{DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId};
+use harness_allocator::device::{
+    DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId,
+};
 use harness_allocator::units::Bytes;
 
 /// The pools that callers created. The device's default pool is never used.
@@ -22,21 +28,47 @@ pub(super) struct CudaPools {
 impl CudaPools {
     /// Returns `None` if the device has no pools.
     pub(super) fn of(driver: &Driver, device: CUdevice) -> Result<Option<Self>, Refusal> {
-        let supported = attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        Ok(supported.then(|| Self { property: pool_on(device), pools: BTreeMap::new(), next: 0, live: BTreeMap::new() }))
+        let supported = attribute(
+            driver,
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+        )? != 0;
+        Ok(supported.then(|| Self {
+            property: pool_on(device),
+            pools: BTreeMap::new(),
+            next: 0,
+            live: BTreeMap::new(),
+        }))
     }
 
     fn handle(&self, pool: PoolId) -> Result<CUmemoryPool, DeviceError> {
-        self.pools.get(&pool.0).copied().ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
+        self.pools
+            .get(&pool.0)
+            .copied()
+            .ok_or(DeviceError::UnknownHandle {
+                kind: "pool",
+                number: pool.0,
+            })
     }
 
     pub(super) fn count(&self) -> u64 {
         self.pools.len() as u64
     }
 
-    /// Returns the bytes that all pools have reserved. Pools whose attribute cannot be read count as zero.
+    /// Returns the bytes that all pools have reserved. Pools whose attribute cannot be read count
+    /// as zero.
     pub(super) fn reserved(&self, driver: &Driver) -> Bytes {
-        self.pools.values().filter_map(|pool| figure(driver, *pool, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).ok()).sum()
+        self.pools
+            .values()
+            .filter_map(|pool| {
+                figure(
+                    driver,
+                    *pool,
+                    CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                )
+                .ok()
+            })
+            .sum()
     }
 
     /// Frees everything and ignores errors, when the device is dropped and idle.
@@ -55,29 +87,56 @@ impl CudaPools {
 fn pool_on(device: CUdevice) -> CUmemPoolProps {
     // SAFETY: zero is a valid value of each field.
     let nothing: CUmemPoolProps = unsafe { std::mem::zeroed() };
-    CUmemPoolProps { allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, location: location_of(device), ..nothing }
+    CUmemPoolProps {
+        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: location_of(device),
+        ..nothing
+    }
 }
 
-fn figure(driver: &Driver, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> Result<Bytes, Refusal> {
+fn figure(
+    driver: &Driver,
+    pool: CUmemoryPool,
+    attribute: CUmemPool_attribute,
+) -> Result<Bytes, Refusal> {
     let mut value = 0_u64;
-    cuda!(driver, cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()))?;
+    cuda!(
+        driver,
+        cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast())
+    )?;
     Ok(Bytes(value))
 }
 
 /// Configures a new pool: no reuse beyond the stream's order, and its release threshold.
 fn configure(driver: &Driver, pool: CUmemoryPool, threshold: Bytes) -> Result<(), Refusal> {
     use CUmemPool_attribute::*;
-    for flag in [CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES] {
+    for flag in [
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    ] {
         let mut off: c_int = 0;
-        cuda!(driver, cuMemPoolSetAttribute(pool, flag, (&raw mut off).cast()))?;
+        cuda!(
+            driver,
+            cuMemPoolSetAttribute(pool, flag, (&raw mut off).cast())
+        )?;
     }
     let mut threshold: u64 = threshold.0;
-    cuda!(driver, cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()))
+    cuda!(
+        driver,
+        cuMemPoolSetAttribute(
+            pool,
+            CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            (&raw mut threshold).cast()
+        )
+    )
 }
 
 impl CudaDevice {
     fn pools(&mut self) -> Result<&mut CudaPools, DeviceError> {
-        let why = || DeviceError::Unavailable { what: "memory pools of the driver".to_owned(), why: "this device has none".to_owned() };
+        let why = || DeviceError::Unavailable {
+            what: "memory pools of the driver".to_owned(),
+            why: "this device has none".to_owned(),
+        };
         self.pools.as_mut().ok_or_else(why)
     }
 }
@@ -104,7 +163,10 @@ impl PooledDevice for CudaDevice {
         let pools = self.pools()?;
         let handle = pools.handle(pool)?;
         if pools.live.values().any(|live| live.1 == pool) {
-            return Err(DeviceError::UnknownHandle { kind: "pool without allocations", number: pool.0 });
+            return Err(DeviceError::UnknownHandle {
+                kind: "pool without allocations",
+                number: pool.0,
+            });
         }
         // The wait makes the driver release the memory now, not after the last queued free.
         cuda!(driver, cuCtxSynchronize())?;
@@ -113,14 +175,25 @@ impl PooledDevice for CudaDevice {
         Ok(())
     }
 
-    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+    fn malloc_async(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<DevicePtr, DeviceError> {
         let queue = self.stream(stream)?;
         self.calls.malloc_async += 1;
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
         let mut address = 0;
         let bytes = usize::try_from(size.0).unwrap_or(usize::MAX);
-        self.granted(size, cuda!(driver, cuMemAllocFromPoolAsync(&mut address, bytes, handle, queue)))?;
+        self.granted(
+            size,
+            cuda!(
+                driver,
+                cuMemAllocFromPoolAsync(&mut address, bytes, handle, queue)
+            ),
+        )?;
         self.pools()?.live.insert(address, (size, pool));
         self.freed.remove(&address);
         Ok(DevicePtr(address))
@@ -141,23 +214,46 @@ impl PooledDevice for CudaDevice {
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
-        Ok(cuda!(driver, cuMemPoolTrimTo(handle, usize::try_from(keep.0).unwrap_or(usize::MAX)))?)
+        Ok(cuda!(
+            driver,
+            cuMemPoolTrimTo(handle, usize::try_from(keep.0).unwrap_or(usize::MAX))
+        )?)
     }
 
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
-        Ok(figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?)
+        Ok(figure(
+            driver,
+            handle,
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+        )?)
     }
 
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
         Ok(PoolMemory {
-            reserved: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
-            reserved_high: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
-            used: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
-            used_high: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            reserved: figure(
+                driver,
+                handle,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+            )?,
+            reserved_high: figure(
+                driver,
+                handle,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+            )?,
+            used: figure(
+                driver,
+                handle,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+            )?,
+            used_high: figure(
+                driver,
+                handle,
+                CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+            )?,
         })
     }
 }

@@ -42,24 +42,40 @@ impl DriverFound {
         let driver = match Driver::get() {
             Ok(driver) => driver,
             // Without a device, `cuInit` fails; the driver's version can still be read.
-            Err(DeviceError::Driver { call: "cuInit", code: driver::NO_DEVICE, .. }) => {
-                return Ok(Self { cuda: cuda_version(Driver::uninitialised()?)?, devices: Vec::new() });
+            Err(DeviceError::Driver {
+                call: "cuInit",
+                code: driver::NO_DEVICE,
+                ..
+            }) => {
+                return Ok(Self {
+                    cuda: cuda_version(Driver::uninitialised()?)?,
+                    devices: Vec::new(),
+                });
             }
             Err(error) => return Err(error),
         };
-        let devices = (0..device_count(driver)?).map(|ordinal| Ok(describe(driver, ordinal)?.1)).collect::<Result<_, Refusal>>()?;
-        Ok(Self { cuda: cuda_version(driver)?, devices })
+        let devices = (0..device_count(driver)?)
+            .map(|ordinal| Ok(describe(driver, ordinal)?.1))
+            .collect::<Result<_, Refusal>>()?;
+        Ok(Self {
+            cuda: cuda_version(driver)?,
+            devices,
+        })
     }
 }
 
 impl DeviceFound {
     pub fn nvml(&self) -> Result<NvmlFound, String> {
         let device = NvmlDevice::find(self.uuid)?;
-        Ok(NvmlFound { free: device.free()?, others: device.other_processes()? })
+        Ok(NvmlFound {
+            free: device.free()?,
+            others: device.other_processes()?,
+        })
     }
 }
 
-/// Returns the CUDA version as `major.minor`. According to cuda.h, the number is 1000 × major + 10 × minor.
+/// Returns the CUDA version as `major.minor`. According to cuda.h, the number is 1000 × major + 10
+/// × minor.
 pub(super) fn cuda_version(driver: &Driver) -> Result<String, Refusal> {
     let mut version = 0;
     cuda!(driver, cuDriverGetVersion(&mut version))?;
@@ -72,7 +88,11 @@ pub(super) fn device_count(driver: &Driver) -> Result<u32, Refusal> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-pub(super) fn attribute(driver: &Driver, device: CUdevice, attribute: CUdevice_attribute) -> Result<c_int, Refusal> {
+pub(super) fn attribute(
+    driver: &Driver,
+    device: CUdevice,
+    attribute: CUdevice_attribute,
+) -> Result<c_int, Refusal> {
     let mut value = 0;
     cuda!(driver, cuDeviceGetAttribute(&mut value, attribute, device))?;
     Ok(value)
@@ -82,11 +102,30 @@ pub(super) fn attribute(driver: &Driver, device: CUdevice, attribute: CUdevice_a
 pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(CUdevice, DeviceFound), Refusal> {
     let (mut device, mut total, mut uuid) = (0, 0, CUuuid { bytes: [0; 16] });
     cuda!(driver, cuDeviceGet(&mut device, ordinal as c_int))?;
-    let name = library::text(|buffer, length| cuda!(driver, cuDeviceGetName(buffer, length as c_int, device)))?;
+    let name = library::text(|buffer, length| {
+        cuda!(driver, cuDeviceGetName(buffer, length as c_int, device))
+    })?;
     cuda!(driver, cuDeviceTotalMem_v2(&mut total, device))?;
-    let major = attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let major = attribute(
+        driver,
+        device,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+    )?;
+    let minor = attribute(
+        driver,
+        device,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    )?;
     cuda!(driver, cuDeviceGetUuid_v2(&mut uuid, device))?;
     let uuid = Uuid(uuid.bytes.map(|byte| byte as u8));
-    Ok((device, DeviceFound { ordinal, name, total: Bytes(total as u64), uuid, compute_capability: (major, minor) }))
+    Ok((
+        device,
+        DeviceFound {
+            ordinal,
+            name,
+            total: Bytes(total as u64),
+            uuid,
+            compute_capability: (major, minor),
+        },
+    ))
 }

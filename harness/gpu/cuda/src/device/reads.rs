@@ -1,4 +1,5 @@
-//! Reads queued by [`harness_allocator::device::TestDevice::verify_later`]: their slots and results.
+//! Reads queued by [`harness_allocator::device::TestDevice::verify_later`]: their slots and
+//! results.
 
 use std::collections::BTreeMap;
 
@@ -27,12 +28,17 @@ pub(super) struct Reads {
 
 impl Default for Reads {
     fn default() -> Self {
-        Self { queued: Vec::new(), slots: (1..SLOTS).collect(), wrong: BTreeMap::new() }
+        Self {
+            queued: Vec::new(),
+            slots: (1..SLOTS).collect(),
+            wrong: BTreeMap::new(),
+        }
     }
 }
 
 impl Reads {
-    /// Returns a slot for another read. If there is none, the reads of [`Reads::oldest`] must be finished first.
+    /// Returns a slot for another read. If there is none, the reads of [`Reads::oldest`] must be
+    /// finished first.
     pub(super) fn free_slot(&self) -> Option<u32> {
         self.slots.last().copied()
     }
@@ -47,7 +53,12 @@ impl Reads {
 
     pub(super) fn add(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) {
         if let Some(slot) = self.slots.pop() {
-            self.queued.push(Read { stream, range, tag, slot });
+            self.queued.push(Read {
+                stream,
+                range,
+                tag,
+                slot,
+            });
         }
     }
 
@@ -55,7 +66,9 @@ impl Reads {
     pub(super) fn finish(&mut self, stream: StreamId, findings: &[Option<Found>]) {
         for read in self.queued.extract_if(.., |read| read.stream == stream) {
             if let Some(found) = findings.get(read.slot as usize).copied().flatten() {
-                self.wrong.entry(stream).or_insert_with(|| corrupted(read.range, read.tag, found, None));
+                self.wrong
+                    .entry(stream)
+                    .or_insert_with(|| corrupted(read.range, read.tag, found, None));
             }
             self.slots.push(read.slot);
         }
@@ -72,14 +85,28 @@ impl Reads {
     }
 }
 
-/// Returns the error for a range that does not hold its tag. `word` is the memory at the tag's word around the first wrong byte,
-/// if it was read.
-pub(super) fn corrupted(range: MemoryRange, tag: Tag, found: Found, word: Option<&[u8]>) -> DeviceError {
+/// Returns the error for a range that does not hold its tag. `word` is the memory at the tag's word
+/// around the first wrong byte, if it was read.
+pub(super) fn corrupted(
+    range: MemoryRange,
+    tag: Tag,
+    found: Found,
+    word: Option<&[u8]>,
+) -> DeviceError {
     let word = word.map_or_else(String::new, |word| {
-        let digits: String = word.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+        let digits: String = word
+            .iter()
+            .rev()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         format!("its word holds 0x{digits}, and ")
     });
     let text = format!("{word}{} of {} bytes differ", found.bytes, range.len.0);
     let at: DevicePtr = range.start.offset(Bytes(found.offset));
-    DeviceError::Corrupted { range, at, expected: tag.0, found: text }
+    DeviceError::Corrupted {
+        range,
+        at,
+        expected: tag.0,
+        found: text,
+    }
 }

@@ -4,9 +4,20 @@ use super::*;
 
 #[test]
 fn cuda_libraries_are_recognized_by_their_file_names() {
-    let known = ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "libcudart.so.13", "/site/libcudart.8774224f.so.12", "libnvidia-ml.so.1"];
+    let known = [
+        "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+        "libcudart.so.13",
+        "/site/libcudart.8774224f.so.12",
+        "libnvidia-ml.so.1",
+    ];
     assert!(known.iter().all(|path| is_cuda(path.as_bytes())));
-    let others = ["", "/opt/libcuda.so.1/libc.so.6", "libcudnn.so.9", "libtorch_cuda.so", "libc10_cuda.so"];
+    let others = [
+        "",
+        "/opt/libcuda.so.1/libc.so.6",
+        "libcudnn.so.9",
+        "libtorch_cuda.so",
+        "libc10_cuda.so",
+    ];
     assert!(!others.iter().any(|path| is_cuda(path.as_bytes())));
 }
 
@@ -18,5 +29,8 @@ fn the_path_of_a_library_is_read_to_its_end() {
         unsafe { map.path() }
     };
     assert_eq!(path(ptr::null()), b"");
-    assert_eq!(path(c"/usr/lib/libcuda.so.1".as_ptr()), b"/usr/lib/libcuda.so.1");
+    assert_eq!(
+        path(c"/usr/lib/libcuda.so.1".as_ptr()),
+        b"/usr/lib/libcuda.so.1"
+    );
 }

@@ -26,7 +26,13 @@ fn a_call_refused_for_another_reason_does_not_count() {
 #[test]
 fn any_counts_all_calls_for_device_memory_together() {
     let mut attempts = Attempts::new(None, &[fault("any:2:2")]);
-    let calls = [Call::Malloc, Call::HostAlloc, Call::Create, Call::MallocAsync, Call::Malloc];
+    let calls = [
+        Call::Malloc,
+        Call::HostAlloc,
+        Call::Create,
+        Call::MallocAsync,
+        Call::Malloc,
+    ];
     let failed = calls.map(|call| attempts.fails(call, Bytes::mib(2)));
     assert_eq!(failed, [false, false, true, true, false]);
 }
@@ -34,18 +40,39 @@ fn any_counts_all_calls_for_device_memory_together() {
 #[test]
 fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
     let folder = tempfile::tempdir().expect("create a folder");
-    let noted = [(Call::Create, 20, Outcome::Served), (Call::HostAlloc, 1, Outcome::Refused), (Call::Malloc, 2, Outcome::Injected)].map(
-        |(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome, device: 3, number: 5, held: Bytes::mib(9) },
-    );
+    let noted = [
+        (Call::Create, 20, Outcome::Served),
+        (Call::HostAlloc, 1, Outcome::Refused),
+        (Call::Malloc, 2, Outcome::Injected),
+    ]
+    .map(|(call, size, outcome)| Attempt {
+        call,
+        size: Bytes::mib(size),
+        submitted: 7,
+        outcome,
+        device: 3,
+        number: 5,
+        held: Bytes::mib(9),
+    });
     let mut attempts = Attempts::new(Some(folder.path()), &[]);
     attempts.open();
     noted.iter().for_each(|attempt| attempts.note(attempt));
-    let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
+    let path = folder
+        .path()
+        .join(format!("{}{ENDING}", std::process::id()));
     assert_eq!(Attempt::read(&path).expect("read the file"), noted);
     attempts.note_free(9, 3, Bytes::mib(5));
     assert_eq!(attempts.noted(), 4);
     let frees = Free::read(&path.with_extension("frees")).expect("read the file");
-    assert_eq!(frees, [Free { attempts: 3, submitted: 9, device: 3, held: Bytes::mib(5) }]);
+    assert_eq!(
+        frees,
+        [Free {
+            attempts: 3,
+            submitted: 9,
+            device: 3,
+            held: Bytes::mib(5)
+        }]
+    );
     let whole = fs::read(&path).expect("read the file");
     fs::write(&path, &whole[..whole.len() - 1]).expect("write the file");
     assert_eq!(Attempt::read(&path).expect("read the file"), noted[..2]);
@@ -92,9 +119,13 @@ fn a_fault_is_reached_by_its_first_attempt() {
         number: 0,
         held: Bytes::ZERO,
     });
-    for (text, reached) in
-        [("cudaMalloc:3", true), ("any:3:2", true), ("cudaMalloc:4", false), ("cudaMalloc:2:1:2MiB", false), ("cudaHostAlloc:1", false)]
-    {
+    for (text, reached) in [
+        ("cudaMalloc:3", true),
+        ("any:3:2", true),
+        ("cudaMalloc:4", false),
+        ("cudaMalloc:2:1:2MiB", false),
+        ("cudaHostAlloc:1", false),
+    ] {
         assert_eq!(reach(&attempts, &fault(text)), reached, "{text}");
     }
 }

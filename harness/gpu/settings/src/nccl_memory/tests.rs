@@ -2,12 +2,22 @@ use super::*;
 
 #[test]
 fn a_communicator_takes_the_row_with_the_most_ranks_up_to_its_own() {
-    let rows = rows("# measured\nranks\tcollective\tpoint_to_point\n2\t544MiB\t0B\n4\t688MiB\t1GiB\n").expect("read the table");
-    let memory = NcclMemory { file: String::new(), rows };
+    let rows =
+        rows("# measured\nranks\tcollective\tpoint_to_point\n2\t544MiB\t0B\n4\t688MiB\t1GiB\n")
+            .expect("read the table");
+    let memory = NcclMemory {
+        file: String::new(),
+        rows,
+    };
     let of = |ranks| [false, true].map(|is_point_to_point| memory.of(ranks, is_point_to_point));
     assert_eq!(
         [1, 2, 3, 64].map(of),
-        [[Bytes::ZERO; 2], [Bytes::mib(544), Bytes::ZERO], [Bytes::mib(544), Bytes::ZERO], [Bytes::mib(688), Bytes::gib(1)],]
+        [
+            [Bytes::ZERO; 2],
+            [Bytes::mib(544), Bytes::ZERO],
+            [Bytes::mib(544), Bytes::ZERO],
+            [Bytes::mib(688), Bytes::gib(1)],
+        ]
     );
 }
 

@@ -25,7 +25,11 @@ fn a_variable_carries_all_settings() {
         mapping: false,
         mig: true,
         others: Bytes::mib(7),
-        sensors: Sensors { power_mw: 250_000, celsius: 40, reasons: 4 },
+        sensors: Sensors {
+            power_mw: 250_000,
+            celsius: 40,
+            reasons: 4,
+        },
         list_calls: true,
         wrong_write: Some(WrongWrite { nth: 2, offset: 77 }),
         blind_verify: true,
@@ -43,11 +47,20 @@ fn errors_list_the_accepted_settings() {
         "late".parse::<Events>().map_err(error),
         Err("`late` is not a model of events: write instant, synchronize, lag:N".to_owned())
     );
-    let message = |text: &str| text.parse::<Fault>().map_err(error).expect_err("reject the text");
+    let message = |text: &str| {
+        text.parse::<Fault>()
+            .map_err(error)
+            .expect_err("reject the text")
+    };
     assert_eq!(
         message("cudaFree:1"),
-        "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, \
-         cublasCreate, cudnnCreate, cusolverDnCreate, cusparseCreate, cufftXtMakePlanMany, cuModuleLoadData, any"
+        "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, \
+         cudaHostAlloc, \
+         cublasCreate, cudnnCreate, cusolverDnCreate, cusparseCreate, cufftXtMakePlanMany, \
+         cuModuleLoadData, any"
     );
-    assert_eq!(message("cudaMalloc:0"), "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`");
+    assert_eq!(
+        message("cudaMalloc:0"),
+        "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"
+    );
 }

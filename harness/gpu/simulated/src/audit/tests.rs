@@ -7,11 +7,24 @@ fn a_stub_library_replaces_the_library_with_the_same_file_name() {
         fs::write(folder.path().join(name), "").expect("write a file");
     }
     let stubs = Stubs::in_folder(Some(folder.path().as_os_str()));
-    let instead_of = |asked: &CStr| stubs.instead_of(asked).map(|stub| stub.to_string_lossy().into_owned());
+    let instead_of = |asked: &CStr| {
+        stubs
+            .instead_of(asked)
+            .map(|stub| stub.to_string_lossy().into_owned())
+    };
     let stub = |name: &str| Some(folder.path().join(name).to_string_lossy().into_owned());
     assert_eq!(instead_of(c"libcuda.so.1"), stub("libcuda.so.1"));
-    assert_eq!(instead_of(c"/usr/lib/x86_64-linux-gnu/libcudart.so.13"), stub("libcudart.so.13"));
-    for other in [c"libcudart.8774224f.so.13", c"libcudart.so.12", c"manifest.json", c"libcuda.so.1/libc.so.6", c""] {
+    assert_eq!(
+        instead_of(c"/usr/lib/x86_64-linux-gnu/libcudart.so.13"),
+        stub("libcudart.so.13")
+    );
+    for other in [
+        c"libcudart.8774224f.so.13",
+        c"libcudart.so.12",
+        c"manifest.json",
+        c"libcuda.so.1/libc.so.6",
+        c"",
+    ] {
         assert_eq!(instead_of(other), None, "{other:?}");
     }
     assert_eq!(Stubs::in_folder(None).instead_of(c"libcuda.so.1"), None);

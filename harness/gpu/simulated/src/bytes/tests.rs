@@ -10,7 +10,12 @@ fn a_pattern_continues_across_pieces_and_each_wrong_byte_is_found() {
     bytes.fill(START, 21, pattern);
     let mut read = [9; 23];
     bytes.read(START - 1, &mut read);
-    assert_eq!(read, [0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 0]);
+    assert_eq!(
+        read,
+        [
+            0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 0
+        ]
+    );
     assert_eq!(bytes.differing(START, 21, pattern), (0, None));
     assert_eq!(bytes.differing(START, 22, pattern), (1, Some(21)));
     for wrong in [0, 4, 5, 12, 20] {

@@ -1,9 +1,11 @@
 //! Captures of streams: the streams and events in them, and the calls that CUDA forbids meanwhile.
 //!
-//! Sources: the CUDA Programming Guide, section "Prohibited and Unhandled Operations" of CUDA graphs
-//! (<https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/cuda-graphs.html#prohibited-and-unhandled-operations>), and in the manual of
-//! the runtime `cudaError_t`, `cudaStreamBeginCapture`, `cudaStreamEndCapture` and `cudaThreadExchangeStreamCaptureMode`. An error invalidates the captures
-//! that it concerns, except where the manual says otherwise.
+//! Sources: the CUDA Programming Guide, section "Prohibited and Unhandled Operations" of CUDA
+//! graphs
+//! (<https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/cuda-graphs.html#prohibited-and-unhandled-operations>),
+//! and in the manual of the runtime `cudaError_t`, `cudaStreamBeginCapture`, `cudaStreamEndCapture`
+//! and `cudaThreadExchangeStreamCaptureMode`. An error invalidates the captures that it concerns,
+//! except where the manual says otherwise.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -38,7 +40,11 @@ impl Mode {
     const ALL: [Self; 3] = [Self::Global, Self::ThreadLocal, Self::Relaxed];
 
     fn of(number: c_int) -> Result<Self, Code> {
-        usize::try_from(number).ok().and_then(|index| Self::ALL.get(index)).copied().ok_or(Code::InvalidValue)
+        usize::try_from(number)
+            .ok()
+            .and_then(|index| Self::ALL.get(index))
+            .copied()
+            .ok_or(Code::InvalidValue)
     }
 }
 
@@ -65,7 +71,10 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn current() -> Self {
-        Self { thread: THREAD.with(|thread| *thread), mode: MODE.get() }
+        Self {
+            thread: THREAD.with(|thread| *thread),
+            mode: MODE.get(),
+        }
     }
 }
 
@@ -109,7 +118,9 @@ impl Streams {
     }
 
     fn is_valid(&self, id: u64) -> bool {
-        self.captures.get(&id).is_some_and(|capture| capture.is_valid)
+        self.captures
+            .get(&id)
+            .is_some_and(|capture| capture.is_valid)
     }
 
     /// Invalidates captures. Returns the error.
@@ -122,8 +133,13 @@ impl Streams {
 
     /// The captures with a stream of a device that `is_concerned`.
     fn captures_on(&self, device: usize, is_concerned: impl Fn(u32) -> bool) -> Vec<u64> {
-        let streams = self.streams.values().filter(|stream| stream.device == device && is_concerned(stream.flags));
-        streams.filter_map(|stream| Some(stream.capture.as_ref()?.id)).collect()
+        let streams = self
+            .streams
+            .values()
+            .filter(|stream| stream.device == device && is_concerned(stream.flags));
+        streams
+            .filter_map(|stream| Some(stream.capture.as_ref()?.id))
+            .collect()
     }
 
     /// Refuses the legacy stream while a stream that synchronizes with it captures.
@@ -132,15 +148,29 @@ impl Streams {
             return Ok(());
         }
         let ids = self.captures_on(current, |flags| flags & NON_BLOCKING == 0);
-        if ids.is_empty() { Ok(()) } else { Err(self.invalidated(&ids, Code::CaptureImplicit)) }
+        if ids.is_empty() {
+            Ok(())
+        } else {
+            Err(self.invalidated(&ids, Code::CaptureImplicit))
+        }
     }
 
     /// Adds work to a stream. Returns whether it is captured. Unknown streams are not refused here.
     pub(crate) fn submit(&mut self, handle: usize, current: usize) -> Result<bool, Code> {
         self.use_legacy(handle, current)?;
         let stream = key(handle, current);
-        let Some(place) = self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) else { return Ok(false) };
-        let capture = self.captures.get_mut(&place.id).filter(|capture| capture.is_valid).ok_or(Code::CaptureInvalidated)?;
+        let Some(place) = self
+            .streams
+            .get_mut(&stream)
+            .and_then(|stream| stream.capture.as_mut())
+        else {
+            return Ok(false);
+        };
+        let capture = self
+            .captures
+            .get_mut(&place.id)
+            .filter(|capture| capture.is_valid)
+            .ok_or(Code::CaptureInvalidated)?;
         let work = capture.work.entry(stream).or_default();
         *work += 1;
         place.before.insert(stream, *work);
@@ -151,26 +181,46 @@ impl Streams {
     fn place_of_record(&mut self, handle: usize, current: usize) -> Result<Option<Place>, Code> {
         self.use_legacy(handle, current)?;
         let place = self.place(key(handle, current)).cloned();
-        if place.as_ref().is_none_or(|place| self.is_valid(place.id)) { Ok(place) } else { Err(Code::CaptureInvalidated) }
+        if place.as_ref().is_none_or(|place| self.is_valid(place.id)) {
+            Ok(place)
+        } else {
+            Err(Code::CaptureInvalidated)
+        }
     }
 
     /// Refuses to wait for a stream that captures, or to query it.
     pub(crate) fn allow_wait(&mut self, handle: usize, current: usize) -> Result<(), Code> {
         self.use_legacy(handle, current)?;
-        let Some(&Place { id, .. }) = self.place(key(handle, current)) else { return Ok(()) };
-        let error = if self.is_valid(id) { Code::CaptureUnsupported } else { Code::CaptureInvalidated };
+        let Some(&Place { id, .. }) = self.place(key(handle, current)) else {
+            return Ok(());
+        };
+        let error = if self.is_valid(id) {
+            Code::CaptureUnsupported
+        } else {
+            Code::CaptureInvalidated
+        };
         Err(self.invalidated(&[id], error))
     }
 
     /// Refuses to wait for a device while a stream of it captures.
     pub(crate) fn allow_wait_for_device(&mut self, device: usize) -> Result<(), Code> {
         let ids = self.captures_on(device, |_| true);
-        if ids.is_empty() { Ok(()) } else { Err(self.invalidated(&ids, Code::CaptureUnsupported)) }
+        if ids.is_empty() {
+            Ok(())
+        } else {
+            Err(self.invalidated(&ids, Code::CaptureUnsupported))
+        }
     }
 
     /// Refuses to wait for an event that a capturing stream recorded last, or to read it.
     pub(crate) fn allow_event(&mut self, event: usize) -> Result<(), Code> {
-        let Some(id) = self.events.get(&event).and_then(|event| Some(event.capture.as_ref()?.id)) else { return Ok(()) };
+        let Some(id) = self
+            .events
+            .get(&event)
+            .and_then(|event| Some(event.capture.as_ref()?.id))
+        else {
+            return Ok(());
+        };
         Err(self.invalidated(&[id], Code::CapturedEvent))
     }
 
@@ -182,12 +232,27 @@ impl Streams {
             Mode::Global => capture.mode == Mode::Global,
             Mode::ThreadLocal => false,
         };
-        let ids: Vec<u64> = self.captures.iter().filter(|(_, capture)| concerns(capture)).map(|(id, _)| *id).collect();
-        if ids.is_empty() { Ok(()) } else { Err(self.invalidated(&ids, Code::CaptureUnsupported)) }
+        let ids: Vec<u64> = self
+            .captures
+            .iter()
+            .filter(|(_, capture)| concerns(capture))
+            .map(|(id, _)| *id)
+            .collect();
+        if ids.is_empty() {
+            Ok(())
+        } else {
+            Err(self.invalidated(&ids, Code::CaptureUnsupported))
+        }
     }
 
     /// Records an event in the capture of a stream. Returns `false` if the stream does not capture.
-    pub(super) fn record_captured(&mut self, event: usize, handle: usize, current: usize, flags: c_uint) -> Result<bool, Code> {
+    pub(super) fn record_captured(
+        &mut self,
+        event: usize,
+        handle: usize,
+        current: usize,
+        flags: c_uint,
+    ) -> Result<bool, Code> {
         let place = self.place_of_record(handle, current)?;
         let event = self.event(event)?;
         match (place, flags & EXTERNAL != 0) {
@@ -202,20 +267,32 @@ impl Streams {
         }
     }
 
-    /// Makes a stream wait for an event. A stream that waits for a captured event joins its capture. Other waits have no effect, because work takes no
-    /// time.
-    pub(crate) fn wait_in_stream(&mut self, handle: usize, current: usize, event: usize, flags: c_uint) -> Result<(), Code> {
+    /// Makes a stream wait for an event. A stream that waits for a captured event joins its
+    /// capture. Other waits have no effect, because work takes no time.
+    pub(crate) fn wait_in_stream(
+        &mut self,
+        handle: usize,
+        current: usize,
+        event: usize,
+        flags: c_uint,
+    ) -> Result<(), Code> {
         let is_external = flags & EXTERNAL != 0;
         let stream = key(handle, current);
         let own = self.place(stream).map(|place| place.id);
-        let Some(event) = self.events.get(&event) else { return Ok(()) };
+        let Some(event) = self.events.get(&event) else {
+            return Ok(());
+        };
         let (recorded, of_event) = (event.record.is_some(), event.capture.clone());
         match (own, of_event) {
             (Some(own), _) if !self.is_valid(own) => Err(Code::CaptureInvalidated),
             (Some(_), None) if is_external || !recorded => Ok(()),
             (Some(own), None) => Err(self.invalidated(&[own], Code::CaptureIsolation)),
             (Some(own), Some(place)) if own == place.id => {
-                if let Some(joined) = self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+                if let Some(joined) = self
+                    .streams
+                    .get_mut(&stream)
+                    .and_then(|stream| stream.capture.as_mut())
+                {
                     for (stream, work) in place.before {
                         let before = joined.before.entry(stream).or_default();
                         *before = work.max(*before);
@@ -229,10 +306,14 @@ impl Streams {
             (Some(own), Some(_)) => Err(self.invalidated(&[own], Code::CaptureIsolation)),
             (None, None) if is_external => Err(Code::InvalidValue),
             (None, None) => self.use_legacy(handle, current),
-            (None, Some(place)) if !self.captures.contains_key(&place.id) => Err(Code::CapturedEvent),
+            (None, Some(place)) if !self.captures.contains_key(&place.id) => {
+                Err(Code::CapturedEvent)
+            }
             (None, Some(place)) if !self.is_valid(place.id) => Err(Code::CaptureInvalidated),
             // The legacy stream cannot capture.
-            (None, Some(place)) if Self::is_legacy(handle) => Err(self.invalidated(&[place.id], Code::CaptureImplicit)),
+            (None, Some(place)) if Self::is_legacy(handle) => {
+                Err(self.invalidated(&[place.id], Code::CaptureImplicit))
+            }
             (None, Some(place)) => {
                 self.stream(handle, current)?.capture = Some(place);
                 Ok(())
@@ -240,7 +321,13 @@ impl Streams {
         }
     }
 
-    pub(crate) fn begin_capture(&mut self, handle: usize, current: usize, mode: c_int, Caller { thread, .. }: Caller) -> Result<(), Code> {
+    pub(crate) fn begin_capture(
+        &mut self,
+        handle: usize,
+        current: usize,
+        mode: c_int,
+        Caller { thread, .. }: Caller,
+    ) -> Result<(), Code> {
         let mode = Mode::of(mode)?;
         if Self::is_legacy(handle) {
             return Err(Code::CaptureUnsupported);
@@ -250,37 +337,76 @@ impl Streams {
         if stream.capture.is_some() {
             return Err(Code::IllegalState);
         }
-        stream.capture = Some(Place { id, before: Work::new() });
+        stream.capture = Some(Place {
+            id,
+            before: Work::new(),
+        });
         self.captured = id;
-        self.captures.insert(id, Capture { origin, thread, mode, is_valid: true, work: Work::new() });
+        self.captures.insert(
+            id,
+            Capture {
+                origin,
+                thread,
+                mode,
+                is_valid: true,
+                work: Work::new(),
+            },
+        );
         ACTIVE.store(self.captures.len(), Ordering::Relaxed);
         Ok(())
     }
 
     /// Ends a capture in its stream. All work in it must come before the end.
-    pub(crate) fn end_capture(&mut self, handle: usize, current: usize, Caller { thread, .. }: Caller) -> Result<(), Code> {
+    pub(crate) fn end_capture(
+        &mut self,
+        handle: usize,
+        current: usize,
+        Caller { thread, .. }: Caller,
+    ) -> Result<(), Code> {
         let stream = key(handle, current);
         self.stream(handle, current)?;
-        let Some(Place { id, before }) = self.place(stream).cloned() else { return Err(Code::IllegalState) };
-        let Some(&Capture { origin, thread: began, mode, .. }) = self.captures.get(&id) else { return Err(Code::IllegalState) };
+        let Some(Place { id, before }) = self.place(stream).cloned() else {
+            return Err(Code::IllegalState);
+        };
+        let Some(&Capture {
+            origin,
+            thread: began,
+            mode,
+            ..
+        }) = self.captures.get(&id)
+        else {
+            return Err(Code::IllegalState);
+        };
         if origin != stream {
             return Err(self.invalidated(&[id], Code::CaptureUnmatched));
         }
         if mode != Mode::Relaxed && began != thread {
             return Err(self.invalidated(&[id], Code::CaptureWrongThread));
         }
-        let Some(Capture { is_valid, work, .. }) = self.leave(id) else { return Err(Code::IllegalState) };
+        let Some(Capture { is_valid, work, .. }) = self.leave(id) else {
+            return Err(Code::IllegalState);
+        };
         if !is_valid {
             return Err(Code::CaptureInvalidated);
         }
-        let is_joined = work.iter().all(|(stream, work)| before.get(stream).is_some_and(|before| before >= work));
-        if is_joined { Ok(()) } else { Err(Code::CaptureUnjoined) }
+        let is_joined = work
+            .iter()
+            .all(|(stream, work)| before.get(stream).is_some_and(|before| before >= work));
+        if is_joined {
+            Ok(())
+        } else {
+            Err(Code::CaptureUnjoined)
+        }
     }
 
     /// Takes all streams out of a capture.
     fn leave(&mut self, id: u64) -> Option<Capture> {
         let capture = self.captures.remove(&id);
-        for stream in self.streams.values_mut().filter(|stream| stream.capture.as_ref().is_some_and(|place| place.id == id)) {
+        for stream in self
+            .streams
+            .values_mut()
+            .filter(|stream| stream.capture.as_ref().is_some_and(|place| place.id == id))
+        {
             stream.capture = None;
         }
         ACTIVE.store(self.captures.len(), Ordering::Relaxed);
@@ -289,20 +415,30 @@ impl Streams {
 
     /// Ends the capture that began in a destroyed stream, so that it forbids no further calls.
     pub(super) fn drop_capture(&mut self, stream: usize) {
-        let begun = self.captures.iter().find(|(_, capture)| capture.origin == stream).map(|(id, _)| *id);
+        let begun = self
+            .captures
+            .iter()
+            .find(|(_, capture)| capture.origin == stream)
+            .map(|(id, _)| *id);
         begun.and_then(|id| self.leave(id));
     }
 
     /// The status of a stream. The manual's answer for the legacy stream invalidates nothing.
     pub(crate) fn capture_status(&mut self, handle: usize, current: usize) -> Result<Status, Code> {
         self.stream(handle, current)?;
-        if Self::is_legacy(handle) && !self.captures_on(current, |flags| flags & NON_BLOCKING == 0).is_empty() {
+        if Self::is_legacy(handle)
+            && !self
+                .captures_on(current, |flags| flags & NON_BLOCKING == 0)
+                .is_empty()
+        {
             return Err(Code::CaptureImplicit);
         }
-        Ok(match self.place(key(handle, current)).map(|place| place.id) {
-            None => Status::None,
-            Some(id) if self.is_valid(id) => Status::Active(id),
-            Some(id) => Status::Invalidated(id),
-        })
+        Ok(
+            match self.place(key(handle, current)).map(|place| place.id) {
+                None => Status::None,
+                Some(id) if self.is_valid(id) => Status::Active(id),
+                Some(id) => Status::Invalidated(id),
+            },
+        )
     }
 }

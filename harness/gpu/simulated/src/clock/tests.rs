@@ -5,18 +5,40 @@ use super::*;
 fn an_event_completes_by_its_model_or_a_wait_of_the_host() {
     let mut streams = Streams::new(1);
     let (side, event) = (streams.create(0, -1, 1), streams.create_event());
-    assert_eq!(streams.query(event, Events::Synchronize, 0), Ok(()), "never recorded");
-    streams.record(event, side, 0, 0, (10, Nanos::ZERO)).expect("record");
+    assert_eq!(
+        streams.query(event, Events::Synchronize, 0),
+        Ok(()),
+        "never recorded"
+    );
+    streams
+        .record(event, side, 0, 0, (10, Nanos::ZERO))
+        .expect("record");
     assert_eq!(streams.query(event, Events::Instant, 10), Ok(()));
-    assert_eq!(streams.query(event, Events::Lag(5), 14), Err(Code::NotReady));
+    assert_eq!(
+        streams.query(event, Events::Lag(5), 14),
+        Err(Code::NotReady)
+    );
     assert_eq!(streams.query(event, Events::Lag(5), 15), Ok(()));
-    assert_eq!(streams.query(event, Events::Synchronize, 1_000), Err(Code::NotReady));
+    assert_eq!(
+        streams.query(event, Events::Synchronize, 1_000),
+        Err(Code::NotReady)
+    );
     streams.wait_for(0, 0, 20).expect("wait");
-    assert_eq!(streams.query(event, Events::Synchronize, 20), Err(Code::NotReady), "the host waited for another stream");
+    assert_eq!(
+        streams.query(event, Events::Synchronize, 20),
+        Err(Code::NotReady),
+        "the host waited for another stream"
+    );
     let later = streams.create_event();
-    streams.record(later, side, 0, 0, (20, Nanos::ZERO)).expect("record");
+    streams
+        .record(later, side, 0, 0, (20, Nanos::ZERO))
+        .expect("record");
     streams.wait_for_event(later).expect("find it");
-    assert_eq!(streams.query(event, Events::Synchronize, 20), Ok(()), "the host waited for a later event");
+    assert_eq!(
+        streams.query(event, Events::Synchronize, 20),
+        Ok(()),
+        "the host waited for a later event"
+    );
 }
 
 #[test]
@@ -27,9 +49,16 @@ fn unknown_and_destroyed_handles_are_refused() {
     streams.destroy_event(event).expect("find it");
     assert_eq!(streams.destroy(stream), Err(Code::InvalidHandle));
     assert_eq!(streams.destroy(0), Err(Code::InvalidHandle));
-    assert_eq!(streams.query(event, Events::Instant, 0), Err(Code::InvalidHandle));
+    assert_eq!(
+        streams.query(event, Events::Instant, 0),
+        Err(Code::InvalidHandle)
+    );
     assert_eq!(streams.stream(77, 0).err(), Some(Code::InvalidHandle));
-    assert_eq!(streams.stream(0, 3).err(), Some(Code::InvalidHandle), "the machine has one device");
+    assert_eq!(
+        streams.stream(0, 3).err(),
+        Some(Code::InvalidHandle),
+        "the machine has one device"
+    );
 }
 
 #[test]
@@ -40,7 +69,8 @@ fn polling_advances_the_clock() {
     assert!((0..999).all(|_| !streams.has_polled(8)));
 }
 
-/// Streams with two that capture on request, the second of which synchronizes with the legacy stream, and an event.
+/// Streams with two that capture on request, the second of which synchronizes with the legacy
+/// stream, and an event.
 fn capturing() -> (Streams, [usize; 2], usize) {
     let mut streams = Streams::new(1);
     let created = [streams.create(0, 0, 1), streams.create(0, 0, 0)];
@@ -66,32 +96,63 @@ fn in_mode(mode: i32) -> Caller {
 }
 
 fn elsewhere() -> Caller {
-    std::thread::spawn(Caller::current).join().expect("no panic")
+    std::thread::spawn(Caller::current)
+        .join()
+        .expect("no panic")
 }
 
 #[test]
 fn a_capturing_stream_refuses_to_be_waited_for_and_its_capture_is_lost() {
     type Wait = fn(&mut Streams, usize, usize) -> Result<(), Code>;
     let waits: [(Code, Wait); 7] = [
-        (Code::CaptureUnsupported, |streams, stream, _| streams.wait_for(stream, 0, 1)),
-        (Code::CaptureUnsupported, |streams, stream, _| streams.is_idle(stream, 0, Events::Instant).map(drop)),
-        (Code::CaptureUnsupported, |streams, _, _| streams.wait_for_device(0, 1)),
-        (Code::CaptureUnsupported, |streams, _, _| streams.allow_unsafe(here())),
-        (Code::CapturedEvent, |streams, _, event| streams.wait_for_event(event)),
-        (Code::CapturedEvent, |streams, _, event| streams.query(event, Events::Instant, 1)),
-        (Code::CapturedEvent, |streams, _, event| streams.recorded_at(event).map(drop)),
+        (Code::CaptureUnsupported, |streams, stream, _| {
+            streams.wait_for(stream, 0, 1)
+        }),
+        (Code::CaptureUnsupported, |streams, stream, _| {
+            streams.is_idle(stream, 0, Events::Instant).map(drop)
+        }),
+        (Code::CaptureUnsupported, |streams, _, _| {
+            streams.wait_for_device(0, 1)
+        }),
+        (Code::CaptureUnsupported, |streams, _, _| {
+            streams.allow_unsafe(here())
+        }),
+        (Code::CapturedEvent, |streams, _, event| {
+            streams.wait_for_event(event)
+        }),
+        (Code::CapturedEvent, |streams, _, event| {
+            streams.query(event, Events::Instant, 1)
+        }),
+        (Code::CapturedEvent, |streams, _, event| {
+            streams.recorded_at(event).map(drop)
+        }),
     ];
     for (code, wait) in waits {
         let (mut streams, [stream, _], event) = capturing();
-        streams.begin_capture(stream, 0, GLOBAL, here()).expect("begins");
+        streams
+            .begin_capture(stream, 0, GLOBAL, here())
+            .expect("begins");
         streams.record(event, stream, 0, 0, WORK).expect("records");
         assert_eq!(streams.submit(stream, 0), Ok(true));
         assert_eq!(wait(&mut streams, stream, event), Err(code));
-        assert!(matches!(streams.capture_status(stream, 0), Ok(Status::Invalidated(1))), "{code:?}");
+        assert!(
+            matches!(
+                streams.capture_status(stream, 0),
+                Ok(Status::Invalidated(1))
+            ),
+            "{code:?}"
+        );
         assert_eq!(streams.submit(stream, 0), Err(Code::CaptureInvalidated));
-        assert_eq!(streams.end_capture(stream, 0, here()), Err(Code::CaptureInvalidated));
+        assert_eq!(
+            streams.end_capture(stream, 0, here()),
+            Err(Code::CaptureInvalidated)
+        );
         assert_eq!(streams.capture_status(stream, 0), Ok(Status::None));
-        assert_eq!((streams.wait_for(stream, 0, 1), streams.allow_unsafe(here())), (Ok(()), Ok(())), "the stream works again");
+        assert_eq!(
+            (streams.wait_for(stream, 0, 1), streams.allow_unsafe(here())),
+            (Ok(()), Ok(())),
+            "the stream works again"
+        );
     }
 }
 
@@ -109,48 +170,106 @@ fn unsafe_calls_are_refused_by_the_modes_of_captures_and_threads() {
         (RELAXED, elsewhere(), Ok(())),
     ] {
         let (mut streams, [stream, _], _) = capturing();
-        streams.begin_capture(stream, 0, mode, here()).expect("begins");
+        streams
+            .begin_capture(stream, 0, mode, here())
+            .expect("begins");
         assert_eq!(streams.allow_unsafe(caller), expected, "{mode} {caller:?}");
-        let ended = if expected.is_ok() { Ok(()) } else { Err(Code::CaptureInvalidated) };
-        assert_eq!(streams.end_capture(stream, 0, here()), ended, "{mode} {caller:?}");
+        let ended = if expected.is_ok() {
+            Ok(())
+        } else {
+            Err(Code::CaptureInvalidated)
+        };
+        assert_eq!(
+            streams.end_capture(stream, 0, here()),
+            ended,
+            "{mode} {caller:?}"
+        );
     }
     let (mut streams, [stream, _], _) = capturing();
-    streams.begin_capture(stream, 0, GLOBAL, elsewhere()).expect("begins");
-    assert_eq!(streams.allow_unsafe(in_mode(THREAD_LOCAL)), Ok(()), "another thread captures");
+    streams
+        .begin_capture(stream, 0, GLOBAL, elsewhere())
+        .expect("begins");
+    assert_eq!(
+        streams.allow_unsafe(in_mode(THREAD_LOCAL)),
+        Ok(()),
+        "another thread captures"
+    );
 }
 
 #[test]
 fn a_capture_ends_in_its_stream_and_thread() {
     let (mut streams, [stream, other], event) = capturing();
-    assert_eq!(streams.end_capture(stream, 0, here()), Err(Code::IllegalState));
-    assert_eq!(streams.begin_capture(stream, 0, 3, here()), Err(Code::InvalidValue));
-    assert_eq!(streams.begin_capture(0, 0, GLOBAL, here()), Err(Code::CaptureUnsupported));
-    streams.begin_capture(stream, 0, GLOBAL, here()).expect("begins");
-    assert_eq!(streams.begin_capture(stream, 0, GLOBAL, here()), Err(Code::IllegalState));
-    assert_eq!(streams.end_capture(stream, 0, elsewhere()), Err(Code::CaptureWrongThread));
-    assert_eq!(streams.end_capture(stream, 0, here()), Err(Code::CaptureInvalidated));
-    streams.begin_capture(stream, 0, RELAXED, here()).expect("begins");
+    assert_eq!(
+        streams.end_capture(stream, 0, here()),
+        Err(Code::IllegalState)
+    );
+    assert_eq!(
+        streams.begin_capture(stream, 0, 3, here()),
+        Err(Code::InvalidValue)
+    );
+    assert_eq!(
+        streams.begin_capture(0, 0, GLOBAL, here()),
+        Err(Code::CaptureUnsupported)
+    );
+    streams
+        .begin_capture(stream, 0, GLOBAL, here())
+        .expect("begins");
+    assert_eq!(
+        streams.begin_capture(stream, 0, GLOBAL, here()),
+        Err(Code::IllegalState)
+    );
+    assert_eq!(
+        streams.end_capture(stream, 0, elsewhere()),
+        Err(Code::CaptureWrongThread)
+    );
+    assert_eq!(
+        streams.end_capture(stream, 0, here()),
+        Err(Code::CaptureInvalidated)
+    );
+    streams
+        .begin_capture(stream, 0, RELAXED, here())
+        .expect("begins");
     assert_eq!(streams.end_capture(stream, 0, elsewhere()), Ok(()));
 
-    streams.begin_capture(stream, 0, GLOBAL, here()).expect("begins");
+    streams
+        .begin_capture(stream, 0, GLOBAL, here())
+        .expect("begins");
     streams.record(event, stream, 0, 0, WORK).expect("records");
     streams.wait_in_stream(other, 0, event, 0).expect("joins");
-    assert_eq!(streams.end_capture(other, 0, here()), Err(Code::CaptureUnmatched));
+    assert_eq!(
+        streams.end_capture(other, 0, here()),
+        Err(Code::CaptureUnmatched)
+    );
     streams.destroy(stream).expect("find it");
-    assert_eq!((streams.allow_unsafe(here()), streams.capture_status(other, 0)), (Ok(()), Ok(Status::None)), "destroyed");
+    assert_eq!(
+        (
+            streams.allow_unsafe(here()),
+            streams.capture_status(other, 0)
+        ),
+        (Ok(()), Ok(Status::None)),
+        "destroyed"
+    );
 }
 
 #[test]
 fn a_forked_stream_must_join_before_the_end() {
-    for (works, joins, expected) in
-        [(true, true, Ok(())), (true, false, Err(Code::CaptureUnjoined)), (false, false, Ok(())), (false, true, Ok(()))]
-    {
+    for (works, joins, expected) in [
+        (true, true, Ok(())),
+        (true, false, Err(Code::CaptureUnjoined)),
+        (false, false, Ok(())),
+        (false, true, Ok(())),
+    ] {
         let (mut streams, [stream, fork], event) = capturing();
-        streams.begin_capture(stream, 0, GLOBAL, here()).expect("begins");
+        streams
+            .begin_capture(stream, 0, GLOBAL, here())
+            .expect("begins");
         streams.submit(stream, 0).expect("captured");
         streams.record(event, stream, 0, 0, WORK).expect("records");
         streams.wait_in_stream(fork, 0, event, 0).expect("joins");
-        assert!(matches!(streams.capture_status(fork, 0), Ok(Status::Active(1))));
+        assert!(matches!(
+            streams.capture_status(fork, 0),
+            Ok(Status::Active(1))
+        ));
         if works {
             assert_eq!(streams.submit(fork, 0), Ok(true));
         }
@@ -160,8 +279,15 @@ fn a_forked_stream_must_join_before_the_end() {
         }
         assert_eq!(streams.end_capture(stream, 0, here()), expected);
         assert_eq!(streams.capture_status(fork, 0), Ok(Status::None));
-        assert_eq!(streams.wait_for_event(event), Err(Code::CapturedEvent), "last recorded in a capture");
-        assert_eq!(streams.wait_in_stream(fork, 0, event, 0), Err(Code::CapturedEvent));
+        assert_eq!(
+            streams.wait_for_event(event),
+            Err(Code::CapturedEvent),
+            "last recorded in a capture"
+        );
+        assert_eq!(
+            streams.wait_in_stream(fork, 0, event, 0),
+            Err(Code::CapturedEvent)
+        );
         streams.record(event, fork, 0, 0, WORK).expect("records");
         assert_eq!(streams.wait_for_event(event), Ok(()));
     }
@@ -171,27 +297,65 @@ fn a_forked_stream_must_join_before_the_end() {
 fn no_dependency_crosses_the_edge_of_a_capture() {
     let (mut streams, [stream, blocking], event) = capturing();
     let (third, outside) = (streams.create(0, 0, 1), streams.create_event());
-    let begin = |streams: &mut Streams, stream| streams.begin_capture(stream, 0, GLOBAL, here()).expect("begins");
+    let begin = |streams: &mut Streams, stream| {
+        streams
+            .begin_capture(stream, 0, GLOBAL, here())
+            .expect("begins")
+    };
     begin(&mut streams, stream);
-    assert_eq!(streams.wait_in_stream(stream, 0, outside, 0), Ok(()), "never recorded");
+    assert_eq!(
+        streams.wait_in_stream(stream, 0, outside, 0),
+        Ok(()),
+        "never recorded"
+    );
     streams.record(outside, third, 0, 0, WORK).expect("records");
-    assert_eq!(streams.wait_in_stream(stream, 0, outside, 1), Ok(()), "an external event");
-    assert_eq!(streams.record(outside, third, 0, 1, WORK), Err(Code::InvalidValue), "no capture");
-    assert_eq!(streams.wait_in_stream(stream, 0, outside, 0), Err(Code::CaptureIsolation));
-    assert_eq!(streams.end_capture(stream, 0, here()), Err(Code::CaptureInvalidated));
+    assert_eq!(
+        streams.wait_in_stream(stream, 0, outside, 1),
+        Ok(()),
+        "an external event"
+    );
+    assert_eq!(
+        streams.record(outside, third, 0, 1, WORK),
+        Err(Code::InvalidValue),
+        "no capture"
+    );
+    assert_eq!(
+        streams.wait_in_stream(stream, 0, outside, 0),
+        Err(Code::CaptureIsolation)
+    );
+    assert_eq!(
+        streams.end_capture(stream, 0, here()),
+        Err(Code::CaptureInvalidated)
+    );
 
     begin(&mut streams, stream);
     begin(&mut streams, third);
     streams.record(event, stream, 0, 0, WORK).expect("records");
-    assert_eq!(streams.wait_in_stream(third, 0, event, 0), Err(Code::CaptureMerge));
-    assert_eq!([stream, third].map(|stream| streams.end_capture(stream, 0, here())), [Err(Code::CaptureInvalidated); 2]);
+    assert_eq!(
+        streams.wait_in_stream(third, 0, event, 0),
+        Err(Code::CaptureMerge)
+    );
+    assert_eq!(
+        [stream, third].map(|stream| streams.end_capture(stream, 0, here())),
+        [Err(Code::CaptureInvalidated); 2]
+    );
 
     begin(&mut streams, stream);
-    assert_eq!((streams.submit(0, 0), streams.wait_for(0, 0, 1)), (Ok(false), Ok(())), "the stream is non-blocking");
+    assert_eq!(
+        (streams.submit(0, 0), streams.wait_for(0, 0, 1)),
+        (Ok(false), Ok(())),
+        "the stream is non-blocking"
+    );
     assert_eq!(streams.end_capture(stream, 0, here()), Ok(()));
     begin(&mut streams, blocking);
     assert_eq!(streams.capture_status(0, 0), Err(Code::CaptureImplicit));
-    assert!(matches!(streams.capture_status(blocking, 0), Ok(Status::Active(_))));
+    assert!(matches!(
+        streams.capture_status(blocking, 0),
+        Ok(Status::Active(_))
+    ));
     assert_eq!(streams.submit(0, 0), Err(Code::CaptureImplicit));
-    assert_eq!(streams.end_capture(blocking, 0, here()), Err(Code::CaptureInvalidated));
+    assert_eq!(
+        streams.end_capture(blocking, 0, here()),
+        Err(Code::CaptureInvalidated)
+    );
 }

@@ -15,10 +15,18 @@ fn copies_are_read_back_over_bytes_that_stay() {
     assert_eq!(read(&copied, 100, 5), [1, 0, 0, 4, 5]);
     copied.copy(200, 99, 6);
     assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 4, 5]);
-    let knows_all = |ranges: [(u64, u64); 5]| ranges.map(|(start, len)| copied.knows_all(start, len));
-    assert_eq!(knows_all([(201, 1), (202, 1), (201, 2), (204, 3), (300, 0)]), [true, false, false, false, true]);
+    let knows_all =
+        |ranges: [(u64, u64); 5]| ranges.map(|(start, len)| copied.knows_all(start, len));
+    assert_eq!(
+        knows_all([(201, 1), (202, 1), (201, 2), (204, 3), (300, 0)]),
+        [true, false, false, false, true]
+    );
     copied.forget_around(203);
-    assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 4, 5], "203 is not stored");
+    assert_eq!(
+        read(&copied, 200, 6),
+        [0, 1, 0, 0, 4, 5],
+        "203 is not stored"
+    );
     copied.forget_around(205);
     assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 0, 0]);
 }

@@ -1,7 +1,9 @@
-//! The backend of cuDNN: objects with attributes. The frontend builds plans for convolutions and attention from them.
+//! The backend of cuDNN: objects with attributes. The frontend builds plans for convolutions and
+//! attention from them.
 //!
-//! With cuDNN's own [`library`], all calls go there. Otherwise every graph of operations has three plans, with the workspaces W, W/2 and zero. Real
-//! workspaces depend on the algorithm; W is a model, see [`harness_gpu_settings::workspaces`].
+//! With cuDNN's own [`library`], all calls go there. Otherwise every graph of operations has three
+//! plans, with the workspaces W, W/2 and zero. Real workspaces depend on the algorithm; W is a
+//! model, see [`harness_gpu_settings::workspaces`].
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,7 +68,8 @@ struct State {
     values: BTreeMap<i32, Vec<u8>>,
     /// Attributes that are objects, by number.
     objects: BTreeMap<i32, Vec<Handle>>,
-    /// The graph for which a heuristic or a configuration created the object, and the index of the plan.
+    /// The graph for which a heuristic or a configuration created the object, and the index of the
+    /// plan.
     plan: Option<(Handle, usize)>,
 }
 
@@ -76,17 +79,29 @@ impl Object {
     }
 
     fn objects(&self, number: i32) -> Vec<Handle> {
-        self.state().objects.get(&number).cloned().unwrap_or_default()
+        self.state()
+            .objects
+            .get(&number)
+            .cloned()
+            .unwrap_or_default()
     }
 
     fn numbers(&self, number: i32) -> Vec<i64> {
         let state = self.state();
         let bytes = state.values.get(&number).map_or(&[][..], Vec::as_slice);
-        bytes.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| i64::from_le_bytes(*word))
+            .collect()
     }
 
     fn number(&self, number: i32) -> Option<i32> {
-        self.state().values.get(&number).and_then(|bytes| Some(i32::from_le_bytes(*bytes.first_chunk()?)))
+        self.state()
+            .values
+            .get(&number)
+            .and_then(|bytes| Some(i32::from_le_bytes(*bytes.first_chunk()?)))
     }
 
     fn element(&self) -> Element {
@@ -101,7 +116,10 @@ impl Object {
     }
 
     fn is_channels_last(&self) -> bool {
-        let (sizes, strides) = (self.numbers(attribute::TENSOR_SIZES), self.numbers(attribute::TENSOR_STRIDES));
+        let (sizes, strides) = (
+            self.numbers(attribute::TENSOR_SIZES),
+            self.numbers(attribute::TENSOR_STRIDES),
+        );
         strides.get(1) == Some(&1) && sizes.get(1).is_some_and(|channels| *channels > 1)
     }
 
@@ -109,17 +127,26 @@ impl Object {
     fn workspaces(&self) -> Vec<(Convolution, Workspace)> {
         let settings = &machine().settings;
         let operations = self.objects(attribute::GRAPH_OPERATIONS);
-        let convolutions = operations.iter().filter_map(|operation| operation.convolution());
+        let convolutions = operations
+            .iter()
+            .filter_map(|operation| operation.convolution());
         convolutions
             .map(|convolution| {
-                let workspace = settings.cudnn_workspace.of(&convolution, settings.gpu.capability);
+                let workspace = settings
+                    .cudnn_workspace
+                    .of(&convolution, settings.gpu.capability);
                 (convolution, workspace)
             })
             .collect()
     }
 
     fn workspace(&self, plan: usize) -> i64 {
-        let whole = self.workspaces().iter().map(|(_, workspace)| workspace.bytes).sum::<i64>() + self.attention_workspace();
+        let whole = self
+            .workspaces()
+            .iter()
+            .map(|(_, workspace)| workspace.bytes)
+            .sum::<i64>()
+            + self.attention_workspace();
         match plan {
             0 => whole,
             1 => round_up(whole / 2),
@@ -127,19 +154,30 @@ impl Object {
         }
     }
 
-    /// What attention needs beyond what the frontend adds: 256 bytes, and the gradients of keys and values for each head of the queries if heads share
-    /// keys and values. An H200 with torch 2.11.0+cu130 needs exactly this in 12 shapes.
+    /// What attention needs beyond what the frontend adds: 256 bytes, and the gradients of keys and
+    /// values for each head of the queries if heads share keys and values. An H200 with torch 2.11.0+cu130
+    /// needs exactly this in 12 shapes.
     fn attention_workspace(&self) -> i64 {
         let operations = self.objects(attribute::GRAPH_OPERATIONS);
-        if operations.iter().all(|operation| operation.kind != kind::MATRIX_PRODUCT) {
+        if operations
+            .iter()
+            .all(|operation| operation.kind != kind::MATRIX_PRODUCT)
+        {
             return 0;
         }
-        let reductions = operations.iter().filter(|operation| operation.kind == kind::REDUCTION);
+        let reductions = operations
+            .iter()
+            .filter(|operation| operation.kind == kind::REDUCTION);
         let shared = reductions.filter_map(|reduction| {
-            let [input, output] = [attribute::REDUCTION_INPUT, attribute::REDUCTION_OUTPUT].map(|number| reduction.objects(number));
-            let (input, output) = (input.first()?, output.first()?.numbers(attribute::TENSOR_SIZES));
+            let [input, output] = [attribute::REDUCTION_INPUT, attribute::REDUCTION_OUTPUT]
+                .map(|number| reduction.objects(number));
+            let (input, output) = (
+                input.first()?,
+                output.first()?.numbers(attribute::TENSOR_SIZES),
+            );
             let sizes = input.numbers(attribute::TENSOR_SIZES);
-            (sizes.get(1) != output.get(1)).then(|| sizes.iter().product::<i64>() * input.element().size())
+            (sizes.get(1) != output.get(1))
+                .then(|| sizes.iter().product::<i64>() * input.element().size())
         });
         256 + shared.sum::<i64>()
     }
@@ -148,15 +186,21 @@ impl Object {
         let machine = machine();
         for (convolution, Workspace { bytes, least, most }) in self.workspaces() {
             if least < most {
-                machine.counters.note_workspace(bytes.abs_diff(least), most.abs_diff(bytes));
+                machine
+                    .counters
+                    .note_workspace(bytes.abs_diff(least), most.abs_diff(bytes));
                 if let Some(path) = &machine.unmeasured_file {
-                    append(path, &convolution.row(machine.settings.gpu.capability, bytes));
+                    append(
+                        path,
+                        &convolution.row(machine.settings.gpu.capability, bytes),
+                    );
                 }
             }
         }
     }
 
-    /// The convolution, if the operation is one. The attributes are descriptor, filter, input and output.
+    /// The convolution, if the operation is one. The attributes are descriptor, filter, input and
+    /// output.
     fn convolution(&self) -> Option<Convolution> {
         let (direction, [descriptor, filter, input, output]) = match self.kind {
             kind::FORWARD => (Direction::Forward, [702, 703, 704, 705]),
@@ -174,7 +218,9 @@ impl Object {
             output: sizes(&output),
             element: input.element(),
             channels_last: input.is_channels_last(),
-            geometry: attribute::GEOMETRY.map(|number| tensor(descriptor).map_or_else(Vec::new, |descriptor| descriptor.numbers(number))),
+            geometry: attribute::GEOMETRY.map(|number| {
+                tensor(descriptor).map_or_else(Vec::new, |descriptor| descriptor.numbers(number))
+            }),
         })
     }
 }
@@ -241,15 +287,23 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
         return unsafe { library.set(descriptor.cast_mut().cast(), number, kind, count, elements) };
     }
     let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the program passes an object and `count` elements of the type. Elements of type 15 are objects.
+    // SAFETY: the program passes an object and `count` elements of the type. Elements of type 15
+    // are objects.
     unsafe {
         let mut state = (*descriptor).state();
         if kind == OBJECTS {
-            let objects = (0..count).map(|index| *elements.cast::<*const Object>().add(index)).filter(|object| !object.is_null());
-            state.objects.insert(number, objects.map(|object| handle(object)).collect());
+            let objects = (0..count)
+                .map(|index| *elements.cast::<*const Object>().add(index))
+                .filter(|object| !object.is_null());
+            state
+                .objects
+                .insert(number, objects.map(|object| handle(object)).collect());
         } else {
-            let bytes =
-                if count == 0 { Vec::new() } else { slice::from_raw_parts(elements.cast::<u8>(), count * element_size(kind)).to_vec() };
+            let bytes = if count == 0 {
+                Vec::new()
+            } else {
+                slice::from_raw_parts(elements.cast::<u8>(), count * element_size(kind)).to_vec()
+            };
             state.values.insert(number, bytes);
         }
     }
@@ -267,11 +321,26 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
 ) -> c_int {
     if let Some(library) = library() {
         let count = count.map_or(ptr::null_mut(), |count| count.as_mut_ptr());
-        // SAFETY: the program passes a descriptor of the library, and an array of `requested` elements or null. A workspace is one number.
+        // SAFETY: the program passes a descriptor of the library, and an array of `requested`
+        // elements or null. A workspace is one number.
         return unsafe {
-            let status = (library.get)(descriptor.cast_mut().cast(), number, kind, requested, count, elements);
-            if status == 0 && number == attribute::PLAN_WORKSPACE && !elements.is_null() && requested == 1 {
-                library.note_estimate(descriptor.cast_mut().cast(), elements.cast::<u64>().read_unaligned());
+            let status = (library.get)(
+                descriptor.cast_mut().cast(),
+                number,
+                kind,
+                requested,
+                count,
+                elements,
+            );
+            if status == 0
+                && number == attribute::PLAN_WORKSPACE
+                && !elements.is_null()
+                && requested == 1
+            {
+                library.note_estimate(
+                    descriptor.cast_mut().cast(),
+                    elements.cast::<u64>().read_unaligned(),
+                );
             }
             status
         };
@@ -281,7 +350,10 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
         let into = if elements.is_null() {
             &mut []
         } else {
-            slice::from_raw_parts_mut(elements.cast::<u8>(), element_size(kind) * usize::try_from(requested).unwrap_or(0))
+            slice::from_raw_parts_mut(
+                elements.cast::<u8>(),
+                element_size(kind) * usize::try_from(requested).unwrap_or(0),
+            )
         };
         (&*descriptor, into)
     };
@@ -314,25 +386,42 @@ unsafe fn get_objects(object: &Object, number: i32, into: &[u8]) -> i64 {
         .collect();
     match (object.kind, number) {
         (kind::HEURISTIC, attribute::HEURISTIC_RESULTS) => {
-            let graph = object.objects(attribute::HEURISTIC_GRAPH).into_iter().next();
+            let graph = object
+                .objects(attribute::HEURISTIC_GRAPH)
+                .into_iter()
+                .next();
             for (plan, config) in targets.iter().enumerate() {
                 config.state().plan = graph.clone().map(|graph| (graph, plan));
             }
-            if into.is_empty() { PLANS as i64 } else { targets.len().min(PLANS) as i64 }
+            if into.is_empty() {
+                PLANS as i64
+            } else {
+                targets.len().min(PLANS) as i64
+            }
         }
         (kind::ENGINE_CONFIG, attribute::CONFIG_ENGINE) => {
             let plan = of_config(object);
-            targets.iter().for_each(|engine| engine.state().plan = plan.clone());
+            targets
+                .iter()
+                .for_each(|engine| engine.state().plan = plan.clone());
             1
         }
         _ => 0,
     }
 }
 
-/// The graph and the plan of a configuration. If a program created it for an engine, they are the engine's.
+/// The graph and the plan of a configuration. If a program created it for an engine, they are the
+/// engine's.
 fn of_config(config: &Object) -> Option<(Handle, usize)> {
     let own = config.state().plan.clone();
-    own.or_else(|| config.objects(attribute::CONFIG_ENGINE).first()?.state().plan.clone())
+    own.or_else(|| {
+        config
+            .objects(attribute::CONFIG_ENGINE)
+            .first()?
+            .state()
+            .plan
+            .clone()
+    })
 }
 
 /// Writes the numbers of an attribute. Returns their count.
@@ -349,11 +438,17 @@ fn get_numbers(object: &Object, number: i32, into: &mut [u8]) -> i64 {
             if let Some((graph, 0)) = &plan {
                 graph.note_estimates();
             }
-            write(&plan.map_or(0, |(graph, plan)| graph.workspace(plan)).to_le_bytes())
+            write(
+                &plan
+                    .map_or(0, |(graph, plan)| graph.workspace(plan))
+                    .to_le_bytes(),
+            )
         }
-        (kind::ENGINE_CONFIG, attribute::CONFIG_WORKSPACE) => {
-            write(&of_config(object).map_or(0, |(graph, plan)| graph.workspace(plan)).to_le_bytes())
-        }
+        (kind::ENGINE_CONFIG, attribute::CONFIG_WORKSPACE) => write(
+            &of_config(object)
+                .map_or(0, |(graph, plan)| graph.workspace(plan))
+                .to_le_bytes(),
+        ),
         // The frontend compares it with a limit, even if it is not written.
         (kind::ENGINE_CONFIG, attribute::CONFIG_SHARED_MEMORY) => write(&0_i32.to_le_bytes()),
         (kind::ENGINE, attribute::ENGINE_INDEX) => write(&0_i64.to_le_bytes()),

@@ -1,4 +1,5 @@
-//! cuDNN's own library from the program's environment. It plans convolutions and attention without a device, from a description of one
+//! cuDNN's own library from the program's environment. It plans convolutions and attention without
+//! a device, from a description of one
 //! (<https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/utilities/deviceless-ahead-of-time-compilation.html>).
 //!
 //! Handles stay simulated, so descriptors get the description in place of a handle.
@@ -16,14 +17,16 @@ pub(super) type Descriptor = *mut c_void;
 pub(super) struct Library {
     create: unsafe extern "C" fn(c_int, *mut Descriptor) -> c_int,
     set: unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *const c_void) -> c_int,
-    pub(super) get: unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> c_int,
+    pub(super) get:
+        unsafe extern "C" fn(Descriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> c_int,
     pub(super) finalize: unsafe extern "C" fn(Descriptor) -> c_int,
     pub(super) destroy: unsafe extern "C" fn(Descriptor) -> c_int,
     /// The address of the descriptor of the device.
     device: usize,
 }
 
-// Numbers of `cudnnBackendDescriptorType_t`, `cudnnBackendAttributeName_t` and `cudnnBackendAttributeType_t` (cudnn_graph.h of cuDNN 9).
+// Numbers of `cudnnBackendDescriptorType_t`, `cudnnBackendAttributeName_t` and
+// `cudnnBackendAttributeType_t` (cudnn_graph.h of cuDNN 9).
 const DEVICE: c_int = 38;
 const DEVICE_JSON: c_int = 2702;
 const HANDLES: [c_int; 2] = [400, 800];
@@ -31,12 +34,13 @@ const OBJECTS: c_int = 15;
 const CHARACTERS: c_int = 24;
 const PLAN_JSON: c_int = 405;
 
-/// Kernels with this knob divide their work among clusters of blocks. Without a GPU, cuDNN plans their partial sums for 18 multiprocessors. Engine and
-/// knobs are those of a GPU.
+/// Kernels with this knob divide their work among clusters of blocks. Without a GPU, cuDNN plans
+/// their partial sums for 18 multiprocessors. Engine and knobs are those of a GPU.
 const CLUSTERS: &str = "CUDNN_KNOB_TYPE_TILE_CGA_M";
 
-/// On a GPU, the workspace of such a kernel is at most `LESS` bytes smaller, or `MORE` bytes per multiprocessor larger. These bounds contain 1,738 plans of
-/// cuDNN 9.19 that differ on an H100, and the peaks of 28 programs on an H200.
+/// On a GPU, the workspace of such a kernel is at most `LESS` bytes smaller, or `MORE` bytes per
+/// multiprocessor larger. These bounds contain 1,738 plans of cuDNN 9.19 that differ on an H100,
+/// and the peaks of 28 programs on an H200.
 const LESS: u64 = 3 << 19;
 const MORE: u64 = 144 << 10;
 
@@ -45,9 +49,15 @@ pub(super) fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
         let settings = &machine().settings;
-        let CudnnWorkspace::Library(path) = &settings.cudnn_workspace else { return None };
+        let CudnnWorkspace::Library(path) = &settings.cudnn_workspace else {
+            return None;
+        };
         let opened = Library::open(path, &description(settings));
-        opened.inspect_err(|error| eprintln!("simulated GPU: {path}: {error}; cuDNN workspace sizes are estimates")).ok()
+        opened
+            .inspect_err(|error| {
+                eprintln!("simulated GPU: {path}: {error}; cuDNN workspace sizes are estimates")
+            })
+            .ok()
     });
     library.as_ref()
 }
@@ -59,7 +69,9 @@ impl Library {
         let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         if opened.is_null() {
             // SAFETY: `dlopen` failed, so there is a text.
-            return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
+            return Err(unsafe { CStr::from_ptr(libc::dlerror()) }
+                .to_string_lossy()
+                .into_owned());
         }
         // SAFETY: the functions have these types since cuDNN 8 (cudnn_graph.h).
         let mut library = unsafe {
@@ -73,19 +85,32 @@ impl Library {
             }
         };
         let mut device = ptr::null_mut();
-        // SAFETY: the library writes the new descriptor, and reads as many characters as the text has.
+        // SAFETY: the library writes the new descriptor, and reads as many characters as the text
+        // has.
         let statuses = unsafe {
             let created = (library.create)(DEVICE, &raw mut device);
             if created != 0 {
                 return Err("it cannot plan without a device; cuDNN 9.8 and later can".to_owned());
             }
             [
-                (library.set)(device, DEVICE_JSON, CHARACTERS, description.len() as i64, description.as_ptr().cast()),
+                (library.set)(
+                    device,
+                    DEVICE_JSON,
+                    CHARACTERS,
+                    description.len() as i64,
+                    description.as_ptr().cast(),
+                ),
                 (library.finalize)(device),
             ]
         };
         library.device = device.expose_provenance();
-        if statuses == [0, 0] { Ok(library) } else { Err(format!("it rejects the description of the GPU: {statuses:?}")) }
+        if statuses == [0, 0] {
+            Ok(library)
+        } else {
+            Err(format!(
+                "it rejects the description of the GPU: {statuses:?}"
+            ))
+        }
     }
 
     /// Creates a descriptor. Engines, heuristics and plans are for the device.
@@ -100,7 +125,9 @@ impl Library {
         // SAFETY: the place is the program's, and both descriptors are the library's.
         unsafe {
             match (self.create)(kind, place) {
-                0 if attribute != 0 => (self.set)(*place, attribute, OBJECTS, 1, (&raw const device).cast()),
+                0 if attribute != 0 => {
+                    (self.set)(*place, attribute, OBJECTS, 1, (&raw const device).cast())
+                }
                 status => status,
             }
         }
@@ -114,20 +141,42 @@ impl Library {
         let mut text = vec![0_u8; 1 << 16];
         let mut len = 0;
         // SAFETY: the library writes at most as many characters as the text has.
-        let status = unsafe { (self.get)(plan, PLAN_JSON, CHARACTERS, text.len() as i64, &raw mut len, text.as_mut_ptr().cast()) };
+        let status = unsafe {
+            (self.get)(
+                plan,
+                PLAN_JSON,
+                CHARACTERS,
+                text.len() as i64,
+                &raw mut len,
+                text.as_mut_ptr().cast(),
+            )
+        };
         text.truncate(usize::try_from(len).unwrap_or(0));
         if status == 0 && String::from_utf8_lossy(&text).contains(CLUSTERS) {
             let machine = machine();
             let multiprocessors = attribute(&machine.settings, 16, 0);
-            machine.counters.note_workspace(bytes.min(LESS), u64::from(multiprocessors) * MORE);
+            machine
+                .counters
+                .note_workspace(bytes.min(LESS), u64::from(multiprocessors) * MORE);
         }
     }
 
     /// # Safety
     /// The descriptor is the library's, and there are `count` elements.
-    pub(super) unsafe fn set(&self, descriptor: Descriptor, number: c_int, kind: c_int, count: i64, elements: *const c_void) -> c_int {
-        // SAFETY: as the caller promises.
-        if HANDLES.contains(&number) { 0 } else { unsafe { (self.set)(descriptor, number, kind, count, elements) } }
+    pub(super) unsafe fn set(
+        &self,
+        descriptor: Descriptor,
+        number: c_int,
+        kind: c_int,
+        count: i64,
+        elements: *const c_void,
+    ) -> c_int {
+        if HANDLES.contains(&number) {
+            0
+        } else {
+            // SAFETY: as the caller promises.
+            unsafe { (self.set)(descriptor, number, kind, count, elements) }
+        }
     }
 }
 
@@ -167,7 +216,10 @@ fn description(settings: &Settings) -> String {
         ("l2CacheSize", 38),
     ];
     let of = |number: i32| attribute(settings, number, 0);
-    let numbers: String = numbers.iter().map(|(name, number)| format!(r#""{name}":{},"#, of(*number))).collect();
+    let numbers: String = numbers
+        .iter()
+        .map(|(name, number)| format!(r#""{name}":{},"#, of(*number)))
+        .collect();
     format!(
         r#"{{{numbers}"maxGridSize":{:?},"maxBlockSize":{:?},"deviceVer":{},"driverVer":{},"totalGlobalMem":{},"deviceName":"{}","cudaDeviceId":0,"oversizedSharedMemoryPerBlock":0}}"#,
         [5, 6, 7].map(of),

@@ -1,4 +1,5 @@
-//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, from the `library` if there is one, `rnn` recurrent networks.
+//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, from the `library`
+//! if there is one, `rnn` recurrent networks.
 
 mod backend;
 mod library;
@@ -84,7 +85,9 @@ impl Tensor {
 
     /// Copies sizes or strides to an array of `requested` numbers.
     fn copy_numbers(&self, numbers: &[c_int; DIMENSIONS], into: *mut c_int, requested: c_int) {
-        let count = usize::try_from(requested.min(self.count)).unwrap_or(0).min(DIMENSIONS);
+        let count = usize::try_from(requested.min(self.count))
+            .unwrap_or(0)
+            .min(DIMENSIONS);
         // SAFETY: the program passes an array of this length; `numbers` has `DIMENSIONS` elements.
         unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), into, count) };
     }
@@ -100,8 +103,13 @@ unsafe extern "C" fn cudnnSetTensorNdDescriptor(
 ) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: the program passes two arrays of `count` numbers.
-    let [sizes, strides] = [sizes, strides].map(|numbers| unsafe { slice::from_raw_parts(numbers, count) });
-    answer(tensor.map(|tensor| tensor.set(kind, sizes, strides)).is_some())
+    let [sizes, strides] =
+        [sizes, strides].map(|numbers| unsafe { slice::from_raw_parts(numbers, count) });
+    answer(
+        tensor
+            .map(|tensor| tensor.set(kind, sizes, strides))
+            .is_some(),
+    )
 }
 
 export! {

@@ -1,9 +1,12 @@
-//! Recurrent networks: the layout of their weights in the buffer of the program, and their temporary memory.
+//! Recurrent networks: the layout of their weights in the buffer of the program, and their
+//! temporary memory.
 //!
-//! The sizes of the temporary memory follow formulas. They equal all of 463,402 sizes that cuDNN 9.19 gave on an H200 for networks without projections, with
-//! the standard algorithm and the one for small states. `sizes.tsv` has a selection.
+//! The sizes of the temporary memory follow formulas. They equal all of 463,402 sizes that cuDNN 9.19
+//! gave on an H200 for networks without projections, with the standard algorithm and the one for
+//! small states. `sizes.tsv` has a selection.
 //!
-//! The matrices come first, by layer and direction: the input's, the hidden state's, and the projection. The biases follow in the same order.
+//! The matrices come first, by layer and direction: the input's, the hidden state's, and the
+//! projection. The biases follow in the same order.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::slice;
@@ -61,7 +64,11 @@ impl Layer {
     }
 
     const fn projection(&self) -> usize {
-        if self.projected { self.hidden * self.output } else { 0 }
+        if self.projected {
+            self.hidden * self.output
+        } else {
+            0
+        }
     }
 
     const fn matrices(&self) -> usize {
@@ -97,8 +104,18 @@ impl Network {
         let (hidden, projection) = (size(self.hidden), size(self.projection));
         let projected = projection > 0 && projection < hidden;
         let output = if projected { projection } else { hidden };
-        let input = if pseudo_layer < self.directions() { size(self.input) } else { output * self.directions() };
-        Layer { gates: self.gates(), hidden, input, output, projected }
+        let input = if pseudo_layer < self.directions() {
+            size(self.input)
+        } else {
+            output * self.directions()
+        };
+        Layer {
+            gates: self.gates(),
+            hidden,
+            input,
+            output,
+            projected,
+        }
     }
 
     /// Bytes per element, by `cudnnDataType_t`.
@@ -112,7 +129,9 @@ impl Network {
 
     fn bytes(&self) -> usize {
         let layers = (0..self.pseudo_layers()).map(|index| self.layer(index));
-        let elements: usize = layers.map(|layer| layer.matrices() + if self.biased != 0 { layer.biases() } else { 0 }).sum();
+        let elements: usize = layers
+            .map(|layer| layer.matrices() + if self.biased != 0 { layer.biases() } else { 0 })
+            .sum();
         elements * self.element()
     }
 
@@ -120,13 +139,26 @@ impl Network {
         self.cell == 2
     }
 
-    /// The bytes that a forward pass keeps for the backward pass: gates, cells, the outputs between layers, and a bit of dropout per direction.
+    /// The bytes that a forward pass keeps for the backward pass: gates, cells, the outputs between
+    /// layers, and a bit of dropout per direction.
     fn reserve(&self, sequences: &Sequences) -> usize {
         let states = sequences.rows * self.first().hidden * self.element();
-        let cells = if self.is_lstm() { self.pseudo_layers() * states } else { 0 };
+        let cells = if self.is_lstm() {
+            self.pseudo_layers() * states
+        } else {
+            0
+        };
         let outputs = self.pseudo_layers().saturating_sub(self.directions()) * states;
-        let dropout = if self.drops { outputs / self.element() * self.directions() / 8 } else { 0 };
-        aligned([self.pseudo_layers() * states * self.kept(), cells, outputs + dropout]) + 256
+        let dropout = if self.drops {
+            outputs / self.element() * self.directions() / 8
+        } else {
+            0
+        };
+        aligned([
+            self.pseudo_layers() * states * self.kept(),
+            cells,
+            outputs + dropout,
+        ]) + 256
     }
 
     /// Values that the backward pass needs per output, without the cells of an LSTM.
@@ -142,15 +174,23 @@ impl Network {
         self.layer(0)
     }
 
-    /// Bytes of the workspace: 8 MiB per layer and direction, the matrices, and what the larger of the passes needs.
+    /// Bytes of the workspace: 8 MiB per layer and direction, the matrices, and what the larger of
+    /// the passes needs.
     fn workspace(&self, sequences: &Sequences, training: bool) -> usize {
         let parts = aligned(self.forward(sequences));
-        let parts = if training { parts.max(aligned(self.backward(sequences))) } else { parts };
-        let matrices: usize = (0..self.pseudo_layers()).map(|index| self.layer(index).matrices()).sum();
+        let parts = if training {
+            parts.max(aligned(self.backward(sequences)))
+        } else {
+            parts
+        };
+        let matrices: usize = (0..self.pseudo_layers())
+            .map(|index| self.layer(index).matrices())
+            .sum();
         self.pseudo_layers() * (8 << 20) + aligned([matrices * self.element()]) + 256 + parts
     }
 
-    /// Whether cuDNN uses a persistent algorithm (`CUDNN_RNN_ALGO_PERSIST_STATIC` or its form for small states). For bfloat16 it uses the standard one.
+    /// Whether cuDNN uses a persistent algorithm (`CUDNN_RNN_ALGO_PERSIST_STATIC` or its form for
+    /// small states). For bfloat16 it uses the standard one.
     const fn is_persistent(&self) -> bool {
         matches!(self.algorithm, 1 | 3) && matches!(self.kind, 0 | 2)
     }
@@ -161,7 +201,14 @@ impl Network {
         let (gates, states, layers) = (self.gates(), sizes.states, sizes.layers);
         let mut parts = self.copies(sequences, &sizes, 1);
         if self.directions() == 1 {
-            parts.push(gates * if self.is_persistent() { states } else { sizes.of_steps(sequences, 256) });
+            parts.push(
+                gates
+                    * if self.is_persistent() {
+                        states
+                    } else {
+                        sizes.of_steps(sequences, 256)
+                    },
+            );
         } else {
             parts.extend([2 * gates * states, 4 * states, 4 * layers]);
         }
@@ -188,8 +235,13 @@ impl Network {
         match (self.directions(), self.layers > 1) {
             (1, false) => parts.extend([states, widest]),
             (1, true) if self.is_persistent() => parts.extend([2 * states, widest]),
-            (1, true) => parts.extend([sizes.of_steps(sequences, self.steps_between_layers(sequences)), widest]),
-            (_, several) => parts.extend([if several { 4 } else { 2 } * states, 4 * widest, 4 * layers]),
+            (1, true) => parts.extend([
+                sizes.of_steps(sequences, self.steps_between_layers(sequences)),
+                widest,
+            ]),
+            (_, several) => {
+                parts.extend([if several { 4 } else { 2 } * states, 4 * widest, 4 * layers])
+            }
         }
         if self.is_persistent() {
             parts.extend([8 * states, self.kept() * states]);
@@ -204,7 +256,8 @@ impl Network {
         parts
     }
 
-    /// Copies without padding: of inputs, outputs, states before and after, and lengths. Packed sequences need none.
+    /// Copies without padding: of inputs, outputs, states before and after, and lengths. Packed
+    /// sequences need none.
     fn copies(&self, sequences: &Sequences, sizes: &Sizes, times: usize) -> Vec<usize> {
         if sequences.packed {
             return Vec::new();
@@ -213,7 +266,10 @@ impl Network {
         let mut parts = vec![8 * sequences.batch];
         for _ in 0..times {
             parts.extend([self.directions() * sizes.states, sizes.inputs]);
-            parts.extend(std::iter::repeat_n(self.directions() * sizes.layers, states));
+            parts.extend(std::iter::repeat_n(
+                self.directions() * sizes.layers,
+                states,
+            ));
         }
         parts
     }
@@ -241,21 +297,41 @@ impl Network {
         }
     }
 
-    /// A matrix and its bias. Numbers start with the gates of the input, then of the hidden state, then the projection, which has no bias.
+    /// A matrix and its bias. Numbers start with the gates of the input, then of the hidden state,
+    /// then the projection, which has no bias.
     fn weights(&self, pseudo_layer: usize, number: usize) -> Weights {
         let layer = self.layer(pseudo_layer);
-        let before: usize = (0..pseudo_layer).map(|index| self.layer(index).matrices()).sum();
+        let before: usize = (0..pseudo_layer)
+            .map(|index| self.layer(index).matrices())
+            .sum();
         let (offset, rows, columns) = match number.checked_sub(layer.gates) {
             None => (number * layer.input_matrix(), layer.hidden, layer.input),
-            Some(gate) if gate < layer.gates => {
-                (layer.gates * layer.input_matrix() + gate * layer.hidden_matrix(), layer.hidden, layer.output)
-            }
-            Some(_) => (layer.gates * (layer.input_matrix() + layer.hidden_matrix()), layer.output, layer.hidden),
+            Some(gate) if gate < layer.gates => (
+                layer.gates * layer.input_matrix() + gate * layer.hidden_matrix(),
+                layer.hidden,
+                layer.output,
+            ),
+            Some(_) => (
+                layer.gates * (layer.input_matrix() + layer.hidden_matrix()),
+                layer.output,
+                layer.hidden,
+            ),
         };
-        let all: usize = (0..self.pseudo_layers()).map(|index| self.layer(index).matrices()).sum();
-        let biases: usize = (0..pseudo_layer).map(|index| self.layer(index).biases()).sum();
-        let bias = (self.biased != 0 && number < 2 * layer.gates).then_some((all + biases + number * layer.hidden) * self.element());
-        Weights { matrix: (before + offset) * self.element(), rows, columns, bias, hidden: layer.hidden }
+        let all: usize = (0..self.pseudo_layers())
+            .map(|index| self.layer(index).matrices())
+            .sum();
+        let biases: usize = (0..pseudo_layer)
+            .map(|index| self.layer(index).biases())
+            .sum();
+        let bias = (self.biased != 0 && number < 2 * layer.gates)
+            .then_some((all + biases + number * layer.hidden) * self.element());
+        Weights {
+            matrix: (before + offset) * self.element(),
+            rows,
+            columns,
+            bias,
+            hidden: layer.hidden,
+        }
     }
 }
 
@@ -273,13 +349,20 @@ struct Sizes {
 impl Sizes {
     /// The states of at most `most` steps.
     fn of_steps(&self, sequences: &Sequences, most: usize) -> usize {
-        if sequences.steps > most { self.states.min(most * self.step) } else { self.states }
+        if sequences.steps > most {
+            self.states.min(most * self.step)
+        } else {
+            self.states
+        }
     }
 }
 
 /// The sum of parts that start at multiples of 32 bytes.
 fn aligned(parts: impl IntoIterator<Item = usize>) -> usize {
-    parts.into_iter().map(|bytes| bytes.next_multiple_of(32)).sum()
+    parts
+        .into_iter()
+        .map(|bytes| bytes.next_multiple_of(32))
+        .sum()
 }
 
 /// A matrix and its bias: offsets in bytes, and sizes in elements.
@@ -339,9 +422,19 @@ export! {
 }
 
 /// Describes a matrix at an address; without an address the matrix is empty.
-fn put(tensor: Option<&mut Tensor>, place: Out<'_, usize>, kind: c_int, [rows, columns]: [usize; 2], address: Option<usize>) {
+fn put(
+    tensor: Option<&mut Tensor>,
+    place: Out<'_, usize>,
+    kind: c_int,
+    [rows, columns]: [usize; 2],
+    address: Option<usize>,
+) {
     let number = |size: usize| c_int::try_from(size).unwrap_or(c_int::MAX);
-    let sizes = if address.is_some() { [1, number(rows), number(columns)] } else { [0; 3] };
+    let sizes = if address.is_some() {
+        [1, number(rows), number(columns)]
+    } else {
+        [0; 3]
+    };
     if let Some(tensor) = tensor {
         tensor.set(kind, &sizes, &[sizes[1] * sizes[2], sizes[2], 1]);
     }
@@ -357,7 +450,8 @@ export! {
         let (Some(network), Some(sequences)) = (network, sequences) else { return answer(false) };
         let bytes = network.workspace(sequences, training != 0);
         if network.first().projected {
-            // Of 14,309 networks with projections, none needs less than 0.8 or more than 1.25 times the formula.
+            // Of 14,309 networks with projections, none needs less than 0.8 or more than 1.25 times
+            // the formula.
             machine().counters.note_workspace(bytes as u64 / 5, bytes as u64 / 4);
         }
         write(workspace, bytes);

@@ -1,4 +1,5 @@
-//! Managed and pitched memory, and arrays. Managed memory is charged to the device in full, an array by the bytes of its elements.
+//! Managed and pitched memory, and arrays. Managed memory is charged to the device in full, an
+//! array by the bytes of its elements.
 
 use std::ffi::{c_int, c_uint};
 
@@ -31,11 +32,25 @@ export! {
     };
 }
 
-fn allocate_rows(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize) -> c_int {
+fn allocate_rows(
+    address: Out<'_, usize>,
+    pitch: Out<'_, usize>,
+    width: usize,
+    height: usize,
+) -> c_int {
     let row = width.checked_next_multiple_of(PITCH);
     let size = row.and_then(|row| row.checked_mul(height));
-    let code = request("cuMemAllocPitch_v2", address, size.map(|size| Bytes(size as u64)), on_device);
-    if code == 0 { answer(put(pitch, row.unwrap_or(0))) } else { code }
+    let code = request(
+        "cuMemAllocPitch_v2",
+        address,
+        size.map(|size| Bytes(size as u64)),
+        on_device,
+    );
+    if code == 0 {
+        answer(put(pitch, row.unwrap_or(0)))
+    } else {
+        code
+    }
 }
 
 fn on_device(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {
@@ -52,7 +67,9 @@ fn request(
     machine().delay(Call::Malloc);
     in_context(function, |machine, state| {
         state.streams.allow_unsafe(Caller::current())?;
-        let bytes = bytes.filter(|bytes| *bytes > Bytes::ZERO && place.is_some()).ok_or(Code::InvalidValue)?;
+        let bytes = bytes
+            .filter(|bytes| *bytes > Bytes::ZERO && place.is_some())
+            .ok_or(Code::InvalidValue)?;
         put_address(place, get(machine, state, bytes))
     })
 }

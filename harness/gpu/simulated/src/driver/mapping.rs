@@ -30,7 +30,8 @@ struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// The device of the memory. If kernels execute, only unshared pinned memory (kind 1) of a device (location kind 1) is supported.
+    /// The device of the memory. If kernels execute, only unshared pinned memory (kind 1) of a
+    /// device (location kind 1) is supported.
     fn device(&self, machine: &Machine) -> Result<usize, Code> {
         if machine.executes_kernels() {
             if self.kind != 1 || self.location_kind != 1 {
@@ -43,7 +44,10 @@ impl AllocationProperties {
         if self.handle_types == FABRIC {
             return Err(Code::NotPermitted);
         }
-        usize::try_from(self.location).ok().filter(|index| *index < machine.visible.len()).ok_or(Code::InvalidDevice)
+        usize::try_from(self.location)
+            .ok()
+            .filter(|index| *index < machine.visible.len())
+            .ok_or(Code::InvalidDevice)
     }
 }
 
@@ -55,8 +59,17 @@ struct AccessDescription {
 }
 
 /// Runs a call that needs a context and virtual memory management.
-fn mapping(function: &'static str, body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
-    in_context(function, |machine, state| if machine.settings.mapping { body(machine, state) } else { Err(Code::NotSupported) })
+fn mapping(
+    function: &'static str,
+    body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>,
+) -> c_int {
+    in_context(function, |machine, state| {
+        if machine.settings.mapping {
+            body(machine, state)
+        } else {
+            Err(Code::NotSupported)
+        }
+    })
 }
 
 export! {
@@ -132,7 +145,9 @@ fn create(
     if flags != 0 {
         return Err(Code::InvalidValue);
     }
-    state.request(machine, (Call::Create, size), index, |memory| memory.create(size))
+    state.request(machine, (Call::Create, size), index, |memory| {
+        memory.create(size)
+    })
 }
 
 fn unmap(machine: &Machine, state: &mut State, address: u64, size: u64) -> Result<(), Code> {
@@ -155,7 +170,9 @@ fn unmap(machine: &Machine, state: &mut State, address: u64, size: u64) -> Resul
 /// Counts and logs freed pieces of physical memory.
 fn note_frees(machine: &Machine, state: &mut State, index: usize, pieces: u64) {
     if pieces > 0 {
-        machine.counters.count_frees(index, state.devices[index].used(), pieces);
+        machine
+            .counters
+            .count_frees(index, state.devices[index].used(), pieces);
         state.note_free(machine, index);
     }
 }

@@ -110,11 +110,18 @@ fn free_and_wait(start: u64) -> c_int {
     if let refused @ Err(_) = allow_unsafe() {
         return answer(refused);
     }
-    if matches!(machine().state().host.around(start as usize), Some((.., Kind::Managed(_)))) {
+    if matches!(
+        machine().state().host.around(start as usize),
+        Some((.., Kind::Managed(_)))
+    ) {
         return call("cuMemFree_v2", || answer(free(start)));
     }
     let until = |gpu: &mut Gpu<'_>| {
-        if gpu.memory.is_allocation(start) { Ok(gpu.sim().all_done_at()) } else { Err(Code::InvalidValue) }
+        if gpu.memory.is_allocation(start) {
+            Ok(gpu.sim().all_done_at())
+        } else {
+            Err(Code::InvalidValue)
+        }
     };
     let then = |gpu: &mut Gpu<'_>| {
         let size = gpu.memory.free(start)?;
@@ -132,7 +139,9 @@ fn range_of(address: usize) -> Result<(usize, usize), Code> {
         return Ok((start, size));
     }
     let range = state.device_at(address as u64)?.range_of(address as u64);
-    range.map(|(start, size)| (start as usize, size.0 as usize)).ok_or(Code::InvalidValue)
+    range
+        .map(|(start, size)| (start as usize, size.0 as usize))
+        .ok_or(Code::InvalidValue)
 }
 
 /// The value of a pointer attribute, of four or eight bytes.
@@ -171,8 +180,18 @@ fn pointer_attribute(number: c_int, address: usize) -> Result<Attribute, Code> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, number: c_int, address: usize) -> c_int {
-    let found = pointer_attribute(number, address).and_then(|found| if value.is_null() { Err(Code::InvalidValue) } else { Ok(found) });
+unsafe extern "C" fn cuPointerGetAttribute(
+    value: *mut c_void,
+    number: c_int,
+    address: usize,
+) -> c_int {
+    let found = pointer_attribute(number, address).and_then(|found| {
+        if value.is_null() {
+            Err(Code::InvalidValue)
+        } else {
+            Ok(found)
+        }
+    });
     // SAFETY: the program passes a value of the attribute's size.
     answer(found.map(|found| unsafe {
         match found {
@@ -182,18 +201,26 @@ unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, number: c_int, ad
     }))
 }
 
-/// Copies from or to a host address: of page-locked memory in the order of the stream, of other memory before the call returns. The program
-/// passes host memory of this size.
-fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize, stream: usize) -> Result<(), Code> {
+/// Copies from or to a host address: of page-locked memory in the order of the stream, of other
+/// memory before the call returns. The program passes host memory of this size.
+fn transfer(
+    work: Work,
+    (start, len, kind): (u64, u64, AccessKind),
+    host: usize,
+    stream: usize,
+) -> Result<(), Code> {
     if machine().state().host.is_pinned(host) {
         return on_gpu(|gpu| gpu.submit(stream, work));
     }
     let then = |gpu: &mut Gpu<'_>| {
         let id = gpu.stream(stream)?;
-        if host == 0 || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len)) {
+        if host == 0
+            || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len))
+        {
             return Err(Code::InvalidValue);
         }
-        gpu.execution.queue_access(gpu.memory, id, (start, len, kind))?;
+        gpu.execution
+            .queue_access(gpu.memory, id, (start, len, kind))?;
         work.run(&mut gpu.execution.bytes, None)
     };
     wait(|gpu| gpu.stream_done_at(stream), then)
@@ -202,5 +229,8 @@ fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize,
 fn set_words(address: usize, word: c_uint, count: usize, stream: usize) -> c_int {
     let machine = machine();
     machine.tick();
-    answer(submit(stream).map(|_| runtime::fill(machine, address as u64, 4 * count, &word.to_le_bytes())))
+    answer(
+        submit(stream)
+            .map(|_| runtime::fill(machine, address as u64, 4 * count, &word.to_le_bytes())),
+    )
 }

@@ -1,7 +1,9 @@
-//! Functions of the CUDA driver (<https://docs.nvidia.com/cuda/cuda-driver-api/>) for PyTorch, its compilers, and this project's CUDA device. This
-//! file has the driver itself, devices and contexts.
+//! Functions of the CUDA driver (<https://docs.nvidia.com/cuda/cuda-driver-api/>) for PyTorch, its
+//! compilers, and this project's CUDA device. This file has the driver itself, devices and
+//! contexts.
 //!
-//! If kernels execute, the functions fail like a driver's: before `cuInit`, without a context, and after work broke the context.
+//! If kernels execute, the functions fail like a driver's: before `cuInit`, without a context, and
+//! after work broke the context.
 
 mod arrays;
 mod mapping;
@@ -18,7 +20,8 @@ use harness_gpu_settings::ffi::{Out, Text, write};
 
 use crate::code::{Code, answer, message, name, put};
 use crate::context::{
-    call, context_of, current_context, device_of_stream, initialized, pop_context, push_context, release, retain, set_context,
+    call, context_of, current_context, device_of_stream, initialized, pop_context, push_context,
+    release, retain, set_context,
 };
 use crate::runtime::{device, put_attribute};
 use crate::world::{current_device, machine};
@@ -30,13 +33,25 @@ fn initialize(flags: c_uint) -> Result<(), Code> {
     }
     let machine = machine();
     machine.usable()?;
-    machine.initialized.store(!machine.visible.is_empty(), Ordering::Relaxed);
-    if machine.visible.is_empty() { Err(Code::NoDevice) } else { Ok(()) }
+    machine
+        .initialized
+        .store(!machine.visible.is_empty(), Ordering::Relaxed);
+    if machine.visible.is_empty() {
+        Err(Code::NoDevice)
+    } else {
+        Ok(())
+    }
 }
 
 /// Runs a call about a device. `body` gets the real number of the device.
-fn of_device(function: &'static str, index: c_int, body: impl FnOnce(u32) -> Result<(), Code>) -> c_int {
-    call(function, || answer(initialized().and_then(|()| body(device(index)?))))
+fn of_device(
+    function: &'static str,
+    index: c_int,
+    body: impl FnOnce(u32) -> Result<(), Code>,
+) -> c_int {
+    call(function, || {
+        answer(initialized().and_then(|()| body(device(index)?)))
+    })
 }
 
 export! {
@@ -74,7 +89,11 @@ export! {
 /// The program passes an array of `len` characters.
 fn write_name(text: *mut u8, len: c_int) -> Result<(), Code> {
     let device_name = machine().settings.device_name().as_bytes();
-    let len = usize::try_from(len).unwrap_or(0).checked_sub(1).ok_or(Code::InvalidValue)?.min(device_name.len());
+    let len = usize::try_from(len)
+        .unwrap_or(0)
+        .checked_sub(1)
+        .ok_or(Code::InvalidValue)?
+        .min(device_name.len());
     // SAFETY: the array has more than `len` characters.
     unsafe {
         ptr::copy_nonoverlapping(device_name.as_ptr(), text, len);
@@ -88,5 +107,9 @@ fn device_of(stream: usize) -> Result<usize, Code> {
     if machine().executes_kernels() {
         return device_of_stream(stream);
     }
-    machine().state().streams.stream(stream, current_device()).map(|stream| stream.device)
+    machine()
+        .state()
+        .streams
+        .stream(stream, current_device())
+        .map(|stream| stream.device)
 }

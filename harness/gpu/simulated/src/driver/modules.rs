@@ -86,7 +86,11 @@ fn delete(module: *mut u8) -> c_int {
 
 fn load(image: Text<'_>) -> Result<usize, Code> {
     load_module(Bytes::ZERO)?;
-    let text = image.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::InvalidPtx)?;
+    let text = image
+        .get()
+        .ok_or(Code::InvalidValue)?
+        .to_str()
+        .map_err(|_| Code::InvalidPtx)?;
     on_gpu(|gpu| gpu.execution.load(text))
 }
 
@@ -94,16 +98,25 @@ fn function(module: usize, name: Text<'_>) -> Result<usize, Code> {
     on_gpu(|gpu| gpu.execution.function(module, text(name)?))
 }
 
-fn variable(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) -> Result<(), Code> {
+fn variable(
+    address: Out<'_, u64>,
+    size: Out<'_, usize>,
+    module: usize,
+    name: Text<'_>,
+) -> Result<(), Code> {
     let (start, len) = on_gpu(|gpu| gpu.execution.variable(module, text(name)?))?;
     put(address, start).and(put(size, len as usize))
 }
 
 fn text(name: Text<'_>) -> Result<&str, Code> {
-    name.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::NotFound)
+    name.get()
+        .ok_or(Code::InvalidValue)?
+        .to_str()
+        .map_err(|_| Code::NotFound)
 }
 
-/// Launches a kernel with unknown parameters. It may write anywhere, so all stored copies are forgotten.
+/// Launches a kernel with unknown parameters. It may write anywhere, so all stored copies are
+/// forgotten.
 fn launch(stream: usize) -> c_int {
     let machine = machine();
     machine.tick();
@@ -135,7 +148,8 @@ unsafe extern "C" fn cuLaunchKernel(
         "cuLaunchKernel",
         || launch(stream),
         || {
-            let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]].map(|sizes| sizes.into_iter().map(u64::from).product());
+            let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]]
+                .map(|sizes| sizes.into_iter().map(u64::from).product());
             // SAFETY: the program passes a pointer to each parameter of the kernel.
             on_gpu(|gpu| unsafe { execute_kernel(gpu, function, shape, stream, parameters) })
         },
@@ -155,10 +169,16 @@ unsafe fn execute_kernel(
 ) -> Result<(), Code> {
     let kernel = gpu.execution.kernel(function)?;
     let threads = blocks * block;
-    if threads == 0 || block > u64::from(BLOCK_THREADS) || parameters.is_null() || (kernel.is_for_one_thread() && threads != 1) {
+    if threads == 0
+        || block > u64::from(BLOCK_THREADS)
+        || parameters.is_null()
+        || (kernel.is_for_one_thread() && threads != 1)
+    {
         return Err(Code::InvalidValue);
     }
     // SAFETY: as the caller promises; all parameters of these kernels have 64 bits.
-    let values: Vec<u64> = (0..kernel.parameters()).map(|index| unsafe { parameters.add(index).read().read() }).collect();
+    let values: Vec<u64> = (0..kernel.parameters())
+        .map(|index| unsafe { parameters.add(index).read().read() })
+        .collect();
     gpu.submit(stream, kernel.work(&values))
 }

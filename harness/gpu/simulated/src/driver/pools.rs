@@ -27,11 +27,20 @@ struct PoolProperties {
 
 /// Runs `body` on the device of the thread's context if the driver supports pools.
 fn on_gpu_with_pools<T>(body: impl FnOnce(&mut Gpu<'_>) -> Result<T, Code>) -> Result<T, Code> {
-    on_gpu(|gpu| if gpu.machine.settings.pools { body(gpu) } else { Err(Code::NotSupported) })
+    on_gpu(|gpu| {
+        if gpu.machine.settings.pools {
+            body(gpu)
+        } else {
+            Err(Code::NotSupported)
+        }
+    })
 }
 
 /// Runs `body` for a pool of the device.
-fn with_pool<T>(pool: usize, body: impl FnOnce(&mut Gpu<'_>, PoolId) -> Result<T, Code>) -> Result<T, Code> {
+fn with_pool<T>(
+    pool: usize,
+    body: impl FnOnce(&mut Gpu<'_>, PoolId) -> Result<T, Code>,
+) -> Result<T, Code> {
     on_gpu_with_pools(|gpu| {
         let id = gpu.pool(pool)?;
         body(gpu, id)
@@ -57,14 +66,20 @@ export! {
         by_kernel_mode(THIS, || runtime::cudaFreeAsync(address, stream), || free_in_order(address as u64, stream));
 }
 
-/// If kernels execute, only pools of unshared pinned memory (kind 1) on this device (location kind 1) without a limit are supported.
+/// If kernels execute, only pools of unshared pinned memory (kind 1) on this device (location kind 1)
+/// without a limit are supported.
 fn create_pool(pool: Out<'_, usize>, wanted: &PoolProperties) -> c_int {
     let create = |gpu: &mut Gpu<'_>| {
-        let here = wanted.location_kind == 1 && usize::try_from(wanted.location) == Ok(gpu.memory.index());
+        let here =
+            wanted.location_kind == 1 && usize::try_from(wanted.location) == Ok(gpu.memory.index());
         if wanted.kind != 1 || !here || wanted.reserved != [0; 54] {
             return Err(Code::InvalidValue);
         }
-        if !wanted.attributes.is_null() || wanted.handle_types != 0 || wanted.most != 0 || wanted.usage != 0 {
+        if !wanted.attributes.is_null()
+            || wanted.handle_types != 0
+            || wanted.most != 0
+            || wanted.usage != 0
+        {
             return Err(Code::NotSupported);
         }
         let id = gpu.sim().create_pool(Bytes::ZERO)?;
@@ -99,7 +114,10 @@ fn figure(pool: usize, attribute: c_int, value: *mut c_void) -> Result<(), Code>
             _ => return Err(Code::InvalidValue),
         };
         // SAFETY: the program passes a number of 64 bits or null.
-        put(unsafe { value.cast::<MaybeUninit<u64>>().as_mut() }, figure.0)
+        put(
+            unsafe { value.cast::<MaybeUninit<u64>>().as_mut() },
+            figure.0,
+        )
     })
 }
 
@@ -114,20 +132,26 @@ fn set(pool: usize, attribute: c_int, value: *mut c_void) -> Result<(), Code> {
             // SAFETY: these attributes are an int, and the pointer is not null.
             2 | 3 if unsafe { value.cast::<c_int>().read() } == 0 => Ok(()),
             // SAFETY: this attribute has 64 bits, and the pointer is not null.
-            4 => Ok(gpu.sim().set_release_threshold(id, Bytes(unsafe { value.cast::<u64>().read() }))?),
+            4 => Ok(gpu
+                .sim()
+                .set_release_threshold(id, Bytes(unsafe { value.cast::<u64>().read() }))?),
             _ => Err(Code::NotSupported),
         }
     })
 }
 
 fn trim_pool(pool: usize, keep: usize) -> Result<(), Code> {
-    with_pool(pool, |gpu, id| Ok(gpu.sim().trim_pool(id, Bytes(keep as u64))?))
+    with_pool(pool, |gpu, id| {
+        Ok(gpu.sim().trim_pool(id, Bytes(keep as u64))?)
+    })
 }
 
 fn allocate_from_pool(size: usize, pool: usize, stream: usize) -> Result<usize, Code> {
     with_pool(pool, |gpu, id| {
         let stream = gpu.stream(stream)?;
-        Ok(gpu.memory.allocate_in_order(Bytes(size as u64), id, stream)? as usize)
+        Ok(gpu
+            .memory
+            .allocate_in_order(Bytes(size as u64), id, stream)? as usize)
     })
 }
 

@@ -33,7 +33,8 @@ export! {
         by_kernel_mode(THIS, || runtime::cudaEventRecord(event, stream), || record_event(event, stream));
     cuEventQuery(event: usize) = by_kernel_mode(THIS, || runtime::cudaEventQuery(event), || query_event(event));
     cuEventSynchronize(event: usize) = by_kernel_mode(THIS, || runtime::cudaEventSynchronize(event), || synchronize_event(event));
-    /// If kernels execute, both events must be recorded, done and with timing. The time is negative if the end is earlier than the start.
+    /// If kernels execute, both events must be recorded, done and with timing. The time is negative
+    /// if the end is earlier than the start.
     cuEventElapsedTime, cuEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = output_by_kernel_mode(
         THIS,
         milliseconds,
@@ -43,12 +44,21 @@ export! {
 }
 
 fn synchronize() -> Result<(), Code> {
-    wait(|gpu| Ok(gpu.sim().all_done_at()), |gpu| Ok(gpu.sim().synchronize()?))
+    wait(
+        |gpu| Ok(gpu.sim().all_done_at()),
+        |gpu| Ok(gpu.sim().synchronize()?),
+    )
 }
 
 /// Only streams that do not synchronize with the default stream are supported.
 fn create_stream(flags: c_uint) -> Result<usize, Code> {
-    on_gpu(|gpu| if flags == NON_BLOCKING { gpu.create_stream() } else { Err(Code::NotSupported) })
+    on_gpu(|gpu| {
+        if flags == NON_BLOCKING {
+            gpu.create_stream()
+        } else {
+            Err(Code::NotSupported)
+        }
+    })
 }
 
 fn synchronize_stream(stream: usize) -> Result<(), Code> {
@@ -77,7 +87,10 @@ fn create_event(flags: c_uint) -> Result<usize, Code> {
     })
 }
 
-fn with_event<T>(event: usize, call: impl FnOnce(&mut Gpu<'_>, EventId) -> Result<T, DeviceError>) -> Result<T, Code> {
+fn with_event<T>(
+    event: usize,
+    call: impl FnOnce(&mut Gpu<'_>, EventId) -> Result<T, DeviceError>,
+) -> Result<T, Code> {
     on_gpu(|gpu| {
         let id = gpu.event(event)?;
         Ok(call(gpu, id)?)
@@ -121,5 +134,7 @@ fn elapsed_time(start: usize, end: usize) -> Result<c_float, Code> {
 fn done_at(gpu: &mut Gpu<'_>, event: usize) -> Result<Nanos, Code> {
     let id = gpu.event(event)?;
     let time = gpu.sim().event_time(id)?;
-    time.done_at.filter(|_| time.timed).ok_or(Code::InvalidHandle)
+    time.done_at
+        .filter(|_| time.timed)
+        .ok_or(Code::InvalidHandle)
 }

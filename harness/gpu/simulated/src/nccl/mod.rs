@@ -1,9 +1,12 @@
-//! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]). With [`Values::Cpu`], they exchange their data. Otherwise, or
-//! if one process has all ranks, all ranks have the data of the calling rank: most values are unknown, and ranks whose known values differ would go
-//! different ways. Broadcasts of other processes carry the known values of their root.
+//! A model of NCCL for processes on one machine, which meet in each collective ([`peers`]). With
+//! [`Values::Cpu`], they exchange their data. Otherwise, or if one process has all ranks, all ranks
+//! have the data of the calling rank: most values are unknown, and ranks whose known values differ
+//! would go different ways. Broadcasts of other processes carry the known values of their root.
 //!
-//! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a moment, and the next call of the host that waits for the
-//! device waits for the rest ([`settle`]), as on a GPU. Receives wait for the end of their group, so exchanges within a group do not wait for each other.
+//! With [`Values::Cpu`], a collective is done when its call returns. Otherwise its call waits a
+//! moment, and the next call of the host that waits for the device waits for the rest ([`settle`]),
+//! as on a GPU. Receives wait for the end of their group, so exchanges within a group do not wait
+//! for each other.
 
 mod peers;
 mod reduce;
@@ -132,7 +135,8 @@ export! {
         communicator.receive(peer as usize, Buffer { address: to, bytes: count * element(kind) });
 }
 
-/// The factors of the operations that multiply before the sum. Their numbers begin with [`FIRST_FACTOR`].
+/// The factors of the operations that multiply before the sum. Their numbers begin with
+/// [`FIRST_FACTOR`].
 static FACTORS: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 /// `ncclNumOps`.
 const FIRST_FACTOR: c_int = 5;
@@ -141,7 +145,10 @@ impl UniqueId {
     /// The first word is unique within the run.
     fn new() -> Self {
         static IDS: AtomicU32 = AtomicU32::new(0);
-        Self([u64::from(std::process::id()) << 32 | u64::from(IDS.fetch_add(1, Ordering::Relaxed)); 16])
+        Self(
+            [u64::from(std::process::id()) << 32 | u64::from(IDS.fetch_add(1, Ordering::Relaxed));
+                16],
+        )
     }
 }
 
@@ -181,34 +188,66 @@ fn failed(failure: &Failure) -> c_int {
 fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
     let (ranks, rank) = (ranks as usize, rank as usize);
     let joined = match (id.filter(|_| ranks > 1), env::var_os(RUN)) {
-        (Some(id), Some(folder)) => {
-            Peers::join(Path::new(&folder), id, ranks, rank, machine().settings.values == Values::Cpu).map(|peers| Some(Arc::new(peers)))
-        }
+        (Some(id), Some(folder)) => Peers::join(
+            Path::new(&folder),
+            id,
+            ranks,
+            rank,
+            machine().settings.values == Values::Cpu,
+        )
+        .map(|peers| Some(Arc::new(peers))),
         _ => Ok(None),
     };
     match joined {
         Ok(peers) => answer(write(
             into,
-            Box::into_raw(Box::new(Communicator { ranks, rank, children: AtomicU32::new(0), peers, buffers: Default::default() })),
+            Box::into_raw(Box::new(Communicator {
+                ranks,
+                rank,
+                children: AtomicU32::new(0),
+                peers,
+                buffers: Default::default(),
+            })),
         )),
         Err(error) => failed(&error.into()),
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, ranks: c_int, _: *const c_int) -> c_int {
+unsafe extern "C" fn ncclCommInitAll(
+    into: *mut MaybeUninit<*mut Communicator>,
+    ranks: c_int,
+    _: *const c_int,
+) -> c_int {
     for rank in 0..ranks {
         // SAFETY: the program passes an array of `ranks` handles.
-        create(unsafe { into.add(usize::try_from(rank).unwrap_or(0)).as_mut() }, ranks, rank, None);
+        create(
+            unsafe { into.add(usize::try_from(rank).unwrap_or(0)).as_mut() },
+            ranks,
+            rank,
+            None,
+        );
     }
     0
 }
 
-/// Waits until all ranks have called. Members of a color are ordered by key, then by rank. Without other processes, the new communicator is the same.
+/// Waits until all ranks have called. Members of a color are ordered by key, then by rank. Without
+/// other processes, the new communicator is the same.
 #[unsafe(no_mangle)]
-extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
-    let Some(peers) = &parent.peers else { return create(into, parent.ranks as c_int, parent.rank as c_int, None) };
-    let parts = match peers.exchange(call(Operation::Split, None, 0, 0), [color, key].map(i32::to_ne_bytes).as_flattened()) {
+extern "C" fn ncclCommSplit(
+    parent: &Communicator,
+    color: c_int,
+    key: c_int,
+    into: Out<'_, *mut Communicator>,
+    _: *const c_void,
+) -> c_int {
+    let Some(peers) = &parent.peers else {
+        return create(into, parent.ranks as c_int, parent.rank as c_int, None);
+    };
+    let parts = match peers.exchange(
+        call(Operation::Split, None, 0, 0),
+        [color, key].map(i32::to_ne_bytes).as_flattened(),
+    ) {
         Ok(parts) => parts,
         Err(failure) => return failed(&failure),
     };
@@ -224,8 +263,16 @@ extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, int
         }
     }
     members.sort_unstable();
-    let rank = members.iter().position(|member| *member == (key, parent.rank)).unwrap_or(0);
-    create(into, members.len() as c_int, rank as c_int, parent.child(&color))
+    let rank = members
+        .iter()
+        .position(|member| *member == (key, parent.rank))
+        .unwrap_or(0);
+    create(
+        into,
+        members.len() as c_int,
+        rank as c_int,
+        parent.child(&color),
+    )
 }
 
 /// Makes a communicator without some ranks, which do not call this.
@@ -238,14 +285,27 @@ unsafe extern "C" fn ncclCommShrink(
     _: *const c_void,
     _: c_int,
 ) -> c_int {
-    // SAFETY: the program passes an array with this many ranks.
-    let excluded = if count > 0 { unsafe { slice::from_raw_parts(excluded, count as usize) } } else { &[] };
+    let excluded = if count > 0 {
+        // SAFETY: the program passes an array with this many ranks.
+        unsafe { slice::from_raw_parts(excluded, count as usize) }
+    } else {
+        &[]
+    };
     let is_member = |rank: &usize| !excluded.contains(&(*rank as c_int));
-    let (ranks, rank) = ((0..parent.ranks).filter(is_member).count(), (0..parent.rank).filter(is_member).count());
-    create(into, ranks as c_int, rank as c_int, parent.child(&(ranks, excluded)))
+    let (ranks, rank) = (
+        (0..parent.ranks).filter(is_member).count(),
+        (0..parent.rank).filter(is_member).count(),
+    );
+    create(
+        into,
+        ranks as c_int,
+        rank as c_int,
+        parent.child(&(ranks, excluded)),
+    )
 }
 
-/// Adds ranks to a communicator. A new rank passes its number, and an old one its communicator. Of those, only one knows the ID.
+/// Adds ranks to a communicator. A new rank passes its number, and an old one its communicator. Of
+/// those, only one knows the ID.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommGrow(
     parent: Option<&Communicator>,
@@ -256,11 +316,21 @@ extern "C" fn ncclCommGrow(
     _: *const c_void,
 ) -> c_int {
     let id = id.map(|id| id.0[0]);
-    let Some(parent) = parent else { return create(into, ranks, rank, id) };
-    let Some(peers) = &parent.peers else { return create(into, ranks, parent.rank as c_int, id) };
-    match peers.exchange(call(Operation::Grow, None, 0, 0), id.map(u64::to_ne_bytes).as_ref().map_or(&[], |id| id)) {
+    let Some(parent) = parent else {
+        return create(into, ranks, rank, id);
+    };
+    let Some(peers) = &parent.peers else {
+        return create(into, ranks, parent.rank as c_int, id);
+    };
+    match peers.exchange(
+        call(Operation::Grow, None, 0, 0),
+        id.map(u64::to_ne_bytes).as_ref().map_or(&[], |id| id),
+    ) {
         Ok(parts) => {
-            let id = parts.iter().find_map(|part| part.first_chunk()).map(|id| u64::from_ne_bytes(*id));
+            let id = parts
+                .iter()
+                .find_map(|part| part.first_chunk())
+                .map(|id| u64::from_ne_bytes(*id));
             create(into, ranks, parent.rank as c_int, id)
         }
         Err(failure) => failed(&failure),
@@ -273,7 +343,12 @@ fn cuda_status(status: c_int) -> c_int {
 }
 
 fn call(operation: Operation, root: Option<c_int>, count: usize, kind: c_int) -> Call {
-    Call { operation, root: root.map(|root| root as usize), count, kind: kind as u8 }
+    Call {
+        operation,
+        root: root.map(|root| root as usize),
+        count,
+        kind: kind as u8,
+    }
 }
 
 /// Work that waits for other ranks: tries for a time, and returns whether it is done.
@@ -284,16 +359,21 @@ static IS_LATE: AtomicBool = AtomicBool::new(false);
 /// A message has arrived later than its call waited. Later calls then do not wait.
 static REQUESTS_EARLY: AtomicBool = AtomicBool::new(false);
 
-/// Does work that waits for other ranks. Without computed values, it may stay undone until [`settle`].
+/// Does work that waits for other ranks. Without computed values, it may stay undone until
+/// [`settle`].
 fn perform(patience: Duration, mut work: Work) -> c_int {
     let is_computed = machine().settings.values == Values::Cpu;
     if IS_LATE.load(Ordering::Acquire) {
-        LATE.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|work| matches!(work(Some(Duration::ZERO)), Ok(false)));
+        LATE.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain_mut(|work| matches!(work(Some(Duration::ZERO)), Ok(false)));
     }
     match work((!is_computed).then_some(patience)) {
         Ok(true) => 0,
         Ok(false) => {
-            LATE.lock().unwrap_or_else(PoisonError::into_inner).push(work);
+            LATE.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(work);
             IS_LATE.store(true, Ordering::Release);
             0
         }
@@ -301,7 +381,8 @@ fn perform(patience: Duration, mut work: Work) -> c_int {
     }
 }
 
-/// Waits for the ranks of all collectives so far, because the host waits for the device. The caller does not hold the state.
+/// Waits for the ranks of all collectives so far, because the host waits for the device. The caller
+/// does not hold the state.
 pub(crate) fn settle() {
     if !IS_LATE.swap(false, Ordering::AcqRel) {
         return;
@@ -318,14 +399,17 @@ fn known(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(bytes.to_vec()).filter(|bytes| !bytes.is_empty())
 }
 
-/// Writes the bytes that `fill` writes to its argument to device memory, or zeros if it returns `false`.
+/// Writes the bytes that `fill` writes to its argument to device memory, or zeros if it returns
+/// `false`.
 fn set(state: &mut State, address: usize, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) {
     contents::write(state, address as u64, len, fill);
 }
 
 /// Copies the first bytes of `from`. Returns `false` if it has fewer.
 fn copy(from: &[u8], into: &mut [u8]) -> bool {
-    from.get(..into.len()).map(|from| into.copy_from_slice(from)).is_some()
+    from.get(..into.len())
+        .map(|from| into.copy_from_slice(from))
+        .is_some()
 }
 
 /// How a collective reduces the data of a number of ranks.
@@ -340,10 +424,17 @@ struct Reduction {
 impl Reduction {
     /// Reduces the data from an offset. Returns `false` if the result is zeros.
     fn reduce(self, parts: &Parts<'_>, from: usize, into: &mut [u8]) -> bool {
-        let Self { ranks, kind, operation, factor } = self;
+        let Self {
+            ranks,
+            kind,
+            operation,
+            factor,
+        } = self;
         let blocks = into.chunks_mut(PART).enumerate();
         let reduced = blocks.map(|(index, into)| {
-            reduce::reduce(into, ranks, (kind, operation, factor), |rank, into| parts.read(rank, from + index * PART, into))
+            reduce::reduce(into, ranks, (kind, operation, factor), |rank, into| {
+                parts.read(rank, from + index * PART, into)
+            })
         });
         reduced.fold(false, |is_known, reduced| is_known | reduced)
     }
@@ -353,20 +444,33 @@ impl Communicator {
     /// The number of a new communicator with ranks of this one, which all of them compute.
     fn child(&self, what: &impl Hash) -> Option<u64> {
         let mut hasher = Mixer::default();
-        (self.peers.as_ref()?.id(), self.children.fetch_add(1, Ordering::Relaxed), what).hash(&mut hasher);
+        (
+            self.peers.as_ref()?.id(),
+            self.children.fetch_add(1, Ordering::Relaxed),
+            what,
+        )
+            .hash(&mut hasher);
         Some(hasher.finish())
     }
 
     /// The other ranks if they exchange data.
     fn others(&self) -> Option<&Arc<Peers>> {
-        self.peers.as_ref().filter(|_| machine().settings.values == Values::Cpu)
+        self.peers
+            .as_ref()
+            .filter(|_| machine().settings.values == Values::Cpu)
     }
 
     fn leave(&self, is_aborted: bool) -> c_int {
         if let Some(peers) = &self.peers {
             peers.leave(is_aborted);
         }
-        for start in self.buffers.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().filter_map(Option::take) {
+        for start in self
+            .buffers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter_mut()
+            .filter_map(Option::take)
+        {
             let state = &mut *machine().state();
             if let Ok(index) = state.device_at(start).map(|memory| memory.index()) {
                 // A failure means that the program has reset the device.
@@ -376,23 +480,31 @@ impl Communicator {
         0
     }
 
-    /// Allocates the buffers of the first collective, or of the first send or receive. These allocations are no attempts that can be failed.
+    /// Allocates the buffers of the first collective, or of the first send or receive. These
+    /// allocations are no attempts that can be failed.
     fn allocate_buffers(&self, is_point_to_point: bool) -> c_int {
-        let Some(table) = &machine().settings.nccl_memory else { return 0 };
+        let Some(table) = &machine().settings.nccl_memory else {
+            return 0;
+        };
         let size = table.of(self.ranks, is_point_to_point);
-        let buffers = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner)[usize::from(is_point_to_point)];
+        let buffers = &mut self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+            [usize::from(is_point_to_point)];
         if size == Bytes::ZERO || buffers.is_some() {
             return 0;
         }
-        match machine().state().on_device(current_device(), |memory| memory.allocate(size)) {
+        match machine()
+            .state()
+            .on_device(current_device(), |memory| memory.allocate(size))
+        {
             Ok(start) => *buffers = Some(start),
             Err(_) => return failed(&Failure::Memory(size)),
         }
         0
     }
 
-    /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish` receives them. With a reduction, the ranks first reduce their
-    /// data together: each has the result.
+    /// Exchanges the bytes at an address. If this rank needs the bytes of any ranks, `finish`
+    /// receives them. With a reduction, the ranks first reduce their data together: each has the
+    /// result.
     fn collective(
         &self,
         call: Call,
@@ -401,7 +513,10 @@ impl Communicator {
         reduction: Option<Reduction>,
         finish: impl FnOnce(&mut State, &Parts<'_>) + Send + 'static,
     ) -> c_int {
-        let is_point_to_point = matches!(call.operation, Operation::AllToAll | Operation::Gather | Operation::Scatter);
+        let is_point_to_point = matches!(
+            call.operation,
+            Operation::AllToAll | Operation::Gather | Operation::Scatter
+        );
         let status = self.allocate_buffers(is_point_to_point);
         if status != 0 {
             return status;
@@ -414,9 +529,13 @@ impl Communicator {
             let data = contents::read(&mut machine.state(), from as u64, len, <[u8]>::to_vec);
             finish(&mut machine.state(), &Parts::equal(&data, self.ranks));
         }
-        let Some(peers) = self.peers.clone() else { return 0 };
+        let Some(peers) = self.peers.clone() else {
+            return 0;
+        };
         let published = if exchanges {
-            contents::read(&mut machine.state(), from as u64, len, |data| peers.publish(call, data))
+            contents::read(&mut machine.state(), from as u64, len, |data| {
+                peers.publish(call, data)
+            })
         } else {
             peers.publish(call, &[])
         };
@@ -425,11 +544,19 @@ impl Communicator {
             Err(error) => return failed(&error.into()),
         };
         let reduce = move |peers: &Peers, parts: &Parts<'_>| match reduction {
-            Some(reduction) => peers.reduce(number, parts, len, |from, into| reduction.reduce(parts, from, into)),
+            Some(reduction) => peers.reduce(number, parts, len, |from, into| {
+                reduction.reduce(parts, from, into)
+            }),
             None => Ok(()),
         };
         // The last rank reduces small data before the others wake.
-        let completed = peers.complete((number, call), |parts| if len <= PART { reduce(&peers, parts) } else { Ok(()) });
+        let completed = peers.complete((number, call), |parts| {
+            if len <= PART {
+                reduce(&peers, parts)
+            } else {
+                Ok(())
+            }
+        });
         if let Err(failure) = completed {
             return failed(&failure);
         }
@@ -454,69 +581,155 @@ impl Communicator {
 
     /// What this rank needs in a collective. If there is a root, only the root gets a result.
     fn needs_at_root(&self, root: Option<usize>) -> Needs {
-        if root.is_none_or(|root| root == self.rank) { Needs::All } else { Needs::Nothing }
+        if root.is_none_or(|root| root == self.rank) {
+            Needs::All
+        } else {
+            Needs::Nothing
+        }
     }
 
     /// Gathers at a root, or at all ranks.
     fn gather(&self, call: Call, from: usize, to: usize) -> c_int {
         let len = bytes(call);
         let ranks = self.ranks;
-        self.collective(call, (from, len), self.needs_at_root(call.root), None, move |state, parts| {
-            (0..ranks).for_each(|rank| set(state, to + rank * len, len, |into| parts.read(rank, 0, into)));
-        })
+        self.collective(
+            call,
+            (from, len),
+            self.needs_at_root(call.root),
+            None,
+            move |state, parts| {
+                (0..ranks).for_each(|rank| {
+                    set(state, to + rank * len, len, |into| {
+                        parts.read(rank, 0, into)
+                    })
+                });
+            },
+        )
     }
 
     fn all_to_all(&self, call: Call, from: usize, to: usize) -> c_int {
         let (len, rank, ranks) = (bytes(call), self.rank, self.ranks);
-        self.collective(call, (from, len * ranks), Needs::All, None, move |state, parts| {
-            (0..ranks).for_each(|other| set(state, to + other * len, len, |into| parts.read(other, rank * len, into)));
-        })
+        self.collective(
+            call,
+            (from, len * ranks),
+            Needs::All,
+            None,
+            move |state, parts| {
+                (0..ranks).for_each(|other| {
+                    set(state, to + other * len, len, |into| {
+                        parts.read(other, rank * len, into)
+                    })
+                });
+            },
+        )
     }
 
     fn scatter(&self, call: Call, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
-        let (own, sent) = (self.rank * len, if root == self.rank { len * self.ranks } else { 0 });
-        self.collective(call, (from, sent), Needs::Rank(root), None, move |state, parts| {
-            set(state, to, len, |into| parts.read(root, own, into));
-        })
+        let (own, sent) = (
+            self.rank * len,
+            if root == self.rank {
+                len * self.ranks
+            } else {
+                0
+            },
+        );
+        self.collective(
+            call,
+            (from, sent),
+            Needs::Rank(root),
+            None,
+            move |state, parts| {
+                set(state, to, len, |into| parts.read(root, own, into));
+            },
+        )
     }
 
     fn broadcast(&self, call: Call, from: usize, to: usize) -> c_int {
         let (len, root) = (bytes(call), call.root.unwrap_or(0));
         if self.peers.is_none() {
             return in_group(|group| {
-                let data = Buffer { address: from, bytes: len };
+                let data = Buffer {
+                    address: from,
+                    bytes: len,
+                };
                 if root == self.rank {
                     group.own.push(data);
                 } else if from != to {
                     group.sent.push(data);
                 }
-                group.received.push(Buffer { address: to, bytes: len });
+                group.received.push(Buffer {
+                    address: to,
+                    bytes: len,
+                });
             });
         }
         let sent = if root == self.rank { len } else { 0 };
-        self.collective(call, (from, sent), Needs::Rank(root), None, move |state, parts| {
-            set(state, to, len, |into| parts.read(root, 0, into));
-        })
+        self.collective(
+            call,
+            (from, sent),
+            Needs::Rank(root),
+            None,
+            move |state, parts| {
+                set(state, to, len, |into| parts.read(root, 0, into));
+            },
+        )
     }
 
     /// Reduces at a root, or at all ranks. The count is that of the result.
     fn reduce(&self, call: Call, from: usize, to: usize, operation: c_int) -> c_int {
         let len = bytes(call);
         let factor = usize::try_from(operation - FIRST_FACTOR).ok();
-        let factor = factor.and_then(|index| FACTORS.lock().unwrap_or_else(PoisonError::into_inner).get(index).copied()).unwrap_or(1.0);
+        let factor = factor
+            .and_then(|index| {
+                FACTORS
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get(index)
+                    .copied()
+            })
+            .unwrap_or(1.0);
         // Without other ranks, the result is this rank's data.
-        let ranks = if self.others().is_some() { self.ranks } else { 1 };
-        let reduction = Reduction { ranks, kind: c_int::from(call.kind), operation, factor };
+        let ranks = if self.others().is_some() {
+            self.ranks
+        } else {
+            1
+        };
+        let reduction = Reduction {
+            ranks,
+            kind: c_int::from(call.kind),
+            operation,
+            factor,
+        };
         if call.operation == Operation::AllReduce && ranks > 1 {
-            return self.collective(call, (from, len), Needs::All, Some(reduction), move |state, parts| {
-                set(state, to, len, |into| parts.of_len(len).is_some_and(|rank| parts.read(rank, 0, into)));
-            });
+            return self.collective(
+                call,
+                (from, len),
+                Needs::All,
+                Some(reduction),
+                move |state, parts| {
+                    set(state, to, len, |into| {
+                        parts
+                            .of_len(len)
+                            .is_some_and(|rank| parts.read(rank, 0, into))
+                    });
+                },
+            );
         }
-        let (sent, own) = if call.operation == Operation::ReduceScatter { (len * self.ranks, len * self.rank) } else { (len, 0) };
-        self.collective(call, (from, sent), self.needs_at_root(call.root), None, move |state, parts| {
-            set(state, to, len, |into| reduction.reduce(parts, own, into));
-        })
+        let (sent, own) = if call.operation == Operation::ReduceScatter {
+            (len * self.ranks, len * self.rank)
+        } else {
+            (len, 0)
+        };
+        self.collective(
+            call,
+            (from, sent),
+            self.needs_at_root(call.root),
+            None,
+            move |state, parts| {
+                set(state, to, len, |into| reduction.reduce(parts, own, into));
+            },
+        )
     }
 
     fn send(&self, peer: usize, buffer: Buffer) -> c_int {
@@ -527,14 +740,28 @@ impl Communicator {
         let mut data = Vec::new();
         if self.others().is_some() {
             machine().tick();
-            data = contents::read(&mut machine().state(), buffer.address as u64, buffer.bytes, <[u8]>::to_vec);
+            data = contents::read(
+                &mut machine().state(),
+                buffer.address as u64,
+                buffer.bytes,
+                <[u8]>::to_vec,
+            );
         } else {
-            let status = in_group(|group| if peer == self.rank { group.own.push(buffer) } else { group.sent.push(buffer) });
+            let status = in_group(|group| {
+                if peer == self.rank {
+                    group.own.push(buffer)
+                } else {
+                    group.sent.push(buffer)
+                }
+            });
             if status != 0 {
                 return status;
             }
         }
-        let sent = self.peers.as_ref().map_or(Ok(()), |peers| peers.send(peer, &data));
+        let sent = self
+            .peers
+            .as_ref()
+            .map_or(Ok(()), |peers| peers.send(peer, &data));
         sent.map_or_else(|failure| failed(&failure), |()| 0)
     }
 
@@ -546,7 +773,11 @@ impl Communicator {
         in_group(|group| {
             let is_exchanged = self.others().is_some();
             if let Some(peers) = &self.peers {
-                group.from_others.push((Arc::clone(peers), peer, Some(buffer).filter(|_| is_exchanged)));
+                group.from_others.push((
+                    Arc::clone(peers),
+                    peer,
+                    Some(buffer).filter(|_| is_exchanged),
+                ));
             }
             if !is_exchanged {
                 group.received.push(buffer);
@@ -588,21 +819,39 @@ thread_local! {
 fn in_group(change: impl FnOnce(&mut Group)) -> c_int {
     GROUP.with_borrow_mut(|group| {
         change(group);
-        if group.depth == 0 { end_group(group) } else { 0 }
+        if group.depth == 0 {
+            end_group(group)
+        } else {
+            0
+        }
     })
 }
 
-/// Fills each received buffer. Without other processes, it gets data of its size: what this rank sends to itself, because the other ranks would send the
-/// same, or else what it sends to another rank. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per rank.
+/// Fills each received buffer. Without other processes, it gets data of its size: what this rank
+/// sends to itself, because the other ranks would send the same, or else what it sends to another
+/// rank. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per
+/// rank.
 fn end_group(group: &mut Group) -> c_int {
-    let Group { own, sent, received, from_others, .. } = std::mem::take(group);
+    let Group {
+        own,
+        sent,
+        received,
+        from_others,
+        ..
+    } = std::mem::take(group);
     let machine = machine();
     for buffer in received {
         machine.tick();
         let state = &mut *machine.state();
-        if let Some(data) = own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes && data.address != buffer.address) {
+        if let Some(data) = own
+            .iter()
+            .chain(&sent)
+            .find(|data| data.bytes == buffer.bytes && data.address != buffer.address)
+        {
             let bytes = contents::read(state, data.address as u64, data.bytes, known);
-            set(state, buffer.address, buffer.bytes, |into| bytes.is_some_and(|bytes| copy(&bytes, into)));
+            set(state, buffer.address, buffer.bytes, |into| {
+                bytes.is_some_and(|bytes| copy(&bytes, into))
+            });
         }
     }
     for (peers, peer, buffer) in from_others {
@@ -616,11 +865,17 @@ fn end_group(group: &mut Group) -> c_int {
             REQUESTS_EARLY.fetch_or(is_late, Ordering::Relaxed);
             if let Some(Buffer { address, bytes }) = buffer {
                 machine.tick();
-                set(&mut machine.state(), address, bytes, |into| copy(&data, into));
+                set(&mut machine.state(), address, bytes, |into| {
+                    copy(&data, into)
+                });
             }
             Ok(true)
         };
-        let patience = if REQUESTS_EARLY.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+        let patience = if REQUESTS_EARLY.load(Ordering::Relaxed) {
+            Duration::ZERO
+        } else {
+            PATIENCE
+        };
         let status = perform(patience, Box::new(work));
         if status != 0 {
             return status;

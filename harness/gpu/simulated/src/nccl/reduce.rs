@@ -4,7 +4,8 @@ use std::ffi::c_int;
 
 use half::{bf16, f16};
 
-/// `ncclRedOp_t`: 0 sum, 1 product, 2 maximum, 3 minimum, 4 average. Later numbers multiply with a scalar before the sum.
+/// `ncclRedOp_t`: 0 sum, 1 product, 2 maximum, 3 minimum, 4 average. Later numbers multiply with a
+/// scalar before the sum.
 pub(super) type Operation = c_int;
 
 const PRODUCT: Operation = 1;
@@ -12,7 +13,8 @@ const MAXIMUM: Operation = 2;
 const MINIMUM: Operation = 3;
 const AVERAGE: Operation = 4;
 
-/// Reduces the elements that `read` reads for each rank. It returns `false` for zeros. Returns whether there are any others.
+/// Reduces the elements that `read` reads for each rank. It returns `false` for zeros. Returns
+/// whether there are any others.
 pub(super) fn reduce(
     into: &mut [u8],
     ranks: usize,
@@ -31,7 +33,11 @@ pub(super) fn reduce(
                 } else {
                     part.fill(0);
                 }
-                let values = part.as_chunks::<SIZE>().0.iter().map(|bytes| -> $wide { $widen(<$type>::from_ne_bytes(*bytes)) });
+                let values = part
+                    .as_chunks::<SIZE>()
+                    .0
+                    .iter()
+                    .map(|bytes| -> $wide { $widen(<$type>::from_ne_bytes(*bytes)) });
                 if reduced.is_empty() {
                     reduced.extend(values);
                     continue;
@@ -49,8 +55,14 @@ pub(super) fn reduce(
                 5.. => (reduced as f64 * scalar) as $wide,
                 _ => reduced,
             };
-            let results = reduced.into_iter().map(|reduced| <$type>::to_ne_bytes($narrow(scaled(reduced))));
-            into.as_chunks_mut().0.iter_mut().zip(results).for_each(|(into, bytes)| *into = bytes);
+            let results = reduced
+                .into_iter()
+                .map(|reduced| <$type>::to_ne_bytes($narrow(scaled(reduced))));
+            into.as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(results)
+                .for_each(|(into, bytes)| *into = bytes);
             is_known
         }};
     }
@@ -66,19 +78,28 @@ pub(super) fn reduce(
         7 => of!(f32, f32, |narrow| narrow, |wide| wide),
         8 => of!(f64, f64, |narrow| narrow, |wide| wide),
         9 => of!(bf16, f32, f32::from, bf16::from_f32),
-        // Sums of 8-bit floating point numbers are not computed: the part of one rank stands for the result.
+        // Sums of 8-bit floating point numbers are not computed: the part of one rank stands for
+        // the result.
         _ => (0..ranks).any(|rank| read(rank, into)),
     }
 }
 
 /// The number in an element.
 pub(super) fn number(bytes: &[u8], kind: c_int) -> f64 {
-    match (kind, bytes.try_into().map(u32::from_ne_bytes), bytes.try_into().map(u64::from_ne_bytes)) {
+    match (
+        kind,
+        bytes.try_into().map(u32::from_ne_bytes),
+        bytes.try_into().map(u64::from_ne_bytes),
+    ) {
         (7, Ok(bits), _) => f32::from_bits(bits).into(),
         (8, _, Ok(bits)) => f64::from_bits(bits),
         (6 | 9, ..) => {
             let bits = u16::from_ne_bytes(bytes.try_into().unwrap_or_default());
-            if kind == 6 { f16::from_bits(bits).to_f64() } else { bf16::from_bits(bits).to_f64() }
+            if kind == 6 {
+                f16::from_bits(bits).to_f64()
+            } else {
+                bf16::from_bits(bits).to_f64()
+            }
         }
         _ => 1.0,
     }
@@ -92,7 +113,12 @@ mod tests {
 
     #[test]
     fn each_operation_reduces_floats_and_integers_and_takes_missing_parts_as_zeros() {
-        let floats = |values: [f32; 2]| values.into_iter().flat_map(f32::to_ne_bytes).collect::<Vec<u8>>();
+        let floats = |values: [f32; 2]| {
+            values
+                .into_iter()
+                .flat_map(f32::to_ne_bytes)
+                .collect::<Vec<u8>>()
+        };
         let (first, second) = (floats([1.5, -2.0]), floats([0.5, 6.0]));
         let of = |parts: &[&[u8]], len, kind| {
             let mut into = vec![1; len];
@@ -104,7 +130,8 @@ mod tests {
             };
             reduce(&mut into, parts.len(), kind, read).then_some(into)
         };
-        let reduced = |operation, scalar| of(&[&first, &second], 8, (7, operation, scalar)).unwrap();
+        let reduced =
+            |operation, scalar| of(&[&first, &second], 8, (7, operation, scalar)).unwrap();
         let expected = [
             (0, [2.0, 4.0]),
             (PRODUCT, [0.75, -12.0]),
@@ -117,9 +144,20 @@ mod tests {
             assert_eq!(reduced(operation, 0.5), floats(values), "{operation}");
         }
         let bytes = |value: i64| value.to_ne_bytes().to_vec();
-        assert_eq!(of(&[&bytes(3), &[], &bytes(-5)], 8, (4, 0, 1.0)), Some(bytes(-2)));
         assert_eq!(
-            of(&[&bf16::from_f32(1.5).to_ne_bytes(), &bf16::from_f32(2.0).to_ne_bytes()], 2, (9, 0, 1.0)).unwrap(),
+            of(&[&bytes(3), &[], &bytes(-5)], 8, (4, 0, 1.0)),
+            Some(bytes(-2))
+        );
+        assert_eq!(
+            of(
+                &[
+                    &bf16::from_f32(1.5).to_ne_bytes(),
+                    &bf16::from_f32(2.0).to_ne_bytes()
+                ],
+                2,
+                (9, 0, 1.0)
+            )
+            .unwrap(),
             bf16::from_f32(3.5).to_ne_bytes()
         );
         assert_eq!(of(&[&[], &[]], 8, (7, 0, 1.0)), None);

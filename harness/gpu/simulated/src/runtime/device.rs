@@ -16,7 +16,11 @@ use crate::world::{current_device, machine, set_current_device};
 /// The real number of the device with an index.
 pub(crate) fn device(index: c_int) -> Result<u32, Code> {
     let index = usize::try_from(index).map_err(|_| Code::InvalidDevice)?;
-    machine().visible.get(index).copied().ok_or(Code::InvalidDevice)
+    machine()
+        .visible
+        .get(index)
+        .copied()
+        .ok_or(Code::InvalidDevice)
 }
 
 /// Writes an attribute of a device, which has this real number.
@@ -53,10 +57,18 @@ export! {
 
 fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {
     let usable = machine().usable();
-    let devices = if usable.is_ok() { machine().visible.len() } else { 0 };
+    let devices = if usable.is_ok() {
+        machine().visible.len()
+    } else {
+        0
+    };
     keep_statistics(devices, query_of_torch);
     let written = put(count, c_int::try_from(devices).unwrap_or(0));
-    usable.and(written).and(if devices == 0 { Err(Code::NoDevice) } else { Ok(()) })
+    usable.and(written).and(if devices == 0 {
+        Err(Code::NoDevice)
+    } else {
+        Ok(())
+    })
 }
 
 fn set_device(index: c_int) -> Result<(), Code> {

@@ -1,4 +1,5 @@
-//! Fat binaries: the code of a program for several compute capabilities. Their layout is not documented; `cuobjdump --list-elf` shows the same entries.
+//! Fat binaries: the code of a program for several compute capabilities. Their layout is not
+//! documented; `cuobjdump --list-elf` shows the same entries.
 
 use std::ptr;
 
@@ -40,8 +41,10 @@ const HEADER_MAGIC: u32 = 0xba55_ed50;
 const PTX: u16 = 1;
 const CUBIN: u16 = 2;
 
-/// Returns the capability of the code that a driver chooses for a device of this capability. Machine code runs on later devices of its generation, PTX
-/// on all later devices. Kernels are no-ops, so a device without such code gets the latest older code, or else the oldest code. `None` without any code.
+/// Returns the capability of the code that a driver chooses for a device of this capability.
+/// Machine code runs on later devices of its generation, PTX on all later devices. Kernels are
+/// no-ops, so a device without such code gets the latest older code, or else the oldest code.
+/// `None` without any code.
 ///
 /// # Safety
 /// The address is zero or that of a fat binary that a program registered.
@@ -52,11 +55,14 @@ pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
     let older = || entries.iter().filter(|entry| entry.capability <= device);
     let runs = |entry: &&Entry| entry.kind == PTX || entry.capability / 10 == device / 10;
     let chosen = older().filter(runs).map(|entry| entry.capability).max();
-    chosen.or_else(|| capabilities().filter(|code| *code <= device).max()).or_else(|| capabilities().min())
+    chosen
+        .or_else(|| capabilities().filter(|code| *code <= device).max())
+        .or_else(|| capabilities().min())
 }
 
-/// Returns the size of the machine code in an image that a program loads: of an ELF file, or of the largest one in a fat binary, because the driver loads
-/// one of them. Zero for other images, such as PTX, whose machine code has an unknown size.
+/// Returns the size of the machine code in an image that a program loads: of an ELF file, or of the
+/// largest one in a fat binary, because the driver loads one of them. Zero for other images, such
+/// as PTX, whose machine code has an unknown size.
 ///
 /// # Safety
 /// The address is zero or that of an image.
@@ -64,12 +70,26 @@ pub(crate) unsafe fn code_bytes(image: usize) -> Bytes {
     // SAFETY: as the caller promises, and the magic number of ELF confirms the layout.
     unsafe {
         if !starts_with(image, *b"\x7fELF") {
-            return Bytes(entries(image).iter().filter(|entry| entry.kind == CUBIN).map(|entry| entry.size).max().unwrap_or(0));
+            return Bytes(
+                entries(image)
+                    .iter()
+                    .filter(|entry| entry.kind == CUBIN)
+                    .map(|entry| entry.size)
+                    .max()
+                    .unwrap_or(0),
+            );
         }
         let start = ptr::with_exposed_provenance::<u8>(image);
         let read = |at: usize| u64::from(start.add(at).cast::<u16>().read_unaligned());
-        // The table of sections is at the end. Its offset has eight bytes, the size and number of its entries have two.
-        Bytes(start.add(0x28).cast::<u64>().read_unaligned().saturating_add(read(0x3a) * read(0x3c)))
+        // The table of sections is at the end. Its offset has eight bytes, the size and number of
+        // its entries have two.
+        Bytes(
+            start
+                .add(0x28)
+                .cast::<u64>()
+                .read_unaligned()
+                .saturating_add(read(0x3a) * read(0x3c)),
+        )
     }
 }
 
@@ -80,19 +100,28 @@ pub(crate) unsafe fn code_bytes(image: usize) -> Bytes {
 unsafe fn starts_with(image: usize, magic: [u8; 4]) -> bool {
     let start = ptr::with_exposed_provenance::<u8>(image);
     // SAFETY: as the caller promises.
-    image != 0 && magic.iter().enumerate().all(|(at, byte)| unsafe { start.add(at).read() } == *byte)
+    image != 0
+        && magic
+            .iter()
+            .enumerate()
+            .all(|(at, byte)| unsafe { start.add(at).read() } == *byte)
 }
 
 /// The entries with code of a fat binary.
 ///
 /// # Safety
-/// The address is zero or that of an image. The magic numbers confirm the layout of a fat binary, whose pointers lead to constants of the program.
+/// The address is zero or that of an image. The magic numbers confirm the layout of a fat binary,
+/// whose pointers lead to constants of the program.
 unsafe fn entries(image: usize) -> Vec<Entry> {
     let mut found = Vec::new();
     let wrapper = ptr::with_exposed_provenance::<Wrapper>(image);
     // SAFETY: as the caller promises.
     unsafe {
-        let header = if starts_with(image, WRAPPER_MAGIC.to_le_bytes()) { (*wrapper).header } else { wrapper.cast() };
+        let header = if starts_with(image, WRAPPER_MAGIC.to_le_bytes()) {
+            (*wrapper).header
+        } else {
+            wrapper.cast()
+        };
         if !starts_with(header.expose_provenance(), HEADER_MAGIC.to_le_bytes()) {
             return found;
         }
@@ -130,13 +159,31 @@ mod tests {
 
     #[test]
     fn the_newest_code_for_a_device_is_chosen() {
-        let entries = [entry(CUBIN, 75), entry(CUBIN, 80), entry(CUBIN, 86), entry(CUBIN, 90), entry(PTX, 90)].concat();
-        let mut bytes = [HEADER_MAGIC.to_ne_bytes().as_slice(), &1_u16.to_ne_bytes(), &16_u16.to_ne_bytes()].concat();
+        let entries = [
+            entry(CUBIN, 75),
+            entry(CUBIN, 80),
+            entry(CUBIN, 86),
+            entry(CUBIN, 90),
+            entry(PTX, 90),
+        ]
+        .concat();
+        let mut bytes = [
+            HEADER_MAGIC.to_ne_bytes().as_slice(),
+            &1_u16.to_ne_bytes(),
+            &16_u16.to_ne_bytes(),
+        ]
+        .concat();
         bytes.extend((entries.len() as u64).to_ne_bytes());
         bytes.extend(entries);
-        let aligned: Vec<u64> =
-            bytes.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().expect("the length is a multiple of 8"))).collect();
-        let wrapper = Wrapper { magic: WRAPPER_MAGIC, version: 1, header: aligned.as_ptr().cast() };
+        let aligned: Vec<u64> = bytes
+            .chunks(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().expect("the length is a multiple of 8")))
+            .collect();
+        let wrapper = Wrapper {
+            magic: WRAPPER_MAGIC,
+            version: 1,
+            header: aligned.as_ptr().cast(),
+        };
         let address = ptr::from_ref(&wrapper).expose_provenance();
         // SAFETY: the fat binary was just built.
         let chosen = [75, 89, 90, 100, 70].map(|device| unsafe { chosen_code(address, device) });
@@ -154,10 +201,16 @@ mod tests {
         image[5] = 4096;
         // 64 bytes for each of three sections.
         image[7] = 64 << 16 | 3 << 32;
-        // SAFETY: the image was just built.
-        assert_eq!(unsafe { code_bytes(image.as_ptr().expose_provenance()) }, Bytes(4096 + 3 * 64));
+        assert_eq!(
+            // SAFETY: the image was just built.
+            unsafe { code_bytes(image.as_ptr().expose_provenance()) },
+            Bytes(4096 + 3 * 64)
+        );
         let ptx = *b".version 8.8\0\0\0\0";
-        // SAFETY: as above.
-        assert_eq!(unsafe { code_bytes(ptx.as_ptr().expose_provenance()) }, Bytes::ZERO);
+        assert_eq!(
+            // SAFETY: as above.
+            unsafe { code_bytes(ptx.as_ptr().expose_provenance()) },
+            Bytes::ZERO
+        );
     }
 }

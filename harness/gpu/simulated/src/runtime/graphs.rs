@@ -1,4 +1,5 @@
-//! Captures and graphs, of the runtime and of the driver. Graphs are opaque and empty; a launch is one piece of work.
+//! Captures and graphs, of the runtime and of the driver. Graphs are opaque and empty; a launch is
+//! one piece of work.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
@@ -24,7 +25,8 @@ export! {
     cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) = remember(end_capture(stream, graph));
     cudaStreamIsCapturing, cuStreamIsCapturing(stream: usize, status: Out<'_, c_int>) =
         remember(self::status(stream).and_then(|(number, _)| put(status, number)));
-    /// After `id`, CUDA 13 passes four outputs: graph, dependencies, edges, count. CUDA 12 passes three, without edges.
+    /// After `id`, CUDA 13 passes four outputs: graph, dependencies, edges, count. CUDA 12 passes
+    /// three, without edges.
     cudaStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3(
         stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>, dependencies: Out<'_, usize>, edges: Out<'_, usize>,
         count: Out<'_, usize>
@@ -48,7 +50,8 @@ export! {
         remember(submit(stream).map(drop))
     };
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {
-        // SAFETY: a function here created the graph or executable graph, and the program destroys it once.
+        // SAFETY: a function here created the graph or executable graph, and the program destroys
+        // it once.
         unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
         0
     };
@@ -57,20 +60,34 @@ export! {
 /// Ends a capture. The graph of a failed one is null.
 fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
     put(again(&mut graph), ptr::null_mut())?;
-    machine().state().streams.end_capture(stream, current_device(), Caller::current())?;
+    machine()
+        .state()
+        .streams
+        .end_capture(stream, current_device(), Caller::current())?;
     put(graph, new_object())
 }
 
 /// The number of `cudaStreamCaptureStatus`, and the number of the capture.
 fn status(stream: usize) -> Result<(c_int, u64), Code> {
-    Ok(match machine().state().streams.capture_status(stream, current_device())? {
-        Status::None => (0, 0),
-        Status::Active(id) => (1, id),
-        Status::Invalidated(id) => (2, id),
-    })
+    Ok(
+        match machine()
+            .state()
+            .streams
+            .capture_status(stream, current_device())?
+        {
+            Status::None => (0, 0),
+            Status::Active(id) => (1, id),
+            Status::Invalidated(id) => (2, id),
+        },
+    )
 }
 
-fn capture_info(stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, outputs: [Out<'_, usize>; 4]) -> Result<(), Code> {
+fn capture_info(
+    stream: usize,
+    status: Out<'_, c_int>,
+    id: Out<'_, c_ulonglong>,
+    outputs: [Out<'_, usize>; 4],
+) -> Result<(), Code> {
     let (number, capture) = self::status(stream)?;
     write(status, number);
     write(id, capture);

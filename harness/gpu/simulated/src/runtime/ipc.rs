@@ -1,5 +1,5 @@
-//! Memory and events that processes of a run share. Another process's memory is a range of addresses here: kernels are no-ops, and the process that
-//! allocated it is charged for it.
+//! Memory and events that processes of a run share. Another process's memory is a range of
+//! addresses here: kernels are no-ops, and the process that allocated it is charged for it.
 
 use std::ffi::c_uint;
 
@@ -12,7 +12,14 @@ use crate::opened::{Handle, Opened};
 use crate::world::{Machine, State};
 
 fn handle(object: u64, size: u64, device: u32, contents: u64) -> Handle {
-    Handle { process: u64::from(std::process::id()), object, size, device: u64::from(device), contents, reserved: [0; 3] }
+    Handle {
+        process: u64::from(std::process::id()),
+        object,
+        size,
+        device: u64::from(device),
+        contents,
+        reserved: [0; 3],
+    }
 }
 
 export! {
@@ -43,20 +50,41 @@ fn open(machine: &Machine, state: &mut State, handle: Handle) -> Result<u64, Cod
         opened.count += 1;
         return Ok(opened.start);
     }
-    let index = machine.visible.iter().position(|number| u64::from(*number) == handle.device).ok_or(Code::InvalidDevice)?;
+    let index = machine
+        .visible
+        .iter()
+        .position(|number| u64::from(*number) == handle.device)
+        .ok_or(Code::InvalidDevice)?;
     let size = Bytes(handle.size.next_multiple_of(PAGE));
     let memory = state.devices.get_mut(index).ok_or(Code::InvalidDevice)?;
     let start = memory.reserve(size)?;
     if let Some(contents) = memory.contents() {
         contents.remove(start);
-        contents.add_of(start, handle.size, (handle.process, handle.contents, handle.object)).map_err(|_| Code::InvalidValue)?;
+        contents
+            .add_of(
+                start,
+                handle.size,
+                (handle.process, handle.contents, handle.object),
+            )
+            .map_err(|_| Code::InvalidValue)?;
     }
-    state.opened.insert(handle, Opened { start, size, count: 1 });
+    state.opened.insert(
+        handle,
+        Opened {
+            start,
+            size,
+            count: 1,
+        },
+    );
     Ok(start)
 }
 
 fn close(state: &mut State, address: u64) -> Result<(), Code> {
-    let (&handle, opened) = state.opened.iter_mut().find(|(_, opened)| opened.start == address).ok_or(Code::InvalidValue)?;
+    let (&handle, opened) = state
+        .opened
+        .iter_mut()
+        .find(|(_, opened)| opened.start == address)
+        .ok_or(Code::InvalidValue)?;
     opened.count -= 1;
     if opened.count > 0 {
         return Ok(());

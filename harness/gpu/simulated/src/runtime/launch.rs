@@ -1,4 +1,5 @@
-//! Registration and launches of kernels. Kernels are no-ops: a launch is counted, and forgets the stored copies that its arguments point into.
+//! Registration and launches of kernels. Kernels are no-ops: a launch is counted, and forgets the
+//! stored copies that its arguments point into.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -78,12 +79,24 @@ extern "C" fn __cudaRegisterFunction(
     _: *const c_void,
     _: *const c_int,
 ) {
-    let kernel = Kernel { binary: handle.copied().unwrap_or(0), name: name.expose_provenance(), parameters: None };
-    KERNELS.lock().unwrap_or_else(PoisonError::into_inner).insert(host_function, kernel);
+    let kernel = Kernel {
+        binary: handle.copied().unwrap_or(0),
+        name: name.expose_provenance(),
+        parameters: None,
+    };
+    KERNELS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(host_function, kernel);
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared_memory: usize, stream: usize) -> c_uint {
+extern "C" fn __cudaPushCallConfiguration(
+    grid: Dim3,
+    block: Dim3,
+    shared_memory: usize,
+    stream: usize,
+) -> c_uint {
     CONFIGURATIONS.with_borrow_mut(|stack| stack.push((grid, block, shared_memory, stream)));
     0
 }
@@ -91,13 +104,24 @@ extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared_memory
 /// Checks the sizes of a grid and a block
 /// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>).
 const fn allowed(grid: Dim3, block: Dim3) -> bool {
-    let none = grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;
+    let none =
+        grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;
     let threads = block.x as u64 * block.y as u64 * block.z as u64;
-    !none && grid.x <= i32::MAX as u32 && grid.y <= 65_535 && grid.z <= 65_535 && threads <= BLOCK_THREADS as u64
+    !none
+        && grid.x <= i32::MAX as u32
+        && grid.y <= 65_535
+        && grid.z <= 65_535
+        && threads <= BLOCK_THREADS as u64
 }
 
 /// The program passes a pointer per parameter of the kernel, or null.
-fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, stream: usize) -> c_int {
+fn launch(
+    kernel: usize,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *const *const c_void,
+    stream: usize,
+) -> c_int {
     if !allowed(grid, block) {
         return remember(Err(Code::InvalidConfiguration));
     }
@@ -113,7 +137,9 @@ fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_voi
     if copied::any() {
         match parameters(kernel) {
             // SAFETY: there is a pointer per parameter.
-            Some(parameters) if !arguments.is_null() => unsafe { forget_arguments(arguments, &parameters) },
+            Some(parameters) if !arguments.is_null() => unsafe {
+                forget_arguments(arguments, &parameters)
+            },
             // A kernel with unknown parameters may write anywhere.
             _ => machine.state().copied.forget_all(),
         }
@@ -121,25 +147,33 @@ fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_voi
     0
 }
 
-/// Forgets the copies that arguments of a kernel point into. Of a class with unknown fields, only the first eight bytes can be a pointer.
+/// Forgets the copies that arguments of a kernel point into. Of a class with unknown fields, only
+/// the first eight bytes can be a pointer.
 ///
 /// # Safety
 /// `arguments` has a pointer to an argument for each parameter.
 unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parameter]) {
     // SAFETY: as the caller promises.
-    let starts: Vec<*const u8> = (0..parameters.len()).map(|index| unsafe { *arguments.add(index) }.cast()).collect();
+    let starts: Vec<*const u8> = (0..parameters.len())
+        .map(|index| unsafe { *arguments.add(index) }.cast())
+        .collect();
     for (&start, parameter) in starts.iter().zip(parameters) {
         let pointers = match parameter {
             Parameter::Scalar => 0,
             Parameter::Pointers(count) => *count,
-            // Callers pass them on the stack. The words behind a shorter class may be old pointers, whose copies are forgotten without need.
+            // Callers pass them on the stack. The words behind a shorter class may be old pointers,
+            // whose copies are forgotten without need.
             Parameter::Operands => words_on_stack(start.addr()).clamp(1, OPERAND_WORDS),
             // A class is shorter than a pointer if the next argument starts inside of it.
-            Parameter::Class => usize::from(!starts.iter().any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr())))),
+            Parameter::Class => usize::from(
+                !starts
+                    .iter()
+                    .any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr()))),
+            ),
         };
         for index in 0..pointers {
-            // SAFETY: the argument has this many pointers, or they are on the stack. The start of a class is readable: arguments are on the stack or
-            // in arrays.
+            // SAFETY: the argument has this many pointers, or they are on the stack. The start of a
+            // class is readable: arguments are on the stack or in arrays.
             let address = unsafe { start.add(8 * index).cast::<u64>().read_unaligned() };
             if is_device_memory(address) && copied::may_know(address) {
                 machine().state().copied.forget_around(address);
@@ -179,7 +213,8 @@ export! {
     ) = remember(put(blocks, active_blocks(block, shared_memory)));
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize, _: c_uint) =
         remember(put(blocks, active_blocks(block, shared_memory)));
-    /// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
+    /// Calls a function of the program in the order of a stream. Work takes no time, so this is
+    /// immediate.
     cudaLaunchHostFunc, cuLaunchHostFunc(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
         machine().tick();
         remember(submit(stream).map(|_| function(data)))
@@ -200,14 +235,26 @@ const FUNCTION_ATTRIBUTES: usize = 144;
 unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -> c_int {
     let gpu = machine().settings.gpu;
     let capability = 10 * gpu.capability.0 + gpu.capability.1;
-    let binary = KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get(&kernel).map_or(0, |kernel| kernel.binary);
+    let binary = KERNELS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&kernel)
+        .map_or(0, |kernel| kernel.binary);
     // SAFETY: the program registered this binary.
     let version = unsafe { chosen_code(binary, capability) }.unwrap_or(capability);
-    let figures = [(24, BLOCK_THREADS), (28, 32), (32, version), (36, version), (44, gpu.limits().shared_memory_of_a_block)];
+    let figures = [
+        (24, BLOCK_THREADS),
+        (28, 32),
+        (32, version),
+        (36, version),
+        (44, gpu.limits().shared_memory_of_a_block),
+    ];
     // SAFETY: the program passes a structure of this size, with numbers at these offsets.
     unsafe {
         attributes.write_bytes(0, FUNCTION_ATTRIBUTES);
-        figures.into_iter().for_each(|(offset, figure)| attributes.add(offset).cast::<u32>().write_unaligned(figure));
+        figures.into_iter().for_each(|(offset, figure)| {
+            attributes.add(offset).cast::<u32>().write_unaligned(figure)
+        });
     }
     0
 }
@@ -216,11 +263,19 @@ unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -
 fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
     let limits = machine().settings.gpu.limits();
     let by_threads = limits.threads / u32::try_from(block).unwrap_or(1).max(1);
-    let by_memory =
-        (limits.shared_memory as usize).checked_div(shared_memory).map_or(u32::MAX, |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+    let by_memory = (limits.shared_memory as usize)
+        .checked_div(shared_memory)
+        .map_or(u32::MAX, |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
     // `cudaFuncGetAttributes` reports 32 registers per thread.
     let by_registers = REGISTERS / 32 / u32::try_from(block).unwrap_or(1).max(1);
-    c_int::try_from(by_threads.min(by_memory).min(by_registers).min(limits.blocks).max(1)).unwrap_or(1)
+    c_int::try_from(
+        by_threads
+            .min(by_memory)
+            .min(by_registers)
+            .min(limits.blocks)
+            .max(1),
+    )
+    .unwrap_or(1)
 }
 
 #[unsafe(no_mangle)]

@@ -15,7 +15,12 @@ use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
 
 /// Allocates on the current device.
-pub(crate) fn allocate(machine: &Machine, state: &mut State, call: Call, size: Bytes) -> Result<u64, Code> {
+pub(crate) fn allocate(
+    machine: &Machine,
+    state: &mut State,
+    call: Call,
+    size: Bytes,
+) -> Result<u64, Code> {
     machine.usable()?;
     let index = current_device();
     if index >= state.devices.len() {
@@ -25,7 +30,11 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: Call, size: B
 }
 
 /// Allocates managed memory: host memory that is charged to the current device.
-pub(crate) fn allocate_managed(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {
+pub(crate) fn allocate_managed(
+    machine: &Machine,
+    state: &mut State,
+    size: Bytes,
+) -> Result<u64, Code> {
     let charge = allocate(machine, state, Call::Malloc, size)?;
     let allocated = state.host.allocate(size.0 as usize, Kind::Managed(charge));
     if allocated.is_err() {
@@ -54,15 +63,24 @@ fn free_on_device(machine: &Machine, state: &mut State, start: u64) -> Result<()
 
 /// Counts a free.
 pub(crate) fn count_free(machine: &Machine, memory: &mut DeviceMemory) {
-    machine.counters.count_frees(memory.index(), memory.used(), 1);
+    machine
+        .counters
+        .count_frees(memory.index(), memory.used(), 1);
 }
 
 /// Allocates page-locked memory.
-pub(crate) fn allocate_on_host(machine: &Machine, state: &mut State, size: usize) -> Result<u64, Code> {
+pub(crate) fn allocate_on_host(
+    machine: &Machine,
+    state: &mut State,
+    size: usize,
+) -> Result<u64, Code> {
     let get = |state: &mut State| state.host.allocate(size, Kind::Pinned);
-    let (allocated, injected) = state.attempt(machine, (Call::HostAlloc, Bytes(size as u64)), None, get);
+    let (allocated, injected) =
+        state.attempt(machine, (Call::HostAlloc, Bytes(size as u64)), None, get);
     if allocated.is_err() {
-        machine.counters.count_failed_call(Call::HostAlloc, injected);
+        machine
+            .counters
+            .count_failed_call(Call::HostAlloc, injected);
     }
     allocated.map(|address| address as u64)
 }
@@ -89,8 +107,18 @@ export! {
 pub(super) fn request(address: Out<'_, usize>, size: usize, call: Call) -> c_int {
     let machine = machine();
     machine.delay(call);
-    let allowed = if call == Call::Malloc { allow_unsafe() } else { Ok(()) };
-    let allocate = || if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), call, Bytes(size as u64)) };
+    let allowed = if call == Call::Malloc {
+        allow_unsafe()
+    } else {
+        Ok(())
+    };
+    let allocate = || {
+        if size == 0 {
+            Ok(0)
+        } else {
+            allocate(machine, &mut machine.state(), call, Bytes(size as u64))
+        }
+    };
     remember(put_address(address, allowed.and_then(|()| allocate())))
 }
 
@@ -107,8 +135,18 @@ fn request_managed(size: usize) -> Result<u64, Code> {
 /// Frees device memory or managed memory of a program. Null is no memory.
 pub(super) fn give_back(address: usize, call: Call) -> c_int {
     machine().delay(call);
-    let allowed = || if call == Call::Free { allow_unsafe() } else { Ok(()) };
-    remember(if address == 0 { Ok(()) } else { allowed().and_then(|()| free(address as u64)) })
+    let allowed = || {
+        if call == Call::Free {
+            allow_unsafe()
+        } else {
+            Ok(())
+        }
+    };
+    remember(if address == 0 {
+        Ok(())
+    } else {
+        allowed().and_then(|()| free(address as u64))
+    })
 }
 
 fn request_on_host(address: Out<'_, usize>, size: usize) -> Result<(), Code> {
@@ -116,7 +154,10 @@ fn request_on_host(address: Out<'_, usize>, size: usize) -> Result<(), Code> {
     machine.usable()?;
     machine.delay(Call::HostAlloc);
     allow_unsafe()?;
-    put_address(address, allocate_on_host(machine, &mut machine.state(), size))
+    put_address(
+        address,
+        allocate_on_host(machine, &mut machine.state(), size),
+    )
 }
 
 /// `cudaPointerAttributes`; releases differ only in reserved bytes at the end.
@@ -137,24 +178,39 @@ const MANAGED: c_int = 3;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaPointerGetAttributes(into: *mut u8, address: usize) -> c_int {
     let machine = machine();
-    let size = if machine.settings.cuda == Cuda::V13 { 88 } else { 24 };
+    let size = if machine.settings.cuda == Cuda::V13 {
+        88
+    } else {
+        24
+    };
     let number = |device: usize| c_int::try_from(device).unwrap_or(-2);
     let around = machine.state().host.around(address);
     let (kind, device, on_device, on_host) = match (device_of(address as u64), around) {
         (Some(device), _) => (DEVICE, number(device), address, 0),
-        (None, Some((.., Kind::Managed(charge)))) => (MANAGED, device_of(charge).map_or(-2, number), address, address),
+        (None, Some((.., Kind::Managed(charge)))) => (
+            MANAGED,
+            device_of(charge).map_or(-2, number),
+            address,
+            address,
+        ),
         (None, Some(_)) => (HOST, number(current_device()), address, address),
         (None, None) => (UNREGISTERED, -2, 0, address),
     };
     // SAFETY: the program passes a structure of the CUDA release in the settings.
     unsafe {
         into.write_bytes(0, size);
-        into.cast::<PointerAttributes>().write(PointerAttributes { kind, device, on_device, on_host });
+        into.cast::<PointerAttributes>().write(PointerAttributes {
+            kind,
+            device,
+            on_device,
+            on_host,
+        });
     }
     0
 }
 
-/// Copies bytes between host and device. Device memory reads as zeros, or as the bytes of small copies, or as its contents ([`Values`]).
+/// Copies bytes between host and device. Device memory reads as zeros, or as the bytes of small
+/// copies, or as its contents ([`Values`]).
 ///
 /// # Safety
 /// Host addresses belong to the program and have `size` bytes.
@@ -165,7 +221,10 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
         return Read::Known;
     }
     let stores = machine.settings.values != Values::Zeros;
-    let (host_to, host_from) = (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance::<u8>(from as usize));
+    let (host_to, host_from) = (
+        ptr::with_exposed_provenance_mut::<u8>(to as usize),
+        ptr::with_exposed_provenance::<u8>(from as usize),
+    );
     // SAFETY: as the caller promises; `ptr::copy` allows both ranges to overlap.
     unsafe {
         match (is_device_memory(to), is_device_memory(from)) {
@@ -173,14 +232,18 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
             (false, true) => {
                 state.host.clear(to as usize, size);
                 if stores {
-                    state.copied.read(from, slice::from_raw_parts_mut(host_to, size));
+                    state
+                        .copied
+                        .read(from, slice::from_raw_parts_mut(host_to, size));
                 }
                 let into = slice::from_raw_parts_mut(host_to, size);
                 if stores && !reads::announced(into) && !state.copied.knows_all(from, size as u64) {
                     return Read::Uncomputed;
                 }
             }
-            (true, false) if stores => state.copied.write(to, slice::from_raw_parts(host_from, size)),
+            (true, false) if stores => state
+                .copied
+                .write(to, slice::from_raw_parts(host_from, size)),
             (true, true) if stores => state.copied.copy(to, from, size as u64),
             (true, _) => {}
         }
@@ -223,11 +286,21 @@ fn queue_copy(to: usize, from: usize, size: usize, stream: Option<usize>) -> Res
 fn copy_and_wait(to: usize, from: usize, size: usize) -> Result<(), Code> {
     allow_synchronous()?;
     queue_copy(to, from, size, None)?;
-    machine().state().streams.wait_for(0, current_device(), machine().now())
+    machine()
+        .state()
+        .streams
+        .wait_for(0, current_device(), machine().now())
 }
 
-/// The program passes ranges with these rows. The first number of a pair is the address, the second the distance of rows.
-fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize, stream: Option<usize>) -> Result<(), Code> {
+/// The program passes ranges with these rows. The first number of a pair is the address, the second
+/// the distance of rows.
+fn copy_rows(
+    to: [usize; 2],
+    from: [usize; 2],
+    width: usize,
+    height: usize,
+    stream: Option<usize>,
+) -> Result<(), Code> {
     let machine = machine();
     settle_before(to[0]);
     machine.tick();
@@ -261,8 +334,12 @@ pub(crate) fn fill(machine: &Machine, to: u64, size: usize, pattern: &[u8]) {
     }
     if !is_device_memory(to) {
         // SAFETY: the host address belongs to the program.
-        let bytes = unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(to as usize), size) };
-        return bytes.chunks_mut(pattern.len()).for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
+        let bytes = unsafe {
+            slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(to as usize), size)
+        };
+        return bytes
+            .chunks_mut(pattern.len())
+            .for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
     }
     let state = &mut *machine.state();
     match machine.settings.values {
@@ -306,13 +383,18 @@ export! {
 /// Addresses for a variable in device code. Its size is unknown, and larger variables do not exist.
 const SYMBOL_SIZE: Bytes = Bytes(4 << 30);
 
-/// Returns a device address without memory: kernels are no-ops, and copies to device memory are only stored.
+/// Returns a device address without memory: kernels are no-ops, and copies to device memory are
+/// only stored.
 fn symbol_address(state: &mut State, symbol: usize) -> Result<u64, Code> {
     let index = current_device();
     if let Some(known) = state.symbols.get(&(index, symbol)) {
         return Ok(*known);
     }
-    let start = state.devices.get_mut(index).ok_or(Code::NoDevice)?.reserve(SYMBOL_SIZE)?;
+    let start = state
+        .devices
+        .get_mut(index)
+        .ok_or(Code::NoDevice)?
+        .reserve(SYMBOL_SIZE)?;
     state.symbols.insert((index, symbol), start);
     Ok(start)
 }

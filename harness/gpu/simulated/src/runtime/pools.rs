@@ -1,4 +1,5 @@
-//! Stream-ordered allocation, as a simple model: allocations and frees take effect immediately. A device has one pool, which caches nothing.
+//! Stream-ordered allocation, as a simple model: allocations and frees take effect immediately. A
+//! device has one pool, which caches nothing.
 
 use std::ffi::{c_int, c_void};
 
@@ -30,11 +31,15 @@ export! {
     cudaMemPoolTrimTo(_: usize, _: usize) = 0;
 }
 
-/// Attributes 1 to 3 are switches of four bytes. Attributes 5 to 8 are current and peak bytes, reserved and used.
+/// Attributes 1 to 3 are switches of four bytes. Attributes 5 to 8 are current and peak bytes,
+/// reserved and used.
 fn write_attribute(pool: usize, attribute: c_int, value: *mut c_void) -> Result<(), Code> {
     let mut state = machine().state();
     let device = POOLS.number(pool).ok();
-    let memory = device.and_then(|device| state.devices.get_mut(device)).filter(|_| !value.is_null()).ok_or(Code::InvalidValue)?;
+    let memory = device
+        .and_then(|device| state.devices.get_mut(device))
+        .filter(|_| !value.is_null())
+        .ok_or(Code::InvalidValue)?;
     // SAFETY: the program passes a number of the attribute's size.
     unsafe {
         match attribute {

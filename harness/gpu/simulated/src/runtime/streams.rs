@@ -10,33 +10,49 @@ use crate::code::{Code, put, remember};
 use crate::nccl;
 use crate::world::{Machine, State, current_device, machine};
 
-/// The time of a kernel or another piece of work between two events, in milliseconds. It decides how long autotuners take: Triton's repeats each kernel
-/// until the events say 100 ms.
+/// The time of a kernel or another piece of work between two events, in milliseconds. It decides
+/// how long autotuners take: Triton's repeats each kernel until the events say 100 ms.
 const WORK: c_float = 0.1;
 
 /// Runs a call that needs the state of the machine.
 pub(super) fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
-    remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
+    remember(
+        machine
+            .usable()
+            .and_then(|()| body(machine, &mut machine.state())),
+    )
 }
 
-/// Submits work to a stream. Returns whether a capture takes it instead. Without captures this needs no lock.
+/// Submits work to a stream. Returns whether a capture takes it instead. Without captures this
+/// needs no lock.
 pub(crate) fn submit(stream: usize) -> Result<bool, Code> {
-    if is_any_active() { machine().state().streams.submit(stream, current_device()) } else { Ok(false) }
+    if is_any_active() {
+        machine().state().streams.submit(stream, current_device())
+    } else {
+        Ok(false)
+    }
 }
 
 /// Refuses a call that is potentially unsafe while a stream captures.
 pub(crate) fn allow_unsafe() -> Result<(), Code> {
-    if is_any_active() { machine().state().streams.allow_unsafe(Caller::current()) } else { Ok(()) }
+    if is_any_active() {
+        machine().state().streams.allow_unsafe(Caller::current())
+    } else {
+        Ok(())
+    }
 }
 
-/// Refuses a call that copies or writes in the order of the legacy stream and waits: no stream captures it.
+/// Refuses a call that copies or writes in the order of the legacy stream and waits: no stream
+/// captures it.
 pub(crate) fn allow_synchronous() -> Result<(), Code> {
     if !is_any_active() {
         return Ok(());
     }
     let streams = &mut machine().state().streams;
-    streams.allow_wait(0, current_device()).and_then(|()| streams.allow_unsafe(Caller::current()))
+    streams
+        .allow_wait(0, current_device())
+        .and_then(|()| streams.allow_unsafe(Caller::current()))
 }
 
 /// Runs a call in which the host waits for the device, and so for collectives.
@@ -85,7 +101,8 @@ export! {
     });
     cudaEventSynchronize(event: usize) = with_settled(|_, state| state.streams.wait_for_event(event));
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
-    /// Returns a model: [`WORK`] per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
+    /// Returns a model: [`WORK`] per piece of work between the events, plus injected latencies.
+    /// Never zero, because programs divide by it.
     cudaEventElapsedTime, cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = with(|_, state| {
         let (start, early) = state.streams.recorded_at(start)?.ok_or(Code::InvalidHandle)?;
         let (end, late) = state.streams.recorded_at(end)?.ok_or(Code::InvalidHandle)?;
@@ -93,7 +110,8 @@ export! {
     });
 }
 
-/// `cudaEventQuery` for PyTorch's library, which asks whether the blocks that it frees are still in use by another stream.
+/// `cudaEventQuery` for PyTorch's library, which asks whether the blocks that it frees are still in
+/// use by another stream.
 pub(super) extern "C" fn query_of_torch(event: usize) -> c_int {
     static IS_PENDING: AtomicBool = AtomicBool::new(false);
     let code = cudaEventQuery(event);

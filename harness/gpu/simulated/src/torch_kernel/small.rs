@@ -1,8 +1,11 @@
-//! Computes operations on small tensors if the other values are not computed ([`Values::Copies`]): what a program branches on is often one number.
+//! Computes operations on small tensors if the other values are not computed ([`Values::Copies`]):
+//! what a program branches on is often one number.
 //!
-//! The Python module `small_values` describes operations. Their kernels for the GPU are replaced by [`run`], which reads the arguments' known bytes, calls
-//! the GPU's kernel, calls the CPU's on tensors with these bytes, and stores the results. If an argument is large or not known, the results are not known
-//! either. For operations on large tensors alone, it only calls the GPU's kernel.
+//! The Python module `small_values` describes operations. Their kernels for the GPU are replaced by
+//! [`run`], which reads the arguments' known bytes, calls the GPU's kernel, calls the CPU's on
+//! tensors with these bytes, and stores the results. If an argument is large or not known, the
+//! results are not known either. For operations on large tensors alone, it only calls the GPU's
+//! kernel.
 //!
 //! [`Values::Copies`]: harness_gpu_settings::settings::Values::Copies
 
@@ -11,7 +14,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::{arch::global_asm, cell::RefCell, mem, ops::Range, ptr, slice};
 
-use super::{CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value, Values};
+use super::{
+    CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value,
+    Values,
+};
 use super::{counts, element_size, get, is_in_library, list_of, release, retain};
 use crate::world::{State, is_device_memory, machine};
 use crate::{contents, copied, copied::Kept, reads};
@@ -32,7 +38,8 @@ struct Description {
     names: [*const c_char; 2],
     arguments: usize,
     returns: usize,
-    /// The arguments that it changes, as bits, and those of them whose earlier values do not matter.
+    /// The arguments that it changes, as bits, and those of them whose earlier values do not
+    /// matter.
     changed: u64,
     overwritten: u64,
     /// An index of [`Kind::ALL`].
@@ -44,7 +51,8 @@ enum Kind {
     Computed,
     /// Its results are not computed, for example random numbers.
     Unknown,
-    /// The GPU reads the number of rows of the result, or the result itself, which the CPU computes before.
+    /// The GPU reads the number of rows of the result, or the result itself, which the CPU computes
+    /// before.
     Read,
     /// It may copy known bytes of any size. The copies of the runtime and the launches know which.
     Copy,
@@ -67,7 +75,8 @@ struct Operation {
 }
 
 /// By a hash of the definition's address, with the next slots for collisions.
-static OPERATIONS: [AtomicPtr<Operation>; SLOTS] = [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS];
+static OPERATIONS: [AtomicPtr<Operation>; SLOTS] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS];
 /// `__cxa_begin_catch` and `__cxa_end_catch` of the C++ runtime.
 static CATCH: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
@@ -104,12 +113,23 @@ impl Layout {
         let torch = &known.torch;
         let [from_sizes, from_strides] = torch.shape(tensor)?;
         let (mut sizes, mut strides) = ([1; MOST_DIMENSIONS], [0; MOST_DIMENSIONS]);
-        sizes.get_mut(..from_sizes.len())?.copy_from_slice(from_sizes);
-        strides.get_mut(..from_strides.len())?.copy_from_slice(from_strides);
+        sizes
+            .get_mut(..from_sizes.len())?
+            .copy_from_slice(from_sizes);
+        strides
+            .get_mut(..from_strides.len())?
+            .copy_from_slice(from_strides);
         let scalar_type = get(torch.scalar_type, tensor)?;
         let element = element_size(scalar_type)?;
         let address = get::<usize>(torch.address, tensor)? as u64;
-        Some(Self { address, scalar_type, element, dimensions: from_sizes.len(), sizes, strides })
+        Some(Self {
+            address,
+            scalar_type,
+            element,
+            dimensions: from_sizes.len(),
+            sizes,
+            strides,
+        })
     }
 
     fn sizes(&self) -> &[i64] {
@@ -117,7 +137,9 @@ impl Layout {
     }
 
     fn elements(&self) -> u64 {
-        self.sizes().iter().fold(1, |product: u64, size| product.saturating_mul(size.cast_unsigned()))
+        self.sizes().iter().fold(1, |product: u64, size| {
+            product.saturating_mul(size.cast_unsigned())
+        })
     }
 
     fn is_small(&self) -> bool {
@@ -129,24 +151,37 @@ impl Layout {
         if self.elements() == 0 {
             return self.address..self.address;
         }
-        let last = self.sizes().iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum::<i64>();
+        let last = self
+            .sizes()
+            .iter()
+            .zip(&self.strides)
+            .map(|(size, stride)| (size - 1) * stride)
+            .sum::<i64>();
         self.address..self.address + (last.cast_unsigned() + 1) * self.element
     }
 
     fn is_dense(&self) -> bool {
         let mut next = 1;
-        self.sizes().iter().zip(&self.strides).rev().all(|(size, stride)| {
-            let fits = *size == 1 || *stride == next;
-            next *= size;
-            fits
-        })
+        self.sizes()
+            .iter()
+            .zip(&self.strides)
+            .rev()
+            .all(|(size, stride)| {
+                let fits = *size == 1 || *stride == next;
+                next *= size;
+                fits
+            })
     }
 
     /// Calls a function with the offset of each element in bytes, in the order of the indices.
     fn each(&self, mut act: impl FnMut(u64)) {
         let mut index = [0; MOST_DIMENSIONS];
         for _ in 0..self.elements() {
-            let at: i64 = index.iter().zip(&self.strides).map(|(index, stride)| index * stride).sum();
+            let at: i64 = index
+                .iter()
+                .zip(&self.strides)
+                .map(|(index, stride)| index * stride)
+                .sum();
             act(at.cast_unsigned() * self.element);
             for dimension in (0..self.dimensions).rev() {
                 index[dimension] += 1;
@@ -158,13 +193,17 @@ impl Layout {
         }
     }
 
-    /// Reads the elements of a small tensor of the GPU in their order. Returns whether all are known.
+    /// Reads the elements of a small tensor of the GPU in their order. Returns whether all are
+    /// known.
     fn read(&self, state: &State, into: &mut [u8]) -> bool {
         if !self.is_known(state) {
             return false;
         }
         if self.is_dense() {
-            state.copied.read(self.address, &mut into[..(self.elements() * self.element) as usize]);
+            state.copied.read(
+                self.address,
+                &mut into[..(self.elements() * self.element) as usize],
+            );
             return true;
         }
         let mut elements = into.chunks_exact_mut(self.element as usize);
@@ -179,7 +218,9 @@ impl Layout {
     /// Returns whether all elements of a small tensor of the GPU are known.
     fn is_known(&self, state: &State) -> bool {
         if self.is_dense() {
-            return state.copied.knows_all(self.address, self.elements() * self.element);
+            return state
+                .copied
+                .knows_all(self.address, self.elements() * self.element);
         }
         let mut is_known = true;
         self.each(|offset| is_known &= state.copied.knows_all(self.address + offset, self.element));
@@ -189,11 +230,17 @@ impl Layout {
     /// Stores the elements of a small tensor of the GPU.
     fn write(&self, state: &mut State, from: &[u8]) {
         if self.is_dense() {
-            return state.copied.write(self.address, &from[..(self.elements() * self.element) as usize]);
+            return state.copied.write(
+                self.address,
+                &from[..(self.elements() * self.element) as usize],
+            );
         }
         let mut next = 0;
         self.each(|offset| {
-            state.copied.write(self.address + offset, &from[next..next + self.element as usize]);
+            state.copied.write(
+                self.address + offset,
+                &from[next..next + self.element as usize],
+            );
             next += self.element as usize;
         });
     }
@@ -235,19 +282,39 @@ impl Spare {
         let data = bytes.as_mut_ptr().expose_provenance();
         let (dimensions, sizes) = (layout.dimensions as i64, layout.sizes.as_ptr());
         // SAFETY: the bytes are as long as the elements and live as long as the tensor.
-        let code =
-            unsafe { (known.torch.from_blob)(data, dimensions, sizes, strides.as_ptr(), 0, layout.scalar_type, 0, 0, &raw mut tensor) };
-        (code == 0).then(|| Self { shape, tensor: tensor.expose_provenance(), bytes })
+        let code = unsafe {
+            (known.torch.from_blob)(
+                data,
+                dimensions,
+                sizes,
+                strides.as_ptr(),
+                0,
+                layout.scalar_type,
+                0,
+                0,
+                &raw mut tensor,
+            )
+        };
+        (code == 0).then(|| Self {
+            shape,
+            tensor: tensor.expose_provenance(),
+            bytes,
+        })
     }
 
     fn value(&self) -> Value {
-        // SAFETY: an `at::Tensor` is the address of its object.
-        Value { payload: unsafe { *ptr::with_exposed_provenance::<usize>(self.tensor) }, tag: TENSOR }
+        Value {
+            // SAFETY: an `at::Tensor` is the address of its object.
+            payload: unsafe { *ptr::with_exposed_provenance::<usize>(self.tensor) },
+            tag: TENSOR,
+        }
     }
 
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: any bytes are valid in both types.
-        unsafe { slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), size_of_val(&*self.bytes)) }
+        unsafe {
+            slice::from_raw_parts_mut(self.bytes.as_mut_ptr().cast(), size_of_val(&*self.bytes))
+        }
     }
 
     /// Keeps the tensor for later, unless an operation has kept a reference.
@@ -339,10 +406,16 @@ fn clear(known: &Known, values: &mut Values) {
     values.stack.end = values.stack.start;
 }
 
-/// Removes a reference to a list. Only PyTorch can free a list that it made: its kernel for this operation takes over the last reference.
+/// Removes a reference to a list. Only PyTorch can free a list that it made: its kernel for this
+/// operation takes over the last reference.
 fn drop_list(known: &Known, list: Value) {
     let is_last = counts(list.payload).load(Ordering::Acquire) as u32 == 1;
-    let has_tensors = known.list(&list).is_some_and(|list| list.elements.all().iter().all(|element| known.torch.is_defined(*element)));
+    let has_tensors = known.list(&list).is_some_and(|list| {
+        list.elements
+            .all()
+            .iter()
+            .all(|element| known.torch.is_defined(*element))
+    });
     if !is_last || !has_tensors {
         return release(list.payload);
     }
@@ -353,16 +426,28 @@ fn drop_list(known: &Known, list: Value) {
     unsafe { libc::free(stack.start.cast()) };
 }
 
-/// Calls the CPU's kernel of an operation, whose arguments are the stack. Returns whether it throws no exception.
+/// Calls the CPU's kernel of an operation, whose arguments are the stack. Returns whether it throws
+/// no exception.
 fn attempt(known: &Known, handle: &Handle, stack: &mut Stack) -> bool {
     let kernel = handle.kernel(known.on_cpu);
-    let Some(function) = kernel.function() else { return false };
+    let Some(function) = kernel.function() else {
+        return false;
+    };
     // SAFETY: the operation takes these arguments.
-    let thrown = unsafe { harness_small_try(function as usize, kernel.object, handle, known.torch.cpu_keys, stack) };
+    let thrown = unsafe {
+        harness_small_try(
+            function as usize,
+            kernel.object,
+            handle,
+            known.torch.cpu_keys,
+            stack,
+        )
+    };
     if !thrown.is_null() {
         // SAFETY: the C++ runtime threw the exception.
         unsafe {
-            let [begin, end] = [&CATCH[0], &CATCH[1]].map(|function| function.load(Ordering::Relaxed));
+            let [begin, end] =
+                [&CATCH[0], &CATCH[1]].map(|function| function.load(Ordering::Relaxed));
             mem::transmute::<usize, extern "C" fn(*mut c_void) -> *mut c_void>(begin)(thrown);
             mem::transmute::<usize, extern "C" fn()>(end)();
         }
@@ -380,40 +465,63 @@ impl Known {
         if !self.is_on_gpu_and_defined(value) {
             return false;
         }
-        let Some([sizes, _]) = self.torch.shape(value) else { return false };
+        let Some([sizes, _]) = self.torch.shape(value) else {
+            return false;
+        };
         sizes
             .iter()
             .try_fold(1, |product: u64, size| {
-                Some(product.saturating_mul(size.cast_unsigned())).filter(|p| *p <= MOST_ELEMENTS || sizes.contains(&0))
+                Some(product.saturating_mul(size.cast_unsigned()))
+                    .filter(|p| *p <= MOST_ELEMENTS || sizes.contains(&0))
             })
             .is_some()
     }
 
     /// The values, with the elements of lists in their place.
     fn tensors(&self, values: &[Value]) -> Vec<Value> {
-        values.iter().flat_map(|value| self.list(value).map_or(slice::from_ref(value), |list| list.elements.all())).copied().collect()
+        values
+            .iter()
+            .flat_map(|value| {
+                self.list(value)
+                    .map_or(slice::from_ref(value), |list| list.elements.all())
+            })
+            .copied()
+            .collect()
     }
 
     fn list(&self, value: &Value) -> Option<&'static List> {
-        // SAFETY: a value with this tag has the address of a list, which lives as long as the value.
-        (value.tag == self.list_tag).then(|| unsafe { &*ptr::with_exposed_provenance::<List>(value.payload) })
+        // SAFETY: a value with this tag has the address of a list, which lives as long as the
+        // value.
+        (value.tag == self.list_tag)
+            .then(|| unsafe { &*ptr::with_exposed_provenance::<List>(value.payload) })
     }
 }
 
 impl Operation {
     /// Returns whether the operation may read or change known values.
     fn concerns(&self, known: &Known, arguments: &[Value]) -> bool {
-        arguments.iter().enumerate().any(|(index, argument)| match known.list(argument) {
-            // A kernel takes the addresses of a list in a class, so its launch does not forget what it changes.
-            Some(list) if self.changed & 1 << index != 0 => copied::any() && !list.elements.all().is_empty(),
-            Some(list) => list.elements.all().iter().any(|element| known.is_small_on_gpu(element)),
-            None => known.is_small_on_gpu(argument),
-        })
+        arguments
+            .iter()
+            .enumerate()
+            .any(|(index, argument)| match known.list(argument) {
+                // A kernel takes the addresses of a list in a class, so its launch does not forget
+                // what it changes.
+                Some(list) if self.changed & 1 << index != 0 => {
+                    copied::any() && !list.elements.all().is_empty()
+                }
+                Some(list) => list
+                    .elements
+                    .all()
+                    .iter()
+                    .any(|element| known.is_small_on_gpu(element)),
+                None => known.is_small_on_gpu(argument),
+            })
     }
 
     /// Returns whether no argument depends on a large tensor.
     fn is_computable(&self, known: &Known, arguments: &[Value]) -> bool {
-        let is_small = |value: &Value| !known.is_on_gpu_and_defined(value) || known.is_small_on_gpu(value);
+        let is_small =
+            |value: &Value| !known.is_on_gpu_and_defined(value) || known.is_small_on_gpu(value);
         let are_small = |(index, argument): (usize, &Value)| match known.list(argument) {
             _ if self.overwritten & 1 << index != 0 => true,
             Some(list) => list.elements.all().iter().all(is_small),
@@ -423,18 +531,35 @@ impl Operation {
     }
 
     fn changed_ranges(&self, known: &Known, arguments: &[Value]) -> Vec<Range<u64>> {
-        let changed = arguments.iter().enumerate().filter(|(index, _)| self.changed & 1 << index != 0).map(|(_, argument)| argument);
-        let tensors = changed.flat_map(|argument| known.list(argument).map_or(slice::from_ref(argument), |list| list.elements.all()));
-        let layouts = tensors.filter(|tensor| known.is_on_gpu_and_defined(tensor)).filter_map(|tensor| Layout::of(known, tensor));
+        let changed = arguments
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| self.changed & 1 << index != 0)
+            .map(|(_, argument)| argument);
+        let tensors = changed.flat_map(|argument| {
+            known
+                .list(argument)
+                .map_or(slice::from_ref(argument), |list| list.elements.all())
+        });
+        let layouts = tensors
+            .filter(|tensor| known.is_on_gpu_and_defined(tensor))
+            .filter_map(|tensor| Layout::of(known, tensor));
         layouts.map(|layout| layout.range()).collect()
     }
 
     /// Forgets the ranges that the operation has changed, and the results on the stack.
     fn forget(&self, known: &Known, stack: &mut Stack, changed: Vec<Range<u64>>) {
-        let layouts = known.tensors(stack.last(self.returns)).into_iter().filter(|result| known.is_on_gpu_and_defined(result));
+        let layouts = known
+            .tensors(stack.last(self.returns))
+            .into_iter()
+            .filter(|result| known.is_on_gpu_and_defined(result));
         let mut state = machine().state();
-        layouts.filter_map(|result| Layout::of(known, &result)).for_each(|layout| layout.forget(&mut state));
-        changed.into_iter().for_each(|Range { start, end }| state.copied.forget(start, end - start));
+        layouts
+            .filter_map(|result| Layout::of(known, &result))
+            .for_each(|layout| layout.forget(&mut state));
+        changed
+            .into_iter()
+            .for_each(|Range { start, end }| state.copied.forget(start, end - start));
     }
 
     fn prepare<'a>(&'a self, known: &'a Known, handle: &Handle, arguments: &[Value]) -> Run<'a> {
@@ -446,14 +571,21 @@ impl Operation {
             overwritten: Vec::new(),
             signature: Signature(handle.0[0] as u64),
         };
-        let mut values = Values { stack: Stack::new(&[], arguments.len() + 1), lists: Vec::new() };
+        let mut values = Values {
+            stack: Stack::new(&[], arguments.len() + 1),
+            lists: Vec::new(),
+        };
         let mut is_computed = self.is_on_cpu && self.kind != Kind::Unknown;
         let state = machine().state();
         for (index, argument) in arguments.iter().enumerate() {
             is_computed &= run.add(&state, &mut values, index, argument);
         }
-        is_computed &= !self.refused.iter().any(|refused| refused.load(Ordering::Relaxed) == run.signature.0);
-        let is_captured = contents::harness_values_captures.load(Ordering::Relaxed) > 0 && state.streams.is_capturing();
+        is_computed &= !self
+            .refused
+            .iter()
+            .any(|refused| refused.load(Ordering::Relaxed) == run.signature.0);
+        let is_captured = contents::harness_values_captures.load(Ordering::Relaxed) > 0
+            && state.streams.is_capturing();
         drop(state);
         if is_computed && !is_captured {
             run.values = Some(values);
@@ -476,21 +608,42 @@ impl Run<'_> {
             if !elements.iter().any(|element| element.tag == TENSOR) {
                 return values.push(*argument, known);
             }
-            // All are visited before the first unknown one ends this, because all that change are forgotten.
-            let tensors: Vec<Option<Value>> = elements.iter().map(|element| self.tensor(state, element, is_changed)).collect();
+            // All are visited before the first unknown one ends this, because all that change are
+            // forgotten.
+            let tensors: Vec<Option<Value>> = elements
+                .iter()
+                .map(|element| self.tensor(state, element, is_changed))
+                .collect();
             let tensors: Option<Vec<Value>> = tensors.into_iter().collect();
             let Some(tensors) = tensors else { return false };
-            if is_overwritten || !tensors.iter().all(|tensor| !known.is_object(*tensor) || retain(tensor.payload)) {
+            if is_overwritten
+                || !tensors
+                    .iter()
+                    .all(|tensor| !known.is_object(*tensor) || retain(tensor.payload))
+            {
                 return false;
             }
             let list = list_of(&tensors, list);
             values.lists.push(list);
-            return values.push(Value { payload: list.expose_provenance(), tag: known.list_tag }, known);
+            return values.push(
+                Value {
+                    payload: list.expose_provenance(),
+                    tag: known.list_tag,
+                },
+                known,
+            );
         }
         match argument.tag {
             TENSOR if is_overwritten => {
                 self.overwritten.push((index, self.inputs.len()));
-                self.input(argument, true) && values.push(Value { payload: 0, tag: NONE }, known)
+                self.input(argument, true)
+                    && values.push(
+                        Value {
+                            payload: 0,
+                            tag: NONE,
+                        },
+                        known,
+                    )
             }
             TENSOR => match self.tensor(state, argument, is_changed) {
                 Some(tensor) => values.push(tensor, known),
@@ -512,7 +665,13 @@ impl Run<'_> {
         let layout = Layout::of(known, tensor);
         let element = layout.as_ref().map_or(0, |layout| layout.scalar_type);
         self.signature.add(element as u64 | 1 << 8);
-        self.inputs.push(Input { tensor: *tensor, layout, is_changed, spare: None, is_known: false });
+        self.inputs.push(Input {
+            tensor: *tensor,
+            layout,
+            is_changed,
+            spare: None,
+            is_known: false,
+        });
         layout.is_some()
     }
 
@@ -523,7 +682,8 @@ impl Run<'_> {
             return Some(*tensor);
         }
         if known.is_on_gpu(tensor) == Some(false) {
-            self.signature.add(get::<i32>(known.torch.scalar_type, tensor)? as u64);
+            self.signature
+                .add(get::<i32>(known.torch.scalar_type, tensor)? as u64);
             return (!is_changed).then_some(*tensor);
         }
         if !self.input(tensor, is_changed) {
@@ -538,13 +698,20 @@ impl Run<'_> {
         input.is_known.then_some(value)
     }
 
-    /// Computes the arguments of the CPU: its results replace them. Returns whether the CPU accepts them.
+    /// Computes the arguments of the CPU: its results replace them. Returns whether the CPU accepts
+    /// them.
     fn compute(&mut self, handle: &Handle) -> bool {
-        let Some(values) = &mut self.values else { return false };
+        let Some(values) = &mut self.values else {
+            return false;
+        };
         if attempt(self.known, handle, &mut values.stack) {
             return true;
         }
-        let unused = |refused: &&AtomicU64| refused.compare_exchange(0, self.signature.0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let unused = |refused: &&AtomicU64| {
+            refused
+                .compare_exchange(0, self.signature.0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        };
         let _ = self.operation.refused.iter().find(unused);
         false
     }
@@ -554,14 +721,27 @@ impl Run<'_> {
         let (known, operation) = (self.known, self.operation);
         let results: Vec<Value> = stack.last(operation.returns).to_vec();
         let is_new = |value: &Value| {
-            let is_argument = self.inputs.iter().any(|input| input.tensor.payload == value.payload);
+            let is_argument = self
+                .inputs
+                .iter()
+                .any(|input| input.tensor.payload == value.payload);
             known.is_on_gpu_and_defined(value) && !is_argument
         };
-        let layout = |value: &Value| if is_new(value) { Layout::of(known, value) } else { None };
+        let layout = |value: &Value| {
+            if is_new(value) {
+                Layout::of(known, value)
+            } else {
+                None
+            }
+        };
         let new: Vec<Option<Layout>> = known.tensors(&results).iter().map(layout).collect();
         {
             let mut state = machine().state();
-            for input in self.inputs.iter_mut().filter(|input| input.is_known && !input.is_changed && operation.kind == Kind::Read) {
+            for input in self
+                .inputs
+                .iter_mut()
+                .filter(|input| input.is_known && !input.is_changed && operation.kind == Kind::Read)
+            {
                 if let (Some(layout), Some(spare)) = (&input.layout, &mut input.spare) {
                     layout.write(&mut state, spare.bytes());
                 }
@@ -569,10 +749,19 @@ impl Run<'_> {
             for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
                 input.layout = Layout::of(known, &input.tensor);
             }
-            let changed = self.inputs.iter().filter(|input| input.is_changed).filter_map(|input| input.layout.as_ref());
-            changed.chain(new.iter().flatten()).for_each(|layout| layout.forget(&mut state));
+            let changed = self
+                .inputs
+                .iter()
+                .filter(|input| input.is_changed)
+                .filter_map(|input| input.layout.as_ref());
+            changed
+                .chain(new.iter().flatten())
+                .for_each(|layout| layout.forget(&mut state));
         }
-        let are_small = new.iter().flatten().chain(self.inputs.iter().filter_map(|input| input.layout.as_ref()));
+        let are_small = new
+            .iter()
+            .flatten()
+            .chain(self.inputs.iter().filter_map(|input| input.layout.as_ref()));
         if self.values.is_none() || !are_small.into_iter().all(|layout| layout.is_small()) {
             return;
         }
@@ -581,14 +770,21 @@ impl Run<'_> {
         }
     }
 
-    /// Makes the tensors of the CPU for the arguments that are overwritten, whose sizes the GPU's kernel may have changed.
+    /// Makes the tensors of the CPU for the arguments that are overwritten, whose sizes the GPU's
+    /// kernel may have changed.
     fn overwrite(&mut self) -> bool {
         for (place, index) in mem::take(&mut self.overwritten) {
-            let Some(layout) = self.inputs[index].layout else { return false };
-            let Some(spare) = Spare::new(self.known, &layout) else { return false };
+            let Some(layout) = self.inputs[index].layout else {
+                return false;
+            };
+            let Some(spare) = Spare::new(self.known, &layout) else {
+                return false;
+            };
             let value = spare.value();
             self.inputs[index].spare = Some(spare);
-            let Some(values) = &mut self.values else { return false };
+            let Some(values) = &mut self.values else {
+                return false;
+            };
             if !retain(value.payload) {
                 return false;
             }
@@ -610,18 +806,31 @@ impl Run<'_> {
         if computed.len() != new.len() {
             return;
         }
-        for (layout, computed) in new.iter().zip(&computed).filter_map(|(layout, computed)| Some((layout.as_ref()?, computed))) {
+        for (layout, computed) in new
+            .iter()
+            .zip(&computed)
+            .filter_map(|(layout, computed)| Some((layout.as_ref()?, computed)))
+        {
             if !known.torch.is_defined(*computed) {
                 continue;
             }
-            let Some(from) = Layout::of(known, computed) else { continue };
+            let Some(from) = Layout::of(known, computed) else {
+                continue;
+            };
             if from.scalar_type == layout.scalar_type && from.sizes() == layout.sizes() {
                 let (mut bytes, mut next) = ([0_u8; 16 * MOST_ELEMENTS as usize], 0);
                 let element = from.element as usize;
                 from.each(|offset| {
-                    let start = ptr::with_exposed_provenance::<u8>((from.address + offset) as usize);
+                    let start =
+                        ptr::with_exposed_provenance::<u8>((from.address + offset) as usize);
                     // SAFETY: the element belongs to a tensor of the CPU.
-                    unsafe { ptr::copy_nonoverlapping(start, bytes[next..next + element].as_mut_ptr(), element) };
+                    unsafe {
+                        ptr::copy_nonoverlapping(
+                            start,
+                            bytes[next..next + element].as_mut_ptr(),
+                            element,
+                        )
+                    };
                     next += element;
                 });
                 layout.write(&mut state, &bytes);
@@ -629,26 +838,41 @@ impl Run<'_> {
         }
     }
 
-    /// Computes the result before the GPU's kernel runs, and announces the number that the kernel reads. Returns whether the result is known.
+    /// Computes the result before the GPU's kernel runs, and announces the number that the kernel
+    /// reads. Returns whether the result is known.
     fn read(&mut self, handle: &Handle) -> bool {
         if !self.compute(handle) {
             return false;
         }
-        let number = self.values.as_ref().and_then(|values| match values.stack.all() {
-            [result] if result.tag == TENSOR => self.known.torch.shape(result)?[0].first().copied(),
-            [result] if result.tag == self.known.bool_tag => Some((result.payload as u8).into()),
-            _ => None,
-        });
+        let number = self
+            .values
+            .as_ref()
+            .and_then(|values| match values.stack.all() {
+                [result] if result.tag == TENSOR => {
+                    self.known.torch.shape(result)?[0].first().copied()
+                }
+                [result] if result.tag == self.known.bool_tag => {
+                    Some((result.payload as u8).into())
+                }
+                _ => None,
+            });
         reads::announce(number);
         number.is_some()
     }
 }
 
 /// The function of kernels that [`harness_small_compute`] has replaced.
-unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys: u64, stack: *mut Stack) {
+unsafe extern "C-unwind" fn run(
+    object: *mut c_void,
+    handle: *const Handle,
+    keys: u64,
+    stack: *mut Stack,
+) {
     // SAFETY: PyTorch passes a handle and a stack, and nothing else uses the stack during the call.
     let (handle, stack) = unsafe { (&*handle, &mut *stack) };
-    let (operation, known) = operation(handle.0[0]).zip(KNOWN.get()).expect("the operation is known before its kernel is replaced");
+    let (operation, known) = operation(handle.0[0])
+        .zip(KNOWN.get())
+        .expect("the operation is known before its kernel is replaced");
     let arguments = stack.last(operation.arguments);
     let concerns = operation.concerns(known, arguments);
     if !concerns || !operation.is_computable(known, arguments) {
@@ -656,7 +880,11 @@ unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys
             Kind::Computed | Kind::Unknown => copied::any(),
             Kind::Read | Kind::Copy => false,
         };
-        let changed = if concerns && forgets { operation.changed_ranges(known, arguments) } else { Vec::new() };
+        let changed = if concerns && forgets {
+            operation.changed_ranges(known, arguments)
+        } else {
+            Vec::new()
+        };
         let kept = forgets.then(Kept::new);
         // SAFETY: as PyTorch has called this function.
         unsafe { (operation.on_gpu)(object, handle, keys, stack) };
@@ -685,22 +913,51 @@ unsafe extern "C-unwind" fn run(object: *mut c_void, handle: *const Handle, keys
     run.finish(handle, stack, is_computed);
 }
 
-/// Computes an operation on small tensors from now on. Returns `false` if the probe has failed or the operation lacks a kernel.
+/// Computes an operation on small tensors from now on. Returns `false` if the probe has failed or
+/// the operation lacks a kernel.
 ///
 /// # Safety
 /// The description is true, and the other two are functions of the C++ runtime.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn harness_small_compute(description: &Description, begin_catch: usize, end_catch: usize) -> bool {
-    let Some(known) = KNOWN.get() else { return false };
+unsafe extern "C" fn harness_small_compute(
+    description: &Description,
+    begin_catch: usize,
+    end_catch: usize,
+) -> bool {
+    let Some(known) = KNOWN.get() else {
+        return false;
+    };
     CATCH[0].store(begin_catch, Ordering::Relaxed);
     CATCH[1].store(end_catch, Ordering::Relaxed);
-    let &Description { names, arguments, returns, changed, overwritten, kind } = description;
+    let &Description {
+        names,
+        arguments,
+        returns,
+        changed,
+        overwritten,
+        kind,
+    } = description;
     // SAFETY: as the caller promises.
-    let handle = unsafe { known.torch.find(CStr::from_ptr(names[0]), CStr::from_ptr(names[1])) };
+    let handle = unsafe {
+        known
+            .torch
+            .find(CStr::from_ptr(names[0]), CStr::from_ptr(names[1]))
+    };
     let kernel = handle.kernel(known.on_gpu);
-    let Some(on_gpu) = kernel.function().filter(|_| operation(handle.0[0]).is_none()) else { return false };
-    let unboxed = kernel.unboxed.each_ref().map(|function| function.load(Ordering::Acquire));
-    if !unboxed.iter().all(|function| *function == 0 || is_in_library(*function)) {
+    let Some(on_gpu) = kernel
+        .function()
+        .filter(|_| operation(handle.0[0]).is_none())
+    else {
+        return false;
+    };
+    let unboxed = kernel
+        .unboxed
+        .each_ref()
+        .map(|function| function.load(Ordering::Acquire));
+    if !unboxed
+        .iter()
+        .all(|function| *function == 0 || is_in_library(*function))
+    {
         return false; // Another layout.
     }
     let is_on_cpu = handle.kernel(known.on_cpu).function().is_some();
@@ -716,17 +973,30 @@ unsafe extern "C" fn harness_small_compute(description: &Description, begin_catc
         kind,
         refused: Default::default(),
     };
-    let Some(slot) = slots(handle.0[0]).find(|slot| slot.load(Ordering::Acquire).is_null()) else { return false };
+    let Some(slot) = slots(handle.0[0]).find(|slot| slot.load(Ordering::Acquire).is_null()) else {
+        return false;
+    };
     slot.store(Box::leak(Box::new(new)), Ordering::Release);
-    kernel.function.store(run as *const () as usize, Ordering::Release);
+    kernel
+        .function
+        .store(run as *const () as usize, Ordering::Release);
     // Without functions for unboxed arguments, PyTorch boxes them.
-    kernel.unboxed.iter().for_each(|function| function.store(0, Ordering::Release));
+    kernel
+        .unboxed
+        .iter()
+        .for_each(|function| function.store(0, Ordering::Release));
     true
 }
 
 unsafe extern "C-unwind" {
     /// Calls a function of a kernel. Returns an exception that it throws, or null.
-    fn harness_small_try(function: usize, object: *mut c_void, handle: *const Handle, keys: u64, stack: *mut Stack) -> *mut c_void;
+    fn harness_small_try(
+        function: usize,
+        object: *mut c_void,
+        handle: *const Handle,
+        keys: u64,
+        stack: *mut Stack,
+    ) -> *mut c_void;
     fn harness_small_caught();
     fn _Unwind_SetGR(context: *mut c_void, register: c_int, value: usize);
     fn _Unwind_SetIP(context: *mut c_void, address: usize);
@@ -765,7 +1035,13 @@ const INSTALL: c_int = 7;
 const CONTINUE: c_int = 8;
 
 /// Makes [`harness_small_try`] return each exception. The end of a thread continues.
-unsafe extern "C" fn personality(_: c_int, actions: c_int, _: u64, exception: *mut c_void, context: *mut c_void) -> c_int {
+unsafe extern "C" fn personality(
+    _: c_int,
+    actions: c_int,
+    _: u64,
+    exception: *mut c_void,
+    context: *mut c_void,
+) -> c_int {
     if actions & SEARCHES != 0 {
         return FOUND;
     }

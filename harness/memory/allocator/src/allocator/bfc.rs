@@ -1,32 +1,44 @@
-//! TensorFlow's best-fit-with-coalescing allocator: a few regions of growing size that are kept, chunks cut from them, and merged
-//! free neighbors.
+//! TensorFlow's best-fit-with-coalescing allocator: a few regions of growing size that are kept,
+//! chunks cut from them, and merged free neighbors.
 //!
-//! It models `BFCAllocator` as its header documents it (`tensorflow/core/common_runtime/bfc_allocator.h`, today
-//! `third_party/xla/xla/tsl/framework/bfc_allocator.h`, in <https://github.com/tensorflow/tensorflow>).
-//! <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth> documents the options of the GPU process.
+//! It models `BFCAllocator` as its header documents it
+//! (`tensorflow/core/common_runtime/bfc_allocator.h`, today
+//! `third_party/xla/xla/tsl/framework/bfc_allocator.h`, in
+//! <https://github.com/tensorflow/tensorflow>).
+//! <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth> documents the options of the
+//! GPU process.
 //!
-//! * Sizes are multiples of 256 B. TensorFlow sorts free chunks into 21 bins by size, bin i from 256 B · 2^i, each ordered by
-//!   size, then address. A search starts at the bin of the request and goes upward. It finds the smallest chunk that fits, at the
-//!   lowest address. One ordered index gives the same result here.
-//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted. Otherwise the whole chunk is allocated.
-//! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until the request fits; it doubles again for the
-//!   next region, up to the memory limit. If the device has less, the first failing extension retries with 0.9 of the size.
-//! * Regions are kept. With garbage collection, the default of a GPU process (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a failing
-//!   request releases free regions if they make enough room, and extends once more.
+//! * Sizes are multiples of 256 B. TensorFlow sorts free chunks into 21 bins by size, bin i from
+//!   256 B · 2^i, each ordered by size, then address. A search starts at the bin of the request and
+//!   goes upward. It finds the smallest chunk that fits, at the lowest address. One ordered index
+//!   gives the same result here.
+//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted.
+//!   Otherwise the whole chunk is allocated.
+//! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until
+//!   the request fits; it doubles again for the next region, up to the memory limit. If the device
+//!   has less, the first failing extension retries with 0.9 of the size.
+//! * Regions are kept. With garbage collection, the default of a GPU process
+//!   (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a failing request releases free regions if they make
+//!   enough room, and extends once more.
 //!
 //! Deliberate differences:
 //!
-//! * Streams. TensorFlow computes on one stream, so freed memory can be reused immediately. A safe frontier holds back memory that other
-//!   streams may still use. Here a chunk is free for the stream of its last use, which reuses it immediately, and has the count of its
-//!   free. Another stream gets it after an event that follows the first stream's work is complete: that event is the frontier. Events are
-//!   recorded and polled only if the stream's own chunks do not fit. So neither a hit nor a free of unshared memory calls the device. The
-//!   host waits for events only if the request would otherwise fail. Never used memory is free for all streams.
-//! * [`Allocator::record_stream`]: the chunk stays pending until events that follow the other streams' work are complete.
-//! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] releases all free regions. The size of the next
-//!   region stays the same, as in TensorFlow.
-//! * After its first failing extension TensorFlow never tries less than 0.9 of the full region again, so it can fail although the device
-//!   has the memory. Here the last attempt is the request itself. So an out of memory always means that the device or the limit refused it.
-//! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes all calls, so there is no wait.
+//! * Streams. TensorFlow computes on one stream, so freed memory can be reused immediately. A safe
+//!   frontier holds back memory that other streams may still use. Here a chunk is free for the
+//!   stream of its last use, which reuses it immediately, and has the count of its free. Another
+//!   stream gets it after an event that follows the first stream's work is complete: that event is
+//!   the frontier. Events are recorded and polled only if the stream's own chunks do not fit. So
+//!   neither a hit nor a free of unshared memory calls the device. The host waits for events only
+//!   if the request would otherwise fail. Never used memory is free for all streams.
+//! * [`Allocator::record_stream`]: the chunk stays pending until events that follow the other
+//!   streams' work are complete.
+//! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] releases all free
+//!   regions. The size of the next region stays the same, as in TensorFlow.
+//! * After its first failing extension TensorFlow never tries less than 0.9 of the full region
+//!   again, so it can fail although the device has the memory. Here the last attempt is the request
+//!   itself. So an out of memory always means that the device or the limit refused it.
+//! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes
+//!   all calls, so there is no wait.
 
 use std::collections::BTreeMap;
 
@@ -38,12 +50,14 @@ use crate::units::Bytes;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BfcConfig {
-    /// True if regions are allocated as needed. Otherwise the first region takes the whole memory limit. The default is `true`,
-    /// as in the allocator's own options. A TensorFlow process uses `false`, but then a harness would measure only its own limit.
+    /// True if regions are allocated as needed. Otherwise the first region takes the whole memory
+    /// limit. The default is `true`, as in the allocator's own options. A TensorFlow process uses
+    /// `false`, but then a harness would measure only its own limit.
     pub allow_growth: bool,
     /// The limit on all regions together. The default is the whole device.
     pub memory_limit: Option<Bytes>,
-    /// True if free regions are released before a request fails. The default is `true`, as in a TensorFlow process.
+    /// True if free regions are released before a request fails. The default is `true`, as in a
+    /// TensorFlow process.
     pub garbage_collection: bool,
 }
 
@@ -56,13 +70,21 @@ impl BfcConfig {
     /// The bytes of a chunk to allocate for a request of `size`: exactly that, or the whole chunk.
     const fn cut(size: u64, chunk: u64) -> u64 {
         let rest = chunk - size;
-        if rest >= size || rest >= Self::MAX_INTERNAL_FRAGMENTATION.0 { size } else { chunk }
+        if rest >= size || rest >= Self::MAX_INTERNAL_FRAGMENTATION.0 {
+            size
+        } else {
+            chunk
+        }
     }
 }
 
 impl Default for BfcConfig {
     fn default() -> Self {
-        Self { allow_growth: true, memory_limit: None, garbage_collection: true }
+        Self {
+            allow_growth: true,
+            memory_limit: None,
+            garbage_collection: true,
+        }
     }
 }
 
@@ -90,11 +112,19 @@ struct Frontier {
 
 impl BfcAllocator {
     pub fn new(config: BfcConfig) -> Self {
-        Self { config, ..Self::default() }
+        Self {
+            config,
+            ..Self::default()
+        }
     }
 
     /// Takes a chunk from another stream, else from the driver, else after a release.
-    fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
+    fn find(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        size: u64,
+    ) -> Result<ChunkId, AllocatorError> {
         if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
             return Ok(chunk);
         }
@@ -111,11 +141,18 @@ impl BfcAllocator {
         {
             return Ok(chunk);
         }
-        Err(self.regions.out_of_memory(device, request, size, self.config.memory_limit))
+        Err(self
+            .regions
+            .out_of_memory(device, request, size, self.config.memory_limit))
     }
 
     /// Finds a finished chunk of another stream: a never used one, or one whose event is complete.
-    fn take_from_other_streams(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+    fn take_from_other_streams(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        size: u64,
+    ) -> Result<Option<ChunkId>, DeviceError> {
         let others = self.regions.other_streams(stream);
         for &other in &others {
             self.regions.take_over(other, stream, 0);
@@ -138,13 +175,22 @@ impl BfcAllocator {
     }
 
     /// The number of frees that all complete work of a stream covers, if it has grown.
-    fn frontier_passed(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<u64>, DeviceError> {
+    fn frontier_passed(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<Option<u64>, DeviceError> {
         let frontier = match self.frontiers.get(&stream) {
             Some(&frontier) => frontier,
             None => {
                 let covers = self.regions.frees();
-                let Some(event) = self.events.record(device, stream)? else { return Ok(Some(covers)) };
-                *self.frontiers.entry(stream).or_insert(Frontier { event, covers })
+                let Some(event) = self.events.record(device, stream)? else {
+                    return Ok(Some(covers));
+                };
+                *self
+                    .frontiers
+                    .entry(stream)
+                    .or_insert(Frontier { event, covers })
             }
         };
         if !device.event_done(frontier.event)? {
@@ -156,14 +202,26 @@ impl BfcAllocator {
     }
 
     /// Allocates a region for the request, or returns `None` if the limit or the driver refuses.
-    fn extend(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+    fn extend(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        size: u64,
+    ) -> Result<Option<ChunkId>, DeviceError> {
         let limit = self.limit(device).0;
         let available = limit.saturating_sub(self.regions.reserved()) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
         if size > available {
             return Ok(None);
         }
-        let first = if self.config.allow_growth { limit.min(BfcConfig::FIRST_REGION.0) } else { limit };
-        let before = self.next_region.unwrap_or(first.next_multiple_of(CHUNK_UNIT.0)).max(CHUNK_UNIT.0);
+        let first = if self.config.allow_growth {
+            limit.min(BfcConfig::FIRST_REGION.0)
+        } else {
+            limit
+        };
+        let before = self
+            .next_region
+            .unwrap_or(first.next_multiple_of(CHUNK_UNIT.0))
+            .max(CHUNK_UNIT.0);
         let mut region = before;
         while region < size {
             region = region.saturating_mul(2);
@@ -182,14 +240,24 @@ impl BfcAllocator {
                 self.has_backed_off = true;
                 return Ok(None);
             }
-            bytes =
-                if backed_off_before { size } else { (bytes / 10 * 9).next_multiple_of(CHUNK_UNIT.0).min(bytes - CHUNK_UNIT.0).max(size) };
+            bytes = if backed_off_before {
+                size
+            } else {
+                (bytes / 10 * 9)
+                    .next_multiple_of(CHUNK_UNIT.0)
+                    .min(bytes - CHUNK_UNIT.0)
+                    .max(size)
+            };
             self.has_backed_off = true;
         }
     }
 
     /// Waits for all work that keeps free memory from the stream, if there is any.
-    fn wait_for_all(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    fn wait_for_all(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         let others = self.regions.other_streams(stream);
         if others.is_empty() && self.pending.is_empty() {
             return Ok(());
@@ -212,7 +280,8 @@ impl BfcAllocator {
     /// Waits for the events of pending frees and finishes those frees.
     fn wait_for_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let (done, waited) = self.pending.wait_for(device, |_| true);
-        done.into_iter().for_each(|chunk| self.regions.complete_free(chunk));
+        done.into_iter()
+            .for_each(|chunk| self.regions.complete_free(chunk));
         waited
     }
 
@@ -220,7 +289,11 @@ impl BfcAllocator {
     fn collect_garbage(&mut self, device: &mut dyn Device, size: u64) -> Result<bool, DeviceError> {
         let left = self.limit(device).0.saturating_sub(self.regions.reserved());
         let can_help = || left.saturating_add(self.regions.wholly_free()) >= size;
-        if self.config.garbage_collection && can_help() { self.regions.release(device, 0) } else { Ok(false) }
+        if self.config.garbage_collection && can_help() {
+            self.regions.release(device, 0)
+        } else {
+            Ok(false)
+        }
     }
 
     fn limit(&self, device: &dyn Device) -> Bytes {
@@ -230,7 +303,8 @@ impl BfcAllocator {
     /// Finishes the frees whose events are complete.
     fn poll(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let (done, polled) = self.pending.poll(device);
-        done.into_iter().for_each(|chunk| self.regions.complete_free(chunk));
+        done.into_iter()
+            .for_each(|chunk| self.regions.complete_free(chunk));
         polled
     }
 }
@@ -240,7 +314,11 @@ impl Allocator for BfcAllocator {
         "bfc"
     }
 
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         if request.size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
@@ -268,12 +346,20 @@ impl Allocator for BfcAllocator {
         Ok(())
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         self.regions.record_use(allocation, stream)
     }
 
     /// Makes the stream's free chunks available to all streams.
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Ok(());
         }
@@ -299,7 +385,9 @@ impl Allocator for BfcAllocator {
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.pending.close(device)?;
-        std::mem::take(&mut self.frontiers).into_values().for_each(|frontier| self.events.give_back(frontier.event));
+        std::mem::take(&mut self.frontiers)
+            .into_values()
+            .for_each(|frontier| self.events.give_back(frontier.event));
         self.events.close(device)?;
         self.regions.close(device)?;
         *self = Self::new(self.config.clone());

@@ -1,4 +1,5 @@
-//! The allocator without a cache: one driver allocation and one driver free per request. It is the baseline of every timing.
+//! The allocator without a cache: one driver allocation and one driver free per request. It is the
+//! baseline of every timing.
 
 use super::live::{LiveAllocation, LiveAllocations};
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
@@ -23,25 +24,42 @@ impl Allocator for DirectAllocator {
         "direct"
     }
 
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         let size = request.size;
         if size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
         if let Some(limit) = self.live.exceeded_limit(size) {
-            return Err(self.live.out_of_memory(device, size, OomCause::Fraction { limit }, Some(Bytes::ZERO)));
+            return Err(self.live.out_of_memory(
+                device,
+                size,
+                OomCause::Fraction { limit },
+                Some(Bytes::ZERO),
+            ));
         }
         match device.malloc(size) {
             Ok(start) => {
                 let (range, pool) = (MemoryRange::new(start, size), PoolKind::of_block(size));
-                let live = LiveAllocation { range, stream: request.stream, pool, other_streams: Vec::new() };
+                let live = LiveAllocation {
+                    range,
+                    stream: request.stream,
+                    pool,
+                    other_streams: Vec::new(),
+                };
                 self.live.stats.reserved_bytes.increase(pool, size.0);
                 self.live.stats.num_device_alloc += 1;
                 Ok(Allocation::new(range, request, self.live.insert(live)))
             }
-            Err(DeviceError::OutOfMemory { free, .. }) => {
-                Err(self.live.out_of_memory(device, size, OomCause::Device { free }, Some(Bytes::ZERO)))
-            }
+            Err(DeviceError::OutOfMemory { free, .. }) => Err(self.live.out_of_memory(
+                device,
+                size,
+                OomCause::Device { free },
+                Some(Bytes::ZERO),
+            )),
             Err(error) => Err(error.into()),
         }
     }
@@ -57,12 +75,24 @@ impl Allocator for DirectAllocator {
     }
 
     /// Records nothing: the driver's free waits for work in flight.
-    fn record_stream(&mut self, allocation: &Allocation, _stream: StreamId) -> Result<(), DeviceError> {
-        if allocation.is_null() { Ok(()) } else { self.live.slot_of(allocation).map(drop) }
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        _stream: StreamId,
+    ) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            Ok(())
+        } else {
+            self.live.slot_of(allocation).map(drop)
+        }
     }
 
     /// Does nothing: the allocator keeps nothing per stream.
-    fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        _device: &mut dyn Device,
+        _stream: StreamId,
+    ) -> Result<(), DeviceError> {
         Ok(())
     }
 

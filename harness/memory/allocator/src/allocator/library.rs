@@ -1,13 +1,15 @@
 //! Shared libraries with the two functions of PyTorch's `CUDAPluggableAllocator`
 //! (<https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda>).
 //!
-//! The library runs in its own process, the *host* (`harness library-host`). Its CUDA calls are passed to this process and made
-//! on the device of the run ([`wire`]). So it works on a simulated device, its segments are known exactly, and a crash ends only
-//! the host: the current request fails with [`DeviceError::Library`] and the reason.
+//! The library runs in its own process, the *host* (`harness library-host`). Its CUDA calls are
+//! passed to this process and made on the device of the run ([`wire`]). So it works on a simulated
+//! device, its segments are known exactly, and a crash ends only the host: the current request
+//! fails with [`DeviceError::Library`] and the reason.
 //!
-//! Its state is inferred from its device calls. Each driver allocation, each piece of a driver pool and each contiguous mapped
-//! range is a segment. A block has its requested size. Everything counts in the large pool. The other functions of PyTorch's
-//! interface are optional. Without them [`Allocator::record_stream`] and [`Allocator::empty_cache`] do nothing.
+//! Its state is inferred from its device calls. Each driver allocation, each piece of a driver pool
+//! and each contiguous mapped range is a segment. A block has its requested size. Everything counts
+//! in the large pool. The other functions of PyTorch's interface are optional. Without them
+//! [`Allocator::record_stream`] and [`Allocator::empty_cache`] do nothing.
 
 mod accounts;
 mod held;
@@ -20,7 +22,9 @@ use std::{fmt, path::PathBuf, str::FromStr};
 pub use self::host::{name_program, program};
 use self::wire::{Call, Code, Order, Program, Reply, Timed};
 use self::{held::Held, host::Host};
-use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, live::out_of_memory};
+use super::{
+    Allocation, Allocator, AllocatorError, OomCause, Request, answered_by, live::out_of_memory,
+};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
 use crate::units::Bytes;
 
@@ -46,19 +50,35 @@ pub struct LibrarySpec {
 impl LibrarySpec {
     pub const PATH: &'static str = "path";
     /// The keys of the functions, and whether they are required.
-    pub const FUNCTIONS: [(&'static str, bool); 4] = [("alloc", true), ("free", true), ("record_stream", false), ("empty_cache", false)];
+    pub const FUNCTIONS: [(&'static str, bool); 4] = [
+        ("alloc", true),
+        ("free", true),
+        ("record_stream", false),
+        ("empty_cache", false),
+    ];
 
     pub fn check_file(&self) -> Result<(), DeviceError> {
         if self.path.exists() {
             return Ok(());
         }
         let what = format!("the library `{}`", self.path.display());
-        Err(DeviceError::Unavailable { what, why: "there is no such file: it is optional, and was not built".to_owned() })
+        Err(DeviceError::Unavailable {
+            what,
+            why: "there is no such file: it is optional, and was not built".to_owned(),
+        })
     }
 
     pub fn functions(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let names = [Some(&self.alloc), Some(&self.free), self.record_stream.as_ref(), self.empty_cache.as_ref()];
-        Self::FUNCTIONS.into_iter().zip(names).filter_map(|((key, _), name)| Some((key, name?.as_str())))
+        let names = [
+            Some(&self.alloc),
+            Some(&self.free),
+            self.record_stream.as_ref(),
+            self.empty_cache.as_ref(),
+        ];
+        Self::FUNCTIONS
+            .into_iter()
+            .zip(names)
+            .filter_map(|((key, _), name)| Some((key, name?.as_str())))
     }
 }
 
@@ -66,24 +86,38 @@ impl LibrarySpec {
 pub enum LibrarySpecError {
     #[error("a library needs `{0}`")]
     Missing(&'static str),
-    #[error("unknown key `{0}`: the keys are `path`, `alloc`, `free`, `record_stream` and `empty_cache`")]
+    #[error(
+        "unknown key `{0}`: the keys are `path`, `alloc`, `free`, `record_stream` and `empty_cache`"
+    )]
     Unknown(String),
 }
 
 impl FromStr for LibrarySpec {
     type Err = LibrarySpecError;
 
-    /// Parses the text between the parentheses of an allocator: `path:./my_alloc.so,alloc:my_malloc,free:my_free`.
+    /// Parses the text between the parentheses of an allocator:
+    /// `path:./my_alloc.so,alloc:my_malloc,free:my_free`.
     fn from_str(text: &str) -> Result<Self, LibrarySpecError> {
         let items = text.split(',').filter(|item| !item.is_empty());
-        let items: Vec<(&str, &str)> = items.map(|item| item.split_once(':').unwrap_or((item, ""))).collect();
-        let known = |key: &str| key == Self::PATH || Self::FUNCTIONS.iter().any(|(function, _)| *function == key);
+        let items: Vec<(&str, &str)> = items
+            .map(|item| item.split_once(':').unwrap_or((item, "")))
+            .collect();
+        let known = |key: &str| {
+            key == Self::PATH || Self::FUNCTIONS.iter().any(|(function, _)| *function == key)
+        };
         if let Some((key, _)) = items.iter().find(|(key, _)| !known(key)) {
             return Err(LibrarySpecError::Unknown((*key).to_owned()));
         }
-        let value = |key: &str| items.iter().find(|(name, value)| *name == key && !value.is_empty()).map(|(_, value)| (*value).to_owned());
+        let value = |key: &str| {
+            items
+                .iter()
+                .find(|(name, value)| *name == key && !value.is_empty())
+                .map(|(_, value)| (*value).to_owned())
+        };
         Ok(Self {
-            path: value(Self::PATH).ok_or(LibrarySpecError::Missing(Self::PATH))?.into(),
+            path: value(Self::PATH)
+                .ok_or(LibrarySpecError::Missing(Self::PATH))?
+                .into(),
             alloc: value("alloc").ok_or(LibrarySpecError::Missing("alloc"))?,
             free: value("free").ok_or(LibrarySpecError::Missing("free"))?,
             record_stream: value("record_stream"),
@@ -96,7 +130,8 @@ impl fmt::Display for LibrarySpec {
     /// Formats the text between the parentheses of an allocator.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "path:{}", self.path.display())?;
-        self.functions().try_for_each(|(key, name)| write!(f, ",{key}:{name}"))
+        self.functions()
+            .try_for_each(|(key, name)| write!(f, ",{key}:{name}"))
     }
 }
 
@@ -105,7 +140,8 @@ pub struct LibraryAllocator {
     spec: LibrarySpec,
     state: State,
     held: Held,
-    /// Uses by other streams to pass to the library before its next call: [`Allocator::record_stream`] has no device.
+    /// Uses by other streams to pass to the library before its next call:
+    /// [`Allocator::record_stream`] has no device.
     uses: Vec<(DevicePtr, StreamId)>,
 }
 
@@ -137,26 +173,56 @@ impl LibraryAllocator {
     /// Makes the allocator. The first request loads the library.
     pub fn new(spec: LibrarySpec) -> Self {
         let held = Held::new(spec.path.display().to_string());
-        Self { spec, state: State::NotStarted, held, uses: Vec::new() }
+        Self {
+            spec,
+            state: State::NotStarted,
+            held,
+            uses: Vec::new(),
+        }
     }
 
     fn failed(&self, why: impl Into<String>) -> DeviceError {
-        DeviceError::Library { path: self.spec.path.display().to_string(), why: why.into() }
+        DeviceError::Library {
+            path: self.spec.path.display().to_string(),
+            why: why.into(),
+        }
     }
 
-    /// Makes the library execute an order, after the pending uses by streams. `what` describes the order.
-    fn order(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
+    /// Makes the library execute an order, after the pending uses by streams. `what` describes the
+    /// order.
+    fn order(
+        &mut self,
+        device: &mut dyn Device,
+        order: &Order,
+        what: &str,
+    ) -> Result<(u64, Seen), DeviceError> {
         for (address, stream) in std::mem::take(&mut self.uses) {
-            let told = Order::RecordStream { address: address.0, stream: stream.0 };
-            self.order_now(device, &told, &format!("it was told that stream {} uses the memory at {address}", stream.0))?;
+            let told = Order::RecordStream {
+                address: address.0,
+                stream: stream.0,
+            };
+            self.order_now(
+                device,
+                &told,
+                &format!(
+                    "it was told that stream {} uses the memory at {address}",
+                    stream.0
+                ),
+            )?;
         }
         self.order_now(device, order, what)
     }
 
     /// Makes the library execute an order, and makes its device calls meanwhile.
-    fn order_now(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
+    fn order_now(
+        &mut self,
+        device: &mut dyn Device,
+        order: &Order,
+        what: &str,
+    ) -> Result<(u64, Seen), DeviceError> {
         if let State::NotStarted = self.state {
-            self.state = State::Running(Host::start(&self.spec.path).map_err(|why| self.failed(why))?);
+            self.state =
+                State::Running(Host::start(&self.spec.path).map_err(|why| self.failed(why))?);
             self.order_now(device, &Order::Load(self.spec.clone()), "it was loaded")?;
         }
         let mut seen = Seen::default();
@@ -174,7 +240,9 @@ impl LibraryAllocator {
                     seen.timed = Some(timed);
                     return seen.refused.take().map_or(Ok((0, seen)), Err);
                 }
-                Some(Reply::Done(value)) => return seen.refused.take().map_or(Ok((value, seen)), Err),
+                Some(Reply::Done(value)) => {
+                    return seen.refused.take().map_or(Ok((value, seen)), Err);
+                }
                 Some(Reply::Refused(why)) => {
                     let error = self.failed(why);
                     self.state = State::Ended(error.clone());
@@ -199,20 +267,30 @@ impl LibraryAllocator {
         }
     }
 
-    /// Makes the library run a program. Returns the refused requests and the time of the timed part: the time of the library's
-    /// functions in its process, and the device's time for their calls. Communication between the processes is excluded. A device
-    /// call leaves the library's CPU caches cold, which is part of the time.
+    /// Makes the library run a program. Returns the refused requests and the time of the timed
+    /// part: the time of the library's functions in its process, and the device's time for their
+    /// calls. Communication between the processes is excluded. A device call leaves the library's
+    /// CPU caches cold, which is part of the time.
     ///
-    /// The allocations are not validated. There must be no live allocations before, and none remain.
-    /// Fails with [`DeviceError`] of a broken device or library.
-    pub fn time(&mut self, device: &mut dyn Device, program: Program) -> Result<Timed, DeviceError> {
+    /// The allocations are not validated. There must be no live allocations before, and none
+    /// remain. Fails with [`DeviceError`] of a broken device or library.
+    pub fn time(
+        &mut self,
+        device: &mut dyn Device,
+        program: Program,
+    ) -> Result<Timed, DeviceError> {
         let (_, seen) = self.order(device, &Order::Time(program), "it was timed")?;
         if let Some(function) = seen.unanswered.first() {
             return Err(self.failed(format!("it called {function}, {NOT_PASSED_ON}")));
         }
-        let Some(timed) = seen.timed else { return Err(self.failed("its process returned no time")) };
+        let Some(timed) = seen.timed else {
+            return Err(self.failed("its process returned no time"));
+        };
         let driver = u64::try_from(seen.driver.as_nanos()).unwrap_or(u64::MAX);
-        Ok(Timed { nanos: timed.nanos.saturating_add(driver), ..timed })
+        Ok(Timed {
+            nanos: timed.nanos.saturating_add(driver),
+            ..timed
+        })
     }
 
     fn serve(&mut self, device: &mut dyn Device, call: Call, seen: &mut Seen) -> (Code, u64) {
@@ -243,13 +321,22 @@ impl LibraryAllocator {
     /// The reason why a request returned null.
     fn refusal(&mut self, device: &mut dyn Device, size: Bytes, seen: &Seen) -> AllocatorError {
         if let Some(function) = seen.unanswered.first() {
-            let why = format!("`{}` called {function}, {NOT_PASSED_ON}, and returned null", self.spec.alloc);
+            let why = format!(
+                "`{}` called {function}, {NOT_PASSED_ON}, and returned null",
+                self.spec.alloc
+            );
             return self.failed(why).into();
         }
         match device.free_memory() {
             Ok(free) => {
                 let refused = seen.refused_size.unwrap_or(size);
-                out_of_memory(&mut self.held.accounts.stats, device, [size, refused], OomCause::Device { free }, None)
+                out_of_memory(
+                    &mut self.held.accounts.stats,
+                    device,
+                    [size, refused],
+                    OomCause::Device { free },
+                    None,
+                )
             }
             Err(error) => error.into(),
         }
@@ -265,26 +352,54 @@ impl Allocator for LibraryAllocator {
         self.spec.check_file()
     }
 
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         let Request { size, stream } = request;
         if size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
         if let Some(limit) = self.held.accounts.exceeded_limit(size) {
-            return Err(out_of_memory(&mut self.held.accounts.stats, device, [size; 2], OomCause::Fraction { limit }, None));
+            return Err(out_of_memory(
+                &mut self.held.accounts.stats,
+                device,
+                [size; 2],
+                OomCause::Fraction { limit },
+                None,
+            ));
         }
         let number = self.held.accounts.stats.allocation.all.allocated + 1;
-        let what = format!("`{}` allocated {size} on stream {}, request {number}", self.spec.alloc, stream.0);
-        let (address, seen) = self.order(device, &Order::Allocate { size: size.0, stream: stream.0 }, &what)?;
+        let what = format!(
+            "`{}` allocated {size} on stream {}, request {number}",
+            self.spec.alloc, stream.0
+        );
+        let (address, seen) = self.order(
+            device,
+            &Order::Allocate {
+                size: size.0,
+                stream: stream.0,
+            },
+            &what,
+        )?;
         if address == 0 {
             return Err(self.refusal(device, size, &seen));
         }
         if !address.is_multiple_of(ALIGNMENT) {
-            let why = format!("`{}` returned {}, which is not a multiple of {ALIGNMENT} bytes", self.spec.alloc, DevicePtr(address));
+            let why = format!(
+                "`{}` returned {}, which is not a multiple of {ALIGNMENT} bytes",
+                self.spec.alloc,
+                DevicePtr(address)
+            );
             return Err(self.failed(why).into());
         }
         let range = MemoryRange::new(DevicePtr(address), size);
-        Ok(Allocation::new(range, request, self.held.accounts.handed_out(range, stream)))
+        Ok(Allocation::new(
+            range,
+            request,
+            self.held.accounts.handed_out(range, stream),
+        ))
     }
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
@@ -296,14 +411,29 @@ impl Allocator for LibraryAllocator {
         let what = format!("`{}` freed {size} at {address}", self.spec.free);
         // Recorded first, because the library may return the memory to the driver.
         self.held.accounts.taken_back(slot);
-        let (_, seen) = self.order(device, &Order::Free { address: address.0, size: size.0, stream: allocation.stream().0 }, &what)?;
+        let (_, seen) = self.order(
+            device,
+            &Order::Free {
+                address: address.0,
+                size: size.0,
+                stream: allocation.stream().0,
+            },
+            &what,
+        )?;
         match seen.unanswered.first() {
-            Some(function) => Err(self.failed(format!("`{}` called {function}, {NOT_PASSED_ON}", self.spec.free))),
+            Some(function) => Err(self.failed(format!(
+                "`{}` called {function}, {NOT_PASSED_ON}",
+                self.spec.free
+            ))),
             None => Ok(()),
         }
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         if allocation.is_null() {
             return Ok(());
         }
@@ -315,13 +445,26 @@ impl Allocator for LibraryAllocator {
     }
 
     /// Does nothing: the interface of a library has no function for it.
-    fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        _device: &mut dyn Device,
+        _stream: StreamId,
+    ) -> Result<(), DeviceError> {
         Ok(())
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        if let Some(function) = self.spec.empty_cache.clone().filter(|_| matches!(self.state, State::Running(_))) {
-            self.order(device, &Order::EmptyCache, &format!("`{function}` emptied the cache"))?;
+        if let Some(function) = self
+            .spec
+            .empty_cache
+            .clone()
+            .filter(|_| matches!(self.state, State::Running(_)))
+        {
+            self.order(
+                device,
+                &Order::EmptyCache,
+                &format!("`{function}` emptied the cache"),
+            )?;
         }
         self.held.empty_pool(device)
     }
@@ -335,7 +478,9 @@ impl Allocator for LibraryAllocator {
     /// Stops the host; its exit handlers still run.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let ended = match self.state {
-            State::Running(_) => self.order(device, &Order::End, "the process was asked to end").map(drop),
+            State::Running(_) => self
+                .order(device, &Order::End, "the process was asked to end")
+                .map(drop),
             State::NotStarted | State::Ended(_) => Ok(()),
         };
         (self.state, self.uses) = (State::NotStarted, Vec::new());

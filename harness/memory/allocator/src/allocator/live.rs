@@ -18,10 +18,27 @@ pub(super) struct LiveAllocation {
 
 impl LiveAllocation {
     fn segment(&self) -> SegmentInfo {
-        let MemoryRange { start: address, len: size } = self.range;
+        let MemoryRange {
+            start: address,
+            len: size,
+        } = self.range;
         let Self { stream, pool, .. } = *self;
-        let block = BlockInfo { address, size, stream, requested: size, state: BlockState::Allocated };
-        SegmentInfo { address, size, stream: Some(stream), pool, private_pool: None, expandable: false, blocks: vec![block] }
+        let block = BlockInfo {
+            address,
+            size,
+            stream,
+            requested: size,
+            state: BlockState::Allocated,
+        };
+        SegmentInfo {
+            address,
+            size,
+            stream: Some(stream),
+            pool,
+            private_pool: None,
+            expandable: false,
+            blocks: vec![block],
+        }
     }
 }
 
@@ -47,7 +64,8 @@ impl LiveAllocations {
 
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
-        self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
+        self.live
+            .slot_of(allocation, |live| live.range.start == allocation.ptr())
     }
 
     pub(super) fn remove(&mut self, slot: u32) -> LiveAllocation {
@@ -58,11 +76,16 @@ impl LiveAllocations {
     }
 
     pub(super) fn first(&self) -> Option<(DevicePtr, u32)> {
-        self.by_address.first_key_value().map(|(&start, &slot)| (start, slot))
+        self.by_address
+            .first_key_value()
+            .map(|(&start, &slot)| (start, slot))
     }
 
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
+        self.by_address
+            .values()
+            .map(|&slot| self.live[slot].segment())
+            .collect()
     }
 
     pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
@@ -83,18 +106,37 @@ impl LiveAllocations {
         cause: OomCause,
         largest_free_block: Option<Bytes>,
     ) -> AllocatorError {
-        out_of_memory(&mut self.stats, device, [requested; 2], cause, largest_free_block)
+        out_of_memory(
+            &mut self.stats,
+            device,
+            [requested; 2],
+            cause,
+            largest_free_block,
+        )
     }
 }
 
-fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
+fn count(
+    stats: &mut MemoryStats,
+    allocation: &LiveAllocation,
+    apply: fn(&mut PooledStat, PoolKind, u64),
+) {
     count_block(stats, allocation.pool, allocation.range.len, apply);
     apply(&mut stats.segment, allocation.pool, 1);
 }
 
 /// Counts the allocation or the free of a block that is as large as its request.
-pub(super) fn count_block(stats: &mut MemoryStats, pool: PoolKind, size: Bytes, apply: fn(&mut PooledStat, PoolKind, u64)) {
-    for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes] {
+pub(super) fn count_block(
+    stats: &mut MemoryStats,
+    pool: PoolKind,
+    size: Bytes,
+    apply: fn(&mut PooledStat, PoolKind, u64),
+) {
+    for bytes in [
+        &mut stats.requested_bytes,
+        &mut stats.allocated_bytes,
+        &mut stats.active_bytes,
+    ] {
         apply(bytes, pool, size.0);
     }
     for pieces in [&mut stats.allocation, &mut stats.active] {
@@ -105,10 +147,15 @@ pub(super) fn count_block(stats: &mut MemoryStats, pool: PoolKind, size: Bytes, 
 /// The limit on allocated memory, if `size` more bytes would exceed it.
 pub(super) fn exceeded(limit: Option<Bytes>, stats: &MemoryStats, size: Bytes) -> Option<Bytes> {
     let allocated = Bytes(stats.allocated_bytes.all.current);
-    limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
+    limit.filter(|&limit| {
+        allocated
+            .checked_add(size)
+            .is_none_or(|total| total > limit)
+    })
 }
 
-/// Counts a failed request and explains it. `segment` is the size that the device or a limit refused.
+/// Counts a failed request and explains it. `segment` is the size that the device or a limit
+/// refused.
 pub(super) fn out_of_memory(
     stats: &mut MemoryStats,
     device: &dyn Device,

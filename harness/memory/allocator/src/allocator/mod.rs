@@ -1,8 +1,9 @@
 //! The interface of an allocator, and its implementations.
 //!
-//! The caller passes the device to each call, so one device can serve an allocator, an audit and a scenario. [`caching`] models
-//! PyTorch, [`bfc`] TensorFlow, [`rmm_pool`] RMM and [`async_pool`] the driver's own pool; [`direct`] is the baseline without a
-//! cache. [`shared`] protects one of them with a lock for many host threads and frees by address.
+//! The caller passes the device to each call, so one device can serve an allocator, an audit and a
+//! scenario. [`caching`] models PyTorch, [`bfc`] TensorFlow, [`rmm_pool`] RMM and [`async_pool`]
+//! the driver's own pool; [`direct`] is the baseline without a cache. [`shared`] protects one of
+//! them with a lock for many host threads and frees by address.
 
 pub mod async_pool;
 pub mod bfc;
@@ -18,7 +19,8 @@ mod slab;
 mod spec;
 pub mod wrapper;
 
-/// The methods of an [`Allocator`] that one of its fields answers, which has the statistics and the memory limit.
+/// The methods of an [`Allocator`] that one of its fields answers, which has the statistics and the
+/// memory limit.
 macro_rules! answered_by {
     ($($table:ident).+) => {
         fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
@@ -62,7 +64,10 @@ pub struct Request {
 
 impl Request {
     pub const fn new(size: Bytes) -> Self {
-        Self { size, stream: StreamId::DEFAULT }
+        Self {
+            size,
+            stream: StreamId::DEFAULT,
+        }
     }
 
     /// The same request for another stream.
@@ -71,7 +76,8 @@ impl Request {
     }
 }
 
-/// Allocated memory. It is neither `Clone` nor dropped silently: [`Allocator::free`] consumes it, so a double free is impossible.
+/// Allocated memory. It is neither `Clone` nor dropped silently: [`Allocator::free`] consumes it,
+/// so a double free is impossible.
 #[must_use = "memory that is not given to `Allocator::free` is leaked"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -82,8 +88,8 @@ pub struct Allocation {
     handle: Handle,
 }
 
-/// The slot of an allocation in the allocator's own table, so a free needs no look-up by address. Never zero, so an
-/// `Option<Allocation>` is as small as an [`Allocation`].
+/// The slot of an allocation in the allocator's own table, so a free needs no look-up by address.
+/// Never zero, so an `Option<Allocation>` is as small as an [`Allocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Handle(NonZeroU32);
 
@@ -105,12 +111,24 @@ impl Handle {
 impl Allocation {
     #[inline]
     pub(crate) const fn new(range: MemoryRange, request: Request, handle: Handle) -> Self {
-        Self { ptr: range.start, requested: request.size, size: range.len, stream: request.stream, handle }
+        Self {
+            ptr: range.start,
+            requested: request.size,
+            size: range.len,
+            stream: request.stream,
+            handle,
+        }
     }
 
     /// The answer to a request for zero bytes.
     pub(crate) const fn null(request: Request) -> Self {
-        Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle: Handle::NULL }
+        Self {
+            ptr: DevicePtr::NULL,
+            requested: Bytes::ZERO,
+            size: Bytes::ZERO,
+            stream: request.stream,
+            handle: Handle::NULL,
+        }
     }
 
     /// A second record of the same allocation, for a table of live addresses.
@@ -155,8 +173,8 @@ impl Allocation {
 
 /// A memory allocator for a device.
 ///
-/// After any error the allocator's counters and structure stay consistent. An out of memory changes nothing, except that cached
-/// memory may have been released.
+/// After any error the allocator's counters and structure stay consistent. An out of memory changes
+/// nothing, except that cached memory may have been released.
 pub trait Allocator: Send {
     fn name(&self) -> &'static str;
 
@@ -165,38 +183,55 @@ pub trait Allocator: Send {
         device.info().granularity
     }
 
-    /// The largest request that `free` bytes of the device can serve after the request's own rounding.
+    /// The largest request that `free` bytes of the device can serve after the request's own
+    /// rounding.
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
         Bytes(free.0 - free.0 % self.reserve_unit(device).0)
     }
 
-    /// Checks whether the allocator can work on a device.
-    /// Fails with [`DeviceError::Unavailable`]: the missing feature or the unsuitable setting, and what to do.
+    /// Checks whether the allocator can work on a device. Fails with [`DeviceError::Unavailable`]:
+    /// the missing feature or the unsuitable setting, and what to do.
     fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let _ = device;
         Ok(())
     }
 
-    /// Fails with [`AllocatorError::OutOfMemory`] if it does not fit now, [`AllocatorError::TooLarge`] if it never can.
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
+    /// Fails with [`AllocatorError::OutOfMemory`] if it does not fit now,
+    /// [`AllocatorError::TooLarge`] if it never can.
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError>;
 
-    /// Frees memory. Work in flight on the allocation's own stream may still use it. Before the memory is reused, the allocator
-    /// waits for the work of the streams recorded with [`Allocator::record_stream`].
-    /// Fails with [`DeviceError`] of a broken device or a foreign allocation.
+    /// Frees memory. Work in flight on the allocation's own stream may still use it. Before the
+    /// memory is reused, the allocator waits for the work of the streams recorded with
+    /// [`Allocator::record_stream`]. Fails with [`DeviceError`] of a broken device or a foreign
+    /// allocation.
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
 
     /// Records that work on `stream` uses the memory too. Ignores the null allocation.
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError>;
 
-    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver or to other
-    /// streams. Its live allocations stay valid. Waits for the stream's work. Call it before or after [`Device::destroy_stream`].
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;
+    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its
+    /// cached memory goes to the driver or to other streams. Its live allocations stay valid. Waits
+    /// for the stream's work. Call it before or after [`Device::destroy_stream`].
+    fn release_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError>;
 
     /// Returns all cached memory that can be released to the driver.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
 
-    /// Limits the reserved memory to a fraction of the device's memory. The fraction 1 means no limit.
+    /// Limits the reserved memory to a fraction of the device's memory. The fraction 1 means no
+    /// limit.
     fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction);
 
     fn reset_peaks(&mut self);
@@ -207,11 +242,13 @@ pub trait Allocator: Send {
     /// Returns all segments in address order. The counters must agree with them. Linear in blocks.
     fn snapshot(&self) -> Vec<SegmentInfo>;
 
-    /// Returns the segment that contains an address. Linear in the blocks of that segment and logarithmic in segments.
+    /// Returns the segment that contains an address. Linear in the blocks of that segment and
+    /// logarithmic in segments.
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo>;
 
-    /// Returns the driver's pool that serves all requests, if the allocator has no cache of its own. The driver then knows the
-    /// reserved bytes: [`crate::device::PooledDevice::pool_memory`]. The snapshot shows live allocations only.
+    /// Returns the driver's pool that serves all requests, if the allocator has no cache of its
+    /// own. The driver then knows the reserved bytes: [`crate::device::PooledDevice::pool_memory`].
+    /// The snapshot shows live allocations only.
     fn driver_pool(&self) -> Option<PoolId> {
         None
     }
@@ -226,14 +263,20 @@ pub trait Allocator: Send {
 
 /// Pools separate from the default one, as made by `torch.cuda.MemPool` and `use_mem_pool`.
 pub trait PrivatePools {
-    /// Directs the allocations of all streams to the pool, which is made on first use. Contexts nest; the innermost wins.
+    /// Directs the allocations of all streams to the pool, which is made on first use. Contexts
+    /// nest; the innermost wins.
     fn begin(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
     /// Stops directing allocations to the pool. Contexts may be closed in any order.
     fn end(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
-    /// Releases a pool: its cached memory returns to the driver. Live blocks stay valid until they are freed.
-    fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
+    /// Releases a pool: its cached memory returns to the driver. Live blocks stay valid until they
+    /// are freed.
+    fn release(
+        &mut self,
+        device: &mut dyn Device,
+        pool: PrivatePoolId,
+    ) -> Result<(), PrivatePoolError>;
 }
 
 /// The number of a private pool. The caller chooses it and never reuses it.
@@ -287,7 +330,8 @@ impl MemoryFraction {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocatorError {
-    /// The memory is not available now. Free some, request less, or wait for events; then try again.
+    /// The memory is not available now. Free some, request less, or wait for events; then try
+    /// again.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// More memory than this device has. Request less.
@@ -308,7 +352,8 @@ impl AllocatorError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
     pub requested: Bytes,
-    /// The bytes that were missing: less than requested if new pages would have extended a free block.
+    /// The bytes that were missing: less than requested if new pages would have extended a free
+    /// block.
     pub missing: Bytes,
     /// The bytes requested from the driver: a whole segment, or the pages still to be mapped.
     pub segment: Bytes,
@@ -317,7 +362,8 @@ pub struct OutOfMemory {
     pub allocated: Bytes,
     /// At the time of the failure.
     pub reserved: Bytes,
-    /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of the driver.
+    /// The largest free block for this stream and pool, or `None` if the allocator does not know
+    /// its blocks, as with a pool of the driver.
     pub largest_free_block: Option<Bytes>,
     pub total: Bytes,
 }
@@ -340,7 +386,11 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "out of memory: {} requested ({} asked of the driver), ", self.requested, self.segment)?;
+        write!(
+            f,
+            "out of memory: {} requested ({} asked of the driver), ",
+            self.requested, self.segment
+        )?;
         match self.cause {
             OomCause::Device { free } => write!(f, "{free} free on the device")?,
             OomCause::Fraction { limit } => write!(f, "the memory fraction allows {limit}")?,
@@ -355,7 +405,10 @@ impl fmt::Display for OutOfMemory {
         match self.largest_free_block {
             _ if self.reserved_but_unallocated() == Bytes::ZERO => Ok(()),
             Some(Bytes::ZERO) => f.write_str(", none of it for this stream and size"),
-            Some(largest) => write!(f, ", in pieces of at most {largest} for this stream and size"),
+            Some(largest) => write!(
+                f,
+                ", in pieces of at most {largest} for this stream and size"
+            ),
             None => f.write_str(", in pieces of unknown sizes"),
         }
     }

@@ -1,9 +1,12 @@
-//! Pending frees: a block used by several streams is free after an event on each of them is complete.
+//! Pending frees: a block used by several streams is free after an event on each of them is
+//! complete.
 //!
 //! All allocators that order reuse by events share this module. It handles the difficult cases:
 //!
-//! * A destroyed stream needs no event, because destroying it has waited for its work ([`Device::destroy_stream`]).
-//! * If an event cannot be recorded, the events of this free are removed, and the free is retried at the next call.
+//! * A destroyed stream needs no event, because destroying it has waited for its work
+//!   ([`Device::destroy_stream`]).
+//! * If an event cannot be recorded, the events of this free are removed, and the free is retried
+//!   at the next call.
 //! * If the device fails between two events, finished frees are done and the others stay pending.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,8 +20,13 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Records an event after all work of the stream so far, or returns `None` if the stream was destroyed.
-    pub(super) fn record(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<EventId>, DeviceError> {
+    /// Records an event after all work of the stream so far, or returns `None` if the stream was
+    /// destroyed.
+    pub(super) fn record(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<Option<EventId>, DeviceError> {
         let event = match self.idle.pop() {
             Some(event) => event,
             None => device.create_event()?,
@@ -67,7 +75,12 @@ pub(super) struct PendingFrees<B> {
 
 impl<B> Default for PendingFrees<B> {
     fn default() -> Self {
-        Self { postponed: VecDeque::new(), queues: BTreeMap::new(), events_left: BTreeMap::new(), events: Events::default() }
+        Self {
+            postponed: VecDeque::new(),
+            queues: BTreeMap::new(),
+            events_left: BTreeMap::new(),
+            events: Events::default(),
+        }
     }
 }
 
@@ -82,9 +95,15 @@ impl<B: Copy + Ord> PendingFrees<B> {
         self.postponed.push_back((block, streams));
     }
 
-    /// Adds a free that waits for all work so far of these streams. Returns whether it has to wait: not if all streams are destroyed.
-    /// Fails with [`DeviceError`] if an event cannot be recorded. The free is then retried at the next call.
-    pub(super) fn add(&mut self, device: &mut dyn Device, block: B, streams: BTreeSet<StreamId>) -> Result<bool, DeviceError> {
+    /// Adds a free that waits for all work so far of these streams. Returns whether it has to wait:
+    /// not if all streams are destroyed. Fails with [`DeviceError`] if an event cannot be recorded.
+    /// The free is then retried at the next call.
+    pub(super) fn add(
+        &mut self,
+        device: &mut dyn Device,
+        block: B,
+        streams: BTreeSet<StreamId>,
+    ) -> Result<bool, DeviceError> {
         let waits = self.record(device, block, &streams);
         if waits.is_err() {
             self.postpone(block, streams);
@@ -92,9 +111,12 @@ impl<B: Copy + Ord> PendingFrees<B> {
         waits
     }
 
-    /// Records the events of postponed frees, without waiting. Returns the blocks that need no wait. These are done even if the
-    /// device fails afterwards.
-    pub(super) fn record_postponed(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
+    /// Records the events of postponed frees, without waiting. Returns the blocks that need no
+    /// wait. These are done even if the device fails afterwards.
+    pub(super) fn record_postponed(
+        &mut self,
+        device: &mut dyn Device,
+    ) -> (Vec<B>, Result<(), DeviceError>) {
         let mut done = Vec::new();
         while let Some((block, streams)) = self.postponed.pop_front() {
             match self.record(device, block, &streams) {
@@ -109,12 +131,18 @@ impl<B: Copy + Ord> PendingFrees<B> {
         (done, Ok(()))
     }
 
-    /// Returns the blocks whose last event is complete, without waiting. Polls the events of each stream in order, up to the
-    /// first incomplete one. The returned blocks are done even if the device fails afterwards.
+    /// Returns the blocks whose last event is complete, without waiting. Polls the events of each
+    /// stream in order, up to the first incomplete one. The returned blocks are done even if the
+    /// device fails afterwards.
     pub(super) fn poll(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
         let (mut done, recorded) = self.record_postponed(device);
         let mut is_emptied = false;
-        let Self { queues, events_left, events, .. } = self;
+        let Self {
+            queues,
+            events_left,
+            events,
+            ..
+        } = self;
         let polled = recorded.and_then(|()| {
             queues.values_mut().try_for_each(|queue| {
                 while let Some(&(event, block)) = queue.front()
@@ -134,15 +162,21 @@ impl<B: Copy + Ord> PendingFrees<B> {
         (done, polled)
     }
 
-    /// Waits for the events of all blocks that `wanted` selects, and returns the finished blocks. These are done even if the
-    /// device fails afterwards.
-    pub(super) fn wait_for(&mut self, device: &mut dyn Device, wanted: impl Fn(B) -> bool) -> (Vec<B>, Result<(), DeviceError>) {
+    /// Waits for the events of all blocks that `wanted` selects, and returns the finished blocks.
+    /// These are done even if the device fails afterwards.
+    pub(super) fn wait_for(
+        &mut self,
+        device: &mut dyn Device,
+        wanted: impl Fn(B) -> bool,
+    ) -> (Vec<B>, Result<(), DeviceError>) {
         let (mut done, recorded) = self.record_postponed(device);
         let waited = recorded.and_then(|()| {
             let streams: Vec<StreamId> = self.queues.keys().copied().collect();
             streams.into_iter().try_for_each(|stream| {
                 let mut passed = 0;
-                while let Some(&(event, block)) = self.queues.get(&stream).and_then(|queue| queue.get(passed)) {
+                while let Some(&(event, block)) =
+                    self.queues.get(&stream).and_then(|queue| queue.get(passed))
+                {
                     if wanted(block) {
                         device.synchronize_event(event)?;
                         done.extend(self.pop(stream, passed));
@@ -166,13 +200,20 @@ impl<B: Copy + Ord> PendingFrees<B> {
     }
 
     /// Records an event on each stream, or on none if one fails.
-    fn record(&mut self, device: &mut dyn Device, block: B, streams: &BTreeSet<StreamId>) -> Result<bool, DeviceError> {
+    fn record(
+        &mut self,
+        device: &mut dyn Device,
+        block: B,
+        streams: &BTreeSet<StreamId>,
+    ) -> Result<bool, DeviceError> {
         let mut recorded = Vec::with_capacity(streams.len());
         for &stream in streams {
             match self.events.record(device, stream) {
                 Ok(event) => recorded.extend(event.map(|event| (stream, event))),
                 Err(error) => {
-                    recorded.into_iter().for_each(|(_, event)| self.events.give_back(event));
+                    recorded
+                        .into_iter()
+                        .for_each(|(_, event)| self.events.give_back(event));
                     return Err(error);
                 }
             }
@@ -182,7 +223,10 @@ impl<B: Copy + Ord> PendingFrees<B> {
         }
         self.events_left.insert(block, recorded.len());
         for (stream, event) in recorded {
-            self.queues.entry(stream).or_default().push_back((event, block));
+            self.queues
+                .entry(stream)
+                .or_default()
+                .push_back((event, block));
         }
         Ok(true)
     }

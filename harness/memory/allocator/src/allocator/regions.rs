@@ -1,29 +1,40 @@
-//! Regions of device memory that are cut into chunks, for both best-fit allocators. Each of them decides when to cut, when to
-//! take from another stream and when to call the driver. This module has the structure and its counters.
+//! Regions of device memory that are cut into chunks, for both best-fit allocators. Each of them
+//! decides when to cut, when to take from another stream and when to call the driver. This module
+//! has the structure and its counters.
 //!
-//! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks have one order: by stream, then size, then
-//! address. So the first large enough chunk of a stream is the best fit, and the lowest of equal ones: one search, logarithmic in
-//! the free chunks. Neighbors that are free for the same stream are always merged. Neighbors that are free for different streams
-//! stay separate until one stream takes over the other's chunks.
+//! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks have one
+//! order: by stream, then size, then address. So the first large enough chunk of a stream is the
+//! best fit, and the lowest of equal ones: one search, logarithmic in the free chunks. Neighbors
+//! that are free for the same stream are always merged. Neighbors that are free for different
+//! streams stay separate until one stream takes over the other's chunks.
 //!
 //! A region serves requests of all sizes and streams, so all regions count in the large pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory, slab::Slab};
+use super::{
+    Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory, slab::Slab,
+};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of both modeled allocators (`kMinAllocationSize`
-/// of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
+/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of both modeled
+/// allocators (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
 pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
 
 /// Rounds a request up to whole units.
 /// Fails with [`AllocatorError::TooLarge`] if the result exceeds 64 bits.
 pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, AllocatorError> {
-    let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
-    request.size.checked_round_up(CHUNK_UNIT).map(|size| size.0).ok_or_else(too_large)
+    let too_large = || AllocatorError::TooLarge {
+        requested: request.size,
+        total: device.info().total,
+    };
+    request
+        .size
+        .checked_round_up(CHUNK_UNIT)
+        .map(|size| size.0)
+        .ok_or_else(too_large)
 }
 
 const POOL: PoolKind = PoolKind::Large;
@@ -38,7 +49,8 @@ pub(super) struct Chunk {
     requested: u64,
     pub(super) state: BlockState,
     pub(super) stream: StreamId,
-    /// The number of frees before its own free. 0 for a chunk that was never used, or not since another stream took it over.
+    /// The number of frees before its own free. 0 for a chunk that was never used, or not since
+    /// another stream took it over.
     freed_at: u64,
     previous: Option<ChunkId>,
     next: Option<ChunkId>,
@@ -95,11 +107,21 @@ impl std::ops::IndexMut<ChunkId> for Regions {
 impl Regions {
     /// The smallest free chunk of at least `size` for the stream. Logarithmic in free chunks.
     pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<ChunkId> {
-        let from = FreeChunk { stream, size, address: 0, id: ChunkId(0) };
-        self.free.range(from..).next().filter(|chunk| chunk.stream == stream).map(|chunk| chunk.id)
+        let from = FreeChunk {
+            stream,
+            size,
+            address: 0,
+            id: ChunkId(0),
+        };
+        self.free
+            .range(from..)
+            .next()
+            .filter(|chunk| chunk.stream == stream)
+            .map(|chunk| chunk.id)
     }
 
-    /// Allocates a free chunk, cut to `size`. The rest stays free for the chunk's stream. Logarithmic in free chunks.
+    /// Allocates a free chunk, cut to `size`. The rest stays free for the chunk's stream.
+    /// Logarithmic in free chunks.
     pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
         self.take_out(id);
         if size < self[id].size {
@@ -121,13 +143,19 @@ impl Regions {
 
     /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
-        let is_ours = |chunk: &Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
+        let is_ours = |chunk: &Chunk| {
+            chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated
+        };
         self.chunks.slot_of(allocation, is_ours).map(ChunkId)
     }
 
     /// Records that another stream uses an allocation. Ignores the null allocation.
     /// Fails like [`Regions::chunk_of`].
-    pub(super) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+    pub(super) fn record_use(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         if allocation.is_null() {
             return Ok(());
         }
@@ -138,7 +166,8 @@ impl Regions {
         Ok(())
     }
 
-    /// Begins the free of a chunk and returns the other streams that use it. It stays active until [`Regions::complete_free`].
+    /// Begins the free of a chunk and returns the other streams that use it. It stays active until
+    /// [`Regions::complete_free`].
     pub(super) fn begin_free(&mut self, id: ChunkId) -> BTreeSet<StreamId> {
         let chunk = &mut self[id];
         chunk.state = BlockState::PendingFree;
@@ -148,7 +177,8 @@ impl Regions {
         self.uses.remove(&id).unwrap_or_default()
     }
 
-    /// Completes the free of a chunk that only work in flight on its own stream may still use. Logarithmic in free chunks.
+    /// Completes the free of a chunk that only work in flight on its own stream may still use.
+    /// Logarithmic in free chunks.
     pub(super) fn complete_free(&mut self, id: ChunkId) {
         self.frees += 1;
         let frees = self.frees;
@@ -175,23 +205,49 @@ impl Regions {
     pub(super) fn other_streams(&self, than: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
         let mut from = StreamId(0);
-        while let Some(chunk) = self.free.range(FreeChunk { stream: from, size: 0, address: 0, id: ChunkId(0) }..).next() {
+        while let Some(chunk) = self
+            .free
+            .range(
+                FreeChunk {
+                    stream: from,
+                    size: 0,
+                    address: 0,
+                    id: ChunkId(0),
+                }..,
+            )
+            .next()
+        {
             if chunk.stream != than {
                 streams.push(chunk.stream);
             }
-            let Some(next) = chunk.stream.0.checked_add(1) else { break };
+            let Some(next) = chunk.stream.0.checked_add(1) else {
+                break;
+            };
             from = StreamId(next);
         }
         streams
     }
 
-    /// Moves the chunks that another stream freed up to a time to this stream. The caller has ordered the two streams. Linear in
-    /// the chunks of the other stream, logarithmic in all chunks for each moved one.
+    /// Moves the chunks that another stream freed up to a time to this stream. The caller has
+    /// ordered the two streams. Linear in the chunks of the other stream, logarithmic in all chunks
+    /// for each moved one.
     pub(super) fn take_over(&mut self, from: StreamId, to: StreamId, freed_by: u64) {
-        let range = FreeChunk { stream: from, size: 0, address: 0, id: ChunkId(0) }..;
-        let of_stream = self.free.range(range).take_while(|chunk| chunk.stream == from);
-        let moving: Vec<ChunkId> = of_stream.map(|chunk| chunk.id).filter(|&id| self[id].freed_at <= freed_by).collect();
-        // None of them merges before its turn: neighbors of the same stream were merged when they became free.
+        let range = FreeChunk {
+            stream: from,
+            size: 0,
+            address: 0,
+            id: ChunkId(0),
+        }..;
+        let of_stream = self
+            .free
+            .range(range)
+            .take_while(|chunk| chunk.stream == from);
+        let moving: Vec<ChunkId> = of_stream
+            .map(|chunk| chunk.id)
+            .filter(|&id| self[id].freed_at <= freed_by)
+            .collect();
+        // None of them merges before its turn: neighbors of the same stream were merged when they
+        // became free.
         for id in moving {
             self.take_out(id);
             let chunk = &mut self[id];
@@ -202,20 +258,48 @@ impl Regions {
     }
 
     fn largest(&self, stream: StreamId) -> u64 {
-        let from = FreeChunk { stream, size: 0, address: 0, id: ChunkId(0) };
-        let to = FreeChunk { stream, size: u64::MAX, address: u64::MAX, id: ChunkId(u32::MAX) };
-        self.free.range(from..=to).next_back().map_or(0, |chunk| chunk.size)
+        let from = FreeChunk {
+            stream,
+            size: 0,
+            address: 0,
+            id: ChunkId(0),
+        };
+        let to = FreeChunk {
+            stream,
+            size: u64::MAX,
+            address: u64::MAX,
+            id: ChunkId(u32::MAX),
+        };
+        self.free
+            .range(from..=to)
+            .next_back()
+            .map_or(0, |chunk| chunk.size)
     }
 
-    /// Allocates a new region as one free chunk for the stream, or returns `None` if the driver refuses.
-    pub(super) fn add(&mut self, device: &mut dyn Device, size: u64, stream: StreamId) -> Result<Option<ChunkId>, DeviceError> {
+    /// Allocates a new region as one free chunk for the stream, or returns `None` if the driver
+    /// refuses.
+    pub(super) fn add(
+        &mut self,
+        device: &mut dyn Device,
+        size: u64,
+        stream: StreamId,
+    ) -> Result<Option<ChunkId>, DeviceError> {
         let address = match device.malloc(Bytes(size)) {
             Ok(address) => address.0,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
         let state = BlockState::Inactive;
-        let chunk = Chunk { address, size, requested: 0, state, stream, freed_at: 0, previous: None, next: None };
+        let chunk = Chunk {
+            address,
+            size,
+            requested: 0,
+            state,
+            stream,
+            freed_at: 0,
+            previous: None,
+            next: None,
+        };
         let id = ChunkId(self.chunks.insert(chunk));
         self.by_address.insert(address, Region { size, first: id });
         self.put_in(id);
@@ -231,14 +315,27 @@ impl Regions {
 
     /// Bytes of regions without active chunks. Linear in chunks.
     pub(super) fn wholly_free(&self) -> u64 {
-        self.by_address.values().filter(|region| self.is_free(region)).map(|region| region.size).sum()
+        self.by_address
+            .values()
+            .filter(|region| self.is_free(region))
+            .map(|region| region.size)
+            .sum()
     }
 
-    /// Releases regions without active chunks in address order, until at most `wanted` bytes are reserved. The driver waits for
-    /// work in flight on them. Returns whether any was released. Linear in chunks.
-    pub(super) fn release(&mut self, device: &mut dyn Device, down_to: u64) -> Result<bool, DeviceError> {
-        let free: Vec<(u64, Region)> =
-            self.by_address.iter().filter(|(_, region)| self.is_free(region)).map(|(&address, &region)| (address, region)).collect();
+    /// Releases regions without active chunks in address order, until at most `wanted` bytes are
+    /// reserved. The driver waits for work in flight on them. Returns whether any was released.
+    /// Linear in chunks.
+    pub(super) fn release(
+        &mut self,
+        device: &mut dyn Device,
+        down_to: u64,
+    ) -> Result<bool, DeviceError> {
+        let free: Vec<(u64, Region)> = self
+            .by_address
+            .iter()
+            .filter(|(_, region)| self.is_free(region))
+            .map(|(&address, &region)| (address, region))
+            .collect();
         let mut any = false;
         for (address, region) in free {
             if self.reserved() <= down_to {
@@ -267,12 +364,17 @@ impl Regions {
         Ok(())
     }
 
-    /// The limit on all regions together: the device, the memory fraction, and the allocator's own setting.
+    /// The limit on all regions together: the device, the memory fraction, and the allocator's own
+    /// setting.
     pub(super) fn limit(&self, device: &dyn Device, configured: Option<Bytes>) -> Bytes {
-        self.limit.into_iter().chain(configured).fold(device.info().total, Bytes::min)
+        self.limit
+            .into_iter()
+            .chain(configured)
+            .fold(device.info().total, Bytes::min)
     }
 
-    /// Counts a failed request and explains it by a limit or the device. `configured` as in [`Self::limit`].
+    /// Counts a failed request and explains it by a limit or the device. `configured` as in
+    /// [`Self::limit`].
     pub(super) fn out_of_memory(
         &mut self,
         device: &mut dyn Device,
@@ -293,12 +395,21 @@ impl Regions {
             },
         };
         let largest = Bytes(self.largest(request.stream));
-        out_of_memory(&mut self.stats, device, [request.size, Bytes(size)], cause, Some(largest))
+        out_of_memory(
+            &mut self.stats,
+            device,
+            [request.size, Bytes(size)],
+            cause,
+            Some(largest),
+        )
     }
 
     /// All regions in address order. Linear in chunks.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.by_address.iter().map(|(&address, region)| self.describe(address, region)).collect()
+        self.by_address
+            .iter()
+            .map(|(&address, region)| self.describe(address, region))
+            .collect()
     }
 
     /// The region that contains an address. Linear in its chunks.
@@ -309,8 +420,21 @@ impl Regions {
 
     fn describe(&self, address: u64, region: &Region) -> SegmentInfo {
         let blocks = self.chain(region.first).map(|id| {
-            let Chunk { address, size, requested, state, stream, .. } = self[id];
-            BlockInfo { address: DevicePtr(address), size: Bytes(size), stream, requested: Bytes(requested), state }
+            let Chunk {
+                address,
+                size,
+                requested,
+                state,
+                stream,
+                ..
+            } = self[id];
+            BlockInfo {
+                address: DevicePtr(address),
+                size: Bytes(size),
+                stream,
+                requested: Bytes(requested),
+                state,
+            }
         });
         SegmentInfo {
             address: DevicePtr(address),
@@ -328,13 +452,24 @@ impl Regions {
     }
 
     fn is_free(&self, region: &Region) -> bool {
-        self.chain(region.first).all(|id| self[id].state == BlockState::Inactive)
+        self.chain(region.first)
+            .all(|id| self[id].state == BlockState::Inactive)
     }
 
     /// Adds a free chunk to the index.
     fn put_in(&mut self, id: ChunkId) {
-        let Chunk { stream, size, address, .. } = self[id];
-        let new = self.free.insert(FreeChunk { stream, size, address, id });
+        let Chunk {
+            stream,
+            size,
+            address,
+            ..
+        } = self[id];
+        let new = self.free.insert(FreeChunk {
+            stream,
+            size,
+            address,
+            id,
+        });
         debug_assert!(new, "the chunk is not in the index yet");
         if self[id].is_split() {
             self.stats.inactive_split.increase(POOL, 1);
@@ -344,8 +479,18 @@ impl Regions {
 
     /// Removes a free chunk from the index. Call it before its neighbors change.
     fn take_out(&mut self, id: ChunkId) {
-        let Chunk { stream, size, address, .. } = self[id];
-        let was_there = self.free.remove(&FreeChunk { stream, size, address, id });
+        let Chunk {
+            stream,
+            size,
+            address,
+            ..
+        } = self[id];
+        let was_there = self.free.remove(&FreeChunk {
+            stream,
+            size,
+            address,
+            id,
+        });
         debug_assert!(was_there, "the chunk is in the index");
         if self[id].is_split() {
             self.stats.inactive_split.decrease(POOL, 1);
@@ -353,16 +498,22 @@ impl Regions {
         }
     }
 
-    /// Merges a free chunk, not in the index, with its neighbors that are free for the same stream, and adds it to the index.
+    /// Merges a free chunk, not in the index, with its neighbors that are free for the same stream,
+    /// and adds it to the index.
     fn merge(&mut self, id: ChunkId) {
         let stream = self[id].stream;
-        let mergeable = |regions: &Self, id: &ChunkId| regions[*id].state == BlockState::Inactive && regions[*id].stream == stream;
+        let mergeable = |regions: &Self, id: &ChunkId| {
+            regions[*id].state == BlockState::Inactive && regions[*id].stream == stream
+        };
         if let Some(next) = self[id].next.filter(|next| mergeable(self, next)) {
             self.take_out(next);
             self.absorb_next(id, next);
         }
         let mut merged = id;
-        if let Some(previous) = self[id].previous.filter(|previous| mergeable(self, previous)) {
+        if let Some(previous) = self[id]
+            .previous
+            .filter(|previous| mergeable(self, previous))
+        {
             self.take_out(previous);
             self.absorb_next(previous, id);
             merged = previous;
@@ -373,7 +524,12 @@ impl Regions {
     /// Cuts a chunk that is not in the index after `size` bytes and returns the rest.
     fn cut(&mut self, id: ChunkId, size: u64) -> ChunkId {
         let front = &mut self[id];
-        let rest = Chunk { address: front.address + size, size: front.size - size, previous: Some(id), ..front.clone() };
+        let rest = Chunk {
+            address: front.address + size,
+            size: front.size - size,
+            previous: Some(id),
+            ..front.clone()
+        };
         front.size = size;
         let after = rest.next;
         let rest = ChunkId(self.chunks.insert(rest));

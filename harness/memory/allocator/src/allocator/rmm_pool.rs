@@ -1,31 +1,40 @@
-//! RMM's pool: one large initial pool, cut exactly to size, with a free list per stream. A stream takes memory from other
-//! streams' lists after a device-side wait for their events. The pool grows if nothing fits.
+//! RMM's pool: one large initial pool, cut exactly to size, with a free list per stream. A stream
+//! takes memory from other streams' lists after a device-side wait for their events. The pool grows
+//! if nothing fits.
 //!
-//! It models `rmm::mr::pool_memory_resource` on top of `cuda_memory_resource`. RMM's `arena_memory_resource` is another
-//! allocator. Sources, in <https://github.com/rapidsai/rmm>: the README's "Stream-ordered Memory Allocation" and "Available
-//! Resources", and the documentation in `pool_memory_resource.hpp`, `detail/stream_ordered_memory_resource.hpp` and
+//! It models `rmm::mr::pool_memory_resource` on top of `cuda_memory_resource`. RMM's
+//! `arena_memory_resource` is another allocator. Sources, in <https://github.com/rapidsai/rmm>: the
+//! README's "Stream-ordered Memory Allocation" and "Available Resources", and the documentation in
+//! `pool_memory_resource.hpp`, `detail/stream_ordered_memory_resource.hpp` and
 //! `detail/coalescing_free_list.hpp`; <https://docs.rapids.ai/api/rmm/stable/>.
 //!
-//! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut exactly to the request; the rest stays in that list.
-//! * A freed block joins the list of its stream and merges with free neighbors there. The stream's one event is recorded again.
-//!   So a free costs a driver call and never waits.
-//! * A miss searches the other streams' lists. The stream waits, on the device, for the event of the first stream with a fitting
-//!   block and takes the block. If there is none, it takes over the lists one by one, with a wait for each event, until merging
-//!   gives a fitting block.
-//! * Then the pool grows: by half of the distance to its maximum, or by the request if that is more. If the driver refuses, it tries half
-//!   of that, down to the request itself. If the maximum is too low, it first releases free blocks that are whole regions.
+//! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut exactly to the
+//!   request; the rest stays in that list.
+//! * A freed block joins the list of its stream and merges with free neighbors there. The stream's
+//!   one event is recorded again. So a free costs a driver call and never waits.
+//! * A miss searches the other streams' lists. The stream waits, on the device, for the event of
+//!   the first stream with a fitting block and takes the block. If there is none, it takes over the
+//!   lists one by one, with a wait for each event, until merging gives a fitting block.
+//! * Then the pool grows: by half of the distance to its maximum, or by the request if that is
+//!   more. If the driver refuses, it tries half of that, down to the request itself. If the maximum
+//!   is too low, it first releases free blocks that are whole regions.
 //!
 //! Deliberate differences:
 //!
-//! * The initial pool is allocated at the first request, because each call passes the device in. As in RMM's Python interface, it
-//!   is half of the free memory by default. If the maximum or the driver refuses it, there is no initial pool.
-//! * The maximum is the whole device by default. RMM without a maximum doubles its pool and never releases memory.
-//! * Whole free regions are also released if the device has no room, because memory pressure by other programs is what we test.
-//! * RMM cannot release its cache before it is destroyed. [`Allocator::empty_cache`] releases all whole free regions.
-//! * [`Allocator::record_stream`]: RMM's caller must free on a stream that is ordered after every use. Here the free makes the block's own
-//!   stream wait, on the device, for the others. So no free is ever pending, but the stream's later work waits longer.
-//! * A stream that takes over lists records its own event again after that wait. So a third stream that takes such a block is
-//!   ordered after the first one too.
+//! * The initial pool is allocated at the first request, because each call passes the device in. As
+//!   in RMM's Python interface, it is half of the free memory by default. If the maximum or the
+//!   driver refuses it, there is no initial pool.
+//! * The maximum is the whole device by default. RMM without a maximum doubles its pool and never
+//!   releases memory.
+//! * Whole free regions are also released if the device has no room, because memory pressure by
+//!   other programs is what we test.
+//! * RMM cannot release its cache before it is destroyed. [`Allocator::empty_cache`] releases all
+//!   whole free regions.
+//! * [`Allocator::record_stream`]: RMM's caller must free on a stream that is ordered after every
+//!   use. Here the free makes the block's own stream wait, on the device, for the others. So no
+//!   free is ever pending, but the stream's later work waits longer.
+//! * A stream that takes over lists records its own event again after that wait. So a third stream
+//!   that takes such a block is ordered after the first one too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,11 +67,19 @@ pub struct RmmPool {
 
 impl RmmPool {
     pub fn new(config: RmmPoolConfig) -> Self {
-        Self { config, ..Self::default() }
+        Self {
+            config,
+            ..Self::default()
+        }
     }
 
     /// Finds a chunk outside the stream's own ones: from another stream or from the driver.
-    fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
+    fn find(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        size: u64,
+    ) -> Result<ChunkId, AllocatorError> {
         self.retry_frees(device)?;
         let maximum = self.regions.limit(device, self.config.maximum_pool_size);
         if size <= maximum.0 {
@@ -80,7 +97,9 @@ impl RmmPool {
                 return Ok(chunk);
             }
         }
-        Err(self.regions.out_of_memory(device, request, size, self.config.maximum_pool_size))
+        Err(self
+            .regions
+            .out_of_memory(device, request, size, self.config.maximum_pool_size))
     }
 
     /// Allocates the initial pool for the default stream.
@@ -100,8 +119,14 @@ impl RmmPool {
         Ok(())
     }
 
-    /// Takes a chunk from other streams' lists after their events: one that fits, or one that fits after merging.
-    fn take_from_other_streams(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
+    /// Takes a chunk from other streams' lists after their events: one that fits, or one that fits
+    /// after merging.
+    fn take_from_other_streams(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        size: u64,
+    ) -> Result<Option<ChunkId>, DeviceError> {
         if let Some(chunk) = self.regions.best_fit(stream, size) {
             return Ok(Some(chunk));
         }
@@ -125,16 +150,27 @@ impl RmmPool {
         Ok(None)
     }
 
-    /// Makes the stream's later work wait for the last free on another one. Returns whether there was any.
-    fn wait_for(&mut self, device: &mut dyn Device, stream: StreamId, other: StreamId) -> Result<bool, DeviceError> {
+    /// Makes the stream's later work wait for the last free on another one. Returns whether there
+    /// was any.
+    fn wait_for(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        other: StreamId,
+    ) -> Result<bool, DeviceError> {
         match self.freed.get(&other) {
             Some(&event) => device.wait_event(stream, event).map(|()| true),
             None => Ok(false),
         }
     }
 
-    /// Records the stream's event after all of its work. A destroyed stream has no work after its last record.
-    fn record_freed(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    /// Records the stream's event after all of its work. A destroyed stream has no work after its
+    /// last record.
+    fn record_freed(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         if let Some(&event) = self.freed.get(&stream) {
             return if_exists(device.record_event(event, stream)).map(drop);
         }
@@ -145,12 +181,21 @@ impl RmmPool {
     }
 
     /// Allocates a region for the request, or returns `None` if the maximum or the driver refuses.
-    fn grow(&mut self, device: &mut dyn Device, stream: StreamId, size: u64, maximum: Bytes) -> Result<Option<ChunkId>, DeviceError> {
+    fn grow(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        size: u64,
+        maximum: Bytes,
+    ) -> Result<Option<ChunkId>, DeviceError> {
         let left = maximum.0.saturating_sub(self.regions.reserved());
         if size > left {
             return Ok(None);
         }
-        let mut bytes = (left / 2).next_multiple_of(CHUNK_UNIT.0).min(left / CHUNK_UNIT.0 * CHUNK_UNIT.0).max(size);
+        let mut bytes = (left / 2)
+            .next_multiple_of(CHUNK_UNIT.0)
+            .min(left / CHUNK_UNIT.0 * CHUNK_UNIT.0)
+            .max(size);
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
                 return Ok(Some(chunk));
@@ -162,19 +207,32 @@ impl RmmPool {
         }
     }
 
-    /// Releases free regions: until the maximum leaves room for the request, or all if the device refused it. Returns whether any
-    /// was released.
-    fn make_room(&mut self, device: &mut dyn Device, size: u64, maximum: Bytes) -> Result<bool, DeviceError> {
+    /// Releases free regions: until the maximum leaves room for the request, or all if the device
+    /// refused it. Returns whether any was released.
+    fn make_room(
+        &mut self,
+        device: &mut dyn Device,
+        size: u64,
+        maximum: Bytes,
+    ) -> Result<bool, DeviceError> {
         let below_maximum = maximum.0.saturating_sub(size);
         let the_device_refused = self.regions.reserved() <= below_maximum;
-        self.regions.release(device, if the_device_refused { 0 } else { below_maximum })
+        self.regions
+            .release(device, if the_device_refused { 0 } else { below_maximum })
     }
 
-    /// Adds a freed chunk to its stream's list, after the work of all streams that use it. If the device fails, the chunk waits
-    /// for [`Self::retry_frees`].
-    fn finish_free(&mut self, device: &mut dyn Device, chunk: ChunkId, users: BTreeSet<StreamId>) -> Result<(), DeviceError> {
+    /// Adds a freed chunk to its stream's list, after the work of all streams that use it. If the
+    /// device fails, the chunk waits for [`Self::retry_frees`].
+    fn finish_free(
+        &mut self,
+        device: &mut dyn Device,
+        chunk: ChunkId,
+        users: BTreeSet<StreamId>,
+    ) -> Result<(), DeviceError> {
         let stream = self.regions[chunk].stream;
-        let ordered = self.order_behind(device, stream, &users).and_then(|()| self.record_freed(device, stream));
+        let ordered = self
+            .order_behind(device, stream, &users)
+            .and_then(|()| self.record_freed(device, stream));
         match ordered {
             Ok(()) => self.regions.complete_free(chunk),
             Err(_) => self.unfinished.push((chunk, users)),
@@ -191,9 +249,16 @@ impl RmmPool {
     }
 
     /// Makes the stream wait for the other streams' work on memory that is freed on it.
-    fn order_behind(&mut self, device: &mut dyn Device, stream: StreamId, users: &BTreeSet<StreamId>) -> Result<(), DeviceError> {
+    fn order_behind(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+        users: &BTreeSet<StreamId>,
+    ) -> Result<(), DeviceError> {
         for &user in users {
-            let Some(event) = self.events.record(device, user)? else { continue };
+            let Some(event) = self.events.record(device, user)? else {
+                continue;
+            };
             let waits = match if_exists(device.wait_event(stream, event)) {
                 Ok(Some(())) => Ok(()),
                 // The stream is destroyed, so only the host can wait.
@@ -212,7 +277,11 @@ impl Allocator for RmmPool {
         "rmm_pool"
     }
 
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         if request.size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
@@ -233,18 +302,27 @@ impl Allocator for RmmPool {
         self.finish_free(device, chunk, users)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         self.regions.record_use(allocation, stream)
     }
 
     /// Moves the stream's free chunks to the default stream's list.
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Ok(());
         }
         self.retry_frees(device)?;
         if_exists(device.synchronize_stream(stream))?;
-        // The event may be ordered after waits for other streams' work. All of that is complete now.
+        // The event may be ordered after waits for other streams' work. All of that is complete
+        // now.
         if let Some(event) = self.freed.remove(&stream) {
             self.events.give_back(event);
         }
@@ -262,7 +340,9 @@ impl Allocator for RmmPool {
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.unfinished.clear();
-        std::mem::take(&mut self.freed).into_values().for_each(|event| self.events.give_back(event));
+        std::mem::take(&mut self.freed)
+            .into_values()
+            .for_each(|event| self.events.give_back(event));
         self.events.close(device)?;
         self.regions.close(device)?;
         *self = Self::new(self.config.clone());

@@ -1,5 +1,5 @@
-//! [`AllocatorKind`] lists all allocators. [`AllocatorSpec`] is one of them with settings, or a shared library, as named in a
-//! scenario, on the command line or in a benchmark.
+//! [`AllocatorKind`] lists all allocators. [`AllocatorSpec`] is one of them with settings, or a
+//! shared library, as named in a scenario, on the command line or in a benchmark.
 
 use std::{fmt, str::FromStr};
 
@@ -9,7 +9,8 @@ use super::{Allocator, async_pool, bfc, direct, rmm_pool};
 use crate::named::named_enum;
 
 named_enum! {
-    /// The allocators of this crate. Register a new allocator here. The last one is the baseline of all comparisons.
+    /// The allocators of this crate. Register a new allocator here. The last one is the baseline of
+    /// all comparisons.
     AllocatorKind {
         /// PyTorch's caching allocator with default settings.
         Caching = "caching",
@@ -40,7 +41,9 @@ impl AllocatorKind {
     /// The reason why snapshots cannot record its segments and blocks, or `None` if they can.
     pub const fn not_recorded(self) -> Option<&'static str> {
         match self {
-            Self::AsyncPool => Some("the driver reports the size of its pool, but not its free blocks"),
+            Self::AsyncPool => {
+                Some("the driver reports the size of its pool, but not its free blocks")
+            }
             Self::Caching | Self::Expandable | Self::Bfc | Self::RmmPool | Self::Direct => None,
         }
     }
@@ -53,8 +56,9 @@ impl AllocatorKind {
 
 /// An allocator and its settings. It is displayed as its name.
 ///
-/// PyTorch's allocator has the settings of `PYTORCH_ALLOC_CONF`, and a library has the names of its functions; the others have
-/// none. The default name, such as `direct` or `caching(max_split_size_mb:512)`, can be parsed again ([`FromStr`]).
+/// PyTorch's allocator has the settings of `PYTORCH_ALLOC_CONF`, and a library has the names of its
+/// functions; the others have none. The default name, such as `direct` or
+/// `caching(max_split_size_mb:512)`, can be parsed again ([`FromStr`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocatorSpec {
     which: Which,
@@ -74,16 +78,26 @@ pub const LIBRARY: &str = "library";
 impl AllocatorSpec {
     pub fn caching(config: Config) -> Self {
         let config = (config != Config::default()).then_some(config);
-        Self { which: Which::Kind(AllocatorKind::Caching, config), name: None }
+        Self {
+            which: Which::Kind(AllocatorKind::Caching, config),
+            name: None,
+        }
     }
 
     pub const fn library(library: LibrarySpec) -> Self {
-        Self { which: Which::Library(library), name: None }
+        Self {
+            which: Which::Library(library),
+            name: None,
+        }
     }
 
-    /// The same allocator under another name. The name has no settings, so it cannot be parsed again.
+    /// The same allocator under another name. The name has no settings, so it cannot be parsed
+    /// again.
     pub fn named(self, name: impl Into<String>) -> Self {
-        Self { name: Some(name.into()), ..self }
+        Self {
+            name: Some(name.into()),
+            ..self
+        }
     }
 
     /// The kind of allocator, or `None` for a library.
@@ -118,7 +132,9 @@ impl AllocatorSpec {
     pub const fn not_timed(&self) -> Option<&'static str> {
         match self.which {
             Which::Kind(..) => None,
-            Which::Library(_) => Some("its calls cross processes, which takes longer than the calls themselves"),
+            Which::Library(_) => {
+                Some("its calls cross processes, which takes longer than the calls themselves")
+            }
         }
     }
 
@@ -127,8 +143,9 @@ impl AllocatorSpec {
         self.name.is_some()
     }
 
-    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`; first the version, as in `torch:2.9`, if it is not
-    /// the newest. `None` if all are the defaults of this kind.
+    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`; first
+    /// the version, as in `torch:2.9`, if it is not the newest. `None` if all are the defaults of
+    /// this kind.
     pub fn settings(&self) -> Option<String> {
         match &self.which {
             Which::Kind(_, config) => config.as_ref().map(with_version),
@@ -136,8 +153,8 @@ impl AllocatorSpec {
         }
     }
 
-    /// Returns true if it is the same allocator with the same settings under any name. `expandable` equals `caching` with
-    /// `expandable_segments:True`.
+    /// Returns true if it is the same allocator with the same settings under any name. `expandable`
+    /// equals `caching` with `expandable_segments:True`.
     pub fn is_equivalent_to(&self, other: &Self) -> bool {
         match (self.effective(), other.effective()) {
             (Some(config), Some(others)) => config == others,
@@ -148,12 +165,18 @@ impl AllocatorSpec {
 
     pub fn build(&self) -> Box<dyn Allocator> {
         match &self.which {
-            Which::Kind(AllocatorKind::Caching | AllocatorKind::Expandable, _) => {
-                Box::new(caching::CachingAllocator::new(self.effective().unwrap_or_default()))
+            Which::Kind(AllocatorKind::Caching | AllocatorKind::Expandable, _) => Box::new(
+                caching::CachingAllocator::new(self.effective().unwrap_or_default()),
+            ),
+            Which::Kind(AllocatorKind::Bfc, _) => {
+                Box::new(bfc::BfcAllocator::new(bfc::BfcConfig::default()))
             }
-            Which::Kind(AllocatorKind::Bfc, _) => Box::new(bfc::BfcAllocator::new(bfc::BfcConfig::default())),
-            Which::Kind(AllocatorKind::RmmPool, _) => Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default())),
-            Which::Kind(AllocatorKind::AsyncPool, _) => Box::new(async_pool::AsyncPoolAllocator::default()),
+            Which::Kind(AllocatorKind::RmmPool, _) => {
+                Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default()))
+            }
+            Which::Kind(AllocatorKind::AsyncPool, _) => {
+                Box::new(async_pool::AsyncPoolAllocator::default())
+            }
             Which::Kind(AllocatorKind::Direct, _) => Box::new(direct::DirectAllocator::default()),
             Which::Library(library) => Box::new(LibraryAllocator::new(library.clone())),
         }
@@ -163,8 +186,17 @@ impl AllocatorSpec {
     pub fn effective(&self) -> Option<Config> {
         match &self.which {
             Which::Kind(AllocatorKind::Caching, config) => Some(config.clone().unwrap_or_default()),
-            Which::Kind(AllocatorKind::Expandable, _) => Some(Config { expandable_segments: true, ..Config::default() }),
-            Which::Kind(AllocatorKind::Bfc | AllocatorKind::RmmPool | AllocatorKind::AsyncPool | AllocatorKind::Direct, _)
+            Which::Kind(AllocatorKind::Expandable, _) => Some(Config {
+                expandable_segments: true,
+                ..Config::default()
+            }),
+            Which::Kind(
+                AllocatorKind::Bfc
+                | AllocatorKind::RmmPool
+                | AllocatorKind::AsyncPool
+                | AllocatorKind::Direct,
+                _,
+            )
             | Which::Library(_) => None,
         }
     }
@@ -172,7 +204,10 @@ impl AllocatorSpec {
 
 impl From<AllocatorKind> for AllocatorSpec {
     fn from(kind: AllocatorKind) -> Self {
-        Self { which: Which::Kind(kind, None), name: None }
+        Self {
+            which: Which::Kind(kind, None),
+            name: None,
+        }
     }
 }
 
@@ -180,7 +215,9 @@ impl fmt::Display for AllocatorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.name, &self.which) {
             (Some(name), _) => f.write_str(name),
-            (None, Which::Kind(kind, Some(config))) => write!(f, "{kind}({})", with_version(config)),
+            (None, Which::Kind(kind, Some(config))) => {
+                write!(f, "{kind}({})", with_version(config))
+            }
             (None, Which::Kind(kind, None)) => kind.fmt(f),
             (None, Which::Library(library)) => write!(f, "{LIBRARY}({library})"),
         }
@@ -190,17 +227,23 @@ impl fmt::Display for AllocatorSpec {
 impl FromStr for AllocatorSpec {
     type Err = SpecError;
 
-    /// Parses the name of an allocator, with or without settings in parentheses: `direct`, `caching(max_split_size_mb:512)`,
-    /// `caching(torch:2.9,expandable_segments:True)`, `library(path:./my_alloc.so,alloc:my_malloc,free:my_free)`.
+    /// Parses the name of an allocator, with or without settings in parentheses: `direct`,
+    /// `caching(max_split_size_mb:512)`, `caching(torch:2.9,expandable_segments:True)`,
+    /// `library(path:./my_alloc.so,alloc:my_malloc,free:my_free)`.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (name, conf) = match text.split_once('(') {
-            Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or(SpecError::Unclosed)?)),
+            Some((name, rest)) => (
+                name,
+                Some(rest.strip_suffix(')').ok_or(SpecError::Unclosed)?),
+            ),
             None => (text, None),
         };
         if name == LIBRARY {
             return Ok(Self::library(conf.unwrap_or_default().parse()?));
         }
-        let kind = AllocatorKind::from_name(name).ok_or_else(|| SpecError::Unknown { name: name.to_owned() })?;
+        let kind = AllocatorKind::from_name(name).ok_or_else(|| SpecError::Unknown {
+            name: name.to_owned(),
+        })?;
         match (kind, conf) {
             (_, None) => Ok(kind.into()),
             (AllocatorKind::Caching, Some(conf)) => {
@@ -220,18 +263,29 @@ const TORCH: &str = "torch:";
 
 /// The settings, after the version unless that is the newest.
 fn with_version(config: &Config) -> String {
-    let version = (config.torch != TorchVersion::default()).then(|| format!("{TORCH}{}", config.torch));
+    let version =
+        (config.torch != TorchVersion::default()).then(|| format!("{TORCH}{}", config.torch));
     let settings = Some(config.to_string()).filter(|settings| !settings.is_empty());
-    version.into_iter().chain(settings).collect::<Vec<_>>().join(",")
+    version
+        .into_iter()
+        .chain(settings)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// Explains that an allocator takes no settings, and what to write instead.
 fn no_settings(kind: AllocatorKind) -> String {
     match kind {
         AllocatorKind::Expandable => {
-            format!("`{kind}` is `caching` with expandable_segments:True: use `caching` with this setting and the others")
+            format!(
+                "`{kind}` is `caching` with expandable_segments:True: use `caching` with this \
+                 setting and the others"
+            )
         }
-        _ => format!("`{kind}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
+        _ => format!(
+            "`{kind}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, \
+             `caching`"
+        ),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Allocators that wrap an allocator: [`AllocatorWrapper`] overrides some methods and passes the others on. Use it like
-//! [`crate::device::wrapper::DeviceWrapper`].
+//! Allocators that wrap an allocator: [`AllocatorWrapper`] overrides some methods and passes the
+//! others on. Use it like [`crate::device::wrapper::DeviceWrapper`].
 
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePools, Request};
 use crate::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};

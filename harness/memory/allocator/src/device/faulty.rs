@@ -1,8 +1,10 @@
-//! [`Faulty`]: injects failures into any device, by a plan: calls fail, take longer or return wrong figures, and events never complete.
+//! [`Faulty`]: injects failures into any device, by a plan: calls fail, take longer or return wrong
+//! figures, and events never complete.
 //!
-//! The plan is a list of [`Fault`]s in an [`Injector`], which counts the calls and records the injected failures. A failed call
-//! changes nothing on the device. A sticky error fails every later call with the same error, as on CUDA. Only queries that need
-//! no device call (description, clock, counts, leaks) still work.
+//! The plan is a list of [`Fault`]s in an [`Injector`], which counts the calls and records the
+//! injected failures. A failed call changes nothing on the device. A sticky error fails every later
+//! call with the same error, as on CUDA. Only queries that need no device call (description, clock,
+//! counts, leaks) still work.
 
 mod call;
 mod plan;
@@ -12,12 +14,16 @@ mod tests;
 use std::{collections::BTreeSet, thread, time::Duration};
 
 pub use call::{ANY, DeviceCall, Numbered};
-pub use plan::{Call, CallRecord, Calls, Effect, Fault, FaultError, InjectedError, InjectedFault, Injector, InjectorState, LoggedCall};
+pub use plan::{
+    Call, CallRecord, Calls, Effect, Fault, FaultError, InjectedError, InjectedFault, Injector,
+    InjectorState, LoggedCall,
+};
 
 use self::plan::{Decision, Failure, INJECTED};
 use super::{
-    CallSite, Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, MappedDevice, MemoryRange, PoolId,
-    PoolMemory, PooledDevice, StreamId, Tag, TestDevice, wrapper,
+    CallSite, Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, HostId,
+    HostMemory, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId, Tag,
+    TestDevice, wrapper,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -50,11 +56,19 @@ impl<D: TestDevice> Faulty<D> {
     }
 
     fn call(&mut self, call: DeviceCall) -> Result<Decision, DeviceError> {
-        self.call_of(Call { call, size: None, stream: None })
+        self.call_of(Call {
+            call,
+            size: None,
+            stream: None,
+        })
     }
 
     fn call_on(&mut self, call: DeviceCall, stream: StreamId) -> Result<Decision, DeviceError> {
-        self.call_of(Call { call, size: None, stream: Some(stream) })
+        self.call_of(Call {
+            call,
+            size: None,
+            stream: Some(stream),
+        })
     }
 
     /// Counts a call, and fails it if the plan says so.
@@ -75,11 +89,16 @@ impl<D: TestDevice> Faulty<D> {
     fn error(&mut self, failure: Failure, call: Call) -> DeviceError {
         match failure {
             Failure::Other(error) => error,
-            Failure::OutOfMemory if call.call.gets_host_memory() => {
-                DeviceError::HostMemory { call: call.call.name(), requested: call.size.unwrap_or_default(), why: INJECTED.to_owned() }
-            }
+            Failure::OutOfMemory if call.call.gets_host_memory() => DeviceError::HostMemory {
+                call: call.call.name(),
+                requested: call.size.unwrap_or_default(),
+                why: INJECTED.to_owned(),
+            },
             Failure::OutOfMemory => match self.inner.free_memory() {
-                Ok(free) => DeviceError::OutOfMemory { requested: call.size.unwrap_or_default(), free },
+                Ok(free) => DeviceError::OutOfMemory {
+                    requested: call.size.unwrap_or_default(),
+                    free,
+                },
                 Err(error) => error,
             },
         }
@@ -99,22 +118,33 @@ impl<D: TestDevice> Faulty<D> {
             DeviceCall::FreeAsync => failed.free_async += 1,
             DeviceCall::RecordEvent => failed.event_record += 1,
             DeviceCall::QueryEvent => failed.event_query += 1,
-            DeviceCall::SynchronizeEvent | DeviceCall::SynchronizeStream | DeviceCall::Synchronize => failed.synchronize += 1,
+            DeviceCall::SynchronizeEvent
+            | DeviceCall::SynchronizeStream
+            | DeviceCall::Synchronize => failed.synchronize += 1,
             _ => {}
         }
     }
 
     /// Fails if the stream has work that never ends.
     fn wait_for(&mut self, call: DeviceCall, stream: StreamId) -> Result<(), DeviceError> {
-        if self.stuck_streams.contains(&stream) { Err(self.never_returns(call)) } else { Ok(()) }
+        if self.stuck_streams.contains(&stream) {
+            Err(self.never_returns(call))
+        } else {
+            Ok(())
+        }
     }
 
     /// Fails if any stream has work that never ends.
     fn wait_for_all(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
-        if self.stuck_streams.is_empty() { Ok(()) } else { Err(self.never_returns(call)) }
+        if self.stuck_streams.is_empty() {
+            Ok(())
+        } else {
+            Err(self.never_returns(call))
+        }
     }
 
-    /// On a real clock the first wait blocks until it is abandoned; later waits return immediately. On a simulated clock no wait blocks.
+    /// On a real clock the first wait blocks until it is abandoned; later waits return immediately.
+    /// On a simulated clock no wait blocks.
     fn never_returns(&mut self, call: DeviceCall) -> DeviceError {
         let is_measured = self.inner.info().clock == Clock::Measured;
         while is_measured && !self.waited && !self.injector.is_abandoned() {
@@ -201,7 +231,11 @@ impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
 
     fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
         self.call(DeviceCall::QueryEvent)?;
-        if self.stuck_events.contains(&event) { Ok(false) } else { self.inner.event_done(event) }
+        if self.stuck_events.contains(&event) {
+            Ok(false)
+        } else {
+            self.inner.event_done(event)
+        }
     }
 
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
@@ -234,11 +268,19 @@ impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner.mapped().is_some() { Some(self) } else { None }
+        if self.inner.mapped().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner.pooled().is_some() { Some(self) } else { None }
+        if self.inner.pooled().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 
@@ -255,8 +297,14 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let decision = self.call(DeviceCall::NvmlMemory)?;
         let memory = self.inner.memory()?;
-        let process = memory.process.map(|process| Self::off(process, decision.off_by));
-        Ok(DeviceMemory { used: Self::off(memory.used, decision.off_by), process, ..memory })
+        let process = memory
+            .process
+            .map(|process| Self::off(process, decision.off_by));
+        Ok(DeviceMemory {
+            used: Self::off(memory.used, decision.off_by),
+            process,
+            ..memory
+        })
     }
 
     fn calls(&self) -> DeviceCalls {
@@ -270,13 +318,21 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
 
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         self.injector.check_whole(DeviceCall::QueryEvent)?;
-        match [start, end].into_iter().find(|event| self.stuck_events.contains(event)) {
+        match [start, end]
+            .into_iter()
+            .find(|event| self.stuck_events.contains(event))
+        {
             Some(event) => Err(DeviceError::NotReady(event.0)),
             None => self.inner.elapsed(start, end),
         }
     }
 
-    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+    fn verify(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), DeviceError> {
         self.call_on(DeviceCall::LaunchKernel, stream)?;
         self.wait_for(DeviceCall::SynchronizeStream, stream)?;
         self.inner.verify(stream, range, tag)
@@ -289,8 +345,16 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
     }
 
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
-        let call = if memory.is_pinned() { DeviceCall::HostAlloc } else { DeviceCall::HostMap };
-        self.call_of(Call { call, size: Some(size), stream: None })?;
+        let call = if memory.is_pinned() {
+            DeviceCall::HostAlloc
+        } else {
+            DeviceCall::HostMap
+        };
+        self.call_of(Call {
+            call,
+            size: Some(size),
+            stream: None,
+        })?;
         self.inner.host_alloc(size, memory)
     }
 
@@ -313,18 +377,26 @@ impl<D: TestDevice> MappedDevice for Faulty<D> {
         unreserve(start: DevicePtr) -> () = Unreserve(None, None) on required_mapped;
         unmap(range: MemoryRange) -> () = Unmap(None, None) on required_mapped;
     }
-    /// Each page is a call. If one fails, the pages before it are made and released, as on a full device.
+    /// Each page is a call. If one fails, the pages before it are made and released, as on a full
+    /// device.
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let pages = range.len.0.checked_div(page.0).unwrap_or(0);
         for made in 0..pages {
-            if let Err(error) = self.call_of(Call { call: DeviceCall::Create, size: Some(page), stream: None }) {
+            if let Err(error) = self.call_of(Call {
+                call: DeviceCall::Create,
+                size: Some(page),
+                stream: None,
+            }) {
                 let fitting = MemoryRange::new(range.start, Bytes(made * page.0));
                 if made > 0 && !self.injector.is_broken() {
                     self.inner.required_mapped()?.map(fitting, page)?;
                     self.inner.required_mapped()?.unmap(fitting)?;
                 }
                 return Err(match error {
-                    DeviceError::OutOfMemory { free, .. } => DeviceError::OutOfMemory { requested: range.len, free },
+                    DeviceError::OutOfMemory { free, .. } => DeviceError::OutOfMemory {
+                        requested: range.len,
+                        free,
+                    },
                     error => error,
                 });
             }

@@ -2,20 +2,23 @@
 
 use std::{fmt, path::PathBuf};
 
-/// A kind of host memory, from the scarcest to the most available. Copies of the later kinds are not faster.
+/// A kind of host memory, from the scarcest to the most available. Copies of the later kinds are
+/// not faster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostMemory {
     /// Page-locked: copies run without the host (`cuMemHostAlloc`).
     Pinned,
     /// Plain process memory: the driver copies through its own pinned buffer.
     Pageable,
-    /// A mapped temporary file, for hosts with too little memory. It never has a name in its folder, so nothing remains when the
-    /// process ends. The driver treats it as pageable memory. The default folder is `TMPDIR`.
+    /// A mapped temporary file, for hosts with too little memory. It never has a name in its
+    /// folder, so nothing remains when the process ends. The driver treats it as pageable memory.
+    /// The default folder is `TMPDIR`.
     MappedFile { folder: Option<PathBuf> },
 }
 
 impl HostMemory {
-    /// Returns true if copies run without the host. Otherwise the host may wait in a copy for earlier work of its stream.
+    /// Returns true if copies run without the host. Otherwise the host may wait in a copy for
+    /// earlier work of its stream.
     pub const fn is_pinned(&self) -> bool {
         matches!(self, Self::Pinned)
     }

@@ -1,14 +1,16 @@
-//! [`Limited`]: gives any device a smaller memory, so an H200 and the simulated device run out of memory at the same byte.
+//! [`Limited`]: gives any device a smaller memory, so an H200 and the simulated device run out of
+//! memory at the same byte.
 
 use std::collections::BTreeMap;
 
 use super::{
-    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice,
-    StreamId, TestDevice, wrapper,
+    Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, MappedDevice,
+    MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId, TestDevice, wrapper,
 };
 use crate::units::Bytes;
 
-/// A device with a memory limit. Allocations are charged in whole granules, independent of the inner device.
+/// A device with a memory limit. Allocations are charged in whole granules, independent of the
+/// inner device.
 pub struct Limited<D> {
     inner: D,
     info: DeviceInfo,
@@ -19,35 +21,58 @@ pub struct Limited<D> {
     elsewhere: Bytes,
     /// Live pools. Their reserved bytes are charged: the driver reports them when needed.
     pools: Vec<PoolId>,
-    /// Pages refused by the limit. A driver of a device of this size would have been called for each.
+    /// Pages refused by the limit. A driver of a device of this size would have been called for
+    /// each.
     refused_pages: u64,
     /// Requests for memory of a pool refused by the limit.
     refused_pooled: u64,
 }
 
 impl<D: Device> Limited<D> {
-    /// Limits a device without allocations.
-    /// Fails with [`DeviceError::Unavailable`] if the limit is below one granule or above the free memory.
+    /// Limits a device without allocations. Fails with [`DeviceError::Unavailable`] if the limit is
+    /// below one granule or above the free memory.
     pub fn new(mut device: D, limit: Bytes) -> Result<Self, DeviceError> {
         let (free, total) = (device.free_memory()?, device.info().total);
         let limited = Self::shared(device, limit)?;
         if limit > free {
-            return Err(refused(limit, format!("only {free} of {total} are free; lower the limit or free device memory")));
+            return Err(refused(
+                limit,
+                format!("only {free} of {total} are free; lower the limit or free device memory"),
+            ));
         }
         Ok(limited)
     }
 
-    /// Limits a device that other processes share within the same or a larger limit. The memory need not be free.
-    /// Fails with [`DeviceError::Unavailable`] if the limit is below one granule.
+    /// Limits a device that other processes share within the same or a larger limit. The memory
+    /// need not be free. Fails with [`DeviceError::Unavailable`] if the limit is below one granule.
     pub fn shared(device: D, limit: Bytes) -> Result<Self, DeviceError> {
         let granularity = device.info().granularity;
         if limit < granularity {
-            return Err(refused(limit, format!("memory is allocated in units of {granularity}, so the limit must be at least that")));
+            return Err(refused(
+                limit,
+                format!(
+                    "memory is allocated in units of {granularity}, so the limit must be at least \
+                     that"
+                ),
+            ));
         }
-        let info = DeviceInfo { total: limit, ..device.info().clone() };
+        let info = DeviceInfo {
+            total: limit,
+            ..device.info().clone()
+        };
         let (charges, charged, pools) = (BTreeMap::new(), Bytes::ZERO, Vec::new());
         let (external_memory, elsewhere) = (Bytes::ZERO, Bytes::ZERO);
-        Ok(Self { inner: device, info, charges, charged, external_memory, elsewhere, pools, refused_pages: 0, refused_pooled: 0 })
+        Ok(Self {
+            inner: device,
+            info,
+            charges,
+            charged,
+            external_memory,
+            elsewhere,
+            pools,
+            refused_pages: 0,
+            refused_pooled: 0,
+        })
     }
 
     /// Sets the part of the limit that other processes use.
@@ -60,7 +85,8 @@ impl<D: Device> Limited<D> {
         Ok(self.all_charged()? + self.external_memory)
     }
 
-    /// Refuses an allocation. It asks the device for more than it has: the refusal is a real driver call, with its count and its time.
+    /// Refuses an allocation. It asks the device for more than it has: the refusal is a real driver
+    /// call, with its count and its time.
     fn refuse(&mut self, requested: Bytes) -> DeviceError {
         let impossible = self.inner.info().total + self.info.granularity;
         let refused = match self.inner.malloc(impossible) {
@@ -69,16 +95,25 @@ impl<D: Device> Limited<D> {
             // The driver promised more than it has. Free it, and refuse anyway.
             Ok(ptr) => self.inner.free(ptr),
         };
-        refused.and_then(|()| self.out_of_memory(requested)).unwrap_or_else(|error| error)
+        refused
+            .and_then(|()| self.out_of_memory(requested))
+            .unwrap_or_else(|error| error)
     }
 
     fn out_of_memory(&mut self, requested: Bytes) -> Result<DeviceError, DeviceError> {
-        Ok(DeviceError::OutOfMemory { requested, free: self.free_memory()? })
+        Ok(DeviceError::OutOfMemory {
+            requested,
+            free: self.free_memory()?,
+        })
     }
 
     /// The unused part of the limit.
     fn left(&mut self) -> Result<Bytes, DeviceError> {
-        Ok(self.info.total.saturating_sub(self.held()?).saturating_sub(self.elsewhere))
+        Ok(self
+            .info
+            .total
+            .saturating_sub(self.held()?)
+            .saturating_sub(self.elsewhere))
     }
 
     /// The charged bytes, including pools.
@@ -93,7 +128,10 @@ impl<D: Device> Limited<D> {
 }
 
 fn refused(limit: Bytes, why: String) -> DeviceError {
-    DeviceError::Unavailable { what: format!("a limit of {limit}"), why }
+    DeviceError::Unavailable {
+        what: format!("a limit of {limit}"),
+        why,
+    }
 }
 
 impl<D: Device> wrapper::DeviceWrapper for Limited<D> {
@@ -117,7 +155,10 @@ impl<D: Device> wrapper::DeviceWrapper for Limited<D> {
 
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         let left = self.left()?;
-        let Some(charge) = size.checked_round_up(self.info.granularity).filter(|charge| *charge <= left) else {
+        let Some(charge) = size
+            .checked_round_up(self.info.granularity)
+            .filter(|charge| *charge <= left)
+        else {
             return Err(self.refuse(size));
         };
         let ptr = self.inner.malloc(size)?;
@@ -135,18 +176,31 @@ impl<D: Device> wrapper::DeviceWrapper for Limited<D> {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner.mapped().is_some() { Some(self) } else { None }
+        if self.inner.mapped().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner.pooled().is_some() { Some(self) } else { None }
+        if self.inner.pooled().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 
 impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let inner = self.inner.memory()?;
-        Ok(DeviceMemory { total: self.info.total, free: self.left()?.min(inner.free), pressure: self.external_memory, ..inner })
+        Ok(DeviceMemory {
+            total: self.info.total,
+            free: self.left()?.min(inner.free),
+            pressure: self.external_memory,
+            ..inner
+        })
     }
 
     fn calls(&self) -> DeviceCalls {
@@ -163,28 +217,45 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
     }
 
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        let most = self.info.total.saturating_sub(self.all_charged()?).saturating_sub(self.elsewhere);
+        let most = self
+            .info
+            .total
+            .saturating_sub(self.all_charged()?)
+            .saturating_sub(self.elsewhere);
         self.external_memory = self.inner.set_external_memory(held.min(most))?;
         Ok(self.external_memory)
     }
 }
 
 impl<D: Device> Limited<D> {
-    /// Returns true if the limit and the pool's unused memory together have room. Asks the pool only if the limit alone has too little.
+    /// Returns true if the limit and the pool's unused memory together have room. Asks the pool
+    /// only if the limit alone has too little.
     fn may_fit(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
         let left = self.left()?;
         if left >= size {
             return Ok(true);
         }
         let memory = self.inner.required_pooled()?.pool_memory(pool)?;
-        Ok(left.0.saturating_add(memory.reserved.saturating_sub(memory.used).0) >= size.0)
+        Ok(left
+            .0
+            .saturating_add(memory.reserved.saturating_sub(memory.used).0)
+            >= size.0)
     }
 
-    /// Allocates from the pool if the pool then stays within the limit. Otherwise frees the allocation and trims the pool. The
-    /// pool releases memory only after a wait for the stream.
-    fn try_pool(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<Option<DevicePtr>, DeviceError> {
+    /// Allocates from the pool if the pool then stays within the limit. Otherwise frees the
+    /// allocation and trims the pool. The pool releases memory only after a wait for the stream.
+    fn try_pool(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<Option<DevicePtr>, DeviceError> {
         let before = self.inner.required_pooled()?.pool_reserved(pool)?;
-        let ptr = match self.inner.required_pooled()?.malloc_async(pool, size, stream) {
+        let ptr = match self
+            .inner
+            .required_pooled()?
+            .malloc_async(pool, size, stream)
+        {
             Ok(ptr) => ptr,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
@@ -199,10 +270,14 @@ impl<D: Device> Limited<D> {
     }
 }
 
-/// A pool is charged its reserved bytes. At the limit it releases its unused memory and tries again, as a driver does when memory runs out.
+/// A pool is charged its reserved bytes. At the limit it releases its unused memory and tries
+/// again, as a driver does when memory runs out.
 impl<D: Device> PooledDevice for Limited<D> {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
-        let pool = self.inner.required_pooled()?.create_pool(release_threshold)?;
+        let pool = self
+            .inner
+            .required_pooled()?
+            .create_pool(release_threshold)?;
         self.pools.push(pool);
         Ok(pool)
     }
@@ -213,7 +288,12 @@ impl<D: Device> PooledDevice for Limited<D> {
         Ok(())
     }
 
-    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+    fn malloc_async(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<DevicePtr, DeviceError> {
         if self.may_fit(pool, size)? {
             if let Some(ptr) = self.try_pool(pool, size, stream)? {
                 return Ok(ptr);
@@ -224,7 +304,8 @@ impl<D: Device> PooledDevice for Limited<D> {
             }
             Err(self.out_of_memory(size)?)
         } else {
-            // The pool is not called: on an H200 it reserves all free memory before it refuses, and keeps it.
+            // The pool is not called: on an H200 it reserves all free memory before it refuses, and
+            // keeps it.
             let error = self.refuse(size);
             self.refused_pooled += u64::from(error.is_out_of_memory());
             Err(error)
@@ -260,15 +341,22 @@ impl<D: Device> MappedDevice for Limited<D> {
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let left = self.left()?;
         if range.len > left {
-            // A device of this size makes pages until one is refused and releases them again. Do the same, because it takes time.
-            let fitting = MemoryRange::new(range.start, Bytes(left.0 - left.0.checked_rem(page.0).unwrap_or(left.0)));
+            // A device of this size makes pages until one is refused and releases them again. Do
+            // the same, because it takes time.
+            let fitting = MemoryRange::new(
+                range.start,
+                Bytes(left.0 - left.0.checked_rem(page.0).unwrap_or(left.0)),
+            );
             if fitting.len > Bytes::ZERO {
                 self.inner.required_mapped()?.map(fitting, page)?;
                 self.inner.required_mapped()?.unmap(fitting)?;
             }
             self.refused_pages += 1;
             let free = left.min(self.inner.free_memory()?);
-            return Err(DeviceError::OutOfMemory { requested: range.len, free });
+            return Err(DeviceError::OutOfMemory {
+                requested: range.len,
+                free,
+            });
         }
         self.inner.required_mapped()?.map(range, page)?;
         self.charged += range.len;

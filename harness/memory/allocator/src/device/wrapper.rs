@@ -1,5 +1,6 @@
-//! Devices that wrap a device: [`DeviceWrapper`], and [`TestDeviceWrapper`] if the inner one is a [`TestDevice`]. A wrapper overrides the methods
-//! that it changes. All others call the inner device.
+//! Devices that wrap a device: [`DeviceWrapper`], and [`TestDeviceWrapper`] if the inner one is a
+//! [`TestDevice`]. A wrapper overrides the methods that it changes. All others call the inner
+//! device.
 //!
 //! ```
 //! use harness_allocator::device::sim::{SimConfig, SimDevice};
@@ -33,13 +34,15 @@
 //! # Ok::<(), DeviceError>(())
 //! ```
 //!
-//! A wrapper has each method twice, from these traits and from [`Device`] and [`TestDevice`]. So has a boxed device. If both traits are in scope,
-//! the call is ambiguous. So import the module instead of `DeviceWrapper`, as above, and call a boxed device by `self.inner()` and
+//! A wrapper has each method twice, from these traits and from [`Device`] and [`TestDevice`]. So
+//! has a boxed device. If both traits are in scope, the call is ambiguous. So import the module
+//! instead of `DeviceWrapper`, as above, and call a boxed device by `self.inner()` and
 //! `self.inner_mut()`.
 
 use super::{
-    CallSite, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, Leaks,
-    MappedDevice, MemoryRange, PooledDevice, StreamId, Tag, TestDevice,
+    CallSite, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr,
+    EventId, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag,
+    TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 use crate::wrap::wrapper;

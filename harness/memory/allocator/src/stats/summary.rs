@@ -6,7 +6,8 @@ use super::{MemoryStats, PooledStat, Stat, StatFamily};
 
 const WIDTH: usize = 75;
 
-/// The title names the function with this layout. PyTorch's own title has a device number, which statistics do not have.
+/// The title names the function with this layout. PyTorch's own title has a device number, which
+/// statistics do not have.
 const TITLE: &str = "Memory summary, laid out as by torch.cuda.memory_summary()";
 
 const ROWS: [(StatFamily, &str); 9] = [
@@ -22,12 +23,14 @@ const ROWS: [(StatFamily, &str); 9] = [
 ];
 
 impl MemoryStats {
-    /// Formats the table of `torch.cuda.memory_summary()`. Two things differ from PyTorch: the title does not claim to be
-    /// PyTorch's, and the rows of oversize allocations and segments are missing, because these are not counted here.
+    /// Formats the table of `torch.cuda.memory_summary()`. Two things differ from PyTorch: the
+    /// title does not claim to be PyTorch's, and the rows of oversize allocations and segments are
+    /// missing, because these are not counted here.
     ///
-    /// Each of the four columns has its own unit: the largest one in which the figure of both pools is at least 768 (for counts
-    /// 750), of B, KiB, MiB, … or of ones, thousands (K) and millions (M). Figures are rounded down, so the pools may add up to
-    /// less than their sum. The text ends with a line break.
+    /// Each of the four columns has its own unit: the largest one in which the figure of both pools
+    /// is at least 768 (for counts 750), of B, KiB, MiB, … or of ones, thousands (K) and millions
+    /// (M). Figures are rounded down, so the pools may add up to less than their sum. The text ends
+    /// with a line break.
     ///
     /// Source: `torch/cuda/memory.py` of PyTorch at commit 00b65a04a2d3;
     /// <https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_summary.html>.
@@ -36,7 +39,10 @@ impl MemoryStats {
         table.rule('=');
         table.line(&format!("{TITLE:^WIDTH$}"));
         table.rule('-');
-        table.line(&format!("{:12}CUDA OOMs: {:<13}|{:8}cudaMalloc retries: {:<10}", "", self.num_ooms, "", self.num_alloc_retries));
+        table.line(&format!(
+            "{:12}CUDA OOMs: {:<13}|{:8}cudaMalloc retries: {:<10}",
+            "", self.num_ooms, "", self.num_alloc_retries
+        ));
         table.rule('=');
         table.line("        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ");
         for (family, name) in ROWS {
@@ -64,22 +70,54 @@ impl Table {
     }
 
     /// Three rows: the sum and both pools.
-    fn pooled(&mut self, name: &str, PooledStat { all, small_pool, large_pool }: &PooledStat, is_bytes: bool) {
-        for (name, stat) in [(name, all), ("      from large pool", large_pool), ("      from small pool", small_pool)] {
-            let columns = figures(stat).into_iter().zip(figures(all)).map(|(figure, whole)| show(figure, whole, is_bytes));
-            self.line(&format!(" {name:<21} | {} ", columns.collect::<Vec<_>>().join(" | ")));
+    fn pooled(
+        &mut self,
+        name: &str,
+        PooledStat {
+            all,
+            small_pool,
+            large_pool,
+        }: &PooledStat,
+        is_bytes: bool,
+    ) {
+        for (name, stat) in [
+            (name, all),
+            ("      from large pool", large_pool),
+            ("      from small pool", small_pool),
+        ] {
+            let columns = figures(stat)
+                .into_iter()
+                .zip(figures(all))
+                .map(|(figure, whole)| show(figure, whole, is_bytes));
+            self.line(&format!(
+                " {name:<21} | {} ",
+                columns.collect::<Vec<_>>().join(" | ")
+            ));
         }
     }
 }
 
-const fn figures(Stat { current, peak, allocated, freed }: &Stat) -> [u64; 4] {
+const fn figures(
+    Stat {
+        current,
+        peak,
+        allocated,
+        freed,
+    }: &Stat,
+) -> [u64; 4] {
     [*current, *peak, *allocated, *freed]
 }
 
 /// A figure in the unit for its sum, ten characters wide. Bytes have steps of 1024, counts of 1000.
 fn show(figure: u64, whole: u64, is_bytes: bool) -> String {
     if is_bytes {
-        let (figure, unit) = shorten(figure, whole, 1024, 768, &["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"]);
+        let (figure, unit) = shorten(
+            figure,
+            whole,
+            1024,
+            768,
+            &["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"],
+        );
         format!("{figure:6} {unit}")
     } else {
         let (figure, unit) = shorten(figure, whole, 1000, 750, &[" ", "K", "M"]);
@@ -87,8 +125,15 @@ fn show(figure: u64, whole: u64, is_bytes: bool) -> String {
     }
 }
 
-/// Divides by `step`, one unit at a time, until the sum is below `enough` or the largest unit is reached.
-fn shorten(mut figure: u64, mut whole: u64, step: u64, enough: u64, units: &[&'static str]) -> (u64, &'static str) {
+/// Divides by `step`, one unit at a time, until the sum is below `enough` or the largest unit is
+/// reached.
+fn shorten(
+    mut figure: u64,
+    mut whole: u64,
+    step: u64,
+    enough: u64,
+    units: &[&'static str],
+) -> (u64, &'static str) {
     let mut units = units.iter().copied();
     let mut unit = units.next().unwrap_or_default();
     for larger in units {

@@ -6,7 +6,14 @@ fn every_key_survives_a_round_trip() {
     for key in StatKey::all() {
         assert_eq!(StatKey::from_name(&key.to_string()), Some(key));
     }
-    for wrong in ["", "num_oom", "reserved_bytes", "reserved_bytes.all", "reserved_bytes.all.now", "num_ooms.all.peak"] {
+    for wrong in [
+        "",
+        "num_oom",
+        "reserved_bytes",
+        "reserved_bytes.all",
+        "reserved_bytes.all.now",
+        "num_ooms.all.peak",
+    ] {
         assert_eq!(StatKey::from_name(wrong), None, "{wrong}");
     }
 }
@@ -17,6 +24,9 @@ fn the_total_peak_is_the_peak_of_the_sum() {
     stat.increase(PoolKind::Small, 10);
     stat.decrease(PoolKind::Small, 10);
     stat.increase(PoolKind::Large, 12);
-    assert_eq!((stat.all.peak, stat.small_pool.peak, stat.large_pool.peak), (12, 10, 12));
+    assert_eq!(
+        (stat.all.peak, stat.small_pool.peak, stat.large_pool.peak),
+        (12, 10, 12)
+    );
     assert_eq!((stat.all.allocated, stat.all.freed), (22, 10));
 }

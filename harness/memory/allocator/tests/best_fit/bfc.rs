@@ -33,12 +33,16 @@ fn regions_double_from_2_mib_until_the_request_fits() {
     for _ in 0..3 {
         fixture.hold(Bytes::mib(2), StreamId::DEFAULT);
     }
-    assert_eq!(fixture.regions(), [2, 4].map(Bytes::mib), "the third one is cut from the second region");
+    assert_eq!(
+        fixture.regions(),
+        [2, 4].map(Bytes::mib),
+        "the third one is cut from the second region"
+    );
     fixture.hold(Bytes::mib(33), StreamId::DEFAULT);
     fixture.hold(Bytes::mib(40), StreamId::DEFAULT);
     fixture.hold(Bytes::mib(65), StreamId::DEFAULT);
-    // The next region was 8 MiB: it doubled to 64 for the 33, which counts as the doubling. So the 40 get 64 again, and then 128
-    // is next.
+    // The next region was 8 MiB: it doubled to 64 for the 33, which counts as the doubling. So the
+    // 40 get 64 again, and then 128 is next.
     assert_eq!(fixture.regions(), [2, 4, 64, 64, 128].map(Bytes::mib));
     fixture.close();
 }
@@ -47,7 +51,10 @@ fn regions_double_from_2_mib_until_the_request_fits() {
 fn a_chunk_is_cut_if_it_is_twice_the_request_or_wastes_128_mib() {
     for (asked, charged) in [
         (Bytes::mib(128), Bytes::mib(128)),
-        (Bytes(Bytes::mib(128).0 + 256), Bytes(Bytes::mib(128).0 + 256)),
+        (
+            Bytes(Bytes::mib(128).0 + 256),
+            Bytes(Bytes::mib(128).0 + 256),
+        ),
         (Bytes(Bytes::mib(384).0), Bytes::mib(384)),
         (Bytes(Bytes::mib(384).0 + 256), Bytes::mib(512)),
     ] {
@@ -61,7 +68,11 @@ fn a_chunk_is_cut_if_it_is_twice_the_request_or_wastes_128_mib() {
     let all = fixture.alloc(Bytes::mib(2));
     fixture.free(all);
     let most = fixture.alloc(Bytes(Bytes::mib(1).0 + 256));
-    assert_eq!(most.size(), Bytes::mib(2), "less than twice the request: allocated whole");
+    assert_eq!(
+        most.size(),
+        Bytes::mib(2),
+        "less than twice the request: allocated whole"
+    );
     fixture.close();
 }
 
@@ -71,12 +82,22 @@ fn the_first_failing_extension_retries_with_nine_tenths() {
     fixture.leave(Bytes::mib(50));
     let mut expected = Bytes::mib(64);
     while expected > Bytes::mib(50) {
-        expected = Bytes(expected.0 / 10 * 9).checked_round_up(Bytes(256)).unwrap();
+        expected = Bytes(expected.0 / 10 * 9)
+            .checked_round_up(Bytes(256))
+            .unwrap();
     }
     let taken = fixture.alloc(Bytes::mib(40));
-    assert_eq!((fixture.regions(), fixture.device.calls().malloc), (vec![expected], 4), "64, 57.6, 51.8 and 46.7 MiB");
+    assert_eq!(
+        (fixture.regions(), fixture.device.calls().malloc),
+        (vec![expected], 4),
+        "64, 57.6, 51.8 and 46.7 MiB"
+    );
     assert_eq!(taken.size(), expected);
-    assert_eq!(fixture.allocator.stats().num_alloc_retries, 0, "no region was released for it");
+    assert_eq!(
+        fixture.allocator.stats().num_alloc_retries,
+        0,
+        "no region was released for it"
+    );
     fixture.close();
 }
 
@@ -84,11 +105,17 @@ fn the_first_failing_extension_retries_with_nine_tenths() {
 fn later_failing_extensions_try_only_the_request_itself() {
     let mut fixture = default(Bytes::gib(1));
     fixture.leave(Bytes::mib(10));
-    assert!(matches!(fixture.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10)));
+    assert!(
+        matches!(fixture.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10))
+    );
     let before = fixture.device.calls().malloc;
     fixture.leave(Bytes::mib(12));
     fixture.hold(Bytes::mib(12), StreamId::DEFAULT);
-    assert_eq!((fixture.regions(), fixture.device.calls().malloc - before), (vec![Bytes::mib(12)], 2), "16 MiB, then 12 MiB");
+    assert_eq!(
+        (fixture.regions(), fixture.device.calls().malloc - before),
+        (vec![Bytes::mib(12)], 2),
+        "16 MiB, then 12 MiB"
+    );
     fixture.close();
 }
 
@@ -100,39 +127,69 @@ fn nine_tenths_are_tried_once_even_if_that_succeeded() {
     let before = fixture.device.calls().malloc;
     fixture.leave(Bytes::mib(50));
     fixture.hold(Bytes::mib(45), StreamId::DEFAULT);
-    assert_eq!((fixture.regions()[1], fixture.device.calls().malloc - before), (Bytes::mib(45), 2), "64 MiB, then 45 MiB");
+    assert_eq!(
+        (fixture.regions()[1], fixture.device.calls().malloc - before),
+        (Bytes::mib(45), 2),
+        "64 MiB, then 45 MiB"
+    );
     fixture.close();
 }
 
 #[test]
 fn without_growth_the_first_region_is_the_whole_limit() {
-    let mut fixture =
-        fixture(Bytes::gib(1), BfcConfig { allow_growth: false, memory_limit: Some(Bytes::mib(300)), ..BfcConfig::default() });
+    let mut fixture = fixture(
+        Bytes::gib(1),
+        BfcConfig {
+            allow_growth: false,
+            memory_limit: Some(Bytes::mib(300)),
+            ..BfcConfig::default()
+        },
+    );
     fixture.hold(Bytes(4), StreamId::DEFAULT);
     assert_eq!(fixture.regions(), [Bytes::mib(300)]);
-    assert_eq!(fixture.oom(Bytes::mib(300)).cause, OomCause::Fraction { limit: Bytes::mib(300) });
-    assert_eq!(fixture.device.calls().malloc, 1, "the limit refuses without asking the driver");
+    assert_eq!(
+        fixture.oom(Bytes::mib(300)).cause,
+        OomCause::Fraction {
+            limit: Bytes::mib(300)
+        }
+    );
+    assert_eq!(
+        fixture.device.calls().malloc,
+        1,
+        "the limit refuses without asking the driver"
+    );
     fixture.close();
 }
 
 #[test]
 fn the_last_region_is_what_the_limit_leaves() {
     let mut fixture = default(Bytes::gib(1));
-    fixture.allocator.set_memory_fraction(&*fixture.device, MemoryFraction::new(10.0 / 1024.0).unwrap());
+    fixture.allocator.set_memory_fraction(
+        &*fixture.device,
+        MemoryFraction::new(10.0 / 1024.0).unwrap(),
+    );
     for _ in 0..5 {
         fixture.hold(Bytes::mib(2), StreamId::DEFAULT);
     }
     assert_eq!(fixture.regions(), [2, 4, 4].map(Bytes::mib));
-    assert_eq!(fixture.oom(Bytes(1)).cause, OomCause::Fraction { limit: Bytes::mib(10) });
+    assert_eq!(
+        fixture.oom(Bytes(1)).cause,
+        OomCause::Fraction {
+            limit: Bytes::mib(10)
+        }
+    );
     fixture.close();
 }
 
 /// Regions of 2 + 4 + 8 + 16 + 32 MiB, all free.
 fn full_of_small_regions(config: BfcConfig) -> Fixture<BfcAllocator> {
     let mut fixture = fixture(Bytes::mib(64), config);
-    let live: Vec<_> = [2, 4, 8, 16, 32].map(|size| fixture.alloc(Bytes::mib(size))).into();
+    let live: Vec<_> = [2, 4, 8, 16, 32]
+        .map(|size| fixture.alloc(Bytes::mib(size)))
+        .into();
     assert_eq!(fixture.regions(), [2, 4, 8, 16, 32].map(Bytes::mib));
-    live.into_iter().for_each(|allocation| fixture.free(allocation));
+    live.into_iter()
+        .for_each(|allocation| fixture.free(allocation));
     fixture
 }
 
@@ -141,7 +198,14 @@ fn garbage_collection_releases_free_regions_for_a_larger_one() {
     let mut fixture = full_of_small_regions(BfcConfig::default());
     assert_eq!(fixture.alloc(Bytes::mib(60)).size(), Bytes::mib(64));
     let stats = fixture.allocator.stats();
-    assert_eq!((stats.num_device_free, stats.num_alloc_retries, stats.num_ooms), (5, 1, 0));
+    assert_eq!(
+        (
+            stats.num_device_free,
+            stats.num_alloc_retries,
+            stats.num_ooms
+        ),
+        (5, 1, 0)
+    );
     fixture.close();
 }
 
@@ -157,9 +221,15 @@ fn garbage_is_not_collected_if_that_cannot_help() {
 
 #[test]
 fn without_garbage_collection_regions_are_kept() {
-    let mut fixture = full_of_small_regions(BfcConfig { garbage_collection: false, ..BfcConfig::default() });
+    let mut fixture = full_of_small_regions(BfcConfig {
+        garbage_collection: false,
+        ..BfcConfig::default()
+    });
     let oom = fixture.oom(Bytes::mib(60));
-    assert_eq!((oom.reserved, oom.largest_free_block), (Bytes::mib(62), Some(Bytes::mib(32))));
+    assert_eq!(
+        (oom.reserved, oom.largest_free_block),
+        (Bytes::mib(62), Some(Bytes::mib(32)))
+    );
     assert_eq!(fixture.regions().len(), 5);
     fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
     assert!(fixture.regions().is_empty(), "`empty_cache` releases it");
@@ -192,7 +262,10 @@ fn another_stream_gets_freed_memory_after_an_event_is_complete() {
     // The rest of the second region is large enough for one more, and a better fit.
     fixture.hold(Bytes::mib(2), other);
     let next = fixture.alloc_on(Bytes::mib(2), other);
-    assert_eq!((next.ptr(), fixture.device.calls().synchronize), (address, waits));
+    assert_eq!(
+        (next.ptr(), fixture.device.calls().synchronize),
+        (address, waits)
+    );
     fixture.close();
 }
 
@@ -219,7 +292,14 @@ fn the_host_waits_for_other_streams_before_a_request_fails() {
     fixture.free(all);
     fixture.hold(Bytes::mib(64), StreamId::DEFAULT);
     let stats = fixture.allocator.stats();
-    assert_eq!((stats.num_device_alloc, stats.num_sync_all_streams, stats.num_alloc_retries), (1, 1, 1));
+    assert_eq!(
+        (
+            stats.num_device_alloc,
+            stats.num_sync_all_streams,
+            stats.num_alloc_retries
+        ),
+        (1, 1, 1)
+    );
     fixture.close();
 }
 
@@ -234,7 +314,11 @@ fn memory_of_a_destroyed_stream_is_free_for_all() {
     fixture.device.destroy_stream(side).unwrap();
     fixture.device.destroy_stream(user).unwrap();
     fixture.free(used);
-    assert_eq!(fixture.allocator.stats().active.all.current, 0, "there is no other stream to wait for");
+    assert_eq!(
+        fixture.allocator.stats().active.all.current,
+        0,
+        "there is no other stream to wait for"
+    );
     fixture.hold(Bytes::mib(64), StreamId::DEFAULT);
     fixture.close();
 }
@@ -247,7 +331,10 @@ fn bin(size: u64) -> u32 {
 #[test]
 fn there_are_21_bins_of_doubling_sizes() {
     assert_eq!([256, 511, 512, 1023, 1024].map(bin), [0, 0, 1, 1, 2]);
-    assert_eq!([Bytes::mib(256).0 - 1, Bytes::mib(256).0, Bytes::gib(70).0].map(bin), [19, 20, 20]);
+    assert_eq!(
+        [Bytes::mib(256).0 - 1, Bytes::mib(256).0, Bytes::gib(70).0].map(bin),
+        [19, 20, 20]
+    );
 }
 
 /// TensorFlow's search, bin by bin.
@@ -258,14 +345,17 @@ fn bins_give(free: &[(DevicePtr, Bytes)], size: u64) -> Option<(DevicePtr, Bytes
     }
     bins.values_mut().for_each(|bin| bin.sort_unstable());
     let searched = bins.range(bin(size)..).flat_map(|(_, bin)| bin);
-    searched.copied().find(|(chunk, _)| chunk.0 >= size).map(|(chunk, address)| (address, chunk))
+    searched
+        .copied()
+        .find(|(chunk, _)| chunk.0 >= size)
+        .map(|(chunk, address)| (address, chunk))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// One stream, as TensorFlow assumes. Each request gets the chunk that the bins give, cut by the rule, or a region of the
-    /// next size.
+    /// One stream, as TensorFlow assumes. Each request gets the chunk that the bins give, cut by
+    /// the rule, or a region of the next size.
     #[test]
     fn every_request_is_served_as_in_tensorflow(
         program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, any::<prop::sample::Index>()), 1..120)

@@ -1,5 +1,5 @@
-//! The best-fit allocators `bfc` and `rmm_pool`: the figures that TensorFlow and RMM document, alone and in random programs. No
-//! stream gets memory that another one still uses.
+//! The best-fit allocators `bfc` and `rmm_pool`: the figures that TensorFlow and RMM document,
+//! alone and in random programs. No stream gets memory that another one still uses.
 #![allow(clippy::unwrap_used, reason = "a test fails if a call fails")]
 
 mod bfc;
@@ -23,7 +23,11 @@ struct Fixture<A> {
 impl<A: Allocator> Fixture<A> {
     fn new(allocator: A, memory: Bytes) -> Self {
         let device = Limited::new(Box::new(SimDevice::new(SimConfig::default())), memory).unwrap();
-        Self { allocator, device: Box::new(device), held: Vec::new() }
+        Self {
+            allocator,
+            device: Box::new(device),
+            held: Vec::new(),
+        }
     }
 
     fn stream(&mut self) -> StreamId {
@@ -31,7 +35,8 @@ impl<A: Allocator> Fixture<A> {
     }
 
     fn try_alloc(&mut self, size: Bytes, stream: StreamId) -> Result<Allocation, AllocatorError> {
-        self.allocator.allocate(&mut *self.device, Request { size, stream })
+        self.allocator
+            .allocate(&mut *self.device, Request { size, stream })
     }
 
     fn alloc_on(&mut self, size: Bytes, stream: StreamId) -> Allocation {
@@ -63,21 +68,34 @@ impl<A: Allocator> Fixture<A> {
     /// Leaves this much free memory on the device.
     fn leave(&mut self, left: Bytes) {
         let memory = self.device.memory().unwrap();
-        self.device.set_external_memory(memory.free + memory.pressure - left).unwrap();
+        self.device
+            .set_external_memory(memory.free + memory.pressure - left)
+            .unwrap();
     }
 
     /// The sizes of all regions, in order of allocation.
     fn regions(&self) -> Vec<Bytes> {
-        self.allocator.snapshot().iter().map(|segment| segment.size).collect()
+        self.allocator
+            .snapshot()
+            .iter()
+            .map(|segment| segment.size)
+            .collect()
     }
 
     fn blocks(&self) -> Vec<BlockInfo> {
-        self.allocator.snapshot().into_iter().flat_map(|segment| segment.blocks).collect()
+        self.allocator
+            .snapshot()
+            .into_iter()
+            .flat_map(|segment| segment.blocks)
+            .collect()
     }
 
     /// The free chunks of a stream: address and size.
     fn free_for(&self, stream: StreamId) -> Vec<(DevicePtr, Bytes)> {
-        let free = self.blocks().into_iter().filter(|block| block.state == BlockState::Inactive && block.stream == stream);
+        let free = self
+            .blocks()
+            .into_iter()
+            .filter(|block| block.state == BlockState::Inactive && block.stream == stream);
         free.map(|block| (block.address, block.size)).collect()
     }
 

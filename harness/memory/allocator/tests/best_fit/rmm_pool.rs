@@ -14,7 +14,13 @@ fn fixture(memory: Bytes, config: RmmPoolConfig) -> Fixture<RmmPool> {
 
 /// A pool with this initial size.
 fn started_with(initial: Bytes) -> Fixture<RmmPool> {
-    fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(initial), ..RmmPoolConfig::default() })
+    fixture(
+        Bytes::gib(1),
+        RmmPoolConfig {
+            initial_pool_size: Some(initial),
+            ..RmmPoolConfig::default()
+        },
+    )
 }
 
 #[test]
@@ -31,20 +37,42 @@ fn a_block_is_always_cut_to_the_request() {
     let mut fixture = started_with(Bytes::mib(2));
     let first = fixture.alloc(Bytes(Bytes::mib(2).0 - 256));
     assert_eq!(first.size(), Bytes(Bytes::mib(2).0 - 256));
-    assert_eq!(fixture.alloc(Bytes(7)).ptr(), first.ptr().offset(first.size()), "the last 256 B of the pool");
+    assert_eq!(
+        fixture.alloc(Bytes(7)).ptr(),
+        first.ptr().offset(first.size()),
+        "the last 256 B of the pool"
+    );
     fixture.close();
 }
 
 #[test]
 fn the_pool_grows_half_way_to_its_maximum_or_by_a_larger_request() {
-    let mut fixture =
-        fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(100)), maximum_pool_size: Some(Bytes::mib(900)) });
+    let mut fixture = fixture(
+        Bytes::gib(1),
+        RmmPoolConfig {
+            initial_pool_size: Some(Bytes::mib(100)),
+            maximum_pool_size: Some(Bytes::mib(900)),
+        },
+    );
     fixture.hold(Bytes::mib(101), StreamId::DEFAULT);
     fixture.hold(Bytes::mib(299), StreamId::DEFAULT);
-    assert_eq!(fixture.regions(), [100, 400].map(Bytes::mib), "half of the remaining 800 MiB");
+    assert_eq!(
+        fixture.regions(),
+        [100, 400].map(Bytes::mib),
+        "half of the remaining 800 MiB"
+    );
     fixture.hold(Bytes::mib(300), StreamId::DEFAULT);
-    assert_eq!(fixture.regions(), [100, 400, 300].map(Bytes::mib), "half of the distance would be 200");
-    assert_eq!(fixture.oom(Bytes::mib(201)).cause, OomCause::Fraction { limit: Bytes::mib(900) });
+    assert_eq!(
+        fixture.regions(),
+        [100, 400, 300].map(Bytes::mib),
+        "half of the distance would be 200"
+    );
+    assert_eq!(
+        fixture.oom(Bytes::mib(201)).cause,
+        OomCause::Fraction {
+            limit: Bytes::mib(900)
+        }
+    );
     fixture.close();
 }
 
@@ -53,10 +81,22 @@ fn refused_growth_is_halved_down_to_the_request() {
     let mut fixture = started_with(Bytes::ZERO);
     fixture.leave(Bytes::mib(150));
     fixture.hold(Bytes::mib(90), StreamId::DEFAULT);
-    assert_eq!((fixture.regions(), fixture.device.calls().malloc), (vec![Bytes::mib(128)], 3), "512, 256 and 128 MiB");
+    assert_eq!(
+        (fixture.regions(), fixture.device.calls().malloc),
+        (vec![Bytes::mib(128)], 3),
+        "512, 256 and 128 MiB"
+    );
     fixture.leave(Bytes::mib(20));
     let oom = fixture.oom(Bytes::mib(39));
-    assert_eq!((oom.cause, oom.largest_free_block), (OomCause::Device { free: Bytes::mib(20) }, Some(Bytes::mib(38))));
+    assert_eq!(
+        (oom.cause, oom.largest_free_block),
+        (
+            OomCause::Device {
+                free: Bytes::mib(20)
+            },
+            Some(Bytes::mib(38))
+        )
+    );
     fixture.close();
 }
 
@@ -70,7 +110,10 @@ fn a_free_records_one_event_and_a_hit_calls_nothing() {
         assert_eq!(fixture.device.calls(), before);
         fixture.free(next);
         let after = fixture.device.calls();
-        assert_eq!((after.event_record, after.synchronize, after.event_query), (before.event_record + 1, 0, 0));
+        assert_eq!(
+            (after.event_record, after.synchronize, after.event_query),
+            (before.event_record + 1, 0, 0)
+        );
     }
     assert_eq!(fixture.device.leaks().events, 1, "one event per stream");
     fixture.free(first);
@@ -88,8 +131,15 @@ fn a_block_of_another_stream_is_taken_after_its_event() {
     fixture.free(all);
     let before = fixture.device.calls();
     let taken = fixture.alloc_on(Bytes::mib(24), other);
-    assert_eq!((taken.ptr(), fixture.device.calls()), (address, before), "the host neither waits nor polls");
-    assert_eq!(fixture.free_for(side), [(address.offset(Bytes::mib(24)), Bytes::mib(40))]);
+    assert_eq!(
+        (taken.ptr(), fixture.device.calls()),
+        (address, before),
+        "the host neither waits nor polls"
+    );
+    assert_eq!(
+        fixture.free_for(side),
+        [(address.offset(Bytes::mib(24)), Bytes::mib(40))]
+    );
     fixture.device.fill(other, taken.range(), Tag(2)).unwrap();
     fixture.device.verify(other, taken.range(), Tag(2)).unwrap();
     fixture.close();
@@ -103,7 +153,11 @@ fn lists_are_merged_until_a_block_fits() {
     let address = first.ptr();
     fixture.free(first);
     fixture.free(second);
-    assert_eq!(fixture.blocks().len(), 2, "free for two streams, so not merged");
+    assert_eq!(
+        fixture.blocks().len(),
+        2,
+        "free for two streams, so not merged"
+    );
     assert_eq!(fixture.alloc(Bytes::mib(64)).ptr(), address);
     assert_eq!(fixture.regions(), [Bytes::mib(64)]);
     fixture.close();
@@ -120,7 +174,8 @@ fn a_third_stream_is_ordered_after_the_first_one_too() {
     fixture.device.fill(one, first.range(), Tag(1)).unwrap();
     let last_of_first = first.ptr().offset(Bytes::mib(24));
     fixture.free(first);
-    // Stream two takes over the block of stream one and leaves 8 MiB of it unused. Stream three takes those from stream two.
+    // Stream two takes over the block of stream one and leaves 8 MiB of it unused. Stream three
+    // takes those from stream two.
     fixture.hold(Bytes::mib(40), two);
     let third = fixture.alloc_on(Bytes::mib(8), three);
     assert_eq!(third.ptr(), last_of_first);
@@ -131,21 +186,40 @@ fn a_third_stream_is_ordered_after_the_first_one_too() {
 
 #[test]
 fn only_as_many_free_regions_are_released_as_the_maximum_requires() {
-    let mut fixture =
-        fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(100)), maximum_pool_size: Some(Bytes::mib(300)) });
+    let mut fixture = fixture(
+        Bytes::gib(1),
+        RmmPoolConfig {
+            initial_pool_size: Some(Bytes::mib(100)),
+            maximum_pool_size: Some(Bytes::mib(300)),
+        },
+    );
     let live = [100, 100, 100].map(|size| fixture.alloc(Bytes::mib(size)));
     assert_eq!(fixture.regions(), [100, 100, 100].map(Bytes::mib));
-    live.into_iter().for_each(|allocation| fixture.free(allocation));
+    live.into_iter()
+        .for_each(|allocation| fixture.free(allocation));
     assert_eq!(fixture.alloc(Bytes::mib(150)).size(), Bytes::mib(150));
     assert_eq!(fixture.regions().len(), 2, "two of the three are enough");
     let stats = fixture.allocator.stats();
-    assert_eq!((stats.num_device_free, stats.num_alloc_retries, stats.num_ooms), (2, 1, 0));
+    assert_eq!(
+        (
+            stats.num_device_free,
+            stats.num_alloc_retries,
+            stats.num_ooms
+        ),
+        (2, 1, 0)
+    );
     fixture.close();
 }
 
 #[test]
 fn free_regions_are_released_if_the_device_is_full() {
-    let mut fixture = fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(128)), ..RmmPoolConfig::default() });
+    let mut fixture = fixture(
+        Bytes::gib(1),
+        RmmPoolConfig {
+            initial_pool_size: Some(Bytes::mib(128)),
+            ..RmmPoolConfig::default()
+        },
+    );
     let first = fixture.alloc(Bytes::mib(128));
     fixture.free(first);
     fixture.leave(Bytes::mib(64));
@@ -166,9 +240,18 @@ fn a_shared_block_is_free_immediately_and_its_stream_waits_for_the_others() {
     fixture.free(shared);
     assert_eq!(fixture.allocator.stats().active.all.current, 0);
     let next = fixture.alloc(Bytes::mib(64));
-    assert_eq!((next.ptr(), fixture.device.calls().synchronize), (address, 0));
-    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2)).unwrap();
-    fixture.device.verify(StreamId::DEFAULT, next.range(), Tag(2)).unwrap();
+    assert_eq!(
+        (next.ptr(), fixture.device.calls().synchronize),
+        (address, 0)
+    );
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, next.range(), Tag(2))
+        .unwrap();
+    fixture
+        .device
+        .verify(StreamId::DEFAULT, next.range(), Tag(2))
+        .unwrap();
     fixture.close();
 }
 
@@ -183,16 +266,22 @@ fn memory_of_a_destroyed_stream_can_be_freed_and_reused() {
     fixture.device.fill(user, all.range(), Tag(1)).unwrap();
     fixture.free(all);
     let next = fixture.alloc(Bytes::mib(64));
-    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2)).unwrap();
-    fixture.device.verify(StreamId::DEFAULT, next.range(), Tag(2)).unwrap();
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, next.range(), Tag(2))
+        .unwrap();
+    fixture
+        .device
+        .verify(StreamId::DEFAULT, next.range(), Tag(2))
+        .unwrap();
     fixture.close();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Each request gets the best fit of its own list, or else that of the first other list with one. If even merging does not
-    /// help, it gets a region of the next size.
+    /// Each request gets the best fit of its own list, or else that of the first other list with
+    /// one. If even merging does not help, it gets a region of the next size.
     #[test]
     fn every_request_is_served_as_in_rmm(
         program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, 0_usize..3, any::<prop::sample::Index>()), 1..120)

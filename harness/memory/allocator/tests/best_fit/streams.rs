@@ -1,4 +1,5 @@
-//! Random programs on several streams. The device refuses every access that is not ordered after the one before it.
+//! Random programs on several streams. The device refuses every access that is not ordered after
+//! the one before it.
 
 use harness_allocator::allocator::{Allocation, Allocator, bfc::BfcAllocator, rmm_pool::RmmPool};
 use harness_allocator::device::{StreamId, Tag};
@@ -12,8 +13,8 @@ use super::Fixture;
 enum Op {
     Alloc(usize, u64),
     Free(Index),
-    /// Another stream writes an allocation after its own stream. The allocator records the use, and the memory is freed during
-    /// that work.
+    /// Another stream writes an allocation after its own stream. The allocator records the use, and
+    /// the memory is freed during that work.
     UseOn(Index, usize),
     Verify(Index),
     Busy(usize),
@@ -39,7 +40,12 @@ fn op() -> impl Strategy<Value = Op> {
 /// Runs a program. The device reports a race as an error, and so does memory that was overwritten.
 fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
     let mut fixture = Fixture::new(allocator, Bytes::mib(64));
-    let streams = [StreamId::DEFAULT, fixture.stream(), fixture.stream(), fixture.stream()];
+    let streams = [
+        StreamId::DEFAULT,
+        fixture.stream(),
+        fixture.stream(),
+        fixture.stream(),
+    ];
     let mut live: Vec<(Allocation, Tag)> = Vec::new();
     for (n, op) in program.iter().enumerate() {
         let tag = Tag(n as u64 + 1);
@@ -61,7 +67,10 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
                 let (allocation, _) = live.swap_remove(which.index(live.len()));
                 let other = streams[*stream];
                 let event = fixture.device.create_event().unwrap();
-                fixture.device.record_event(event, allocation.stream()).unwrap();
+                fixture
+                    .device
+                    .record_event(event, allocation.stream())
+                    .unwrap();
                 fixture.device.wait_event(other, event).unwrap();
                 fixture.device.destroy_event(event).unwrap();
                 fixture.device.busy(other, Nanos::micros(500)).unwrap();
@@ -76,20 +85,29 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
                     .verify(allocation.stream(), allocation.range(), *tag)
                     .map_err(|error| TestCaseError::fail(error.to_string()))?;
             }
-            Op::Busy(stream) => fixture.device.busy(streams[*stream], Nanos::micros(500)).unwrap(),
+            Op::Busy(stream) => fixture
+                .device
+                .busy(streams[*stream], Nanos::micros(500))
+                .unwrap(),
             Op::Synchronize(stream) => fixture.device.synchronize_stream(streams[*stream]).unwrap(),
             Op::EmptyCache => fixture.allocator.empty_cache(&mut *fixture.device).unwrap(),
             Op::Leave(mib) => {
                 let memory = fixture.device.memory().unwrap();
                 let most = memory.free + memory.pressure;
-                fixture.device.set_external_memory(most.saturating_sub(Bytes::mib(*mib))).unwrap();
+                fixture
+                    .device
+                    .set_external_memory(most.saturating_sub(Bytes::mib(*mib)))
+                    .unwrap();
             }
             _ => {}
         }
         check_structure(&fixture, live.len())?;
     }
     for (allocation, tag) in live {
-        fixture.device.verify(allocation.stream(), allocation.range(), tag).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        fixture
+            .device
+            .verify(allocation.stream(), allocation.range(), tag)
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
         fixture.free(allocation);
     }
     fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
@@ -98,7 +116,8 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Checks that blocks tile regions, free neighbors of one stream are merged, and the counters are the sums.
+/// Checks that blocks tile regions, free neighbors of one stream are merged, and the counters are
+/// the sums.
 fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<(), TestCaseError> {
     let (mut active, mut inactive_split) = (0, 0);
     for region in fixture.allocator.snapshot() {
@@ -114,12 +133,19 @@ fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<()
         }
         prop_assert_eq!(next, region.address.offset(region.size));
         let free = |state| state == BlockState::Inactive;
-        let unmerged =
-            |pair: &[harness_allocator::stats::BlockInfo]| free(pair[0].state) && free(pair[1].state) && pair[0].stream == pair[1].stream;
+        let unmerged = |pair: &[harness_allocator::stats::BlockInfo]| {
+            free(pair[0].state) && free(pair[1].state) && pair[0].stream == pair[1].stream
+        };
         prop_assert!(!region.blocks.windows(2).any(unmerged));
     }
     let stats = fixture.allocator.stats();
-    prop_assert_eq!((stats.active_bytes.all.current, stats.inactive_split_bytes.all.current), (active, inactive_split));
+    prop_assert_eq!(
+        (
+            stats.active_bytes.all.current,
+            stats.inactive_split_bytes.all.current
+        ),
+        (active, inactive_split)
+    );
     prop_assert_eq!(stats.allocation.all.current, live as u64);
     Ok(())
 }

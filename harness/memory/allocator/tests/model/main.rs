@@ -1,12 +1,14 @@
-//! Compares the caching allocator with [`plain::Model`], an executable form of its rules. Both run the same random operations
-//! with the same random settings. After each one, answer, counters (with peaks and sums), structure and driver calls must be
-//! equal.
+//! Compares the caching allocator with [`plain::Model`], an executable form of its rules. Both run
+//! the same random operations with the same random settings. After each one, answer, counters (with
+//! peaks and sums), structure and driver calls must be equal.
 
 mod plain;
 mod safety;
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks, TorchVersion};
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolId, PrivatePools, Request};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolId, PrivatePools, Request,
+};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::Bytes;
@@ -54,9 +56,14 @@ fn operations() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(operation, 1..150)
 }
 
-/// A sixteenth of these devices is a whole number of segment units, so limits are also reached exactly.
+/// A sixteenth of these devices is a whole number of segment units, so limits are also reached
+/// exactly.
 fn fractions() -> impl Strategy<Value = f64> {
-    prop_oneof![Just(1.0), (1_u32..16).prop_map(|sixteenths| f64::from(sixteenths) / 16.0), 0.05_f64..1.0]
+    prop_oneof![
+        Just(1.0),
+        (1_u32..16).prop_map(|sixteenths| f64::from(sixteenths) / 16.0),
+        0.05_f64..1.0
+    ]
 }
 
 prop_compose! {
@@ -107,14 +114,32 @@ impl Pair {
         for _ in 1..STREAMS {
             device.create_stream()?;
         }
-        let (allocator, model) = (CachingAllocator::new(config.clone()), Model::new(config.clone(), capacity));
-        Ok(Self { device, allocator, model, live: Vec::new(), open: Vec::new(), released: Vec::new() })
+        let (allocator, model) = (
+            CachingAllocator::new(config.clone()),
+            Model::new(config.clone(), capacity),
+        );
+        Ok(Self {
+            device,
+            allocator,
+            model,
+            live: Vec::new(),
+            open: Vec::new(),
+            released: Vec::new(),
+        })
     }
 
-    /// Applies the operation to both. Ignores an impossible one, such as closing a context that is not open.
+    /// Applies the operation to both. Ignores an impossible one, such as closing a context that is
+    /// not open.
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         let failed = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
-        let Self { device, allocator, model, live, open, released } = self;
+        let Self {
+            device,
+            allocator,
+            model,
+            live,
+            open,
+            released,
+        } = self;
         match op {
             &Op::Allocate { size, stream } => {
                 let expected = model.allocate(size, stream);
@@ -130,16 +155,22 @@ impl Pair {
             Op::Free(index) if !live.is_empty() => {
                 let allocation = live.swap_remove(index.index(live.len()));
                 model.free(allocation.ptr().0);
-                allocator.free(device, allocation).map_err(|error| failed(&error))?;
+                allocator
+                    .free(device, allocation)
+                    .map_err(|error| failed(&error))?;
             }
             Op::RecordStream(index, stream) if !live.is_empty() => {
                 let allocation = index.get(live);
                 model.record_stream(allocation.ptr().0, *stream);
-                allocator.record_stream(allocation, StreamId(*stream)).expect("it is live");
+                allocator
+                    .record_stream(allocation, StreamId(*stream))
+                    .expect("it is live");
             }
             Op::SynchronizeStream(stream) => {
                 model.synchronize(*stream);
-                device.synchronize_stream(StreamId(*stream)).map_err(|error| failed(&error))?;
+                device
+                    .synchronize_stream(StreamId(*stream))
+                    .map_err(|error| failed(&error))?;
             }
             Op::Synchronize => {
                 model.synchronize_all();
@@ -147,7 +178,9 @@ impl Pair {
             }
             Op::EmptyCache => {
                 model.empty_cache();
-                allocator.empty_cache(device).map_err(|error| failed(&error))?;
+                allocator
+                    .empty_cache(device)
+                    .map_err(|error| failed(&error))?;
             }
             Op::SetFraction(fraction) => {
                 let fraction = MemoryFraction::new(*fraction).expect("in range");
@@ -161,20 +194,34 @@ impl Pair {
             Op::Begin(pool) if !open.contains(pool) && !released.contains(pool) => {
                 open.push(*pool);
                 model.begin(*pool);
-                allocator.begin(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
+                allocator
+                    .begin(PrivatePoolId(*pool))
+                    .map_err(|error| failed(&error))?;
             }
             Op::End(pool) if open.contains(pool) => {
                 open.retain(|open| open != pool);
                 model.end(*pool);
-                allocator.end(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
+                allocator
+                    .end(PrivatePoolId(*pool))
+                    .map_err(|error| failed(&error))?;
             }
-            Op::Release(pool) if (open.is_empty() || !model.captures()) && !open.contains(pool) && !released.contains(pool) => {
+            Op::Release(pool)
+                if (open.is_empty() || !model.captures())
+                    && !open.contains(pool)
+                    && !released.contains(pool) =>
+            {
                 // A pool that was never opened does not exist yet.
-                allocator.begin(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
-                allocator.end(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
+                allocator
+                    .begin(PrivatePoolId(*pool))
+                    .map_err(|error| failed(&error))?;
+                allocator
+                    .end(PrivatePoolId(*pool))
+                    .map_err(|error| failed(&error))?;
                 released.push(*pool);
                 model.release(*pool);
-                allocator.release(device, PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
+                allocator
+                    .release(device, PrivatePoolId(*pool))
+                    .map_err(|error| failed(&error))?;
             }
             Op::Free(_) | Op::RecordStream(..) | Op::Begin(_) | Op::End(_) | Op::Release(_) => {}
         }
@@ -185,7 +232,10 @@ impl Pair {
         prop_assert_eq!(self.allocator.snapshot(), self.model.snapshot());
         prop_assert_eq!(self.allocator.stats(), self.model.stats());
         let calls = self.device.calls();
-        prop_assert_eq!([calls.malloc, calls.malloc_failures, calls.free], self.model.calls);
+        prop_assert_eq!(
+            [calls.malloc, calls.malloc_failures, calls.free],
+            self.model.calls
+        );
         Ok(())
     }
 }
@@ -203,15 +253,22 @@ proptest! {
     }
 }
 
-/// Frees a block in a pool context while another stream works on it, and allocates the same size from the pool again.
+/// Frees a block in a pool context while another stream works on it, and allocates the same size
+/// from the pool again.
 fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceError>) {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
-    let mut allocator = CachingAllocator::new(Config { quirks, torch: TorchVersion::V2_11, ..Config::default() });
+    let mut allocator = CachingAllocator::new(Config {
+        quirks,
+        torch: TorchVersion::V2_11,
+        ..Config::default()
+    });
     let side = device.create_stream().expect("a stream");
     let (pool, request) = (PrivatePoolId(7), Request::new(Bytes::mib(4)));
     allocator.begin(pool).expect("a new pool");
     let used = allocator.allocate(&mut device, request).expect("memory");
-    device.fill(side, used.range(), Tag(1)).expect("the block is live");
+    device
+        .fill(side, used.range(), Tag(1))
+        .expect("the block is live");
     allocator.record_stream(&used, side).expect("it is live");
     let address = used.ptr();
     allocator.free(&mut device, used).expect("it is live");
@@ -231,7 +288,10 @@ fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceEr
 fn with_torch_quirks_a_block_is_reused_while_a_forgotten_stream_uses_it() {
     let (reused, touched) = reuse_behind_a_forgotten_stream(Quirks::AsTorch);
     assert!(reused, "the stream is forgotten, so the block is free");
-    assert!(matches!(touched, Err(DeviceError::Race { .. })), "{touched:?}");
+    assert!(
+        matches!(touched, Err(DeviceError::Race { .. })),
+        "{touched:?}"
+    );
 }
 
 #[test]

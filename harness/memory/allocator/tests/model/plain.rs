@@ -1,15 +1,18 @@
-//! A plain form of the rules of PyTorch's caching allocator: a list of segments, each with a list of blocks, linear scans, and
-//! counters recomputed after every step. It shares only data types with the allocator under test.
+//! A plain form of the rules of PyTorch's caching allocator: a list of segments, each with a list
+//! of blocks, linear scans, and counters recomputed after every step. It shares only data types
+//! with the allocator under test.
 //!
-//! The simulated device is part of the model: addresses only grow, charges are multiples of 2 MiB, and events complete when
-//! waited for.
+//! The simulated device is part of the model: addresses only grow, charges are multiples of 2 MiB,
+//! and events complete when waited for.
 
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::MemoryFraction;
 use harness_allocator::allocator::caching::{Config, Quirks, TieOrder};
 use harness_allocator::device::{DevicePtr, StreamId};
-use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
+use harness_allocator::stats::{
+    BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat,
+};
 use harness_allocator::units::Bytes;
 
 const KIB: u64 = 1 << 10;
@@ -133,7 +136,14 @@ impl Model {
             self.poll();
         }
         let size = self.round(n);
-        let pool = Pool { kind: if size <= MIB { PoolKind::Small } else { PoolKind::Large }, owner: self.serving() };
+        let pool = Pool {
+            kind: if size <= MIB {
+                PoolKind::Small
+            } else {
+                PoolKind::Large
+            },
+            owner: self.serving(),
+        };
         if self.config.garbage_collection_threshold.is_some() && self.limit().is_some() {
             *self.lookups.entry(pool).or_default() += 1;
         }
@@ -175,7 +185,10 @@ impl Model {
     }
 
     pub(crate) fn synchronize(&mut self, stream: u32) {
-        self.events.iter_mut().filter(|event| event.stream == stream).for_each(|event| event.done = true);
+        self.events
+            .iter_mut()
+            .filter(|event| event.stream == stream)
+            .for_each(|event| event.done = true);
     }
 
     pub(crate) fn synchronize_all(&mut self) {
@@ -188,7 +201,13 @@ impl Model {
             self.give_back(|segment| segment.pool.owner.is_none() && segment.is_whole_and_free());
         }
         let released = self.released.clone();
-        self.give_back(|segment| segment.is_whole_and_free() && segment.pool.owner.is_some_and(|owner| released.contains(&owner)));
+        self.give_back(|segment| {
+            segment.is_whole_and_free()
+                && segment
+                    .pool
+                    .owner
+                    .is_some_and(|owner| released.contains(&owner))
+        });
     }
 
     pub(crate) fn set_fraction(&mut self, fraction: MemoryFraction) {
@@ -233,7 +252,11 @@ impl Model {
             pool: segment.pool.kind,
             private_pool: segment.pool.owner,
             expandable: false,
-            blocks: segment.blocks.iter().map(|block| describe(block, StreamId(segment.stream))).collect(),
+            blocks: segment
+                .blocks
+                .iter()
+                .map(|block| describe(block, StreamId(segment.stream)))
+                .collect(),
         });
         segments.collect()
     }
@@ -249,7 +272,11 @@ impl Model {
 
     /// The pool of the context that serves requests.
     fn serving(&self) -> Option<u32> {
-        if self.config.torch.first_context_serves() { self.open.first().copied() } else { self.open.last().copied() }
+        if self.config.torch.first_context_serves() {
+            self.open.first().copied()
+        } else {
+            self.open.last().copied()
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -264,7 +291,11 @@ impl Model {
         let divisions = self.config.roundup_power2_divisions[interval];
         if divisions > 1 && n > 512 * divisions {
             let below = 1 << n.ilog2();
-            return if n == below { n } else { n.next_multiple_of(below / divisions) };
+            return if n == below {
+                n
+            } else {
+                n.next_multiple_of(below / divisions)
+            };
         }
         n.next_multiple_of(512)
     }
@@ -284,7 +315,8 @@ impl Model {
     }
 
     fn limit(&self) -> Option<u64> {
-        self.fraction.map(|fraction| (fraction * self.capacity as f64) as u64)
+        self.fraction
+            .map(|fraction| (fraction * self.capacity as f64) as u64)
     }
 
     fn reserved(&self) -> u64 {
@@ -293,8 +325,9 @@ impl Model {
 
     // Finding memory.
 
-    /// The best fit on the same stream: among equals the one with the lowest address, or the lowest number. Addresses only grow, so the oldest
-    /// segment has the lowest ones. The oversize rules judge only this candidate.
+    /// The best fit on the same stream: among equals the one with the lowest address, or the lowest
+    /// number. Addresses only grow, so the oldest segment has the lowest ones. The oversize rules
+    /// judge only this candidate.
     fn find(&self, pool: Pool, stream: u32, wanted: u64) -> Option<u64> {
         let mut best: Option<(u64, u64, u64)> = None;
         for (_, block) in self.free_blocks(pool, stream) {
@@ -305,19 +338,31 @@ impl Model {
         }
         let (size, _, address) = best?;
         let most = self.max_split_size();
-        let too_large = if wanted < most { size >= most } else { size >= wanted + self.config.max_non_split_rounding.0 };
+        let too_large = if wanted < most {
+            size >= most
+        } else {
+            size >= wanted + self.config.max_non_split_rounding.0
+        };
         (!too_large).then_some(address)
     }
 
     fn free_blocks(&self, pool: Pool, stream: u32) -> impl Iterator<Item = (&Segment, &Block)> {
-        let segments = self.segments.iter().filter(move |segment| segment.pool == pool && segment.stream == stream);
-        let blocks = segments.flat_map(|segment| segment.blocks.iter().map(move |block| (segment, block)));
+        let segments = self
+            .segments
+            .iter()
+            .filter(move |segment| segment.pool == pool && segment.stream == stream);
+        let blocks =
+            segments.flat_map(|segment| segment.blocks.iter().map(move |block| (segment, block)));
         blocks.filter(|(_, block)| block.state == BlockState::Inactive)
     }
 
     /// The order of free blocks: size, number if blocks are numbered, address.
     fn key(&self, block: &Block) -> (u64, u64, u64) {
-        let number = if self.config.torch.ties() == TieOrder::Block { block.number } else { 0 };
+        let number = if self.config.torch.ties() == TieOrder::Block {
+            block.number
+        } else {
+            0
+        };
         (block.size, number, block.address)
     }
 
@@ -336,19 +381,34 @@ impl Model {
         }
         self.empty_cache();
         self.stats.num_alloc_retries += 1;
-        self.new_segment(pool, stream, size)?.map_err(|Full| Refusal::AfterRetries)
+        self.new_segment(pool, stream, size)?
+            .map_err(|Full| Refusal::AfterRetries)
     }
 
-    fn new_segment(&mut self, pool: Pool, stream: u32, size: u64) -> Result<Result<u64, Full>, Refusal> {
+    fn new_segment(
+        &mut self,
+        pool: Pool,
+        stream: u32,
+        size: u64,
+    ) -> Result<Result<u64, Full>, Refusal> {
         let size = self.segment_size(size);
-        if self.limit().is_some_and(|limit| self.reserved() + size > limit) {
+        if self
+            .limit()
+            .is_some_and(|limit| self.reserved() + size > limit)
+        {
             return Ok(Err(Full));
         }
-        if self.config.throw_on_malloc_oom && self.reserved() + size > self.config.memory_fraction.of(Bytes(self.capacity)).0 {
+        if self.config.throw_on_malloc_oom
+            && self.reserved() + size > self.config.memory_fraction.of(Bytes(self.capacity)).0
+        {
             return Err(Refusal::AtOnce);
         }
         self.calls[0] += 1;
-        let charged: u64 = self.segments.iter().map(|segment| segment.size().next_multiple_of(2 * MIB)).sum();
+        let charged: u64 = self
+            .segments
+            .iter()
+            .map(|segment| segment.size().next_multiple_of(2 * MIB))
+            .sum();
         if charged + size.next_multiple_of(2 * MIB) > self.capacity {
             self.calls[1] += 1;
             return Ok(Err(Full));
@@ -365,7 +425,12 @@ impl Model {
             born: 0,
             number: self.number(),
         };
-        self.segments.push(Segment { address, stream, pool, blocks: vec![block] });
+        self.segments.push(Segment {
+            address,
+            stream,
+            pool,
+            blocks: vec![block],
+        });
         self.stats.num_device_alloc += 1;
         self.count();
         Ok(Ok(address))
@@ -383,7 +448,12 @@ impl Model {
             PoolKind::Large => large_may && remaining > MIB,
         };
         if split {
-            let rest = Block { address: address + wanted, size: remaining, born: now, ..blocks[index].clone() };
+            let rest = Block {
+                address: address + wanted,
+                size: remaining,
+                born: now,
+                ..blocks[index].clone()
+            };
             blocks[index].size = wanted;
             blocks.insert(index + 1, rest);
             self.next_number += 1;
@@ -407,12 +477,19 @@ impl Model {
         self.count();
     }
 
-    /// The smallest cached block that is large enough, or oversize ones from the largest down until they add up to the size.
+    /// The smallest cached block that is large enough, or oversize ones from the largest down until
+    /// they add up to the size.
     fn release_available(&mut self, pool: Pool, stream: u32, size: u64) -> bool {
-        let Some(Bytes(most)) = self.config.max_split_size else { return false };
+        let Some(Bytes(most)) = self.config.max_split_size else {
+            return false;
+        };
         let wanted = size.max(most);
         let mut oversize: Vec<(u64, u64, u64)> = Vec::new();
-        oversize.extend(self.free_blocks(pool, stream).map(|(_, block)| self.key(block)).filter(|&(size, ..)| size >= most));
+        oversize.extend(
+            self.free_blocks(pool, stream)
+                .map(|(_, block)| self.key(block))
+                .filter(|&(size, ..)| size >= most),
+        );
         oversize.sort_unstable();
         if let Some(&(_, _, address)) = oversize.iter().find(|&&(size, ..)| size >= wanted) {
             self.give_back(|segment| segment.address == address);
@@ -429,20 +506,37 @@ impl Model {
     }
 
     fn collect_garbage(&mut self) {
-        let (Some(threshold), Some(limit)) = (self.config.garbage_collection_threshold, self.limit()) else { return };
+        let (Some(threshold), Some(limit)) =
+            (self.config.garbage_collection_threshold, self.limit())
+        else {
+            return;
+        };
         let allowed = (threshold * limit as f64) as u64;
-        let Some(target) = self.reserved().checked_sub(allowed) else { return };
-        let pool = Pool { kind: PoolKind::Large, owner: None };
+        let Some(target) = self.reserved().checked_sub(allowed) else {
+            return;
+        };
+        let pool = Pool {
+            kind: PoolKind::Large,
+            owner: None,
+        };
         let now = self.lookups.get(&pool).copied().unwrap_or(0);
         let start = self.reserved();
         while start - self.reserved() < target {
-            let is_candidate = |segment: &&Segment| segment.pool == pool && segment.is_whole_and_free();
-            let ages: Vec<u64> = self.segments.iter().filter(is_candidate).map(|segment| now - segment.blocks[0].born).collect();
+            let is_candidate =
+                |segment: &&Segment| segment.pool == pool && segment.is_whole_and_free();
+            let ages: Vec<u64> = self
+                .segments
+                .iter()
+                .filter(is_candidate)
+                .map(|segment| now - segment.blocks[0].born)
+                .collect();
             if ages.is_empty() {
                 return;
             }
             let mean = ages.iter().sum::<u64>() as f64 / ages.len() as f64;
-            self.give_back(|segment| is_candidate(&segment) && (now - segment.blocks[0].born) as f64 >= mean);
+            self.give_back(|segment| {
+                is_candidate(&segment) && (now - segment.blocks[0].born) as f64 >= mean
+            });
         }
     }
 
@@ -451,9 +545,17 @@ impl Model {
     /// Records an event on each of the block's other streams that counts.
     fn record_events(&mut self, address: u64, counts: impl Fn(bool) -> bool) {
         let uses = std::mem::take(&mut self.block(address).uses);
-        let streams: Vec<u32> = uses.into_iter().filter(|&(_, in_context)| counts(in_context)).map(|(stream, _)| stream).collect();
+        let streams: Vec<u32> = uses
+            .into_iter()
+            .filter(|&(_, in_context)| counts(in_context))
+            .map(|(stream, _)| stream)
+            .collect();
         self.block(address).events = streams.len() as u32;
-        self.events.extend(streams.iter().map(|&stream| Event { stream, block: address, done: false }));
+        self.events.extend(streams.iter().map(|&stream| Event {
+            stream,
+            block: address,
+            done: false,
+        }));
         if streams.is_empty() {
             self.make_free(address);
         }
@@ -469,9 +571,15 @@ impl Model {
     /// Stream by stream, up to the first incomplete event.
     fn poll(&mut self) {
         let mut seen = Vec::new();
-        let streams: std::collections::BTreeSet<u32> = self.events.iter().map(|event| event.stream).collect();
+        let streams: std::collections::BTreeSet<u32> =
+            self.events.iter().map(|event| event.stream).collect();
         for stream in streams {
-            while let Some(index) = self.events.iter().position(|event| event.stream == stream).filter(|&index| self.events[index].done) {
+            while let Some(index) = self
+                .events
+                .iter()
+                .position(|event| event.stream == stream)
+                .filter(|&index| self.events[index].done)
+            {
                 seen.push(self.events.remove(index).block);
             }
         }
@@ -484,17 +592,28 @@ impl Model {
         let mut events = std::mem::take(&mut self.events);
         events.sort_by_key(|event| event.stream);
         let (seen, mut left): (Vec<Event>, Vec<Event>) = {
-            let wanted: Vec<bool> = events.iter().map(|event| of_interest(self.segment(event.block))).collect();
+            let wanted: Vec<bool> = events
+                .iter()
+                .map(|event| of_interest(self.segment(event.block)))
+                .collect();
             // Waiting for an event completes the earlier ones of its stream.
             for index in 0..events.len() {
                 let stream = events[index].stream;
-                events[index].done |= (index..events.len()).any(|later| wanted[later] && events[later].stream == stream);
+                events[index].done |= (index..events.len())
+                    .any(|later| wanted[later] && events[later].stream == stream);
             }
-            let (seen, left): (Vec<_>, Vec<_>) = events.into_iter().zip(wanted).partition(|&(_, wanted)| wanted);
-            (seen.into_iter().map(|(event, _)| event).collect(), left.into_iter().map(|(event, _)| event).collect())
+            let (seen, left): (Vec<_>, Vec<_>) = events
+                .into_iter()
+                .zip(wanted)
+                .partition(|&(_, wanted)| wanted);
+            (
+                seen.into_iter().map(|(event, _)| event).collect(),
+                left.into_iter().map(|(event, _)| event).collect(),
+            )
         };
         self.events.append(&mut left);
-        seen.into_iter().for_each(|event| self.event_seen(event.block));
+        seen.into_iter()
+            .for_each(|event| self.event_seen(event.block));
     }
 
     fn event_seen(&mut self, address: u64) {
@@ -508,11 +627,18 @@ impl Model {
     /// Frees a block and merges it with its free neighbors.
     fn make_free(&mut self, address: u64) {
         let (segment, mut index) = self.place(address);
-        let now = self.lookups.get(&self.segments[segment].pool).copied().unwrap_or(0);
+        let now = self
+            .lookups
+            .get(&self.segments[segment].pool)
+            .copied()
+            .unwrap_or(0);
         let blocks = &mut self.segments[segment].blocks;
         blocks[index].state = BlockState::Inactive;
         blocks[index].born = now;
-        if blocks.get(index + 1).is_some_and(|next| next.state == BlockState::Inactive) {
+        if blocks
+            .get(index + 1)
+            .is_some_and(|next| next.state == BlockState::Inactive)
+        {
             blocks[index].size += blocks.remove(index + 1).size;
         }
         if index > 0 && blocks[index - 1].state == BlockState::Inactive {
@@ -528,7 +654,11 @@ impl Model {
 
     fn place(&self, address: u64) -> (usize, usize) {
         for (index, segment) in self.segments.iter().enumerate() {
-            if let Some(block) = segment.blocks.iter().position(|block| block.address == address) {
+            if let Some(block) = segment
+                .blocks
+                .iter()
+                .position(|block| block.address == address)
+            {
                 return (index, block);
             }
         }
@@ -546,14 +676,20 @@ impl Model {
 
     /// Recomputes the counters from the structure. Each changes once per step.
     fn count(&mut self) {
-        let Self { segments, stats, .. } = self;
+        let Self {
+            segments, stats, ..
+        } = self;
         let blocks = |pool: PoolKind, kind: Which, worth: Worth| -> u64 {
             let segments = segments.iter().filter(|segment| segment.pool.kind == pool);
-            segments.flat_map(|segment| segment.blocks.iter().filter(|block| kind(segment, block))).map(worth).sum()
+            segments
+                .flat_map(|segment| segment.blocks.iter().filter(|block| kind(segment, block)))
+                .map(worth)
+                .sum()
         };
         let allocated: Which = |_, block| block.state == BlockState::Allocated;
         let active: Which = |_, block| block.state != BlockState::Inactive;
-        let split: Which = |segment, block| block.state == BlockState::Inactive && segment.blocks.len() > 1;
+        let split: Which =
+            |segment, block| block.state == BlockState::Inactive && segment.blocks.len() > 1;
         let first: Which = |segment, block| block.address == segment.address;
         let any: Which = |_, _| true;
         let (one, bytes): (Worth, Worth) = (|_| 1, |block| block.size);
@@ -562,13 +698,19 @@ impl Model {
             (&mut stats.reserved_bytes, any, bytes),
             (&mut stats.active_bytes, active, bytes),
             (&mut stats.inactive_split_bytes, split, bytes),
-            (&mut stats.requested_bytes, active, |block: &Block| block.requested),
+            (&mut stats.requested_bytes, active, |block: &Block| {
+                block.requested
+            }),
             (&mut stats.allocation, allocated, one),
             (&mut stats.segment, first, one),
             (&mut stats.active, active, one),
             (&mut stats.inactive_split, split, one),
         ] {
-            set(stat, blocks(PoolKind::Small, kind, worth), blocks(PoolKind::Large, kind, worth));
+            set(
+                stat,
+                blocks(PoolKind::Small, kind, worth),
+                blocks(PoolKind::Large, kind, worth),
+            );
         }
     }
 }
@@ -587,8 +729,43 @@ fn set(stat: &mut PooledStat, small: u64, large: u64) {
 
 /// Sizes around every boundary of the rules.
 pub(crate) fn interesting_sizes() -> Vec<u64> {
-    let edges = [2 * KIB, MIB, 2 * MIB, 3 * MIB, 5 * MIB, 10 * MIB, 11 * MIB, 19 * MIB, 20 * MIB, 24 * MIB, 40 * MIB, 64 * MIB];
-    let around = edges.into_iter().flat_map(|edge| [edge - 513, edge - 512, edge - 511, edge - 1, edge, edge + 1, edge + 512]);
-    let exact = [0, 1, 511, 512, 513, 100 * KIB, 600 * KIB, 30 * MIB, 50 * MIB, 90 * MIB, 100 * MIB];
+    let edges = [
+        2 * KIB,
+        MIB,
+        2 * MIB,
+        3 * MIB,
+        5 * MIB,
+        10 * MIB,
+        11 * MIB,
+        19 * MIB,
+        20 * MIB,
+        24 * MIB,
+        40 * MIB,
+        64 * MIB,
+    ];
+    let around = edges.into_iter().flat_map(|edge| {
+        [
+            edge - 513,
+            edge - 512,
+            edge - 511,
+            edge - 1,
+            edge,
+            edge + 1,
+            edge + 512,
+        ]
+    });
+    let exact = [
+        0,
+        1,
+        511,
+        512,
+        513,
+        100 * KIB,
+        600 * KIB,
+        30 * MIB,
+        50 * MIB,
+        90 * MIB,
+        100 * MIB,
+    ];
     around.chain(exact).collect()
 }

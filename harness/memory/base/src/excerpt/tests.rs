@@ -5,7 +5,11 @@ use proptest::prelude::*;
 use super::*;
 
 fn shown(excerpt: &Excerpt) -> Vec<&str> {
-    excerpt.labels.iter().map(|label| &excerpt.text[label.offset()..label.offset() + label.len()]).collect()
+    excerpt
+        .labels
+        .iter()
+        .map(|label| &excerpt.text[label.offset()..label.offset() + label.len()])
+        .collect()
 }
 
 fn heading(excerpt: &Excerpt) -> (usize, usize) {
@@ -17,24 +21,49 @@ fn heading(excerpt: &Excerpt) -> (usize, usize) {
 fn a_text_of_short_lines_is_shown_as_it_is() {
     let text = "about: x\nsteps: []\n";
     let excerpt = Excerpt::new("a.yaml", text, &[(9..14, "here".to_owned())]);
-    assert_eq!((excerpt.text.as_str(), shown(&excerpt), heading(&excerpt)), (text, vec!["steps"], (2, 1)));
+    assert_eq!(
+        (excerpt.text.as_str(), shown(&excerpt), heading(&excerpt)),
+        (text, vec!["steps"], (2, 1))
+    );
 }
 
 #[test]
 fn of_a_long_line_what_stands_around_the_places_is_shown_with_its_own_columns() {
-    let text = format!("first\n{}wrong{}other{}\nlast\n", "µ".repeat(1_000_000), "-".repeat(500), "+".repeat(1_000_000));
+    let text = format!(
+        "first\n{}wrong{}other{}\nlast\n",
+        "µ".repeat(1_000_000),
+        "-".repeat(500),
+        "+".repeat(1_000_000)
+    );
     let at = text.find("wrong").unwrap();
-    let excerpt = Excerpt::new("a.yaml", &text, &[(at..at + 5, "here".to_owned()), (at + 505..at + 510, "see".to_owned())]);
-    assert_eq!((shown(&excerpt), heading(&excerpt)), (vec!["wrong", "other"], (2, 1_000_001)));
+    let excerpt = Excerpt::new(
+        "a.yaml",
+        &text,
+        &[
+            (at..at + 5, "here".to_owned()),
+            (at + 505..at + 510, "see".to_owned()),
+        ],
+    );
+    assert_eq!(
+        (shown(&excerpt), heading(&excerpt)),
+        (vec!["wrong", "other"], (2, 1_000_001))
+    );
     let (micro, dash, plus) = ("µ".repeat(60), "-".repeat(60), "+".repeat(60));
-    assert_eq!(excerpt.text, format!("first\n…{micro}wrong{dash}…{dash}other{plus}…\nlast\n"));
+    assert_eq!(
+        excerpt.text,
+        format!("first\n…{micro}wrong{dash}…{dash}other{plus}…\nlast\n")
+    );
 }
 
 #[test]
 fn a_place_as_long_as_its_line_is_cut_too() {
     let text = "\0".repeat(3_000_000);
     let excerpt = Excerpt::new("a.yaml", &text, &[(0..text.len(), "here".to_owned())]);
-    assert!(excerpt.text.chars().count() < 300 && excerpt.text.starts_with('\u{fffd}'), "{}", excerpt.text);
+    assert!(
+        excerpt.text.chars().count() < 300 && excerpt.text.starts_with('\u{fffd}'),
+        "{}",
+        excerpt.text
+    );
     assert_eq!(heading(&excerpt), (1, 1));
 }
 
@@ -43,7 +72,10 @@ fn of_a_long_message_the_beginning_and_the_end_are_told() {
     for whole in ["allocate 7".to_owned(), "µ".repeat(320)] {
         assert_eq!(shortened(&whole), whole);
     }
-    assert_eq!(shortened(&format!("a{}z", "µ".repeat(319))), format!("a{}…{}z", "µ".repeat(159), "µ".repeat(159)));
+    assert_eq!(
+        shortened(&format!("a{}z", "µ".repeat(319))),
+        format!("a{}…{}z", "µ".repeat(159), "µ".repeat(159))
+    );
 }
 
 proptest! {

@@ -16,10 +16,17 @@ fn read(bytes: &[u8]) -> io::Result<String> {
 #[test]
 fn a_file_reads_the_same_whether_it_is_packed_once_in_pieces_or_not_at_all() {
     let pieces = [packed("a 1 512 0\n"), packed("f 1\n")].concat();
-    for bytes in [b"a 1 512 0\nf 1\n".to_vec(), packed("a 1 512 0\nf 1\n"), pieces] {
+    for bytes in [
+        b"a 1 512 0\nf 1\n".to_vec(),
+        packed("a 1 512 0\nf 1\n"),
+        pieces,
+    ] {
         assert_eq!(read(&bytes).unwrap(), "a 1 512 0\nf 1\n");
     }
-    assert_eq!((read(b"").unwrap(), read(b"d").unwrap()), (String::new(), "d".to_owned()));
+    assert_eq!(
+        (read(b"").unwrap(), read(b"d").unwrap()),
+        (String::new(), "d".to_owned())
+    );
 }
 
 #[test]
@@ -34,7 +41,8 @@ fn what_unfolds_into_too_much_is_an_error_before_it_fills_memory() {
     assert!(bomb.len() < 200 << 10, "{}", bomb.len());
     assert_eq!(read(&bomb).unwrap_err().kind(), ErrorKind::FileTooLarge);
     let mut text = String::new();
-    let endless = unpack(io::repeat(0), MAX_UNPACKED).and_then(|mut file| file.read_to_string(&mut text));
+    let endless =
+        unpack(io::repeat(0), MAX_UNPACKED).and_then(|mut file| file.read_to_string(&mut text));
     assert_eq!(endless.unwrap_err().kind(), ErrorKind::FileTooLarge);
 }
 

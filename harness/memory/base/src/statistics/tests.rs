@@ -9,7 +9,10 @@ fn small_samples_have_the_textbook_values() {
     assert_eq!(median(&mut [9, 1, 4]), Some(4));
     assert_eq!(median(&mut [10, 1, 4, 7]), Some(5));
     assert_eq!(median(&mut [u64::MAX, u64::MAX]), Some(u64::MAX));
-    assert_eq!(median_absolute_deviation(&[1, 1, 2, 2, 4, 6, 9], 2), Some(1));
+    assert_eq!(
+        median_absolute_deviation(&[1, 1, 2, 2, 4, 6, 9], 2),
+        Some(1)
+    );
     assert_eq!(nearest_rank(&mut [15, 20, 35, 40, 50], 30), Some(20));
     assert_eq!(nearest_rank(&mut [15, 20, 35, 40, 50], 100), Some(50));
     assert_eq!(nearest_rank(&mut [], 99), None);
@@ -19,7 +22,10 @@ fn small_samples_have_the_textbook_values() {
 fn a_99th_percentile_is_told_from_100_samples_on() {
     assert_eq!(Summary::new(99, (1..=99).collect()).p99, None);
     let summary = Summary::new(100, (1..=100).collect());
-    assert_eq!((summary.p99, summary.max), (Some(Nanos(99)), Some(Nanos(100))));
+    assert_eq!(
+        (summary.p99, summary.max),
+        (Some(Nanos(99)), Some(Nanos(100)))
+    );
 }
 
 #[test]

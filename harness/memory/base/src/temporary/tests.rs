@@ -5,13 +5,25 @@ use super::*;
 #[test]
 fn what_killed_processes_left_is_removed_and_what_is_in_use_is_not() {
     let folder = tempfile::tempdir().unwrap();
-    let (in_use, (folder_in_use, _held)) = (file_in(folder.path()).unwrap(), folder_in(folder.path()).unwrap());
+    let (in_use, (folder_in_use, _held)) = (
+        file_in(folder.path()).unwrap(),
+        folder_in(folder.path()).unwrap(),
+    );
     fs::write(folder.path().join(".unfinished-left"), "half").unwrap();
     fs::create_dir(folder.path().join(".unfinished-folder")).unwrap();
     fs::write(folder.path().join(".unfinished-folder/half"), "half").unwrap();
     fs::write(folder.path().join("mine"), "whole").unwrap();
     let other = file_in(folder.path()).unwrap();
-    assert!([in_use.path(), folder_in_use.path(), other.path(), &folder.path().join("mine")].iter().all(|path| path.exists()));
+    assert!(
+        [
+            in_use.path(),
+            folder_in_use.path(),
+            other.path(),
+            &folder.path().join("mine")
+        ]
+        .iter()
+        .all(|path| path.exists())
+    );
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
 }
 

@@ -10,7 +10,12 @@ const fn mib(count: u64) -> Bytes {
 }
 
 fn memory(total: Bytes, free: Bytes, used: Bytes) -> DeviceMemory {
-    DeviceMemory { total, free, used, ..DeviceMemory::default() }
+    DeviceMemory {
+        total,
+        free,
+        used,
+        ..DeviceMemory::default()
+    }
 }
 
 /// A request on a device of 1 GiB. The allocator reserves 20 MiB, of which 16 MiB are free.
@@ -26,7 +31,11 @@ fn shortage(requested: Bytes) -> FailedRequest {
         ooms: 1,
         device: memory(mib(1024), mib(1004), mib(20)),
     };
-    let free = Pieces { count: 1, bytes: mib(16), largest: mib(16) };
+    let free = Pieces {
+        count: 1,
+        bytes: mib(16),
+        largest: mib(16),
+    };
     FailedRequest {
         requested,
         stream: 0,
@@ -37,7 +46,12 @@ fn shortage(requested: Bytes) -> FailedRequest {
         injected: None,
         accounts,
         inactive_split: mib(16),
-        lanes: Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
+        lanes: Some(vec![StreamPool {
+            pool: Some(PoolKind::Large),
+            stream: 0,
+            free,
+            waiting: Pieces::default(),
+        }]),
         other_private_pools: Pieces::default(),
         is_pool_inferred: false,
         streams: BTreeMap::new(),
@@ -58,27 +72,63 @@ fn every_kind_has_a_name_of_its_own_that_is_read_back() {
 #[test]
 fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
     // The allocators wait for events before they fail, so no run reaches this state.
-    let waiting = Pieces { count: 1, bytes: mib(8), largest: mib(8) };
+    let waiting = Pieces {
+        count: 1,
+        bytes: mib(8),
+        largest: mib(8),
+    };
     let with = |requested| {
-        let lanes = Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
-        causes(&FailedRequest { lanes, ..shortage(requested) })
+        let lanes = Some(vec![StreamPool {
+            pool: Some(PoolKind::Large),
+            stream: 0,
+            free: Pieces::default(),
+            waiting,
+        }]);
+        causes(&FailedRequest {
+            lanes,
+            ..shortage(requested)
+        })
     };
     assert_eq!(with(mib(1028)), [Cause::PendingFree(waiting)]);
-    assert_eq!(with(mib(1029)), [Cause::TooLarge { free: mib(1004), cached: mib(16) }]);
+    assert_eq!(
+        with(mib(1029)),
+        [Cause::TooLarge {
+            free: mib(1004),
+            cached: mib(16)
+        }]
+    );
 }
 
 #[test]
 fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
     let mut shortage = shortage(mib(900));
     shortage.accounts.device = memory(mib(1024), mib(104), mib(920));
-    assert_eq!(causes(&shortage), [Cause::Unaccounted { used: mib(900), asked: mib(900) }]);
+    assert_eq!(
+        causes(&shortage),
+        [Cause::Unaccounted {
+            used: mib(900),
+            asked: mib(900)
+        }]
+    );
     // The same memory, in use by a known process.
     shortage.accounts.device.pressure = mib(900);
-    assert_eq!(causes(&shortage), [Cause::OthersHold { held: mib(900), asked: mib(900) }]);
+    assert_eq!(
+        causes(&shortage),
+        [Cause::OthersHold {
+            held: mib(900),
+            asked: mib(900)
+        }]
+    );
     // Memory in use outside the limited part of the device does not count.
     shortage.accounts.device.pressure = Bytes::ZERO;
     shortage.accounts.device.total = mib(124);
-    assert_eq!(causes(&shortage), [Cause::TooLarge { free: mib(104), cached: mib(16) }]);
+    assert_eq!(
+        causes(&shortage),
+        [Cause::TooLarge {
+            free: mib(104),
+            cached: mib(16)
+        }]
+    );
 }
 
 #[test]
@@ -86,12 +136,27 @@ fn a_piece_of_its_own_that_was_not_taken_is_no_cause() {
     let mut shortage = shortage(mib(250));
     shortage.accounts.device.free = mib(100);
     (shortage.accounts.reserved, shortage.accounts.device.total) = (mib(404), mib(504));
-    let free = Pieces { count: 2, bytes: mib(400), largest: mib(300) };
-    shortage.lanes = Some(vec![StreamPool { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
+    let free = Pieces {
+        count: 2,
+        bytes: mib(400),
+        largest: mib(300),
+    };
+    shortage.lanes = Some(vec![StreamPool {
+        pool: Some(PoolKind::Large),
+        stream: 0,
+        free,
+        waiting: Pieces::default(),
+    }]);
     assert_eq!(causes(&shortage), []);
     // Rounding beyond the block is a cause.
     shortage.asked = mib(320);
-    assert_eq!(causes(&shortage), [Cause::RoundedUp { largest: mib(300), asked: mib(320) }]);
+    assert_eq!(
+        causes(&shortage),
+        [Cause::RoundedUp {
+            largest: mib(300),
+            asked: mib(320)
+        }]
+    );
 }
 
 #[test]
@@ -99,7 +164,11 @@ fn what_is_free_in_a_private_pool_is_a_cause_where_it_would_have_been_enough() {
     let mut shortage = shortage(mib(600));
     (shortage.accounts.reserved, shortage.accounts.device.free) = (mib(620), mib(404));
     shortage.accounts.device.used = mib(620);
-    let pieces = |count: u64, each: u64| Pieces { count, bytes: mib(count * each), largest: mib(each) };
+    let pieces = |count: u64, each: u64| Pieces {
+        count,
+        bytes: mib(count * each),
+        largest: mib(each),
+    };
     shortage.other_private_pools = pieces(1, 600);
     assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(1, 600))]);
     // Small blocks count together, because the driver would have their memory without the pool.
@@ -111,22 +180,50 @@ fn what_is_free_in_a_private_pool_is_a_cause_where_it_would_have_been_enough() {
 
 #[test]
 fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
-    let injected = Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 2 });
-    assert_eq!(causes(&FailedRequest { injected: injected.clone(), ..shortage(mib(20)) }), [Cause::Injected { number: 2 }]);
-    let too_large = Cause::TooLarge { free: mib(1004), cached: mib(16) };
-    assert_eq!(causes(&FailedRequest { injected, ..shortage(mib(2048)) }), [Cause::Injected { number: 2 }, too_large]);
+    let injected = Some(RefusedCall {
+        process: None,
+        call: "cudaMalloc".to_owned(),
+        number: 2,
+    });
+    assert_eq!(
+        causes(&FailedRequest {
+            injected: injected.clone(),
+            ..shortage(mib(20))
+        }),
+        [Cause::Injected { number: 2 }]
+    );
+    let too_large = Cause::TooLarge {
+        free: mib(1004),
+        cached: mib(16),
+    };
+    assert_eq!(
+        causes(&FailedRequest {
+            injected,
+            ..shortage(mib(2048))
+        }),
+        [Cause::Injected { number: 2 }, too_large]
+    );
 }
 
 #[test]
 fn a_limit_of_the_program_is_the_only_cause_where_it_refused() {
     let mut shortage = shortage(mib(250));
     (shortage.program_limit, shortage.accounts.requested) = (Some(mib(200)), mib(3));
-    assert_eq!(causes(&shortage), [Cause::Limit { limit: mib(200), held: mib(3) }]);
+    assert_eq!(
+        causes(&shortage),
+        [Cause::Limit {
+            limit: mib(200),
+            held: mib(3)
+        }]
+    );
 }
 
 #[test]
 fn a_request_that_no_state_of_the_device_could_serve_is_too_large() {
-    let too_large = [Cause::TooLarge { free: mib(1004), cached: mib(16) }];
+    let too_large = [Cause::TooLarge {
+        free: mib(1004),
+        cached: mib(16),
+    }];
     assert_eq!(causes(&shortage(Bytes(u64::MAX))), too_large);
     // The same holds with a memory fraction.
     let mut shortage = shortage(Bytes(u64::MAX - 511));

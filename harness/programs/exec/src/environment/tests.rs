@@ -20,21 +20,49 @@ impl TempEnvironment {
     fn write(&self, name: &str, needs: &str) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, StubLibrary { soname: "any.so", nodes: vec![], symbols: vec![], core: needs }.bytes()).unwrap();
+        fs::write(
+            path,
+            StubLibrary {
+                soname: "any.so",
+                nodes: vec![],
+                symbols: vec![],
+                core: needs,
+            }
+            .bytes(),
+        )
+        .unwrap();
     }
 
     fn found(&self) -> Vec<String> {
-        let found = extensions(&self.path("cache"), &[self.path("site-packages"), self.path("missing")]);
+        let found = extensions(
+            &self.path("cache"),
+            &[self.path("site-packages"), self.path("missing")],
+        );
         let site = self.path("site-packages");
-        found.iter().map(|path| path.strip_prefix(&site).unwrap().to_string_lossy().into_owned()).collect()
+        found
+            .iter()
+            .map(|path| {
+                path.strip_prefix(&site)
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect()
     }
 
     /// Sets the modification times of all folders back by `age`.
     fn set_age(&self, folder: &Path, age: Duration) {
-        for entry in fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.file_type().unwrap().is_dir()) {
+        for entry in fs::read_dir(folder)
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.file_type().unwrap().is_dir())
+        {
             self.set_age(&entry.path(), age);
         }
-        File::open(folder).unwrap().set_modified(SystemTime::now() - age).unwrap();
+        File::open(folder)
+            .unwrap()
+            .set_modified(SystemTime::now() - age)
+            .unwrap();
     }
 
     fn kept(&self) -> usize {
@@ -47,15 +75,38 @@ fn shared_objects_that_need_a_library_of_nvidia_are_found() {
     let environment = TempEnvironment::new();
     environment.write("site-packages/fast/_C.abi3.so", "libcudart.so.13");
     environment.write("site-packages/fast/deep/er/ops.so", "libcublas.so.13");
-    environment.write("site-packages/top.cpython-312-x86_64-linux-gnu.so", "libcuda.so.1");
+    environment.write(
+        "site-packages/top.cpython-312-x86_64-linux-gnu.so",
+        "libcuda.so.1",
+    );
     environment.write("site-packages/numpy/core.so", "libc.so.6");
-    environment.write("site-packages/vision.libs/image.so", "libcudart.8774224f.so.13");
-    environment.write("site-packages/torch/lib/libtorch_cuda.so", "libcudart.so.13");
-    environment.write("site-packages/nvidia/cublas/lib/libcublas.so.13", "libcublasLt.so.13");
+    environment.write(
+        "site-packages/vision.libs/image.so",
+        "libcudart.8774224f.so.13",
+    );
+    environment.write(
+        "site-packages/torch/lib/libtorch_cuda.so",
+        "libcudart.so.13",
+    );
+    environment.write(
+        "site-packages/nvidia/cublas/lib/libcublas.so.13",
+        "libcublasLt.so.13",
+    );
     environment.write("site-packages/other/libcufft.so.12", "libcudart.so.13");
-    fs::write(environment.path("site-packages/fast/script.so"), "GROUP ( libm.so.6 )").unwrap();
+    fs::write(
+        environment.path("site-packages/fast/script.so"),
+        "GROUP ( libm.so.6 )",
+    )
+    .unwrap();
     fs::write(environment.path("site-packages/fast/model.py"), "").unwrap();
-    assert_eq!(environment.found(), ["fast/_C.abi3.so", "fast/deep/er/ops.so", "top.cpython-312-x86_64-linux-gnu.so"]);
+    assert_eq!(
+        environment.found(),
+        [
+            "fast/_C.abi3.so",
+            "fast/deep/er/ops.so",
+            "top.cpython-312-x86_64-linux-gnu.so"
+        ]
+    );
 }
 
 #[test]
@@ -63,15 +114,32 @@ fn the_result_is_cached_until_a_folder_changes_but_not_while_one_may_still_chang
     let environment = TempEnvironment::new();
     let (site, minute) = (environment.path("site-packages"), Duration::from_secs(60));
     environment.write("site-packages/fast/_C.so", "libcudart.so.13");
-    assert_eq!((environment.found(), environment.kept()), (vec!["fast/_C.so".to_owned()], 0), "the folder changed too recently to cache");
+    assert_eq!(
+        (environment.found(), environment.kept()),
+        (vec!["fast/_C.so".to_owned()], 0),
+        "the folder changed too recently to cache"
+    );
     environment.set_age(&site, minute);
-    assert_eq!((environment.found(), environment.kept()), (vec!["fast/_C.so".to_owned()], 1));
+    assert_eq!(
+        (environment.found(), environment.kept()),
+        (vec!["fast/_C.so".to_owned()], 1)
+    );
     // A second scan would not find it: only the folders' times are checked.
     environment.write("site-packages/fast/_C.so", "libc.so.6");
     assert_eq!(environment.found(), ["fast/_C.so"]);
-    for (name, folder) in [("site-packages/other/ops.so", "other"), ("site-packages/fast/more.so", "fast")] {
+    for (name, folder) in [
+        ("site-packages/other/ops.so", "other"),
+        ("site-packages/fast/more.so", "fast"),
+    ] {
         environment.write(name, "libcudart.so.13");
-        assert!(environment.found().iter().any(|found| found.starts_with(folder) && found != "fast/_C.so"), "{:?}", environment.found());
+        assert!(
+            environment
+                .found()
+                .iter()
+                .any(|found| found.starts_with(folder) && found != "fast/_C.so"),
+            "{:?}",
+            environment.found()
+        );
         environment.set_age(&site, minute);
     }
     assert_eq!(environment.found(), ["fast/more.so", "other/ops.so"]);

@@ -1,7 +1,8 @@
 //! [`Detector`] looks for hangs while a program runs.
 //!
-//! A process that waits for another that continues is no hang. Neither is one that uses the processor, because another of its threads may end the wait. A
-//! thread that sleeps may do so after it has woken; it is waited for once, because threads that watch something sleep again and again.
+//! A process that waits for another that continues is no hang. Neither is one that uses the
+//! processor, because another of its threads may end the wait. A thread that sleeps may do so after
+//! it has woken; it is waited for once, because threads that watch something sleep again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,13 +14,16 @@ use harness_gpu_settings::collectives::{Call, Rank, Ranks, Wait, data_file, stac
 use harness_gpu_settings::mapping::Mapped;
 use libc::pid_t;
 
-use super::processes::{Numbers, Processes, is_main_asleep, numbers, of_program, sleeping, stack, wait_of};
+use super::processes::{
+    Numbers, Processes, is_main_asleep, numbers, of_program, sleeping, stack, wait_of,
+};
 use super::{FILE, Hang, HangingRank, RankState};
 use crate::process;
 use crate::record::TorchRecord;
 use crate::trials::observed::{Frame, OutOfMemory};
 
-/// The run ends after the ranks have waited this long. A launcher may end the ranks earlier, and another thread of a rank may call what others wait for.
+/// The run ends after the ranks have waited this long. A launcher may end the ranks earlier, and
+/// another thread of a rank may call what others wait for.
 const GRACE: Duration = Duration::from_secs(2);
 /// The same after a process has failed, which a launcher may notice late.
 const GRACE_OF_LAUNCHER: Duration = Duration::from_secs(5);
@@ -59,9 +63,13 @@ pub(super) struct Outside {
     pub(super) stack: Vec<Frame>,
 }
 
-/// Returns the processes of `waits` that wait forever. A process continues if all that it lacks comes, which other processes decide. `running` are the ranks'
-/// processes.
-pub(super) fn endless(waits: &[(u32, Vec<Lacks>)], running: &BTreeSet<u32>, can_start: impl FnOnce() -> bool) -> BTreeSet<u32> {
+/// Returns the processes of `waits` that wait forever. A process continues if all that it lacks
+/// comes, which other processes decide. `running` are the ranks' processes.
+pub(super) fn endless(
+    waits: &[(u32, Vec<Lacks>)],
+    running: &BTreeSet<u32>,
+    can_start: impl FnOnce() -> bool,
+) -> BTreeSet<u32> {
     let mut lacks = waits.iter().flat_map(|(_, lacks)| lacks);
     let can_start = lacks.any(|lacks| matches!(lacks, Lacks::Start | Lacks::Others)) && can_start();
     let mut stopped: BTreeSet<u32> = waits.iter().map(|(pid, _)| *pid).collect();
@@ -72,8 +80,17 @@ pub(super) fn endless(waits: &[(u32, Vec<Lacks>)], running: &BTreeSet<u32>, can_
             Lacks::Start => can_start,
             Lacks::Never => false,
         };
-        let continues = |pid: &u32| waits.iter().filter(|(of, _)| of == pid).all(|(_, lacks)| lacks.iter().all(comes));
-        let left: BTreeSet<u32> = stopped.iter().copied().filter(|pid| !continues(pid)).collect();
+        let continues = |pid: &u32| {
+            waits
+                .iter()
+                .filter(|(of, _)| of == pid)
+                .all(|(_, lacks)| lacks.iter().all(comes))
+        };
+        let left: BTreeSet<u32> = stopped
+            .iter()
+            .copied()
+            .filter(|pid| !continues(pid))
+            .collect();
         if left.len() == stopped.len() {
             return stopped;
         }
@@ -84,62 +101,119 @@ pub(super) fn endless(waits: &[(u32, Vec<Lacks>)], running: &BTreeSet<u32>, can_
 pub(super) type Communicators = Vec<(PathBuf, Mapped<Ranks>)>;
 
 fn members(communicators: &Communicators) -> impl Iterator<Item = u32> {
-    let pids = communicators.iter().flat_map(|(_, ranks)| ranks.all()).map(|rank| rank.process.load(Ordering::Acquire));
+    let pids = communicators
+        .iter()
+        .flat_map(|(_, ranks)| ranks.all())
+        .map(|rank| rank.process.load(Ordering::Acquire));
     pids.filter(|pid| *pid != 0)
 }
 
-pub(super) fn waits(communicators: &Communicators, is_running: &dyn Fn(u32) -> bool) -> Vec<Waiting> {
+pub(super) fn waits(
+    communicators: &Communicators,
+    is_running: &dyn Fn(u32) -> bool,
+) -> Vec<Waiting> {
     let mut found = Vec::new();
     for (communicator, (path, ranks)) in communicators.iter().enumerate() {
         for (rank, state) in ranks.all().iter().enumerate() {
             let pid = state.process.load(Ordering::Acquire);
-            let Some(wait) = state.wait().filter(|_| !state.has_left() && is_running(pid)) else { continue };
-            let lacks = lacking(path, ranks, (rank, wait), is_running).into_iter().map(|(other, is_wrong)| {
-                let of = &ranks.all()[other];
-                let lacks = match of.process.load(Ordering::Acquire) {
-                    _ if is_wrong || of.has_left() => Lacks::Never,
-                    0 => Lacks::Start,
-                    pid if is_running(pid) => Lacks::Process(pid),
-                    _ => Lacks::Never,
-                };
-                (other, lacks)
+            let Some(wait) = state
+                .wait()
+                .filter(|_| !state.has_left() && is_running(pid))
+            else {
+                continue;
+            };
+            let lacks = lacking(path, ranks, (rank, wait), is_running)
+                .into_iter()
+                .map(|(other, is_wrong)| {
+                    let of = &ranks.all()[other];
+                    let lacks = match of.process.load(Ordering::Acquire) {
+                        _ if is_wrong || of.has_left() => Lacks::Never,
+                        0 => Lacks::Start,
+                        pid if is_running(pid) => Lacks::Process(pid),
+                        _ => Lacks::Never,
+                    };
+                    (other, lacks)
+                });
+            found.push(Waiting {
+                communicator,
+                rank,
+                pid,
+                wait,
+                lacks: lacks.collect(),
             });
-            found.push(Waiting { communicator, rank, pid, wait, lacks: lacks.collect() });
         }
     }
     found
 }
 
 /// The ranks that a rank waits for, and whether their call is the wrong one.
-fn lacking(path: &Path, ranks: &Ranks, (rank, wait): (usize, Wait), is_running: &dyn Fn(u32) -> bool) -> Vec<(usize, bool)> {
+fn lacking(
+    path: &Path,
+    ranks: &Ranks,
+    (rank, wait): (usize, Wait),
+    is_running: &dyn Fn(u32) -> bool,
+) -> Vec<(usize, bool)> {
     let all = ranks.all();
     match wait {
         Wait::Message(number, from) => {
-            let messages = File::open(data_file(path)).and_then(|data| all[rank].messages_in(&data)).unwrap_or_default();
-            let has_arrived = messages.iter().any(|message| (message.from, message.number) == (from, number));
-            if from >= all.len() || has_arrived { Vec::new() } else { vec![(from, false)] }
+            let messages = File::open(data_file(path))
+                .and_then(|data| all[rank].messages_in(&data))
+                .unwrap_or_default();
+            let has_arrived = messages
+                .iter()
+                .any(|message| (message.from, message.number) == (from, number));
+            if from >= all.len() || has_arrived {
+                Vec::new()
+            } else {
+                vec![(from, false)]
+            }
         }
         Wait::Collective(number, from) => {
-            let others = || (0..all.len()).filter(|other| *other != rank && from.is_none_or(|from| from == *other));
+            let others = || {
+                (0..all.len())
+                    .filter(|other| *other != rank && from.is_none_or(|from| from == *other))
+            };
             let is_before = |word: &AtomicU32| word.load(Ordering::Acquire) < number;
-            let mut late: Vec<_> = others().filter(|other| is_before(&all[*other].published)).collect();
+            let mut late: Vec<_> = others()
+                .filter(|other| is_before(&all[*other].published))
+                .collect();
             if late.is_empty() {
                 // A rank may have ended while it reduced its part of the data.
                 let is_running = |rank: &Rank| is_running(rank.process.load(Ordering::Acquire));
-                late.extend(others().filter(|other| is_before(&all[*other].read) && !is_running(&all[*other])));
+                late.extend(
+                    others()
+                        .filter(|other| is_before(&all[*other].read) && !is_running(&all[*other])),
+                );
             }
             let call = |rank: usize| call(path, ranks, rank, number);
-            let is_wrong = |other: &usize| call(*other).is_some_and(|theirs| call(rank).is_some_and(|own| own != theirs));
-            let is_wrong_early =
-                |other: &usize| is_wrong(other) && call(*other).map(|call| call.operation) != call(rank).map(|call| call.operation);
-            let wrong = others().filter(|other| if late.is_empty() { is_wrong(other) } else { is_wrong_early(other) });
-            wrong.map(|other| (other, true)).chain(late.iter().map(|other| (*other, false))).collect()
+            let is_wrong = |other: &usize| {
+                call(*other).is_some_and(|theirs| call(rank).is_some_and(|own| own != theirs))
+            };
+            let is_wrong_early = |other: &usize| {
+                is_wrong(other)
+                    && call(*other).map(|call| call.operation)
+                        != call(rank).map(|call| call.operation)
+            };
+            let wrong = others().filter(|other| {
+                if late.is_empty() {
+                    is_wrong(other)
+                } else {
+                    is_wrong_early(other)
+                }
+            });
+            wrong
+                .map(|other| (other, true))
+                .chain(late.iter().map(|other| (*other, false)))
+                .collect()
         }
     }
 }
 
 fn call(communicator: &Path, ranks: &Ranks, rank: usize, number: u32) -> Option<Call> {
-    ranks.find(&File::open(data_file(communicator)).ok()?, rank, number).ok()?.map(|published| published.call)
+    ranks
+        .find(&File::open(data_file(communicator)).ok()?, rank, number)
+        .ok()?
+        .map(|published| published.call)
 }
 
 /// Looks for hangs while a program runs.
@@ -157,39 +231,77 @@ pub(crate) struct Detector {
 struct Suspect {
     key: Key,
     since: Instant,
-    /// The threads that slept at the end of the first grace period, as [`sleeping`] returns them, until they have woken.
+    /// The threads that slept at the end of the first grace period, as [`sleeping`] returns them,
+    /// until they have woken.
     asleep: Option<BTreeSet<(u64, u64)>>,
 }
 
-/// What waits forever: the communicator, the rank and the wait of each, and the waits outside of communicators.
+/// What waits forever: the communicator, the rank and the wait of each, and the waits outside of
+/// communicators.
 type Key = (Vec<(PathBuf, usize, Wait)>, Vec<Outside>);
 
 impl Detector {
-    /// Returns whether the program hangs, and writes the hang to the folder of the run. `descendants` are the processes of the program.
+    /// Returns whether the program hangs, and writes the hang to the folder of the run.
+    /// `descendants` are the processes of the program.
     pub(crate) fn look(&mut self, run: &Path, descendants: &[pid_t]) -> bool {
-        self.find(run, descendants)
-            .is_ok_and(|hang| hang.is_some_and(|hang| serde_json::to_vec(&hang).is_ok_and(|text| fs::write(run.join(FILE), text).is_ok())))
+        self.find(run, descendants).is_ok_and(|hang| {
+            hang.is_some_and(|hang| {
+                serde_json::to_vec(&hang).is_ok_and(|text| fs::write(run.join(FILE), text).is_ok())
+            })
+        })
     }
 
     fn find(&mut self, run: &Path, descendants: &[pid_t]) -> io::Result<Option<Hang>> {
         let mut communicators = Ranks::read_folder(run)?;
         // The largest names the ranks.
-        communicators.sort_by_key(|(path, ranks)| (std::cmp::Reverse(ranks.all().len()), path.clone()));
+        communicators
+            .sort_by_key(|(path, ranks)| (std::cmp::Reverse(ranks.all().len()), path.clone()));
         let numbers = numbers(run)?;
-        let all: BTreeSet<u32> = members(&communicators).chain(numbers.values().map(|(pid, _)| *pid)).collect();
+        let all: BTreeSet<u32> = members(&communicators)
+            .chain(numbers.values().map(|(pid, _)| *pid))
+            .collect();
         all.iter().for_each(|pid| self.processes.look(*pid));
-        let running: BTreeSet<u32> = all.into_iter().filter(|pid| self.processes.is_running(*pid)).collect();
+        let running: BTreeSet<u32> = all
+            .into_iter()
+            .filter(|pid| self.processes.is_running(*pid))
+            .collect();
         let mut waits = waits(&communicators, &|pid| self.processes.is_running(pid));
-        let mut outside =
-            self.outside(run, running.iter().copied().filter(|pid| waits.iter().all(|waiting| waiting.pid != *pid)).collect());
-        let lacks = waits.iter().map(|waiting| (waiting.pid, waiting.lacks.iter().map(|(_, lacks)| *lacks).collect()));
-        let lacks: Vec<_> = lacks.chain(outside.iter().map(|waiting| (waiting.pid, vec![Lacks::Others]))).collect();
+        let mut outside = self.outside(
+            run,
+            running
+                .iter()
+                .copied()
+                .filter(|pid| waits.iter().all(|waiting| waiting.pid != *pid))
+                .collect(),
+        );
+        let lacks = waits.iter().map(|waiting| {
+            (
+                waiting.pid,
+                waiting.lacks.iter().map(|(_, lacks)| *lacks).collect(),
+            )
+        });
+        let lacks: Vec<_> = lacks
+            .chain(
+                outside
+                    .iter()
+                    .map(|waiting| (waiting.pid, vec![Lacks::Others])),
+            )
+            .collect();
         let pids = lacks.iter().map(|(pid, _)| *pid).collect();
-        self.descendants.look_only(descendants.iter().map(|pid| *pid as u32));
-        let stopped = endless(&lacks, &running, || can_start(descendants, &pids, |pid| self.descendants.idle(pid) < GRACE));
+        self.descendants
+            .look_only(descendants.iter().map(|pid| *pid as u32));
+        let stopped = endless(&lacks, &running, || {
+            can_start(descendants, &pids, |pid| self.descendants.idle(pid) < GRACE)
+        });
         waits.retain(|waiting| stopped.contains(&waiting.pid));
         outside.retain(|waiting| stopped.contains(&waiting.pid));
-        let of_wait = |waiting: &Waiting| (communicators[waiting.communicator].0.clone(), waiting.rank, waiting.wait);
+        let of_wait = |waiting: &Waiting| {
+            (
+                communicators[waiting.communicator].0.clone(),
+                waiting.rank,
+                waiting.wait,
+            )
+        };
         let key: Key = (waits.iter().map(of_wait).collect(), outside.clone());
         if stopped.is_empty() {
             self.found = None;
@@ -197,11 +309,23 @@ impl Detector {
         }
         let suspect = match self.found.take().filter(|suspect| suspect.key == key) {
             Some(suspect) => self.found.insert(suspect),
-            None => self.found.insert(Suspect { key, since: Instant::now(), asleep: None }),
+            None => self.found.insert(Suspect {
+                key,
+                since: Instant::now(),
+                asleep: None,
+            }),
         };
         let since = suspect.since.elapsed();
-        let idle = stopped.iter().map(|pid| self.processes.idle(*pid)).chain([since]).min();
-        let grace = if self.processes.has_failed() { GRACE_OF_LAUNCHER } else { GRACE };
+        let idle = stopped
+            .iter()
+            .map(|pid| self.processes.idle(*pid))
+            .chain([since])
+            .min();
+        let grace = if self.processes.has_failed() {
+            GRACE_OF_LAUNCHER
+        } else {
+            GRACE
+        };
         if idle < Some(grace) {
             return Ok(None);
         }
@@ -217,8 +341,14 @@ impl Detector {
             suspect.since = Instant::now();
             return Ok(None);
         }
-        let found =
-            Found { run, communicators: &communicators, numbers: &numbers, waits: &waits, outside: &outside, processes: &self.processes };
+        let found = Found {
+            run,
+            communicators: &communicators,
+            numbers: &numbers,
+            waits: &waits,
+            outside: &outside,
+            processes: &self.processes,
+        };
         Ok(Some(found.describe()))
     }
 
@@ -227,24 +357,41 @@ impl Detector {
         if pids.iter().any(|pid| self.processes.idle(*pid) < IDLE) {
             return Vec::new();
         }
-        let wait = |pid| wait_of(run, pid).map(|(function, stack)| Outside { pid, function, stack });
+        let wait = |pid| {
+            wait_of(run, pid).map(|(function, stack)| Outside {
+                pid,
+                function,
+                stack,
+            })
+        };
         pids.into_iter().filter_map(wait).collect()
     }
 }
 
-/// Returns whether a process may become a rank: one with torch that neither waits nor has started a rank that waits. A process that a waiting rank has
-/// started counts only while it is busy or sleeps for a time. Workers of ranks, such as those of data loaders, are idle.
-fn can_start(descendants: &[pid_t], waiting: &BTreeSet<u32>, is_busy: impl Fn(u32) -> bool) -> bool {
+/// Returns whether a process may become a rank: one with torch that neither waits nor has started a
+/// rank that waits. A process that a waiting rank has started counts only while it is busy or
+/// sleeps for a time. Workers of ranks, such as those of data loaders, are idle.
+fn can_start(
+    descendants: &[pid_t],
+    waiting: &BTreeSet<u32>,
+    is_busy: impl Fn(u32) -> bool,
+) -> bool {
     let parents = process::parents();
     let up = |pid: pid_t| std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
     let launchers: BTreeSet<pid_t> = waiting.iter().flat_map(|pid| up(*pid as pid_t)).collect();
-    let has_torch = |pid: &pid_t| fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/libtorch"));
+    let has_torch = |pid: &pid_t| {
+        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/libtorch"))
+    };
     let is_of_waiting = |pid: &pid_t| up(*pid).any(|pid| waiting.contains(&(pid as u32)));
     let becomes_rank = |pid: &pid_t| {
         let is_worker = is_of_waiting(pid);
-        is_worker && is_busy(*pid as u32) || has_torch(pid) && (!is_worker || is_main_asleep(*pid as u32))
+        is_worker && is_busy(*pid as u32)
+            || has_torch(pid) && (!is_worker || is_main_asleep(*pid as u32))
     };
-    descendants.iter().filter(|pid| !launchers.contains(pid)).any(becomes_rank)
+    descendants
+        .iter()
+        .filter(|pid| !launchers.contains(pid))
+        .any(becomes_rank)
 }
 
 /// The parts of a hang.
@@ -260,13 +407,30 @@ pub(super) struct Found<'a> {
 impl Found<'_> {
     /// The number of a process in the largest communicator, or the one that its launcher named.
     fn name(&self, pid: u32, other: usize) -> usize {
-        let position = |(_, ranks): &(_, Mapped<Ranks>)| ranks.all().iter().position(|rank| rank.process.load(Ordering::Acquire) == pid);
-        let named = || self.numbers.iter().find(|(_, (of, _))| *of == pid).map(|(rank, _)| *rank);
-        self.communicators.iter().find_map(position).or_else(named).filter(|_| pid != 0).unwrap_or(other)
+        let position = |(_, ranks): &(_, Mapped<Ranks>)| {
+            ranks
+                .all()
+                .iter()
+                .position(|rank| rank.process.load(Ordering::Acquire) == pid)
+        };
+        let named = || {
+            self.numbers
+                .iter()
+                .find(|(_, (of, _))| *of == pid)
+                .map(|(rank, _)| *rank)
+        };
+        self.communicators
+            .iter()
+            .find_map(position)
+            .or_else(named)
+            .filter(|_| pid != 0)
+            .unwrap_or(other)
     }
 
     fn pid_of(&self, waiting: &Waiting, rank: usize) -> u32 {
-        self.communicators[waiting.communicator].1.all()[rank].process.load(Ordering::Acquire)
+        self.communicators[waiting.communicator].1.all()[rank]
+            .process
+            .load(Ordering::Acquire)
     }
 
     pub(super) fn describe(&self) -> Hang {
@@ -286,39 +450,87 @@ impl Found<'_> {
             };
             let (Wait::Collective(number, _) | Wait::Message(number, _)) = waiting.wait;
             let sized = call.filter(Call::has_size);
-            let text = fs::read_to_string(stack_file(path, waiting.rank, waiting.wait)).unwrap_or_default();
+            let text = fs::read_to_string(stack_file(path, waiting.rank, waiting.wait))
+                .unwrap_or_default();
             let state = RankState::Waits {
-                collective: call.map_or_else(|| "receive".to_owned(), |call| call.operation.to_string()),
+                collective: call
+                    .map_or_else(|| "receive".to_owned(), |call| call.operation.to_string()),
                 number: Some(number),
                 elements: sized.map(|call| call.count),
                 element_type: sized.map(|call| call.element().to_owned()),
                 root: call.and_then(|call| call.root),
                 communicator: numbers.get(&waiting.communicator).copied(),
                 size: members.all().len(),
-                waits_for: waiting.lacks.iter().map(|(rank, _)| self.name(self.pid_of(waiting, *rank), *rank)).collect(),
+                waits_for: waiting
+                    .lacks
+                    .iter()
+                    .map(|(rank, _)| self.name(self.pid_of(waiting, *rank), *rank))
+                    .collect(),
                 stack: of_program(stack(&text, self.run), self.run),
             };
-            ranks.insert((self.name(waiting.pid, waiting.rank), Some(waiting.pid)), state);
+            ranks.insert(
+                (self.name(waiting.pid, waiting.rank), Some(waiting.pid)),
+                state,
+            );
         }
-        let size = self.numbers.values().map(|(_, size)| *size).max().unwrap_or_default();
+        let size = self
+            .numbers
+            .values()
+            .map(|(_, size)| *size)
+            .max()
+            .unwrap_or_default();
         let mut lacking: Vec<(usize, u32, bool)> = Vec::new();
         for waiting in self.outside {
-            let is_same =
-                |rank: usize| self.outside.iter().any(|other| self.name(other.pid, size) == rank && other.function == waiting.function);
+            let is_same = |rank: usize| {
+                self.outside.iter().any(|other| {
+                    self.name(other.pid, size) == rank && other.function == waiting.function
+                })
+            };
             let own = self.name(waiting.pid, size);
             let elsewhere: Vec<usize> = (0..size).filter(|rank| !is_same(*rank)).collect();
-            let waits_for = if elsewhere.is_empty() { (0..size).filter(|rank| *rank != own).collect() } else { elsewhere };
-            lacking.extend(waits_for.iter().map(|rank| (*rank, self.numbers.get(rank).map_or(0, |(pid, _)| *pid), false)));
+            let waits_for = if elsewhere.is_empty() {
+                (0..size).filter(|rank| *rank != own).collect()
+            } else {
+                elsewhere
+            };
+            lacking.extend(waits_for.iter().map(|rank| {
+                (
+                    *rank,
+                    self.numbers.get(rank).map_or(0, |(pid, _)| *pid),
+                    false,
+                )
+            }));
             let (collective, stack) = (waiting.function.clone(), waiting.stack.clone());
             let (number, elements, element_type, root, communicator) = Default::default();
-            let state = RankState::Waits { collective, number, elements, element_type, root, communicator, size, waits_for, stack };
+            let state = RankState::Waits {
+                collective,
+                number,
+                elements,
+                element_type,
+                root,
+                communicator,
+                size,
+                waits_for,
+                stack,
+            };
             ranks.insert((own, Some(waiting.pid)), state);
         }
-        for (waiting, rank) in self.waits.iter().flat_map(|waiting| waiting.lacks.iter().map(move |(rank, _)| (waiting, *rank))) {
+        for (waiting, rank) in self
+            .waits
+            .iter()
+            .flat_map(|waiting| waiting.lacks.iter().map(move |(rank, _)| (waiting, *rank)))
+        {
             let members = self.communicators[waiting.communicator].1.all();
             // A process that has not joined may have a number from its launcher.
-            let named = || self.numbers.get(&rank).filter(|(_, size)| *size == members.len()).map_or(0, |(pid, _)| *pid);
-            let pid = Some(self.pid_of(waiting, rank)).filter(|pid| *pid != 0).unwrap_or_else(named);
+            let named = || {
+                self.numbers
+                    .get(&rank)
+                    .filter(|(_, size)| *size == members.len())
+                    .map_or(0, |(pid, _)| *pid)
+            };
+            let pid = Some(self.pid_of(waiting, rank))
+                .filter(|pid| *pid != 0)
+                .unwrap_or_else(named);
             lacking.push((rank, pid, members[rank].has_left()));
         }
         for (rank, pid, has_left) in lacking {
@@ -331,21 +543,31 @@ impl Found<'_> {
             } else {
                 RankState::Continues
             };
-            ranks.entry((self.name(pid, rank), Some(pid).filter(|pid| *pid != 0))).or_insert(state);
+            ranks
+                .entry((self.name(pid, rank), Some(pid).filter(|pid| *pid != 0)))
+                .or_insert(state);
         }
-        let out_of_memory = |pid: u32| OutOfMemory::of_process(self.run, pid).pop().and_then(|error| error.frames.into_iter().next());
+        let out_of_memory = |pid: u32| {
+            OutOfMemory::of_process(self.run, pid)
+                .pop()
+                .and_then(|error| error.frames.into_iter().next())
+        };
         let record = |((rank, pid), state): ((usize, Option<u32>), RankState)| HangingRank {
             rank,
             pid,
             state,
             out_of_memory: pid.and_then(out_of_memory),
         };
-        Hang { ranks: ranks.into_iter().map(record).collect() }
+        Hang {
+            ranks: ranks.into_iter().map(record).collect(),
+        }
     }
 
     /// The last line of the traceback, if an exception ended the process.
     fn last_line(&self, pid: u32) -> Option<String> {
-        let torch: TorchRecord = serde_json::from_slice(&fs::read(self.run.join(format!("torch-{pid}.json"))).ok()?).ok()?;
+        let torch: TorchRecord =
+            serde_json::from_slice(&fs::read(self.run.join(format!("torch-{pid}.json"))).ok()?)
+                .ok()?;
         torch.traceback.into_iter().next_back()
     }
 }

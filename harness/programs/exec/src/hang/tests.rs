@@ -2,19 +2,32 @@
 
 use std::sync::atomic::Ordering;
 
-use harness_gpu_settings::collectives::{Call, Message, Operation, Published, Ranks, Wait, data_file};
+use harness_gpu_settings::collectives::{
+    Call, Message, Operation, Published, Ranks, Wait, data_file,
+};
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
 use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
 use super::*;
 
-const CALL: Call = Call { operation: Operation::AllReduce, root: None, count: 8, kind: 7 };
+const CALL: Call = Call {
+    operation: Operation::AllReduce,
+    root: None,
+    count: 8,
+    kind: 7,
+};
 
 const fn published(number: u32, call: Call) -> Published {
-    Published { number, call, offset: 0, len: 0 }
+    Published {
+        number,
+        call,
+        offset: 0,
+        len: 0,
+    }
 }
 
-/// Ranks of processes with these numbers, each with its last collective, and whether it waits in it.
+/// Ranks of processes with these numbers, each with its last collective, and whether it waits in
+/// it.
 fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
     let ranks = Ranks::join(&run.join(name), members.len()).unwrap();
     fs::write(data_file(&run.join(name)), "").unwrap();
@@ -27,24 +40,53 @@ fn ranks(run: &Path, name: &str, members: &[(u32, u32, bool)]) {
     }
 }
 
-/// The lines of a hang in which the processes 1 to 9 run, of which these wait outside of communicators.
+/// The lines of a hang in which the processes 1 to 9 run, of which these wait outside of
+/// communicators.
 fn lines_with(run: &Path, can_start: bool, outside: &[(u32, &str)]) -> Vec<String> {
     let mut communicators = Ranks::read_folder(run).unwrap();
     communicators.sort_by_key(|(path, _)| path.clone());
     let numbers = numbers(run).unwrap();
     let mut waits = waits(&communicators, &|pid| (1..10).contains(&pid));
-    let lacks = waits.iter().map(|waiting| (waiting.pid, waiting.lacks.iter().map(|(_, lacks)| *lacks).collect()));
-    let lacks: Vec<_> = lacks.chain(outside.iter().map(|(pid, _)| (*pid, vec![Lacks::Others]))).collect();
-    let running = numbers.values().map(|(pid, _)| *pid).filter(|pid| (1..10).contains(pid)).collect();
+    let lacks = waits.iter().map(|waiting| {
+        (
+            waiting.pid,
+            waiting.lacks.iter().map(|(_, lacks)| *lacks).collect(),
+        )
+    });
+    let lacks: Vec<_> = lacks
+        .chain(outside.iter().map(|(pid, _)| (*pid, vec![Lacks::Others])))
+        .collect();
+    let running = numbers
+        .values()
+        .map(|(pid, _)| *pid)
+        .filter(|pid| (1..10).contains(pid))
+        .collect();
     let stopped = endless(&lacks, &running, || can_start);
     waits.retain(|waiting| stopped.contains(&waiting.pid));
-    let frame = || Frame { file: "/a/train.py".to_owned(), line: 7, name: "main".to_owned() };
+    let frame = || Frame {
+        file: "/a/train.py".to_owned(),
+        line: 7,
+        name: "main".to_owned(),
+    };
     let outside = outside.iter().filter(|(pid, _)| stopped.contains(pid));
-    let outside: Vec<_> = outside.map(|(pid, name)| Outside { pid: *pid, function: (*name).to_owned(), stack: vec![frame()] }).collect();
+    let outside: Vec<_> = outside
+        .map(|(pid, name)| Outside {
+            pid: *pid,
+            function: (*name).to_owned(),
+            stack: vec![frame()],
+        })
+        .collect();
     let processes = Processes::running(1..10);
-    Found { run, communicators: &communicators, numbers: &numbers, waits: &waits, outside: &outside, processes: &processes }
-        .describe()
-        .lines()
+    Found {
+        run,
+        communicators: &communicators,
+        numbers: &numbers,
+        waits: &waits,
+        outside: &outside,
+        processes: &processes,
+    }
+    .describe()
+    .lines()
 }
 
 fn lines(run: &Path, can_start: bool) -> Vec<String> {
@@ -54,16 +96,39 @@ fn lines(run: &Path, can_start: bool) -> Vec<String> {
 #[test]
 fn a_rank_that_computes_is_waited_for_and_one_that_has_ended_is_a_hang() {
     let run = tempfile::tempdir().unwrap();
-    ranks(run.path(), "nccl-1", &[(1, 3, true), (2, 3, true), (3, 2, false)]);
+    ranks(
+        run.path(),
+        "nccl-1",
+        &[(1, 3, true), (2, 3, true), (3, 2, false)],
+    );
     assert_eq!(lines(run.path(), false), Vec::<String>::new());
-    ranks(run.path(), "nccl-1", &[(1, 3, true), (2, 3, true), (99, 2, false)]);
+    ranks(
+        run.path(),
+        "nccl-1",
+        &[(1, 3, true), (2, 3, true), (99, 2, false)],
+    );
     let waits = "ranks 0-1 wait in all_reduce of 8 float32 (number 3) for rank 2";
     assert_eq!(lines(run.path(), false), [waits, "rank 2 has ended"]);
-    let place = r#"{"attempts": 3, "frames": [{"file": "/a/train.py", "line": 41, "name": "main"}]}"#;
+    let place =
+        r#"{"attempts": 3, "frames": [{"file": "/a/train.py", "line": 41, "name": "main"}]}"#;
     fs::write(run.path().join("ooms-99.jsonl"), place).unwrap();
-    assert_eq!(lines(run.path(), false), [waits, "rank 2 has ended after an OutOfMemoryError at train.py:41"]);
-    ranks(run.path(), "nccl-1", &[(1, 3, true), (2, 3, true), (99, 3, false)]);
-    assert_eq!(lines(run.path(), false)[0], waits, "rank 2 has ended while it reduced");
+    assert_eq!(
+        lines(run.path(), false),
+        [
+            waits,
+            "rank 2 has ended after an OutOfMemoryError at train.py:41"
+        ]
+    );
+    ranks(
+        run.path(),
+        "nccl-1",
+        &[(1, 3, true), (2, 3, true), (99, 3, false)],
+    );
+    assert_eq!(
+        lines(run.path(), false)[0],
+        waits,
+        "rank 2 has ended while it reduced"
+    );
 }
 
 #[test]
@@ -75,7 +140,11 @@ fn a_cycle_of_communicators_is_a_hang_and_a_chain_that_ends_at_a_computing_rank_
     ranks(run.path(), "nccl-3", &[(3, 2, true), (1, 1, false)]);
     assert_eq!(lines(run.path(), false).len(), 3);
     ranks(run.path(), "nccl-2", &[(2, 5, true), (3, 5, false)]);
-    assert_eq!(lines(run.path(), false), Vec::<String>::new(), "rank 1 goes on: its collective is complete");
+    assert_eq!(
+        lines(run.path(), false),
+        Vec::<String>::new(),
+        "rank 1 goes on: its collective is complete"
+    );
 }
 
 #[test]
@@ -84,10 +153,26 @@ fn a_receive_waits_for_its_sender_until_the_message_has_arrived() {
     ranks(run.path(), "nccl-1", &[(1, 1, false), (99, 1, false)]);
     let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
     shared.all()[0].set_wait(Some(Wait::Message(2, 1)));
-    let data = fs::File::options().read(true).write(true).open(data_file(&run.path().join("nccl-1"))).unwrap();
-    let post = |number| Message { from: 1, number, offset: 100 * u64::from(number), len: 0 }.post(&data, &shared.all()[0]).unwrap();
+    let data = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(data_file(&run.path().join("nccl-1")))
+        .unwrap();
+    let post = |number| {
+        Message {
+            from: 1,
+            number,
+            offset: 100 * u64::from(number),
+            len: 0,
+        }
+        .post(&data, &shared.all()[0])
+        .unwrap()
+    };
     post(1);
-    assert_eq!(lines(run.path(), false)[0], "rank 0 waits in receive (number 2) for rank 1");
+    assert_eq!(
+        lines(run.path(), false)[0],
+        "rank 0 waits in receive (number 2) for rank 1"
+    );
     post(2);
     assert_eq!(lines(run.path(), false), Vec::<String>::new());
 }
@@ -105,13 +190,29 @@ fn ranks_in_different_collectives_and_one_that_left_are_a_hang() {
     let run = tempfile::tempdir().unwrap();
     ranks(run.path(), "nccl-1", &[(1, 2, true), (2, 2, true)]);
     let shared = Ranks::join(&run.path().join("nccl-1"), 2).unwrap();
-    shared.all()[1].publish(published(2, Call { operation: Operation::Broadcast, root: Some(0), ..CALL }));
+    shared.all()[1].publish(published(
+        2,
+        Call {
+            operation: Operation::Broadcast,
+            root: Some(0),
+            ..CALL
+        },
+    ));
     let hang = lines(run.path(), false);
-    assert_eq!(hang[0], "rank 0 waits in all_reduce of 8 float32 (number 2) for rank 1");
-    assert_eq!(hang[1], "rank 1 waits in broadcast of 8 float32 with root 0 (number 2) for rank 0");
+    assert_eq!(
+        hang[0],
+        "rank 0 waits in all_reduce of 8 float32 (number 2) for rank 1"
+    );
+    assert_eq!(
+        hang[1],
+        "rank 1 waits in broadcast of 8 float32 with root 0 (number 2) for rank 0"
+    );
     ranks(run.path(), "nccl-1", &[(1, 2, true), (2, 1, false)]);
     shared.all()[1].leave();
-    assert_eq!(lines(run.path(), false)[1], "rank 1 has destroyed the communicator");
+    assert_eq!(
+        lines(run.path(), false)[1],
+        "rank 1 has destroyed the communicator"
+    );
 }
 
 #[test]
@@ -130,7 +231,11 @@ Thread 0x3 (most recent call first):
     let run = Path::new("/run");
     let first = |text: &str| of_program(stack(text, run), run).first().map(Frame::short);
     assert_eq!(first(text), Some("train.py:88".to_owned()));
-    assert_eq!(first(&text.replace("Current thread", "Thread")), Some("train.py:90".to_owned()), "the main thread is the last");
+    assert_eq!(
+        first(&text.replace("Current thread", "Thread")),
+        Some("train.py:90".to_owned()),
+        "the main thread is the last"
+    );
     assert_eq!(first(""), None);
 }
 
@@ -142,32 +247,81 @@ fn ranks_that_wait_in_a_store_are_a_hang_unless_another_rank_goes_on() {
     }
     let both = [(1, "init_process_group"), (2, "init_process_group")];
     let found = lines_with(run.path(), false, &both);
-    assert_eq!(found, ["ranks 0-1 wait in init_process_group at train.py:7 for rank 2", "rank 2 has ended"]);
-    assert_eq!(lines_with(run.path(), true, &both), Vec::<String>::new(), "a process may start");
-    assert_eq!(lines_with(run.path(), false, &both[..1]), Vec::<String>::new(), "rank 1 goes on");
-    ranks(run.path(), "nccl-1", &[(1, 1, false), (2, 2, true), (99, 2, false)]);
+    assert_eq!(
+        found,
+        [
+            "ranks 0-1 wait in init_process_group at train.py:7 for rank 2",
+            "rank 2 has ended"
+        ]
+    );
+    assert_eq!(
+        lines_with(run.path(), true, &both),
+        Vec::<String>::new(),
+        "a process may start"
+    );
+    assert_eq!(
+        lines_with(run.path(), false, &both[..1]),
+        Vec::<String>::new(),
+        "rank 1 goes on"
+    );
+    ranks(
+        run.path(),
+        "nccl-1",
+        &[(1, 1, false), (2, 2, true), (99, 2, false)],
+    );
     let found = lines_with(run.path(), false, &both[..1]);
     let store = "rank 0 waits in init_process_group at train.py:7 for ranks 1-2";
-    assert_eq!(found[..2], [store, "rank 1 waits in all_reduce of 8 float32 (number 2) for rank 0"]);
+    assert_eq!(
+        found[..2],
+        [
+            store,
+            "rank 1 waits in all_reduce of 8 float32 (number 2) for rank 0"
+        ]
+    );
     fs::remove_file(run.path().join("rank-99")).unwrap();
-    assert_eq!(lines_with(run.path(), false, &both)[1], "rank 2 has not joined");
+    assert_eq!(
+        lines_with(run.path(), false, &both)[1],
+        "rank 2 has not joined"
+    );
 }
 
 #[test]
 fn a_rank_that_has_ended_is_shown_with_its_exit_code_or_signal() {
-    let line = |error: Option<&str>, end| line(&RankState::ended(error.map(str::to_owned), Some(end)), None, &[1], false);
-    assert_eq!(line(None, End::Code(3)), "rank 1 has ended with exit code 3");
+    let line = |error: Option<&str>, end| {
+        line(
+            &RankState::ended(error.map(str::to_owned), Some(end)),
+            None,
+            &[1],
+            false,
+        )
+    };
+    assert_eq!(
+        line(None, End::Code(3)),
+        "rank 1 has ended with exit code 3"
+    );
     assert_eq!(line(None, End::Signal(9)), "rank 1 was killed by SIGKILL");
-    assert_eq!(line(Some("KeyError: 'x'"), End::Code(1)), "rank 1 has ended with exit code 1 and `KeyError: 'x'`");
+    assert_eq!(
+        line(Some("KeyError: 'x'"), End::Code(1)),
+        "rank 1 has ended with exit code 1 and `KeyError: 'x'`"
+    );
 }
 
 #[test]
 fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("train.py");
-    fs::write(&program, "import torch\nx = group._get_store().get('ready')\ntime.sleep(9)\n").unwrap();
-    let frame = |file: &str, line: u64, name: &str| Frame { file: file.to_owned(), line, name: name.to_owned() };
-    let torch = |file: &str, name: &str| frame(&format!("/v/lib/site-packages/torch/{file}"), 5, name);
+    fs::write(
+        &program,
+        "import torch\nx = group._get_store().get('ready')\ntime.sleep(9)\n",
+    )
+    .unwrap();
+    let frame = |file: &str, line: u64, name: &str| Frame {
+        file: file.to_owned(),
+        line,
+        name: name.to_owned(),
+    };
+    let torch =
+        |file: &str, name: &str| frame(&format!("/v/lib/site-packages/torch/{file}"), 5, name);
     let of_program = |line| frame(program.to_str().unwrap(), line, "main");
     let function = |stack: &[Frame]| waiting_function(stack, Path::new("/run"));
     assert_eq!(function(&[of_program(2)]).as_deref(), Some("store.get"));
@@ -180,8 +334,15 @@ fn a_wait_outside_of_communicators_is_a_function_of_torch_or_a_method_of_a_store
         of_program(1),
     ];
     assert_eq!(function(&stack).as_deref(), Some("init_process_group"));
-    assert_eq!(function(&[torch("utils/data/dataloader.py", "next"), of_program(1)]), None);
-    let backward = [torch("autograd/graph.py", "_engine_run_backward"), torch("_tensor.py", "backward"), of_program(1)];
+    assert_eq!(
+        function(&[torch("utils/data/dataloader.py", "next"), of_program(1)]),
+        None
+    );
+    let backward = [
+        torch("autograd/graph.py", "_engine_run_backward"),
+        torch("_tensor.py", "backward"),
+        of_program(1),
+    ];
     assert_eq!(function(&backward).as_deref(), Some("_engine_run_backward"));
 }
 
@@ -200,7 +361,11 @@ fn a_thread_that_sleeps_again_has_woken_and_one_that_waits_for_a_lock_does_not_s
             let _ = stopped.recv();
         });
         let thread = receive.recv().unwrap();
-        let sleeps = || sleeping(std::process::id()).into_iter().find(|(of, _)| *of == thread);
+        let sleeps = || {
+            sleeping(std::process::id())
+                .into_iter()
+                .find(|(of, _)| *of == thread)
+        };
         let found = (0..1000).find_map(|_| sleeps()).unwrap();
         assert!((0..100_000).any(|_| sleeps().is_some_and(|later| later != found)));
         stop.send(()).unwrap();

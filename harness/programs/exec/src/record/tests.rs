@@ -26,14 +26,39 @@ fn the_files_of_processes_form_a_record_and_truncated_ones_are_ignored() {
     }
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
     let record = Record::read(run.path(), End::Signal(9), &Machine::Simulated(settings)).unwrap();
-    assert_eq!((record.exit_code, record.signal, record.gpu.as_str()), (137, Some(9), &*GPUS[0].name));
-    let processes: Vec<_> = record.processes.iter().map(|process| (process.pid, process.torch.is_some())).collect();
+    assert_eq!(
+        (record.exit_code, record.signal, record.gpu.as_str()),
+        (137, Some(9), &*GPUS[0].name)
+    );
+    let processes: Vec<_> = record
+        .processes
+        .iter()
+        .map(|process| (process.pid, process.torch.is_some()))
+        .collect();
     assert_eq!(processes, [(9, true), (10, true), (11, false)]);
     let torch = record.processes[0].torch.as_ref().unwrap();
-    assert_eq!((torch.sum("num_ooms"), torch.sum("num_alloc_retries"), torch.sum("unknown")), (3, 3, 0));
-    let snapshots: Vec<_> =
-        record.snapshots(run.path()).unwrap().into_iter().map(|one| (one.pid, one.rank, one.ended_out_of_memory)).collect();
-    assert_eq!(snapshots, [(9, Some("0".to_owned()), true), (10, Some("1".to_owned()), false), (11, None, false)]);
+    assert_eq!(
+        (
+            torch.sum("num_ooms"),
+            torch.sum("num_alloc_retries"),
+            torch.sum("unknown")
+        ),
+        (3, 3, 0)
+    );
+    let snapshots: Vec<_> = record
+        .snapshots(run.path())
+        .unwrap()
+        .into_iter()
+        .map(|one| (one.pid, one.rank, one.ended_out_of_memory))
+        .collect();
+    assert_eq!(
+        snapshots,
+        [
+            (9, Some("0".to_owned()), true),
+            (10, Some("1".to_owned()), false),
+            (11, None, false)
+        ]
+    );
 }
 
 #[test]
@@ -46,8 +71,14 @@ fn a_killed_process_has_the_statistics_in_its_allocators_memory_and_those_before
         write(&format!("torch-{pid}.json"), early.to_string().as_bytes());
     }
     // A block of 1 MiB in a segment of 2 MiB.
-    let quantity = |amount: i64| [amount, amount, amount, 0, 0, 0, 0, 0, amount, amount, amount, 0];
-    let mut words = [1, 1, 1, 0, 1 << 20, 2 << 20, 1 << 20, 1 << 20, 1 << 20].map(quantity).concat();
+    let quantity = |amount: i64| {
+        [
+            amount, amount, amount, 0, 0, 0, 0, 0, amount, amount, amount, 0,
+        ]
+    };
+    let mut words = [1, 1, 1, 0, 1 << 20, 2 << 20, 1 << 20, 1 << 20, 1 << 20]
+        .map(quantity)
+        .concat();
     words.extend([3, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, -1]);
     let mut file = vec![0; 2 * torch_statistics::SLOT];
     file[..8].copy_from_slice(&2904_u64.to_le_bytes());
@@ -57,26 +88,45 @@ fn a_killed_process_has_the_statistics_in_its_allocators_memory_and_those_before
     write("11.allocator", &file);
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
     let record = Record::read(run.path(), End::Code(0), &Machine::Simulated(settings)).unwrap();
-    let found: Vec<_> = record.processes.iter().map(|process| process.torch.as_ref().unwrap()).collect();
+    let found: Vec<_> = record
+        .processes
+        .iter()
+        .map(|process| process.torch.as_ref().unwrap())
+        .collect();
     let figures = |torch: &TorchRecord| {
-        (torch.statistics, torch.sum(PEAK_ALLOCATED), torch.sum("num_ooms"), torch.sum("num_alloc_retries"), torch.resets)
+        (
+            torch.statistics,
+            torch.sum(PEAK_ALLOCATED),
+            torch.sum("num_ooms"),
+            torch.sum("num_alloc_retries"),
+            torch.resets,
+        )
     };
     assert_eq!(figures(found[0]), (Statistics::Kept, 5 << 20, 3, 3, 2));
     assert_eq!(figures(found[1]), (Statistics::AtLeast, 5 << 20, 1, 0, 2));
-    assert_eq!(found.len(), 2, "process 11 is not known to have used the GPU");
+    assert_eq!(
+        found.len(),
+        2,
+        "process 11 is not known to have used the GPU"
+    );
 }
 
 #[test]
 fn an_error_that_an_interactive_session_shows_did_not_end_a_program_with_exit_code_0() {
     let run = tempfile::tempdir().unwrap();
     for (pid, started) in [(9, 200), (10, 100)] {
-        let torch = torch(true, None).replace("\"problem\"", &format!("\"started\":{started},\"problem\""));
+        let torch =
+            torch(true, None).replace("\"problem\"", &format!("\"started\":{started},\"problem\""));
         fs::write(run.path().join(format!("torch-{pid}.json")), torch).unwrap();
     }
     let machine = Machine::Simulated(Settings::new(&GPUS[0], Bytes::gib(1)));
     for (code, expected) in [(0, [true, false]), (1, [true, true])] {
         let record = Record::read(run.path(), End::Code(code), &machine).unwrap();
-        let ended: Vec<_> = record.processes.iter().map(|process| process.torch.as_ref().unwrap().ended_out_of_memory).collect();
+        let ended: Vec<_> = record
+            .processes
+            .iter()
+            .map(|process| process.torch.as_ref().unwrap().ended_out_of_memory)
+            .collect();
         assert_eq!(ended, expected);
     }
 }

@@ -15,8 +15,11 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
     for (soname, bytes) in stub_files(&imports, "libcore.so", &core) {
         let path = folder.path().join(&soname);
         fs::write(&path, bytes).unwrap();
-        let names: Vec<String> =
-            imports::exports(&path).unwrap().into_iter().filter(|name| !FUNCTIONS.lines().any(|known| known == name)).collect();
+        let names: Vec<String> = imports::exports(&path)
+            .unwrap()
+            .into_iter()
+            .filter(|name| !FUNCTIONS.lines().any(|known| known == name))
+            .collect();
         lines.push(format!("{soname}: {}", names.join(" ")));
     }
     assert_eq!(
@@ -35,9 +38,12 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
 
 #[test]
 fn stub_libraries_define_every_function_of_driver_and_runtime_and_those_found_by_name() {
-    let libraries =
-        ["libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"].map(|soname| (soname.to_owned(), crate::imports::Library::default()));
-    let imports = Imports { libraries: libraries.into(), ..Imports::default() };
+    let libraries = ["libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"]
+        .map(|soname| (soname.to_owned(), crate::imports::Library::default()));
+    let imports = Imports {
+        libraries: libraries.into(),
+        ..Imports::default()
+    };
     let core = BTreeSet::from(["cudaMalloc".to_owned()]);
     let folder = tempfile::tempdir().unwrap();
     let mut names = Vec::new();
@@ -47,7 +53,9 @@ fn stub_libraries_define_every_function_of_driver_and_runtime_and_those_found_by
         names.extend(imports::exports(&path).unwrap());
     }
     let functions = FUNCTIONS.lines().filter(|line| !line.starts_with('#'));
-    let missing: Vec<&str> = functions.filter(|function| !names.iter().any(|name| name == function)).collect();
+    let missing: Vec<&str> = functions
+        .filter(|function| !names.iter().any(|name| name == function))
+        .collect();
     assert_eq!(missing, ["cudaMalloc"]);
 }
 
@@ -56,15 +64,25 @@ fn a_bundled_copy_of_the_same_runtime_has_the_functions_of_the_runtime() {
     let folder = tempfile::tempdir().unwrap();
     compile_torch(folder.path());
     let mut imports = Imports::of(&imports::shared_objects(folder.path()).unwrap(), &[]).unwrap();
-    let names = ["libcudart.8774224f.so.13", "libcudart.8774224f.so.12", "libnvjpeg.36e11081.so.13"];
+    let names = [
+        "libcudart.8774224f.so.13",
+        "libcudart.8774224f.so.12",
+        "libnvjpeg.36e11081.so.13",
+    ];
     imports.add_extensions(&names.map(|name| folder.path().join(name)));
     let files = stub_files(&imports, "libcore.so", &BTreeSet::new());
-    let copies: Vec<&String> = files.keys().filter(|name| name.contains("8774224f") || name.contains("nvjpeg")).collect();
+    let copies: Vec<&String> = files
+        .keys()
+        .filter(|name| name.contains("8774224f") || name.contains("nvjpeg"))
+        .collect();
     assert_eq!(copies, ["libcudart.8774224f.so.13"]);
     let exports = |name: &str| {
         let path = folder.path().join(name);
         fs::write(&path, &files[name]).unwrap();
         imports::exports(&path).unwrap()
     };
-    assert_eq!(exports("libcudart.8774224f.so.13"), exports("libcudart.so.13"));
+    assert_eq!(
+        exports("libcudart.8774224f.so.13"),
+        exports("libcudart.so.13")
+    );
 }

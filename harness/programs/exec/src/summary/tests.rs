@@ -32,7 +32,15 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             not_computed: None,
             engine: None,
         }),
-        devices: vec![DeviceRecord { index: 0, memory: 8 << 30, peak_reserved: 6 << 30, mallocs: 41, frees: 1, failed: 3, injected: 2 }],
+        devices: vec![DeviceRecord {
+            index: 0,
+            memory: 8 << 30,
+            peak_reserved: 6 << 30,
+            mallocs: 41,
+            frees: 1,
+            failed: 3,
+            injected: 2,
+        }],
         submitted: 0,
         reads_free_memory: false,
         uncomputed_reads: 0,
@@ -66,7 +74,10 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
 
 #[test]
 fn the_summary_of_one_process_omits_its_id() {
-    let process = Process { cudnn_workspace_bounds: [1 << 30, 1 << 20], ..process(7, None) };
+    let process = Process {
+        cudnn_workspace_bounds: [1 << 30, 1 << 20],
+        ..process(7, None)
+    };
     let (record, settings) = record(vec![process]);
     insta::assert_snapshot!(simulated(&record, &settings));
 }
@@ -75,10 +86,16 @@ fn the_summary_of_one_process_omits_its_id() {
 fn several_processes_are_labelled_and_missing_statistics_reported() {
     let mut killed = process(9, None);
     killed.torch = None;
-    killed.not_modelled = (0..10).map(|number| format!("cudaFictional{number}")).collect();
-    let idle = Process { devices: Vec::new(), ..process(3, None) };
+    killed.not_modelled = (0..10)
+        .map(|number| format!("cudaFictional{number}"))
+        .collect();
+    let idle = Process {
+        devices: Vec::new(),
+        ..process(3, None)
+    };
     let mut broken = process(8, Some("1"));
-    broken.torch.as_mut().unwrap().problem = Some("CUDAPluggableAllocator does not yet support getDeviceStats".to_owned());
+    broken.torch.as_mut().unwrap().problem =
+        Some("CUDAPluggableAllocator does not yet support getDeviceStats".to_owned());
     let (record, mut settings) = record(vec![idle, process(7, Some("0")), broken, killed]);
     settings.devices = 2;
     settings.context_overhead = Bytes::mib(500);
@@ -87,7 +104,8 @@ fn several_processes_are_labelled_and_missing_statistics_reported() {
     insta::assert_snapshot!(simulated(&record, &settings));
 }
 
-/// A process that ended with an error after a read of a value that nothing computed, without injected failures.
+/// A process that ended with an error after a read of a value that nothing computed, without
+/// injected failures.
 fn failed() -> Process {
     let mut failed = process(7, None);
     let torch = failed.torch.as_mut().unwrap();
@@ -103,27 +121,53 @@ fn failed() -> Process {
 fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
     let reason = |imports: Option<&[&str]>, program: &str| {
         let imports = imports.map(|names| names.iter().copied().map(str::to_owned).collect());
-        of_torch(&Process { torch: None, imports, program: program.to_owned(), ..process(7, None) })
+        of_torch(&Process {
+            torch: None,
+            imports,
+            program: program.to_owned(),
+            ..process(7, None)
+        })
     };
     let begin = "no statistics from torch: ";
-    assert_eq!(reason(Some(&[]), "python3.11"), format!("{begin}the process did not import torch"));
-    assert_eq!(reason(Some(&["torch"]), "python3.11"), format!("{begin}the process was killed before it used the GPU through torch"));
+    assert_eq!(
+        reason(Some(&[]), "python3.11"),
+        format!("{begin}the process did not import torch")
+    );
+    assert_eq!(
+        reason(Some(&["torch"]), "python3.11"),
+        format!("{begin}the process was killed before it used the GPU through torch")
+    );
     let jax = "the process imported jax instead, which harness does not support";
-    assert_eq!(reason(Some(&["jax"]), "python3.11"), format!("{begin}{jax}"));
-    assert_eq!(reason(None, "python3.11"), format!("{begin}Python was started with -I, -E or -S"));
-    assert_eq!(reason(None, "nbody"), format!("{begin}the process runs `nbody`, which is not Python"));
+    assert_eq!(
+        reason(Some(&["jax"]), "python3.11"),
+        format!("{begin}{jax}")
+    );
+    assert_eq!(
+        reason(None, "python3.11"),
+        format!("{begin}Python was started with -I, -E or -S")
+    );
+    assert_eq!(
+        reason(None, "nbody"),
+        format!("{begin}the process runs `nbody`, which is not Python")
+    );
 }
 
 #[test]
 fn a_runtime_that_is_linked_in_is_named_with_a_remedy() {
     let text = |names: &[&str]| {
         let not_modelled = names.iter().copied().map(str::to_owned).collect();
-        let (record, settings) = record(vec![Process { not_modelled, ..process(7, None) }]);
+        let (record, settings) = record(vec![Process {
+            not_modelled,
+            ..process(7, None)
+        }]);
         simulated(&record, &settings)
     };
     let found = text(&["cuGetExportTable"]);
     assert!(found.contains("success): cuGetExportTable\n"), "{found}");
-    assert!(found.contains("CuPy, CTranslate2") && found.contains("`nvcc --cudart shared`"), "{found}");
+    assert!(
+        found.contains("CuPy, CTranslate2") && found.contains("`nvcc --cudart shared`"),
+        "{found}"
+    );
     assert!(!text(&["cufileRead"]).contains("CuPy"));
 }
 
@@ -133,7 +177,9 @@ fn an_error_without_counted_reads_recommends_values_of_the_cpu() {
     let is_shown = |process: &Process, values| {
         let (record, mut settings) = record(vec![process.clone()]);
         settings.values = values;
-        simulated(&record, &settings).lines().any(|line| line == hint)
+        simulated(&record, &settings)
+            .lines()
+            .any(|line| line == hint)
     };
     let mut failed = failed();
     assert!(!is_shown(&failed, Values::Copies), "reads are counted");
@@ -148,27 +194,76 @@ fn an_end_depends_on_values_only_after_a_read_of_one_that_nothing_computed() {
         let mut process = failed();
         change(&mut process);
         let (record, _) = record(vec![process]);
-        Record { exit_code, ..record }.end_by_values()
+        Record {
+            exit_code,
+            ..record
+        }
+        .end_by_values()
     };
-    let torch = |process: &mut Process, change: &dyn Fn(&mut TorchRecord)| change(process.torch.as_mut().unwrap());
-    assert_eq!(end(&|_| {}, 1).as_deref(), Some("with `ValueError: no edges`"));
-    assert_eq!(end(&|process| torch(process, &|torch| torch.error = None), 3).as_deref(), Some("with exit code 3"));
+    let torch = |process: &mut Process, change: &dyn Fn(&mut TorchRecord)| {
+        change(process.torch.as_mut().unwrap())
+    };
+    assert_eq!(
+        end(&|_| {}, 1).as_deref(),
+        Some("with `ValueError: no edges`")
+    );
+    assert_eq!(
+        end(&|process| torch(process, &|torch| torch.error = None), 3).as_deref(),
+        Some("with exit code 3")
+    );
     assert_eq!(end(&|process| process.uncomputed_reads = 0, 1), None);
     assert_eq!(end(&|process| process.devices[0].injected = 1, 1), None);
-    assert_eq!(end(&|process| process.failed_calls = vec![FailedCalls { call: "cudaHostAlloc", failed: 1, injected: 1 }], 1), None);
-    assert_eq!(end(&|process| torch(process, &|torch| torch.ended_out_of_memory = true), 1), None);
-    assert_eq!([end(&|_| {}, 0), end(&|_| {}, 139)], [None, None], "it ended well, or by a signal");
+    assert_eq!(
+        end(
+            &|process| process.failed_calls = vec![FailedCalls {
+                call: "cudaHostAlloc",
+                failed: 1,
+                injected: 1
+            }],
+            1
+        ),
+        None
+    );
+    assert_eq!(
+        end(
+            &|process| torch(process, &|torch| torch.ended_out_of_memory = true),
+            1
+        ),
+        None
+    );
+    assert_eq!(
+        [end(&|_| {}, 0), end(&|_| {}, 139)],
+        [None, None],
+        "it ended well, or by a signal"
+    );
 }
 
 #[test]
 fn a_hang_depends_on_values_unless_a_rank_ran_out_of_memory() {
-    let of_rank = |out_of_memory| HangingRank { rank: 0, pid: None, state: RankState::Missing, out_of_memory };
+    let of_rank = |out_of_memory| HangingRank {
+        rank: 0,
+        pid: None,
+        state: RankState::Missing,
+        out_of_memory,
+    };
     let end = |rank| {
         let (record, _) = record(vec![failed()]);
-        Record { exit_code: 124, hang: Some(Hang { ranks: vec![rank] }), ..record }.end_by_values()
+        Record {
+            exit_code: 124,
+            hang: Some(Hang { ranks: vec![rank] }),
+            ..record
+        }
+        .end_by_values()
     };
-    assert_eq!(end(of_rank(None)).as_deref(), Some("in a hang of its ranks"));
-    let line = Frame { file: "train.py".to_owned(), line: 4, name: "main".to_owned() };
+    assert_eq!(
+        end(of_rank(None)).as_deref(),
+        Some("in a hang of its ranks")
+    );
+    let line = Frame {
+        file: "train.py".to_owned(),
+        line: 4,
+        name: "main".to_owned(),
+    };
     assert_eq!(end(of_rank(Some(line))), None);
 }
 
@@ -177,18 +272,38 @@ fn an_effect_or_another_program_than_python_is_the_reason_for_one_run() {
     let last = |effect: Option<&str>, is_watched| {
         let (record, mut settings) = record(vec![failed()]);
         settings.values = Values::Copies;
-        let record = Record { exit_code: 1, effect: effect.map(str::to_owned), is_watched, ..record };
-        simulated(&record, &settings).lines().last().map(str::to_owned).unwrap()
+        let record = Record {
+            exit_code: 1,
+            effect: effect.map(str::to_owned),
+            is_watched,
+            ..record
+        };
+        simulated(&record, &settings)
+            .lines()
+            .last()
+            .map(str::to_owned)
+            .unwrap()
     };
-    let begin = "the program ended with `ValueError: no edges`; it is not repeated with `--values cpu`, because it ";
-    assert_eq!(last(Some("writes log.txt"), true), format!("{begin}writes log.txt"));
-    assert_eq!(last(None, false), format!("{begin}begins with another program than Python, whose effects are unknown"));
+    let begin = "the program ended with `ValueError: no edges`; it is not repeated with `--values \
+         cpu`, because it ";
+    assert_eq!(
+        last(Some("writes log.txt"), true),
+        format!("{begin}writes log.txt")
+    );
+    assert_eq!(
+        last(None, false),
+        format!("{begin}begins with another program than Python, whose effects are unknown")
+    );
     assert!(last(None, true).starts_with("the program read values that nothing computed"));
 }
 
 #[test]
 fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
-    let at = |line| Frame { file: "/home/user/loss.py".to_owned(), line, name: "branch".to_owned() };
+    let at = |line| Frame {
+        file: "/home/user/loss.py".to_owned(),
+        line,
+        name: "branch".to_owned(),
+    };
     let read = |pid, uncomputed_reads, lines: &[u64]| Process {
         uncomputed_reads,
         uncomputed_reads_at: lines.iter().copied().map(at).collect(),
@@ -196,14 +311,22 @@ fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
     };
     let line = |processes| {
         let (record, settings) = record(processes);
-        simulated(&record, &settings).lines().find(|line| line.starts_with("the program read values")).map(str::to_owned)
+        simulated(&record, &settings)
+            .lines()
+            .find(|line| line.starts_with("the program read values"))
+            .map(str::to_owned)
     };
     assert_eq!(line(vec![read(7, 0, &[])]), None);
     let of_two = line(vec![read(7, 2, &[41]), read(8, 1, &[41, 12])]).unwrap();
-    assert!(of_two.contains("(3 reads, at loss.py:41, loss.py:12)"), "{of_two}");
+    assert!(
+        of_two.contains("(3 reads, at loss.py:41, loss.py:12)"),
+        "{of_two}"
+    );
     let of_many = line(vec![read(7, 20, &(1..11).collect::<Vec<_>>())]).unwrap();
     assert!(of_many.contains("loss.py:8 and 2 more"), "{of_many}");
-    let marks = |reads| of_torch(&read(7, reads, &[])).ends_with("unless a branch depends on a value below");
+    let marks = |reads| {
+        of_torch(&read(7, reads, &[])).ends_with("unless a branch depends on a value below")
+    };
     assert_eq!([marks(0), marks(1)], [false, true]);
 }
 
@@ -212,7 +335,14 @@ fn a_peak_without_room_for_the_context_of_each_process_is_named_unless_requests_
     let names_context = |held: Bytes, processes: u32, failed: u64, overhead: Bytes| {
         let of = |pid| {
             let process = process(pid, None);
-            Process { devices: vec![DeviceRecord { failed, injected: 0, ..process.devices[0].clone() }], ..process }
+            Process {
+                devices: vec![DeviceRecord {
+                    failed,
+                    injected: 0,
+                    ..process.devices[0].clone()
+                }],
+                ..process
+            }
         };
         let (mut record, mut settings) = record((0..processes).map(of).collect());
         (record.peak_held, settings.context_overhead) = (vec![held.0], overhead);
@@ -221,7 +351,10 @@ fn a_peak_without_room_for_the_context_of_each_process_is_named_unless_requests_
     let full = Bytes::gib(8) - Bytes::mib(526);
     assert!(names_context(full, 1, 0, Bytes::ZERO));
     assert!(!names_context(full - Bytes::mib(1), 1, 0, Bytes::ZERO));
-    assert!(names_context(full - Bytes::mib(500), 2, 0, Bytes::ZERO), "two contexts");
+    assert!(
+        names_context(full - Bytes::mib(500), 2, 0, Bytes::ZERO),
+        "two contexts"
+    );
     assert!(!names_context(full, 1, 1, Bytes::ZERO) && !names_context(full, 1, 0, Bytes::mib(2)));
 }
 
@@ -229,29 +362,59 @@ fn a_peak_without_room_for_the_context_of_each_process_is_named_unless_requests_
 fn the_summary_of_a_real_gpu_shows_its_limit() {
     let (mut record, _) = record(vec![process(7, None)]);
     record.gpu = "cuda:0".to_owned();
-    let mut limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new(), latencies: Vec::new() };
+    let mut limits = Limits {
+        device: Bytes::gib(80),
+        memory: Some(Bytes::gib(8)),
+        faults: Vec::new(),
+        latencies: Vec::new(),
+    };
     let with_limit = limited(&record, "NVIDIA H100 80GB HBM3", &limits);
     limits.memory = None;
     record.processes.clear();
-    insta::assert_snapshot!(format!("{with_limit}\n{}", limited(&record, "NVIDIA H100 80GB HBM3", &limits)));
+    insta::assert_snapshot!(format!(
+        "{with_limit}\n{}",
+        limited(&record, "NVIDIA H100 80GB HBM3", &limits)
+    ));
 }
 
 #[test]
 fn failures_of_host_memory_and_of_libraries_are_shown() {
-    let failed = |call, injected| FailedCalls { call, failed: 2, injected };
+    let failed = |call, injected| FailedCalls {
+        call,
+        failed: 2,
+        injected,
+    };
     let failed_calls = vec![failed("cudaHostAlloc", 1), failed("cublasCreate", 0)];
-    let (record, settings) = record(vec![Process { failed_calls, ..process(7, None) }]);
+    let (record, settings) = record(vec![Process {
+        failed_calls,
+        ..process(7, None)
+    }]);
     let text = simulated(&record, &settings);
-    assert!(text.contains("cudaHostAlloc: 2 failed, 1 of them injected by `--fail`\ncublasCreate: 2 failed\n"), "{text}");
+    assert!(
+        text.contains(
+            "cudaHostAlloc: 2 failed, 1 of them injected by `--fail`\ncublasCreate: 2 failed\n"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
 fn each_latency_is_shown_with_its_number_of_calls() {
-    let slow_calls = [("cudaMalloc", 3), ("cudaFree", 1)].map(|(call, calls)| SlowCalls { call, calls }).to_vec();
-    let (record, mut settings) = record(vec![Process { slow_calls, ..process(7, None) }]);
-    settings.latencies = ["any:5ms", "all:1ms", "cuMemUnmap:1s"].map(|text| text.parse().unwrap()).to_vec();
+    let slow_calls = [("cudaMalloc", 3), ("cudaFree", 1)]
+        .map(|(call, calls)| SlowCalls { call, calls })
+        .to_vec();
+    let (record, mut settings) = record(vec![Process {
+        slow_calls,
+        ..process(7, None)
+    }]);
+    settings.latencies = ["any:5ms", "all:1ms", "cuMemUnmap:1s"]
+        .map(|text| text.parse().unwrap())
+        .to_vec();
     let text = simulated(&record, &settings);
-    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("latency")).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("latency"))
+        .collect();
     assert_eq!(
         lines,
         [
@@ -260,7 +423,13 @@ fn each_latency_is_shown_with_its_number_of_calls() {
             "latency cuMemUnmap:1s: 0 calls delayed, 0 ns in total",
         ]
     );
-    assert_eq!(record.latency_not_reached(&settings.latencies).map(ToString::to_string).as_deref(), Some("cuMemUnmap:1s"));
+    assert_eq!(
+        record
+            .latency_not_reached(&settings.latencies)
+            .map(ToString::to_string)
+            .as_deref(),
+        Some("cuMemUnmap:1s")
+    );
 }
 
 #[test]
@@ -272,14 +441,27 @@ fn the_summary_reports_that_no_process_used_the_gpu() {
 #[test]
 fn the_summary_names_what_the_cpu_did_not_compute() {
     let mut computed = process(7, None);
-    let operations = [("_sparse_addmm".to_owned(), 2), ("quantize_per_tensor".to_owned(), 1)].into();
-    let not_computed = crate::record::NotComputed { kernels: 1, operations, beyond_limit: 4 };
+    let operations = [
+        ("_sparse_addmm".to_owned(), 2),
+        ("quantize_per_tensor".to_owned(), 1),
+    ]
+    .into();
+    let not_computed = crate::record::NotComputed {
+        kernels: 1,
+        operations,
+        beyond_limit: 4,
+    };
     computed.torch.as_mut().unwrap().not_computed = Some(not_computed);
     let (record, mut settings) = record(vec![computed]);
     settings.values = Values::Cpu;
     settings.host_memory = Bytes::gib(6);
     let text = simulated(&record, &settings);
-    let line = "not computed: 1 launch of compiled code, CUDA graphs, extensions or foreign threads; 3 operations that the CPU lacks (_sparse_addmm, quantize_per_tensor); \
+    let line = "not computed: 1 launch of compiled code, CUDA graphs, extensions or foreign \
+         threads; 3 operations that the CPU lacks (_sparse_addmm, quantize_per_tensor); \
                 4 operations beyond 6 GiB of host memory\n";
-    assert!(text.contains(line) && text.contains("the CPU computes the values, in at most 6 GiB of host memory"), "{text}");
+    assert!(
+        text.contains(line)
+            && text.contains("the CPU computes the values, in at most 6 GiB of host memory"),
+        "{text}"
+    );
 }

@@ -10,7 +10,13 @@ use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
-    Trial { memory, addresses: Some(AddressOrder::Linux), alloc_conf: None, faults: Vec::new(), faulty_device: None }
+    Trial {
+        memory,
+        addresses: Some(AddressOrder::Linux),
+        alloc_conf: None,
+        faults: Vec::new(),
+        faulty_device: None,
+    }
 }
 
 /// Returns a successful run with attempts of these sizes in MiB.
@@ -56,5 +62,12 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
 
 /// Returns an out of memory error in this line, after this many attempts.
 pub(crate) fn error(attempts: u64, line: u64) -> OutOfMemory {
-    OutOfMemory { attempts, frames: vec![Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() }] }
+    OutOfMemory {
+        attempts,
+        frames: vec![Frame {
+            file: "/home/me/train.py".to_owned(),
+            line,
+            name: "step".to_owned(),
+        }],
+    }
 }

@@ -9,7 +9,11 @@ use crate::{cache::Libraries, launch::CORE, setup::Setup, torch::Torch};
 
 /// Functions with their library's version node, functions without one, and a variable.
 const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [
-    ("libcudart.so.13", Some("libcudart.so.13"), &["cudaMalloc", "cudaFictional"]),
+    (
+        "libcudart.so.13",
+        Some("libcudart.so.13"),
+        &["cudaMalloc", "cudaFictional"],
+    ),
     ("libnvshmem_host.so.3", Some("NVSHMEM"), &["nvshmem_init"]),
     ("libnccl.so.2", None, &["ncclFictional"]),
     ("libcuda.so.1", None, &["cuFictional"]),
@@ -34,7 +38,14 @@ pub(crate) fn setup(folder: &Path, stubs: &[&str], libc: (u32, u32)) -> Setup {
         packages: Vec::new(),
     };
     let stubs = stubs.iter().map(|stub| (*stub).to_owned()).collect();
-    Setup { torch, libraries: Libraries { folder: folder.to_owned(), core: CORE.to_owned(), stubs } }
+    Setup {
+        torch,
+        libraries: Libraries {
+            folder: folder.to_owned(),
+            core: CORE.to_owned(),
+            stubs,
+        },
+    }
 }
 
 /// Compiles `lib/libtorch_cuda.so` into this torch folder.
@@ -44,18 +55,47 @@ pub(crate) fn compile_torch(torch: &Path) {
     fs::create_dir_all(torch.join("lib")).unwrap();
     let mut paths: Vec<PathBuf> = Vec::new();
     for (soname, node, names) in LIBRARIES {
-        let symbol = |(name, kind): (&str, Kind)| Symbol { name: name.to_owned(), node: node.map(str::to_owned), kind };
+        let symbol = |(name, kind): (&str, Kind)| Symbol {
+            name: name.to_owned(),
+            node: node.map(str::to_owned),
+            kind,
+        };
         let variable = (node == Some("NVSHMEM")).then_some((VARIABLE, Kind::Variable));
-        let symbols: Vec<Symbol> = names.iter().map(|name| (*name, Kind::Function)).chain(variable).map(symbol).collect();
-        let library = StubLibrary { soname, nodes: node.into_iter().collect(), symbols: symbols.iter().collect(), core: "libcore.so" };
+        let symbols: Vec<Symbol> = names
+            .iter()
+            .map(|name| (*name, Kind::Function))
+            .chain(variable)
+            .map(symbol)
+            .collect();
+        let library = StubLibrary {
+            soname,
+            nodes: node.into_iter().collect(),
+            symbols: symbols.iter().collect(),
+            core: "libcore.so",
+        };
         paths.push(stubs.join(soname));
         fs::write(stubs.join(soname), library.bytes()).unwrap();
     }
     let source = stubs.join("torch.c");
     fs::write(&source, SOURCE).unwrap();
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-nostdlib", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o"]);
-    let made = compiler.arg(torch.join("lib/libtorch_cuda.so")).arg(&source).args(&paths).status().unwrap();
-    assert!(made.success(), "a C compiler is required, as for building this project");
+    compiler.args([
+        "-shared",
+        "-fPIC",
+        "-nostdlib",
+        "-Wl,--no-as-needed",
+        "-Wl,--allow-shlib-undefined",
+        "-o",
+    ]);
+    let made = compiler
+        .arg(torch.join("lib/libtorch_cuda.so"))
+        .arg(&source)
+        .args(&paths)
+        .status()
+        .unwrap();
+    assert!(
+        made.success(),
+        "a C compiler is required, as for building this project"
+    );
     fs::remove_dir_all(&stubs).unwrap();
 }

@@ -28,11 +28,18 @@ impl TempEnvironment {
 
     /// Writes an executable program.
     fn program(&self, name: &str, text: &str) -> OsString {
-        // Another process writes the program: a concurrently forked child would inherit this process's open file, and starting the program
-        // would fail with "Text file busy".
+        // Another process writes the program: a concurrently forked child would inherit this
+        // process's open file, and starting the program would fail with "Text file busy".
         let draft = self.write(&format!("{name}.draft"), text);
         let path = draft.with_extension("");
-        assert!(std::process::Command::new("cp").arg(&draft).arg(&path).status().unwrap().success());
+        assert!(
+            std::process::Command::new("cp")
+                .arg(&draft)
+                .arg(&path)
+                .status()
+                .unwrap()
+                .success()
+        );
         fs::remove_file(&draft).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path.into()
@@ -44,11 +51,18 @@ impl TempEnvironment {
     }
 
     fn torch(&self, folder: &str, version: &str) -> PathBuf {
-        self.write(&format!("{folder}/torch/__init__.py"), "raise Exception('imported')");
+        self.write(
+            &format!("{folder}/torch/__init__.py"),
+            "raise Exception('imported')",
+        );
         self.write(&format!("{folder}/torch/version.py"), version);
         self.write(&format!("{folder}/torch/lib/libtorch_cuda.so"), "");
-        let metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0\nRequires-Dist: numpy\nRequires-Dist: nvidia-cudnn-cu13==9.19.0.56; platform_system == \"Linux\"\n";
-        self.write(&format!("{folder}/torch-2.11.0.dist-info/METADATA"), metadata);
+        let metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0\nRequires-Dist: \
+             numpy\nRequires-Dist: nvidia-cudnn-cu13==9.19.0.56; platform_system == \"Linux\"\n";
+        self.write(
+            &format!("{folder}/torch-2.11.0.dist-info/METADATA"),
+            metadata,
+        );
         self.path(folder).join("torch")
     }
 }
@@ -62,11 +76,14 @@ fn answer(torch: &Path) -> Value {
 }
 
 fn find(command: &[&OsStr]) -> Result<Torch, TorchError> {
-    Torch::find(&command.iter().map(OsString::from).collect::<Vec<_>>(), None)
+    Torch::find(
+        &command.iter().map(OsString::from).collect::<Vec<_>>(),
+        None,
+    )
 }
 
-const VERSION: &str =
-    "from typing import Optional\n__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n";
+const VERSION: &str = "from typing import Optional\n__version__ = '2.11.0+cu130'\ncuda: \
+     Optional[str] = '13.0'\nhip: Optional[str] = None\n";
 
 #[test]
 fn a_real_interpreter_reports_its_torch_without_importing_it() {
@@ -76,26 +93,42 @@ fn a_real_interpreter_reports_its_torch_without_importing_it() {
     }
     let environment = TempEnvironment::new();
     let folder = environment.torch("site", VERSION);
-    let python = environment
-        .program("bin/python3", &format!("#!/bin/sh\nPYTHONPATH='{}' exec python3 \"$@\"\n", environment.path("site").display()));
+    let python = environment.program(
+        "bin/python3",
+        &format!(
+            "#!/bin/sh\nPYTHONPATH='{}' exec python3 \"$@\"\n",
+            environment.path("site").display()
+        ),
+    );
     let script = environment.write("train.py", "import torch");
     let torch = find(&[&python, OsStr::new("-u"), script.as_os_str()]).unwrap();
     assert_eq!(
-        (torch.folder.as_path(), torch.version.as_str(), torch.cuda, torch.cudnn),
+        (
+            torch.folder.as_path(),
+            torch.version.as_str(),
+            torch.cuda,
+            torch.cudnn
+        ),
         (folder.as_path(), "2.11.0+cu130", (13, 0), Some(91_900))
     );
     // A torch next to the script takes precedence, unless an option changes that.
     let beside = environment.torch("beside", VERSION);
     let script = environment.write("beside/train.py", "import torch");
     let of = |options: &[&str]| {
-        let command: Vec<&OsStr> =
-            [python.as_os_str()].into_iter().chain(options.iter().map(OsStr::new)).chain([script.as_os_str()]).collect();
+        let command: Vec<&OsStr> = [python.as_os_str()]
+            .into_iter()
+            .chain(options.iter().map(OsStr::new))
+            .chain([script.as_os_str()])
+            .collect();
         find(&command).map(|torch| torch.folder)
     };
     assert_eq!(of(&[]).unwrap(), beside);
     assert_eq!(of(&["-W", "ignore", "-X", "dev"]).unwrap(), beside);
     assert_eq!(of(&["-c", "import torch"]).unwrap(), folder);
-    assert!(matches!(of(&["-uI"]), Err(TorchError::NoTorch { .. })), "an isolated interpreter ignores PYTHONPATH");
+    assert!(
+        matches!(of(&["-uI"]), Err(TorchError::NoTorch { .. })),
+        "an isolated interpreter ignores PYTHONPATH"
+    );
 }
 
 #[test]
@@ -105,26 +138,48 @@ fn the_interpreter_comes_from_the_command_its_first_lines_or_an_argument() {
     let python = environment.python("bin/python3", &answer(&torch));
     let path = python.to_str().unwrap();
     let torchrun = environment.program("bin/torchrun", &format!("#!{path}\n"));
-    let long = environment.program("bin/accelerate", &format!("#!/bin/sh\n'''exec' \"{path}\" \"$0\" \"$@\"\n' '''\n"));
+    let long = environment.program(
+        "bin/accelerate",
+        &format!("#!/bin/sh\n'''exec' \"{path}\" \"$0\" \"$@\"\n' '''\n"),
+    );
     let env = environment.program("bin/pytest", &format!("#!/usr/bin/env -S {path} -E\n"));
     let shell = environment.program("bin/train.sh", "#!/bin/bash\npython train.py\n");
-    for command in [vec![&python], vec![&torchrun], vec![&long], vec![&env], vec![&shell, &torchrun], vec![&shell, &shell, &python]] {
+    for command in [
+        vec![&python],
+        vec![&torchrun],
+        vec![&long],
+        vec![&env],
+        vec![&shell, &torchrun],
+        vec![&shell, &shell, &python],
+    ] {
         let command: Vec<&OsStr> = command.into_iter().map(OsString::as_os_str).collect();
         assert_eq!(find(&command).unwrap().folder, torch, "{command:?}");
     }
-    assert_eq!(Torch::find(&[shell], Some(Path::new(path))).unwrap().folder, torch);
+    assert_eq!(
+        Torch::find(&[shell], Some(Path::new(path))).unwrap().folder,
+        torch
+    );
     let other = OsString::from("/nonexistent/train");
     assert!(matches!(find(&[&other]), Err(TorchError::NoCommand { .. })));
     let script = environment.program("gpt.py", "print(1)\n");
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    assert!(matches!(find(&[&script]), Err(TorchError::NotExecutable { .. })));
+    assert!(matches!(
+        find(&[&script]),
+        Err(TorchError::NotExecutable { .. })
+    ));
 }
 
 #[test]
 fn cudnn_beside_torch_is_found_if_it_plans_without_a_device() {
     let environment = TempEnvironment::new();
     let python = environment.python("bin/python3", &answer(&environment.torch("site", VERSION)));
-    let of = |version: Option<u32>| Torch { cudnn: version, ..find(&[&python]).unwrap() }.cudnn_library();
+    let of = |version: Option<u32>| {
+        Torch {
+            cudnn: version,
+            ..find(&[&python]).unwrap()
+        }
+        .cudnn_library()
+    };
     assert_eq!(of(Some(91_900)), None);
     let library = environment.write("site/nvidia/cudnn/lib/libcudnn_graph.so.9", "");
     assert_eq!(of(Some(91_900)), library.to_str().map(str::to_owned));
@@ -136,11 +191,30 @@ fn options_that_change_the_module_path_are_kept() {
     let of = |arguments: &[&str]| {
         let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
         let interpreter = Interpreter::with_arguments("python".into(), &arguments);
-        interpreter.options.into_iter().map(|option| option.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        interpreter
+            .options
+            .into_iter()
+            .map(|option| option.into_string().unwrap())
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     assert_eq!(of(&["-I", "x.py", "-E"]), "-I");
     assert_eq!(of(&["-uSE", "-m", "x", "-s"]), "-S -E");
-    assert_eq!(of(&["-Es", "-W", "-P", "-Wignore", "-X", "I", "--check-hash-based-pycs", "always", "-P", "x.py"]), "-E -s -P");
+    assert_eq!(
+        of(&[
+            "-Es",
+            "-W",
+            "-P",
+            "-Wignore",
+            "-X",
+            "I",
+            "--check-hash-based-pycs",
+            "always",
+            "-P",
+            "x.py"
+        ]),
+        "-E -s -P"
+    );
     assert_eq!(of(&["-uc", "pass", "-I"]), "");
 }
 
@@ -171,45 +245,93 @@ fn unusable_interpreters_are_refused_with_the_reason() {
         changed("/libc", Value::Null),
         changed("/has_special_rights", json!(true)),
     ];
-    let refusals = cases.map(|answer| find(&[&environment.python("bin/python3", &answer)]).unwrap_err().to_string());
-    let shown = refusals.join("\n").replace(&*environment.path("").to_string_lossy(), "…/");
+    let refusals = cases.map(|answer| {
+        find(&[&environment.python("bin/python3", &answer)])
+            .unwrap_err()
+            .to_string()
+    });
+    let shown = refusals
+        .join("\n")
+        .replace(&*environment.path("").to_string_lossy(), "…/");
     insta::assert_snapshot!(shown);
 }
 
 #[test]
 fn the_error_quotes_a_failing_interpreter() {
     let environment = TempEnvironment::new();
-    let failing = environment.program("bin/python3", "#!/bin/sh\necho first >&2; echo 'no such environment' >&2; exit 3\n");
+    let failing = environment.program(
+        "bin/python3",
+        "#!/bin/sh\necho first >&2; echo 'no such environment' >&2; exit 3\n",
+    );
     let error = find(&[&failing]).unwrap_err().to_string();
-    assert!(error.ends_with("does not work: exit status: 3: no such environment"), "{error}");
+    assert!(
+        error.ends_with("does not work: exit status: 3: no such environment"),
+        "{error}"
+    );
     let silent = environment.program("bin/python3", "#!/bin/sh\n");
-    assert!(find(&[&silent]).unwrap_err().to_string().contains("unexpected output"));
+    assert!(
+        find(&[&silent])
+            .unwrap_err()
+            .to_string()
+            .contains("unexpected output")
+    );
 }
 
 #[test]
 fn each_version_takes_its_settings_from_the_first_variable_that_it_reads() {
-    let (cuda, hip, all) = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF");
+    let (cuda, hip, all) = (
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+    );
     type Pair<'a> = (&'a str, &'a str);
     let rows: [(&str, &[Pair<'_>], Option<Pair<'_>>, usize); 9] = [
         ("2.8.0", &[(cuda, "a"), (all, "b")], Some((cuda, "a")), 1),
         ("2.9.1+cu128", &[(hip, "a"), (all, "b")], None, 2),
         ("2.10.0", &[(hip, "a"), (all, "b")], Some((hip, "a")), 1),
-        ("2.11.0+cu130", &[(cuda, ""), (all, "b")], Some((cuda, "")), 1),
+        (
+            "2.11.0+cu130",
+            &[(cuda, ""), (all, "b")],
+            Some((cuda, "")),
+            1,
+        ),
         ("2.11.0", &[(all, "b")], Some((all, "b")), 0),
-        ("2.15.0", &[(cuda, "a"), (hip, "b"), (all, "c")], Some((cuda, "a")), 2),
+        (
+            "2.15.0",
+            &[(cuda, "a"), (hip, "b"), (all, "c")],
+            Some((cuda, "a")),
+            2,
+        ),
         ("2.15.0", &[(cuda, "a"), (all, "a")], Some((cuda, "a")), 0),
         ("2.15.0", &[], None, 0),
         ("unknown", &[(all, "a")], Some((all, "a")), 0),
     ];
     for (version, set, expected, ignored) in rows {
-        let variable = |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
+        let variable = |name: &str| {
+            set.iter()
+                .find(|(of, _)| *of == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         let found = settings_of_allocator(version, variable);
-        assert_eq!(found.as_ref().map(|(name, value)| (*name, value.as_str())), expected, "{version} {set:?}");
-        assert_eq!(settings_without_effect(version, variable).len(), ignored, "{version} {set:?}");
+        assert_eq!(
+            found.as_ref().map(|(name, value)| (*name, value.as_str())),
+            expected,
+            "{version} {set:?}"
+        );
+        assert_eq!(
+            settings_without_effect(version, variable).len(),
+            ignored,
+            "{version} {set:?}"
+        );
     }
-    let warning = settings_without_effect("2.11.0", |name| (name != hip).then(|| name.len().to_string()));
+    let warning = settings_without_effect("2.11.0", |name| {
+        (name != hip).then(|| name.len().to_string())
+    });
     assert_eq!(
         warning,
-        ["warning: PYTORCH_ALLOC_CONF=`18` has no effect: PyTorch 2.11 reads PYTORCH_CUDA_ALLOC_CONF first, which is `23`"]
+        [
+            "warning: PYTORCH_ALLOC_CONF=`18` has no effect: PyTorch 2.11 reads \
+             PYTORCH_CUDA_ALLOC_CONF first, which is `23`"
+        ]
     );
 }

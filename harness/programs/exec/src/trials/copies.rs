@@ -1,7 +1,7 @@
 //! [`Copies`]: runs that begin as copies of a program that has imported everything (`copies.py`).
 //!
-//! The first run starts the program. Before it uses the GPU, it forks a template, which waits, and continues. Each further run is a fork of the template,
-//! which becomes a child of this process.
+//! The first run starts the program. Before it uses the GPU, it forks a template, which waits, and
+//! continues. Each further run is a fork of the template, which becomes a child of this process.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -16,7 +16,8 @@ use super::{OUTPUTS, Observed, Trial};
 use crate::launch::{Ended, Launch, Prepared, hook_folder};
 use crate::{machine::Machine, process::Started};
 
-/// The variable with the process ID of harness, a module to import early, and the path of the socket.
+/// The variable with the process ID of harness, a module to import early, and the path of the
+/// socket.
 const VARIABLE: &str = "HARNESS_GPU_COPIES";
 const SCRIPT: &str = include_str!("../copies.py");
 /// How long a template may take to fork.
@@ -30,7 +31,8 @@ enum State {
     /// The next run starts the program, imports this module early, and offers copies.
     Wanted(String),
     Offered(Template),
-    /// Each run starts the program anew. The reason, if the user did not choose it, follows the words "the program".
+    /// Each run starts the program anew. The reason, if the user did not choose it, follows the
+    /// words "the program".
     Refused(Option<String>),
 }
 
@@ -49,10 +51,20 @@ impl Copies {
         let reason = match launch.machine {
             Machine::Real(..) => return Self::none(),
             _ if first.processes > 1 => format!("uses the GPU in {} processes", first.processes),
-            Machine::Simulated(settings) if settings.devices > 1 => "may use several GPUs".to_owned(),
-            Machine::Simulated(settings) if settings.values == Values::Cpu => "runs with `--values cpu`".to_owned(),
-            Machine::Simulated(_) if !launch.is_audited() => "uses a GNU C library older than 2.35".to_owned(),
-            Machine::Simulated(_) => return Self(Mutex::new(State::Wanted(first.late_import.clone().unwrap_or_default()))),
+            Machine::Simulated(settings) if settings.devices > 1 => {
+                "may use several GPUs".to_owned()
+            }
+            Machine::Simulated(settings) if settings.values == Values::Cpu => {
+                "runs with `--values cpu`".to_owned()
+            }
+            Machine::Simulated(_) if !launch.is_audited() => {
+                "uses a GNU C library older than 2.35".to_owned()
+            }
+            Machine::Simulated(_) => {
+                return Self(Mutex::new(State::Wanted(
+                    first.late_import.clone().unwrap_or_default(),
+                )));
+            }
         };
         Self(Mutex::new(State::Refused(Some(reason))))
     }
@@ -63,24 +75,39 @@ impl Copies {
 
     /// Returns why runs do not begin as copies, if they should.
     pub fn refusal(&self) -> Option<String> {
-        if let State::Refused(reason) = &*self.lock() { reason.clone() } else { None }
+        if let State::Refused(reason) = &*self.lock() {
+            reason.clone()
+        } else {
+            None
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a run, whose output goes to files in its folder. `give_up` receives the age of the run.
-    pub(crate) fn start(&self, trial: &Trial, prepared: &mut Prepared, give_up: impl Fn(Duration) -> bool) -> io::Result<Started> {
+    /// Starts a run, whose output goes to files in its folder. `give_up` receives the age of the
+    /// run.
+    pub(crate) fn start(
+        &self,
+        trial: &Trial,
+        prepared: &mut Prepared,
+        give_up: impl Fn(Duration) -> bool,
+    ) -> io::Result<Started> {
         // PyTorch chooses the backend while it is imported.
-        let is_special = trial.alloc_conf.as_ref().is_some_and(|conf| conf.contains("backend"));
+        let is_special = trial
+            .alloc_conf
+            .as_ref()
+            .is_some_and(|conf| conf.contains("backend"));
         let mut state = self.lock();
         if let State::Offered(template) = &mut *state
             && !is_special
         {
             match template.copy(prepared) {
                 Ok(started) => return Ok(started),
-                Err(error) => *state = State::Refused(Some(format!("can no longer be copied ({error})"))),
+                Err(error) => {
+                    *state = State::Refused(Some(format!("can no longer be copied ({error})")))
+                }
             }
         }
         let early = match &*state {
@@ -93,13 +120,21 @@ impl Copies {
         let folder = prepared.folder().to_owned();
         let socket = folder.join("copies");
         fs::write(hook_folder(&folder).join("copies.py"), SCRIPT)?;
-        let listener = UnixListener::bind(&socket).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-        prepared.command.env(VARIABLE, format!("{}:{early}:{}", process::id(), socket.display()));
+        let listener = UnixListener::bind(&socket)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+        prepared.command.env(
+            VARIABLE,
+            format!("{}:{early}:{}", process::id(), socket.display()),
+        );
         let started = Started::start(&mut prepared.command)?;
         // Other runs wait for the offer.
         *state = listener
             .and_then(|listener| offer(&listener, &started, folder, give_up))
-            .unwrap_or_else(|error| State::Refused(Some(format!("cannot be copied ({error}: a shorter TMPDIR may help)"))));
+            .unwrap_or_else(|error| {
+                State::Refused(Some(format!(
+                    "cannot be copied ({error}: a shorter TMPDIR may help)"
+                )))
+            });
         Ok(started)
     }
 
@@ -114,7 +149,12 @@ impl Copies {
 }
 
 /// Waits until the program offers copies, refuses to, or ends.
-fn offer(listener: &UnixListener, started: &Started, origin: PathBuf, give_up: impl Fn(Duration) -> bool) -> io::Result<State> {
+fn offer(
+    listener: &UnixListener,
+    started: &Started,
+    origin: PathBuf,
+    give_up: impl Fn(Duration) -> bool,
+) -> io::Result<State> {
     let channel = loop {
         match listener.accept() {
             Ok((channel, _)) => break channel,
@@ -122,7 +162,9 @@ fn offer(listener: &UnixListener, started: &Started, origin: PathBuf, give_up: i
             Err(error) => return Err(error),
         }
         if started.has_ended() || give_up(started.age()) {
-            return Ok(State::Refused(Some("ends before torch uses the GPU".to_owned())));
+            return Ok(State::Refused(Some(
+                "ends before torch uses the GPU".to_owned(),
+            )));
         }
         thread::sleep(Duration::from_millis(5));
     };
@@ -134,19 +176,32 @@ fn offer(listener: &UnixListener, started: &Started, origin: PathBuf, give_up: i
         return Ok(State::Refused(Some(reason)));
     }
     let process = adopted(&mut channel)?;
-    Ok(State::Offered(Template { channel, _process: process, origin, kept: None }))
+    Ok(State::Offered(Template {
+        channel,
+        _process: process,
+        origin,
+        kept: None,
+    }))
 }
 
 impl Template {
     /// Requests a copy for a run.
     fn copy(&mut self, prepared: &Prepared) -> io::Result<Started> {
         let folder = prepared.folder();
-        let variable = |(name, value): (&std::ffi::OsStr, Option<&std::ffi::OsStr>)| Some([name, value?].join("=".as_ref()));
-        let outputs = OUTPUTS.map(|output| folder.join(output).into_os_string()).into_iter();
-        let fields: Vec<OsString> = outputs.chain(prepared.command.get_envs().filter_map(variable)).collect();
+        let variable = |(name, value): (&std::ffi::OsStr, Option<&std::ffi::OsStr>)| {
+            Some([name, value?].join("=".as_ref()))
+        };
+        let outputs = OUTPUTS
+            .map(|output| folder.join(output).into_os_string())
+            .into_iter();
+        let fields: Vec<OsString> = outputs
+            .chain(prepared.command.get_envs().filter_map(variable))
+            .collect();
         let request = fields.join("\0".as_ref());
         let bytes = request.as_bytes();
-        self.channel.get_mut().write_all(&[format!("{}\n", bytes.len()).as_bytes(), bytes].concat())?;
+        self.channel
+            .get_mut()
+            .write_all(&[format!("{}\n", bytes.len()).as_bytes(), bytes].concat())?;
         let started = adopted(&mut self.channel)?;
         // The dynamic linker loaded our library into the template.
         let _ = fs::remove_file(folder.join(UNLOADED));
@@ -156,12 +211,17 @@ impl Template {
 
 /// Reads the process ID of a new child of this process.
 fn adopted(channel: &mut BufReader<UnixStream>) -> io::Result<Started> {
-    let pid = line(channel)?.parse().map_err(|_| io::ErrorKind::UnexpectedEof)?;
+    let pid = line(channel)?
+        .parse()
+        .map_err(|_| io::ErrorKind::UnexpectedEof)?;
     Ok(Started::adopted(pid))
 }
 
 fn line(channel: &mut BufReader<UnixStream>) -> io::Result<String> {
     let mut line = Vec::new();
     channel.read_until(b'\n', &mut line)?;
-    Ok(OsString::from_vec(line).to_string_lossy().trim_end().to_owned())
+    Ok(OsString::from_vec(line)
+        .to_string_lossy()
+        .trim_end()
+        .to_owned())
 }

@@ -1,8 +1,8 @@
-//! [`every_fault`] runs a program once per allocation, and fails that allocation. A second run without failures shows first whether the program is
-//! deterministic.
+//! [`every_fault`] runs a program once per allocation, and fails that allocation. A second run
+//! without failures shows first whether the program is deterministic.
 //!
-//! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes two failures in a row: attempts
-//! n and n + 1.
+//! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes
+//! two failures in a row: attempts n and n + 1.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,8 @@ use crate::{process::End, timeline::Timeline};
 
 /// Attempts that also fail alone by default: enough to show that PyTorch's retry works.
 const ALONE: usize = 3;
-/// Extra memory at the end that still counts as recovered: 1 % of the first run's memory, but at least this much.
+/// Extra memory at the end that still counts as recovered: 1 % of the first run's memory, but at
+/// least this much.
 const MORE: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,16 +35,19 @@ pub struct Plan {
 /// Expected behavior of a program that runs out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// It ends like a run without failures and holds no more memory at the end. After the failed call of a library, it may also end with that error.
+    /// It ends like a run without failures and holds no more memory at the end. After the failed
+    /// call of a library, it may also end with that error.
     Recovers,
-    /// It recovers, or it ends with a nonzero exit code after an OutOfMemoryError, and no other exception or signal ends it.
+    /// It recovers, or it ends with a nonzero exit code after an OutOfMemoryError, and no other
+    /// exception or signal ends it.
     EndsCleanly,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultReport {
     pub first: First,
-    /// The second run without failures, and what differs, if it does: then memory is compared with both runs.
+    /// The second run without failures, and what differs, if it does: then memory is compared with
+    /// both runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second: Option<Second>,
     /// Describes the selected attempts.
@@ -89,28 +93,35 @@ pub struct Second {
 /// A run in which an attempt and the next one failed, or a call of a library.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// The rank, which is its device, if the program has several. Each rank counts its own attempts.
+    /// The rank, which is its device, if the program has several. Each rank counts its own
+    /// attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The call of a library that failed, if it was one. Others are attempts to allocate device memory.
+    /// The call of a library that failed, if it was one. Others are attempts to allocate device
+    /// memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<String>,
-    /// The first failed attempt, counted from 1, or the number of the call among those of this name.
+    /// The first failed attempt, counted from 1, or the number of the call among those of this
+    /// name.
     pub attempt: u64,
     pub size: u64,
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty if there was no error or its
-    /// stack is unknown.
+    /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty
+    /// if there was no error or its stack is unknown.
     pub stack: Vec<Frame>,
-    /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the program, or it exited after it caught one. After a failed
-    /// call of a library, the library's error replaces the OutOfMemoryError.
+    /// `true` if the exit code is not 0, and an OutOfMemoryError and nothing else ended the
+    /// program, or it exited after it caught one. After a failed call of a library, the library's
+    /// error replaces the OutOfMemoryError.
     pub is_clean_end: bool,
-    /// Bytes allocated at the end, minus those of the first run, or of the nearer one of two runs that differ. 0 between them.
+    /// Bytes allocated at the end, minus those of the first run, or of the nearer one of two runs
+    /// that differ. 0 between them.
     pub more_at_end: Option<i64>,
-    /// `true` if that exceeds 1 % of the first run's bytes, 2 MiB, and the difference between two runs without failures.
+    /// `true` if that exceeds 1 % of the first run's bytes, 2 MiB, and the difference between two
+    /// runs without failures.
     pub holds_memory: bool,
-    /// Peak bytes held, minus those of the first run, or of the nearer one of two runs that differ. 0 between them.
+    /// Peak bytes held, minus those of the first run, or of the nearer one of two runs that differ.
+    /// 0 between them.
     pub more_at_peak: i64,
     /// The bytes that the next request to the driver asked for after the failed attempts.
     pub next_size: Option<u64>,
@@ -136,7 +147,8 @@ pub enum Outcome {
     ExitCode { exit_code: u8 },
     /// With a signal.
     Signal { signal: u8 },
-    /// Ranks waited forever, as these lines describe, or the run exceeded its time limit, if there are none.
+    /// Ranks waited forever, as these lines describe, or the run exceeded its time limit, if there
+    /// are none.
     Hang { ranks: Vec<String> },
     /// The run ended before the attempt that should fail.
     NotReached,
@@ -149,7 +161,8 @@ impl Case {
     }
 
     pub fn meets(&self, expectation: Expectation) -> bool {
-        let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry) && !self.holds_memory;
+        let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry)
+            && !self.holds_memory;
         match expectation {
             // PyTorch raises an error of the library, which programs rarely catch.
             Expectation::Recovers => recovers || (self.call.is_some() && self.is_clean_end),
@@ -160,40 +173,90 @@ impl Case {
 
 pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
     let first = program.first;
-    let Cases { mut chosen, mut alone, described } = cases(first, plan);
+    let Cases {
+        mut chosen,
+        mut alone,
+        described,
+    } = cases(first, plan);
     let part = program.keep_shard(&mut chosen, Place::name);
     program.keep_shard(&mut alone, Place::name);
-    let clean: Vec<Trial> = (!chosen.is_empty()).then(|| program.trial.clone()).into_iter().collect();
+    let clean: Vec<Trial> = (!chosen.is_empty())
+        .then(|| program.trial.clone())
+        .into_iter()
+        .collect();
     let again = program.run(&clean)?.pop().flatten();
     let again = again.and_then(|again| Some((first.difference(&again)?, again)));
     if let Some((_, again)) = &again {
         // An attempt that only one of the runs makes shows nothing.
-        let made: BTreeSet<String> = places(again).iter().chain(&library_calls(again)).map(Place::name).collect();
+        let made: BTreeSet<String> = places(again)
+            .iter()
+            .chain(&library_calls(again))
+            .map(Place::name)
+            .collect();
         chosen.retain(|place| made.contains(&place.name()));
         alone.retain(|place| made.contains(&place.name()));
     }
-    let clean = Clean { first, again: again.as_ref().map(|(_, again)| again) };
-    let trial = |place: &Place, count| Trial { faults: vec![place.failing(count)], faulty_device: place.rank, ..program.trial.clone() };
-    let trials: Vec<Trial> =
-        chosen.iter().map(|place| trial(place, place.in_a_row())).chain(alone.iter().map(|place| trial(place, 1))).collect();
+    let clean = Clean {
+        first,
+        again: again.as_ref().map(|(_, again)| again),
+    };
+    let trial = |place: &Place, count| Trial {
+        faults: vec![place.failing(count)],
+        faulty_device: place.rank,
+        ..program.trial.clone()
+    };
+    let trials: Vec<Trial> = chosen
+        .iter()
+        .map(|place| trial(place, place.in_a_row()))
+        .chain(alone.iter().map(|place| trial(place, 1)))
+        .collect();
     let mut runs = program.run(&trials)?;
     let lone_runs = runs.split_off(chosen.len());
-    let left_out = runs.iter().chain(&lone_runs).filter(|run| run.is_none()).count();
-    let mut cases: Vec<Case> = chosen.iter().zip(runs).filter_map(|(place, run)| Some(clean.case(place, &run?))).collect();
+    let left_out = runs
+        .iter()
+        .chain(&lone_runs)
+        .filter(|run| run.is_none())
+        .count();
+    let mut cases: Vec<Case> = chosen
+        .iter()
+        .zip(runs)
+        .filter_map(|(place, run)| Some(clean.case(place, &run?)))
+        .collect();
     for (place, run) in alone.iter().zip(lone_runs) {
-        if let (Some(run), Some(case)) = (run, cases.iter_mut().find(|case| case.name() == place.name())) {
-            case.alone = Some(outcome(&place.failing(1), &first.of_rank(place.rank), &run.of_rank(place.rank)));
+        if let (Some(run), Some(case)) = (
+            run,
+            cases.iter_mut().find(|case| case.name() == place.name()),
+        ) {
+            case.alone = Some(outcome(
+                &place.failing(1),
+                &first.of_rank(place.rank),
+                &run.of_rank(place.rank),
+            ));
         }
     }
-    let second = again.map(|(difference, again)| Second { figures: First::new(&again), difference });
-    Ok(FaultReport { first: First::new(first), second, chosen: described, cases, left_out, part })
+    let second = again.map(|(difference, again)| Second {
+        figures: First::new(&again),
+        difference,
+    });
+    Ok(FaultReport {
+        first: First::new(first),
+        second,
+        chosen: described,
+        cases,
+        left_out,
+        part,
+    })
 }
 
 impl Observed {
-    /// Describes what another run of the same program does differently; `None` if it makes the same attempts and ends with the same memory.
+    /// Describes what another run of the same program does differently; `None` if it makes the same
+    /// attempts and ends with the same memory.
     fn difference(&self, again: &Self) -> Option<String> {
         let [before, after] = [self, again].map(places);
-        let sizes = before.iter().zip(&after).find(|(before, after)| before.name() == after.name() && before.size != after.size);
+        let sizes = before
+            .iter()
+            .zip(&after)
+            .find(|(before, after)| before.name() == after.name() && before.size != after.size);
         let memory = |observed: &Self| observed.allocated_at_end.unwrap_or_default();
         if self.ending != again.ending {
             let [before, after] = [self, again].map(|run| match run.ending {
@@ -202,21 +265,41 @@ impl Observed {
             });
             Some(format!("it ends with {after} instead of {before}"))
         } else if let Some((before, after)) = sizes {
-            let rank = before.rank.map_or_else(String::new, |rank| format!(" of rank {rank}"));
-            Some(format!("attempt {}{rank} requests {} instead of {}", before.attempt, after.size, before.size))
+            let rank = before
+                .rank
+                .map_or_else(String::new, |rank| format!(" of rank {rank}"));
+            Some(format!(
+                "attempt {}{rank} requests {} instead of {}",
+                before.attempt, after.size, before.size
+            ))
         } else if before.len() != after.len() {
-            Some(format!("it makes {} instead of {}", count(after.len() as u64, "attempt"), before.len()))
+            Some(format!(
+                "it makes {} instead of {}",
+                count(after.len() as u64, "attempt"),
+                before.len()
+            ))
         } else if memory(self) != memory(again) {
-            Some(format!("it leaves {} allocated at its end instead of {}", memory(again), memory(self)))
+            Some(format!(
+                "it leaves {} allocated at its end instead of {}",
+                memory(again),
+                memory(self)
+            ))
         } else {
-            (self.peak_reserved != again.peak_reserved)
-                .then(|| format!("it reserves at most {} instead of {}", again.peak_reserved, self.peak_reserved))
+            (self.peak_reserved != again.peak_reserved).then(|| {
+                format!(
+                    "it reserves at most {} instead of {}",
+                    again.peak_reserved, self.peak_reserved
+                )
+            })
         }
     }
 }
 
 fn name(rank: Option<u32>, call: Option<&str>, attempt: u64) -> String {
-    format!("{rank:?} {}{attempt}", call.map_or_else(String::new, |call| format!("{call} ")))
+    format!(
+        "{rank:?} {}{attempt}",
+        call.map_or_else(String::new, |call| format!("{call} "))
+    )
 }
 
 /// An attempt or a call of a library, counted from 1, of a rank if there are several.
@@ -234,7 +317,12 @@ impl Place {
     }
 
     const fn failing(&self, count: u64) -> Fault {
-        Fault { call: self.call, first: self.attempt, count, min_size: Bytes::ZERO }
+        Fault {
+            call: self.call,
+            first: self.attempt,
+            count,
+            min_size: Bytes::ZERO,
+        }
     }
 
     /// The failures that PyTorch does not survive by itself. It does not retry calls of libraries.
@@ -246,13 +334,22 @@ impl Place {
 /// The attempts of all ranks, or else of the process that made the most.
 fn places(first: &Observed) -> Vec<Place> {
     let of = |rank: Option<u32>, attempts: &[Attempt]| {
-        let place = |(index, attempt): (usize, &Attempt)| Place { rank, call: None, attempt: index as u64 + 1, size: attempt.size };
+        let place = |(index, attempt): (usize, &Attempt)| Place {
+            rank,
+            call: None,
+            attempt: index as u64 + 1,
+            size: attempt.size,
+        };
         attempts.iter().enumerate().map(place).collect::<Vec<_>>()
     };
     if first.ranks.len() < 2 {
         return of(None, &first.attempts);
     }
-    first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device()[0])).collect()
+    first
+        .ranks
+        .iter()
+        .flat_map(|rank| of(Some(rank.device), &rank.of_device()[0]))
+        .collect()
 }
 
 /// The calls of libraries of the same processes.
@@ -262,14 +359,23 @@ fn library_calls(first: &Observed) -> Vec<Place> {
         let place = |call: &Attempt| {
             let number = made.entry(call.call).or_insert(0);
             *number += 1;
-            Place { rank, call: Some(call.call), attempt: *number, size: call.size }
+            Place {
+                rank,
+                call: Some(call.call),
+                attempt: *number,
+                size: call.size,
+            }
         };
         calls.iter().map(place).collect::<Vec<_>>()
     };
     if first.ranks.len() < 2 {
         return of(None, &first.library_calls);
     }
-    first.ranks.iter().flat_map(|rank| of(Some(rank.device), &rank.of_device()[1])).collect()
+    first
+        .ranks
+        .iter()
+        .flat_map(|rank| of(Some(rank.device), &rank.of_device()[1]))
+        .collect()
 }
 
 struct Cases {
@@ -283,30 +389,55 @@ struct Cases {
 fn cases(first: &Observed, plan: Plan) -> Cases {
     let choose = |places: &[Place]| {
         let sizes: Vec<Bytes> = places.iter().map(|place| place.size).collect();
-        plan.which.choose(&sizes).into_iter().map(|number| places[number as usize - 1]).collect::<Vec<Place>>()
+        plan.which
+            .choose(&sizes)
+            .into_iter()
+            .map(|number| places[number as usize - 1])
+            .collect::<Vec<Place>>()
     };
     let (places, calls) = (places(first), library_calls(first));
     let mut chosen = choose(&places);
-    let alone = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };
+    let alone = if plan.alone {
+        chosen.clone()
+    } else {
+        spread(chosen.len(), ALONE).map(|at| chosen[at]).collect()
+    };
     let mut described = plan.which.described(places.len());
     if !calls.is_empty() && matches!(plan.which, Which::Some | Which::All) {
         chosen.extend(choose(&calls));
-        described +=
-            &format!("; {} of the calls that create handles, plans and modules of libraries, once", plan.which.described(calls.len()));
+        described += &format!(
+            "; {} of the calls that create handles, plans and modules of libraries, once",
+            plan.which.described(calls.len())
+        );
     }
-    Cases { chosen, alone, described }
+    Cases {
+        chosen,
+        alone,
+        described,
+    }
 }
 
-/// Returns the number of runs that [`every_fault`] makes, or fewer if the program is not deterministic.
+/// Returns the number of runs that [`every_fault`] makes, or fewer if the program is not
+/// deterministic.
 pub fn runs(first: &Observed, plan: Plan, shard: Option<Shard>) -> usize {
     let Cases { chosen, alone, .. } = cases(first, plan);
-    let with_failures = chosen.iter().chain(&alone).filter(|place| shard.is_none_or(|shard| shard.has(&place.name()))).count();
+    let with_failures = chosen
+        .iter()
+        .chain(&alone)
+        .filter(|place| shard.is_none_or(|shard| shard.has(&place.name())))
+        .count();
     with_failures + usize::from(with_failures > 0)
 }
 
 impl First {
     fn new(observed: &Observed) -> Self {
-        let Observed { processes, allocated_at_end, peak_reserved, submitted, .. } = observed;
+        let Observed {
+            processes,
+            allocated_at_end,
+            peak_reserved,
+            submitted,
+            ..
+        } = observed;
         let allocated_at_end = allocated_at_end.map(Bytes::get);
         Self {
             attempts: places(observed).len(),
@@ -326,23 +457,42 @@ struct Clean<'a> {
 
 impl Clean<'_> {
     fn case(&self, place: &Place, run: &Observed) -> Case {
-        let (fault, first, run) = (&place.failing(place.in_a_row()), &self.first.of_rank(place.rank), &run.of_rank(place.rank));
+        let (fault, first, run) = (
+            &place.failing(place.in_a_row()),
+            &self.first.of_rank(place.rank),
+            &run.of_rank(place.rank),
+        );
         let failed = fault.first as usize;
         let is_of_library = place.call.is_some();
-        let size_of = |observed: &Observed, attempt: usize| observed.attempts.get(attempt).map(|attempt| attempt.size.0);
-        let error = run.errors.iter().find(|error| error.attempts >= fault.first && !is_of_library);
+        let size_of = |observed: &Observed, attempt: usize| {
+            observed.attempts.get(attempt).map(|attempt| attempt.size.0)
+        };
+        let error = run
+            .errors
+            .iter()
+            .find(|error| error.attempts >= fault.first && !is_of_library);
         let at_end = self.interval(|run| run.allocated_at_end);
-        let more_at_end = run.allocated_at_end.zip(at_end).map(|(run, clean)| difference(run, clean));
+        let more_at_end = run
+            .allocated_at_end
+            .zip(at_end)
+            .map(|(run, clean)| difference(run, clean));
         let bearable = at_end.map_or(MORE, |[least, most]| {
             let of_first = first.allocated_at_end.unwrap_or_default();
-            Bytes(of_first.0 / 100).max(MORE).max(most.saturating_sub(least))
+            Bytes(of_first.0 / 100)
+                .max(MORE)
+                .max(most.saturating_sub(least))
         });
         let outcome = outcome(fault, first, run);
         let is_clean_end = match outcome {
             Outcome::OutOfMemory => true,
             Outcome::OtherError { .. } => is_of_library && run.ended_by_library,
             // Shells pass on a signal as 128 + n.
-            Outcome::ExitCode { exit_code } => exit_code > 0 && exit_code < 128 && !run.is_end_unknown && has_raised(fault, first, run),
+            Outcome::ExitCode { exit_code } => {
+                exit_code > 0
+                    && exit_code < 128
+                    && !run.is_end_unknown
+                    && has_raised(fault, first, run)
+            }
             _ => false,
         };
         Case {
@@ -352,21 +502,27 @@ impl Clean<'_> {
             size: if is_of_library {
                 place.size.0
             } else {
-                size_of(run, failed - 1).or_else(|| size_of(first, failed - 1)).unwrap_or_default()
+                size_of(run, failed - 1)
+                    .or_else(|| size_of(first, failed - 1))
+                    .unwrap_or_default()
             },
             outcome,
             stack: error.map(|error| error.frames.clone()).unwrap_or_default(),
             is_clean_end,
             more_at_end,
-            holds_memory: more_at_end.is_some_and(|more| u64::try_from(more).is_ok_and(|more| Bytes(more) > bearable)),
-            more_at_peak: self.interval(|run| Some(run.peak_reserved)).map_or(0, |clean| difference(run.peak_reserved, clean)),
+            holds_memory: more_at_end
+                .is_some_and(|more| u64::try_from(more).is_ok_and(|more| Bytes(more) > bearable)),
+            more_at_peak: self
+                .interval(|run| Some(run.peak_reserved))
+                .map_or(0, |clean| difference(run.peak_reserved, clean)),
             next_size: size_of(run, failed - 1 + fault.count as usize).filter(|_| !is_of_library),
             submitted: run.submitted,
             alone: None,
         }
     }
 
-    /// The least and the most of a figure in the runs without failures; `None` if the first has none.
+    /// The least and the most of a figure in the runs without failures; `None` if the first has
+    /// none.
     fn interval(&self, figure: impl Fn(&Observed) -> Option<Bytes>) -> Option<[Bytes; 2]> {
         let first = figure(self.first)?;
         let again = self.again.and_then(figure).unwrap_or(first);
@@ -384,22 +540,40 @@ fn difference(bytes: Bytes, [least, most]: [Bytes; 2]) -> i64 {
 fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     let end = match run.ending {
         Ending::Hang => return Outcome::Hang { ranks: Vec::new() },
-        Ending::By(_) if !attempts::reach(if fault.call.is_some() { &run.library_calls } else { &run.attempts }, fault) => {
-            return run.port_in_use.clone().map_or(Outcome::NotReached, |error| Outcome::OtherError { error });
+        Ending::By(_)
+            if !attempts::reach(
+                if fault.call.is_some() {
+                    &run.library_calls
+                } else {
+                    &run.attempts
+                },
+                fault,
+            ) =>
+        {
+            return run
+                .port_in_use
+                .clone()
+                .map_or(Outcome::NotReached, |error| Outcome::OtherError { error });
         }
         Ending::By(end) => end,
     };
     if let Some(hang) = &run.hang {
-        return Outcome::Hang { ranks: hang.lines() };
+        return Outcome::Hang {
+            ranks: hang.lines(),
+        };
     }
     match end {
         End::Signal(signal) => Outcome::Signal { signal },
         // Nothing retries a call of a library, so the program did.
         End::Code(_) if run.ending == first.ending && fault.call.is_some() => Outcome::Recovered,
-        End::Code(_) if run.ending == first.ending && has_raised(fault, first, run) => Outcome::Recovered,
+        End::Code(_) if run.ending == first.ending && has_raised(fault, first, run) => {
+            Outcome::Recovered
+        }
         End::Code(_) if run.ending == first.ending => Outcome::ServedByRetry,
         End::Code(exit_code) => match &run.error {
-            Some(error) => Outcome::OtherError { error: error.clone() },
+            Some(error) => Outcome::OtherError {
+                error: error.clone(),
+            },
             None if run.ended_out_of_memory => Outcome::OutOfMemory,
             None => Outcome::ExitCode { exit_code },
         },
@@ -412,7 +586,11 @@ fn has_raised(fault: &Fault, first: &Observed, run: &Observed) -> bool {
 }
 
 pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {
-    faults.iter().find(|fault| !by_process.iter().any(|process| attempts::reach(&process.attempts, fault)))
+    faults.iter().find(|fault| {
+        !by_process
+            .iter()
+            .any(|process| attempts::reach(&process.attempts, fault))
+    })
 }
 
 #[cfg(test)]

@@ -47,7 +47,8 @@ pub struct OrderLeast {
     pub enough: u64,
     /// The largest amount that failed; 0 if every amount was enough.
     pub too_little: u64,
-    /// `true` if no run failed with more memory than one that succeeded. Includes replays if they found the amount.
+    /// `true` if no run failed with more memory than one that succeeded. Includes replays if they
+    /// found the amount.
     pub is_monotonic: bool,
     /// The number of runs; 0 if replays alone found the amount.
     pub runs: usize,
@@ -59,34 +60,67 @@ enum Stop<E> {
     Failed(E),
 }
 
-/// Searches with each driver's address order. A real GPU has only one. Returns `None` if the user interrupted.
+/// Searches with each driver's address order. A real GPU has only one. Returns `None` if the user
+/// interrupted.
 pub fn least<E: Send>(program: &Program<'_, E>, search: Search) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
     if program.trial.addresses.is_some() {
-        orders.extend(AddressOrder::OF_DRIVERS.map(Some).into_iter().filter(|order| *order != program.trial.addresses));
+        orders.extend(
+            AddressOrder::OF_DRIVERS
+                .map(Some)
+                .into_iter()
+                .filter(|order| *order != program.trial.addresses),
+        );
     }
-    let name = |order: &Option<AddressOrder>| order.map_or_else(|| DRIVERS.to_owned(), |order| order.to_string());
+    let name = |order: &Option<AddressOrder>| {
+        order.map_or_else(|| DRIVERS.to_owned(), |order| order.to_string())
+    };
     let part = program.keep_shard(&mut orders, name);
     let mut found: Vec<OrderLeast> = Vec::new();
     for (index, order) in orders.into_iter().enumerate() {
-        match of_order(program, search, order, found.first(), index < search.confirmed) {
-            Ok((Least { enough, too_little, is_monotonic }, runs)) => {
-                found.push(OrderLeast { addresses: name(&order), enough: enough.0, too_little: too_little.0, is_monotonic, runs });
+        match of_order(
+            program,
+            search,
+            order,
+            found.first(),
+            index < search.confirmed,
+        ) {
+            Ok((
+                Least {
+                    enough,
+                    too_little,
+                    is_monotonic,
+                },
+                runs,
+            )) => {
+                found.push(OrderLeast {
+                    addresses: name(&order),
+                    enough: enough.0,
+                    too_little: too_little.0,
+                    is_monotonic,
+                    runs,
+                });
             }
             Err(Stop::Interrupted) => return Ok(None),
             Err(Stop::Failed(error)) => return Err(error),
         }
     }
-    Ok(Some(LeastReport { plenty: program.trial.memory.0, peak_reserved: program.first.peak_reserved.0, orders: found, part }))
+    Ok(Some(LeastReport {
+        plenty: program.trial.memory.0,
+        peak_reserved: program.first.peak_reserved.0,
+        orders: found,
+        part,
+    }))
 }
 
-/// Returns whether a run ended like the first one, without out of memory errors other than accepted ones.
+/// Returns whether a run ended like the first one, without out of memory errors other than accepted
+/// ones.
 pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
     run.ending == first.ending && (allow_ooms || run.ooms == 0 && run.unreported.is_none())
 }
 
-/// Searches with one order. Replays of the first run predict the result, and two runs confirm it; if they do not, runs replace the replays. Also returns
-/// the number of runs.
+/// Searches with one order. Replays of the first run predict the result, and two runs confirm it;
+/// if they do not, runs replace the replays. Also returns the number of runs.
 fn of_order<E: Send>(
     program: &Program<'_, E>,
     search: Search,
@@ -94,25 +128,58 @@ fn of_order<E: Send>(
     near: Option<&OrderLeast>,
     is_confirmed: bool,
 ) -> Result<(Least, usize), Stop<E>> {
-    let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
+    let trial = |memory: &Bytes| Trial {
+        memory: *memory,
+        addresses: order,
+        ..program.trial.clone()
+    };
     let runs = Cell::new(0);
     let run = |amounts: &[Bytes]| {
         runs.set(runs.get() + amounts.len());
-        let observed = program.run(&amounts.iter().map(trial).collect::<Vec<_>>()).map_err(Stop::Failed)?;
-        let answer = |run: Option<Observed>| Ok(is_enough(program.first, &run.ok_or(Stop::Interrupted)?, search.allow_ooms));
-        observed.into_iter().map(answer).collect::<Result<Vec<bool>, _>>()
+        let observed = program
+            .run(&amounts.iter().map(trial).collect::<Vec<_>>())
+            .map_err(Stop::Failed)?;
+        let answer = |run: Option<Observed>| {
+            Ok(is_enough(
+                program.first,
+                &run.ok_or(Stop::Interrupted)?,
+                search.allow_ooms,
+            ))
+        };
+        observed
+            .into_iter()
+            .map(answer)
+            .collect::<Result<Vec<bool>, _>>()
     };
-    let fits = |memory: &Bytes| Some(is_enough(program.first, &(program.predict)(&trial(memory))?, false));
-    let replay = |amounts: &[Bytes]| amounts.iter().map(|memory| fits(memory).ok_or(())).collect();
+    let fits = |memory: &Bytes| {
+        Some(is_enough(
+            program.first,
+            &(program.predict)(&trial(memory))?,
+            false,
+        ))
+    };
+    let replay = |amounts: &[Bytes]| {
+        amounts
+            .iter()
+            .map(|memory| fits(memory).ok_or(()))
+            .collect()
+    };
     // After an error that the program survives, a replay cannot follow it.
-    let predicted = if search.allow_ooms { None } else { bisect(program, search, near, replay).ok() };
+    let predicted = if search.allow_ooms {
+        None
+    } else {
+        bisect(program, search, near, replay).ok()
+    };
     if let Some(least) = predicted {
         if !is_confirmed {
             return Ok((least, 0));
         }
         let below = Some(least.too_little).filter(|below| *below > search.context_overhead);
         let amounts: Vec<Bytes> = below.into_iter().chain([least.enough]).collect();
-        let expected: Vec<bool> = amounts.iter().map(|amount| *amount == least.enough).collect();
+        let expected: Vec<bool> = amounts
+            .iter()
+            .map(|amount| *amount == least.enough)
+            .collect();
         if run(&amounts)? == expected {
             return Ok((least, runs.get()));
         }
@@ -128,14 +195,36 @@ fn bisect<T, E>(
     near: Option<&OrderLeast>,
     are_enough: impl Fn(&[Bytes]) -> Result<Vec<bool>, E>,
 ) -> Result<Least, E> {
-    let step_for = |bytes: Bytes| if search.exact { PAGE } else { Bytes((bytes.0 / 100).next_multiple_of(PAGE.0)).max(PAGE) };
+    let step_for = |bytes: Bytes| {
+        if search.exact {
+            PAGE
+        } else {
+            Bytes((bytes.0 / 100).next_multiple_of(PAGE.0)).max(PAGE)
+        }
+    };
     let overhead = search.context_overhead;
-    let mut step = near.map_or(step_for(program.first.peak_reserved), |near| Bytes(near.enough.saturating_sub(near.too_little)).max(PAGE));
-    // A program with the same requests as the first run fits into that run's peak. One that adapts to the device's size may not.
-    let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0)).min(program.trial.memory);
-    let mut found = Least { enough: program.trial.memory, too_little: Bytes::ZERO, is_monotonic: true };
-    let guesses = [near.map(|near| Bytes(near.too_little)), near.map(|near| Bytes(near.enough)), Some(held)];
-    let mut guesses: Vec<Bytes> = guesses.into_iter().flatten().filter(|guess| *guess > overhead && *guess <= found.enough).collect();
+    let mut step = near.map_or(step_for(program.first.peak_reserved), |near| {
+        Bytes(near.enough.saturating_sub(near.too_little)).max(PAGE)
+    });
+    // A program with the same requests as the first run fits into that run's peak. One that adapts
+    // to the device's size may not.
+    let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0))
+        .min(program.trial.memory);
+    let mut found = Least {
+        enough: program.trial.memory,
+        too_little: Bytes::ZERO,
+        is_monotonic: true,
+    };
+    let guesses = [
+        near.map(|near| Bytes(near.too_little)),
+        near.map(|near| Bytes(near.enough)),
+        Some(held),
+    ];
+    let mut guesses: Vec<Bytes> = guesses
+        .into_iter()
+        .flatten()
+        .filter(|guess| *guess > overhead && *guess <= found.enough)
+        .collect();
     guesses.sort_unstable();
     guesses.dedup();
     for (guess, enough) in guesses.iter().zip(are_enough(&guesses)?) {
@@ -151,7 +240,8 @@ fn bisect<T, E>(
         found.enough = found.enough.min(least.enough);
         found.too_little = found.too_little.max(least.too_little);
         found.is_monotonic &= least.is_monotonic;
-        // A program that fills the memory it finds, such as a server, needs far less than its peak in the first run.
+        // A program that fills the memory it finds, such as a server, needs far less than its peak
+        // in the first run.
         if step_for(found.enough) >= step {
             return Ok(found);
         }

@@ -18,7 +18,8 @@ pub struct Part {
     pub names: Vec<String>,
 }
 
-/// What the shards of a run have in common, by name: the command, its options, the machine, torch, and the figures of the first run.
+/// What the shards of a run have in common, by name: the command, its options, the machine, torch,
+/// and the figures of the first run.
 pub type Run = BTreeMap<String, String>;
 
 /// The keys of the run and of the hash of all else in the document of a shard.
@@ -50,9 +51,15 @@ impl Document {
     pub fn read(text: &str) -> serde_json::Result<Self> {
         let report = serde_json::from_str(text)?;
         let mut document: Value = serde_json::from_str(text)?;
-        let written = document.as_object_mut().and_then(|object| object.shift_remove(HASH));
+        let written = document
+            .as_object_mut()
+            .and_then(|object| object.shift_remove(HASH));
         let run = document.get(RUN).and_then(|run| Run::deserialize(run).ok());
-        Ok(Self { report, run, is_unchanged: written == Some(hash(&document).into()) })
+        Ok(Self {
+            report,
+            run,
+            is_unchanged: written == Some(hash(&document).into()),
+        })
     }
 }
 
@@ -77,12 +84,16 @@ impl Report {
     /// Appends the cases of another shard. Fails if it is of another program.
     fn append(&mut self, other: Self) -> Result<(), &'static str> {
         match (self, other) {
-            (Self::Faults(all), Self::Faults(more)) if (all.first, &all.chosen) == (more.first, &more.chosen) => {
+            (Self::Faults(all), Self::Faults(more))
+                if (all.first, &all.chosen) == (more.first, &more.chosen) =>
+            {
                 all.cases.extend(more.cases);
                 all.left_out += more.left_out;
                 all.second = all.second.take().or(more.second);
             }
-            (Self::Least(all), Self::Least(more)) if (all.plenty, all.peak_reserved) == (more.plenty, more.peak_reserved) => {
+            (Self::Least(all), Self::Least(more))
+                if (all.plenty, all.peak_reserved) == (more.plenty, more.peak_reserved) =>
+            {
                 all.orders.extend(more.orders);
             }
             (Self::Settings(all), Self::Settings(more)) if all.memory == more.memory => {
@@ -99,7 +110,9 @@ impl Report {
         let position = |name: &str| names.iter().position(|other| other == name);
         match self {
             Self::Faults(report) => report.cases.sort_by_key(|case| position(&case.name())),
-            Self::Least(report) => report.orders.sort_by_key(|order| position(&order.addresses)),
+            Self::Least(report) => report
+                .orders
+                .sort_by_key(|order| position(&order.addresses)),
             Self::Settings(report) => {
                 report.rows.sort_by_key(|row| position(&row.alloc_conf));
                 report.best = settings::best(&report.rows);
@@ -110,19 +123,35 @@ impl Report {
 
 /// Merges shards in any order. Also returns the missing shards.
 pub fn merge(documents: Vec<Document>) -> Result<(Report, Vec<Shard>), String> {
-    let part = |Document { mut report, run, is_unchanged }: Document| {
+    let part = |Document {
+                    mut report,
+                    run,
+                    is_unchanged,
+                }: Document| {
         let part = report.part().ok_or("a report is not of a shard")?;
         match run.filter(|_| is_unchanged) {
             Some(run) => Ok((part, run, report)),
-            None => Err(format!("shard {} is not as `harness exec` wrote it: run it again", part.shard)),
+            None => Err(format!(
+                "shard {} is not as `harness exec` wrote it: run it again",
+                part.shard
+            )),
         }
     };
-    let parts = documents.into_iter().map(part).collect::<Result<Vec<_>, String>>()?;
-    let missing = shard::missing(&parts.iter().map(|(part, ..)| part.shard).collect::<Vec<_>>())?;
+    let parts = documents
+        .into_iter()
+        .map(part)
+        .collect::<Result<Vec<_>, String>>()?;
+    let missing = shard::missing(
+        &parts
+            .iter()
+            .map(|(part, ..)| part.shard)
+            .collect::<Vec<_>>(),
+    )?;
     let mut parts = parts.into_iter();
     let (first, mut run, mut merged) = parts.next().ok_or("no shards are given")?;
     for (part, of_part, report) in parts {
-        let differ = |what: &str| format!("shards {} and {} differ in {what}", first.shard, part.shard);
+        let differ =
+            |what: &str| format!("shards {} and {} differ in {what}", first.shard, part.shard);
         if let Some((name, [one, other])) = of_part.iter().find_map(|(name, other)| {
             let one = run.get(name)?;
             (one != other).then_some((name, [one, other]))

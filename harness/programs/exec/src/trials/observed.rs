@@ -33,7 +33,8 @@ pub struct Observed {
     pub peak_reserved: Bytes,
     /// Peak bytes of PyTorch's allocator, summed over processes.
     pub peak_allocated: Bytes,
-    /// Bytes of PyTorch's allocator at the end, summed over processes; `None` if no process reported them.
+    /// Bytes of PyTorch's allocator at the end, summed over processes; `None` if no process
+    /// reported them.
     pub allocated_at_end: Option<Bytes>,
     pub retries: u64,
     pub ooms: u64,
@@ -49,11 +50,13 @@ pub struct Observed {
     pub slow_calls: Vec<SlowCalls>,
     /// Device allocation attempts, in order, of the process that made the most.
     pub attempts: Vec<Attempt>,
-    /// Calls of the same process that create handles, plans and modules of libraries, and that can fail on request, in order.
+    /// Calls of the same process that create handles, plans and modules of libraries, and that can
+    /// fail on request, in order.
     pub library_calls: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
-    /// The same of each device: of the process with the most attempts on it, which is a rank if there are several.
+    /// The same of each device: of the process with the most attempts on it, which is a rank if
+    /// there are several.
     pub ranks: Vec<RankAttempts>,
     /// The ranks that wait forever, if the run was stopped because of them.
     pub hang: Option<Hang>,
@@ -63,11 +66,13 @@ pub struct Observed {
     pub port_in_use: Option<String>,
     /// `true` if an OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
-    /// `true` if the error of a library that could not create a handle, a plan or a module ended a process.
+    /// `true` if the error of a library that could not create a handle, a plan or a module ended a
+    /// process.
     pub ended_by_library: bool,
     /// Another exception that ended a process.
     pub error: Option<String>,
-    /// `true` if a process in which an attempt failed on request ended in an unknown way. The exit code of the program is that of its only process.
+    /// `true` if a process in which an attempt failed on request ended in an unknown way. The exit
+    /// code of the program is that of its only process.
     pub is_end_unknown: bool,
     /// A slow module of torch that it imported late.
     pub late_import: Option<String>,
@@ -88,7 +93,12 @@ pub struct RankAttempts {
 impl RankAttempts {
     /// The attempts and calls of libraries on the rank's own device.
     pub(crate) fn of_device(&self) -> [Vec<Attempt>; 2] {
-        [&self.attempts, &self.library_calls].map(|all| all.iter().filter(|attempt| attempt.number == self.device).copied().collect())
+        [&self.attempts, &self.library_calls].map(|all| {
+            all.iter()
+                .filter(|attempt| attempt.number == self.device)
+                .copied()
+                .collect()
+        })
     }
 }
 
@@ -119,33 +129,74 @@ pub struct Frame {
 impl Frame {
     /// Returns the file name without folders, and the line.
     pub fn short(&self) -> String {
-        let name = Path::new(&self.file).file_name().map_or(self.file.as_str().into(), |name| name.to_string_lossy());
+        let name = Path::new(&self.file)
+            .file_name()
+            .map_or(self.file.as_str().into(), |name| name.to_string_lossy());
         format!("{name}:{}", self.line)
     }
 }
 
 impl Observed {
     /// Reads the folder of a run, and the folder of its processes' counters.
-    pub(crate) fn read(folder: &Path, counters: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
-        let torches = || record.processes.iter().filter_map(|process| process.torch.as_ref());
+    pub(crate) fn read(
+        folder: &Path,
+        counters: &Path,
+        record: &Record,
+        ending: Ending,
+        error_output: Option<&Path>,
+    ) -> io::Result<Self> {
+        let torches = || {
+            record
+                .processes
+                .iter()
+                .filter_map(|process| process.torch.as_ref())
+        };
         let devices = || record.processes.iter().flat_map(|process| &process.devices);
         let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
         let ranks = attempts_of_ranks(folder, counters)?;
-        let most = ranks.iter().rev().max_by_key(|rank| rank.attempts.len()).cloned();
-        let (attempts, library_calls, errors) = most.map(|rank| (rank.attempts, rank.library_calls, rank.errors)).unwrap_or_default();
+        let most = ranks
+            .iter()
+            .rev()
+            .max_by_key(|rank| rank.attempts.len())
+            .cloned();
+        let (attempts, library_calls, errors) = most
+            .map(|rank| (rank.attempts, rank.library_calls, rank.errors))
+            .unwrap_or_default();
         Ok(Self {
             ending,
-            processes: record.processes.iter().filter(|process| process.used_gpu()).count(),
-            peak_reserved: Bytes(devices().map(|device| device.peak_reserved).max().unwrap_or_default()),
+            processes: record
+                .processes
+                .iter()
+                .filter(|process| process.used_gpu())
+                .count(),
+            peak_reserved: Bytes(
+                devices()
+                    .map(|device| device.peak_reserved)
+                    .max()
+                    .unwrap_or_default(),
+            ),
             peak_allocated: Bytes(sum(PEAK_ALLOCATED)),
-            allocated_at_end: torches().next().map(|_| Bytes(sum("allocated_bytes.all.current"))),
+            allocated_at_end: torches()
+                .next()
+                .map(|_| Bytes(sum("allocated_bytes.all.current"))),
             retries: sum("num_alloc_retries"),
             ooms: sum("num_ooms"),
             unreported: record.processes.iter().find_map(Process::unreported),
             driver_calls: devices().map(|device| device.mallocs + device.frees).sum(),
-            submitted: record.processes.iter().map(|process| process.submitted).sum(),
-            reads_free_memory: record.processes.iter().any(|process| process.reads_free_memory),
-            slow_calls: record.processes.iter().flat_map(|process| process.slow_calls.clone()).collect(),
+            submitted: record
+                .processes
+                .iter()
+                .map(|process| process.submitted)
+                .sum(),
+            reads_free_memory: record
+                .processes
+                .iter()
+                .any(|process| process.reads_free_memory),
+            slow_calls: record
+                .processes
+                .iter()
+                .flat_map(|process| process.slow_calls.clone())
+                .collect(),
             attempts,
             library_calls,
             errors,
@@ -155,7 +206,10 @@ impl Observed {
             ended_by_library: torches().any(|torch| torch.ended_by_library),
             error: error(record),
             is_end_unknown: record.processes.len() > 1
-                && record.processes.iter().any(|process| !process.has_reported() && process.has_injected_failures()),
+                && record
+                    .processes
+                    .iter()
+                    .any(|process| !process.has_reported() && process.has_injected_failures()),
             port: processes::port(folder)?,
             port_in_use: error_output.map_or(Ok(None), port_in_use)?,
             late_import: torches().find_map(|torch| torch.late_import.clone()),
@@ -164,69 +218,136 @@ impl Observed {
     }
 
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
-        latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
+        latencies
+            .iter()
+            .find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
-    /// Returns this run with the attempts and errors of a rank in place of those of the process with the most.
+    /// Returns this run with the attempts and errors of a rank in place of those of the process
+    /// with the most.
     #[must_use]
     pub(crate) fn of_rank(&self, rank: Option<u32>) -> Cow<'_, Self> {
-        let Some(rank) = rank else { return Cow::Borrowed(self) };
+        let Some(rank) = rank else {
+            return Cow::Borrowed(self);
+        };
         let found = self.ranks.iter().find(|of| of.device == rank);
-        let (of_device, errors) = found.map(|rank| (rank.of_device(), rank.errors.clone())).unwrap_or_default();
+        let (of_device, errors) = found
+            .map(|rank| (rank.of_device(), rank.errors.clone()))
+            .unwrap_or_default();
         let [attempts, library_calls] = of_device;
-        Cow::Owned(Self { attempts, library_calls, errors, ..self.clone() })
+        Cow::Owned(Self {
+            attempts,
+            library_calls,
+            errors,
+            ..self.clone()
+        })
     }
 }
 
-/// Reads the process with the most attempts on each device, which the process mostly uses. In a tie, the lowest process ID wins.
+/// Reads the process with the most attempts on each device, which the process mostly uses. In a
+/// tie, the lowest process ID wins.
 fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttempts>> {
     let mut most: BTreeMap<u32, (u32, Vec<Attempt>)> = BTreeMap::new();
     for (pid, path) in numbered(counters, "", attempts::ENDING)? {
         let made = Attempt::read(&path)?;
         let devices: BTreeSet<u32> = on_device(&made).map(|attempt| attempt.number).collect();
-        let of = |device: u32, made: &[Attempt]| on_device(made).filter(|attempt| attempt.number == device).count();
-        let Some(device) = devices.into_iter().rev().max_by_key(|device| of(*device, &made)) else { continue };
-        if most.get(&device).is_none_or(|(_, other)| of(device, other) < of(device, &made)) {
+        let of = |device: u32, made: &[Attempt]| {
+            on_device(made)
+                .filter(|attempt| attempt.number == device)
+                .count()
+        };
+        let Some(device) = devices
+            .into_iter()
+            .rev()
+            .max_by_key(|device| of(*device, &made))
+        else {
+            continue;
+        };
+        if most
+            .get(&device)
+            .is_none_or(|(_, other)| of(device, other) < of(device, &made))
+        {
             most.insert(device, (pid, made));
         }
     }
     let rank = |(device, (pid, all)): (u32, (u32, Vec<Attempt>))| {
-        let errors = OutOfMemory::of_process(folder, pid).into_iter().map(|error| {
-            let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
-            OutOfMemory { attempts: before.filter(|attempt| attempt.call.requests_device_memory()).count() as u64, ..error }
-        });
-        let library_calls = all.iter().filter(|attempt| attempt.call.is_of_library() && attempt.call.can_fail()).copied().collect();
-        RankAttempts { device, errors: errors.collect(), attempts: on_device(&all).copied().collect(), library_calls }
+        let errors = OutOfMemory::of_process(folder, pid)
+            .into_iter()
+            .map(|error| {
+                let before = all
+                    .iter()
+                    .take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
+                OutOfMemory {
+                    attempts: before
+                        .filter(|attempt| attempt.call.requests_device_memory())
+                        .count() as u64,
+                    ..error
+                }
+            });
+        let library_calls = all
+            .iter()
+            .filter(|attempt| attempt.call.is_of_library() && attempt.call.can_fail())
+            .copied()
+            .collect();
+        RankAttempts {
+            device,
+            errors: errors.collect(),
+            attempts: on_device(&all).copied().collect(),
+            library_calls,
+        }
     };
     Ok(most.into_iter().map(rank).collect())
 }
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
-    attempts.iter().filter(|attempt| attempt.call.requests_device_memory())
+    attempts
+        .iter()
+        .filter(|attempt| attempt.call.requests_device_memory())
 }
 
-/// Returns the exception, other than an OutOfMemoryError, that ended a process. Processes with injected failures come first. If one of them ran out of
-/// memory, exceptions of others follow from that.
+/// Returns the exception, other than an OutOfMemoryError, that ended a process. Processes with
+/// injected failures come first. If one of them ran out of memory, exceptions of others follow from
+/// that.
 fn error(record: &Record) -> Option<String> {
     let torches = |is_injected: bool| {
-        let processes = record.processes.iter().filter(move |process| process.has_injected_failures() == is_injected);
+        let processes = record
+            .processes
+            .iter()
+            .filter(move |process| process.has_injected_failures() == is_injected);
         processes.filter_map(|process| process.torch.as_ref())
     };
     let of = |is_injected: bool| torches(is_injected).find_map(|torch| torch.error.clone());
-    of(true).or_else(|| if torches(true).any(|torch| torch.ended_out_of_memory) { None } else { of(false) })
+    of(true).or_else(|| {
+        if torches(true).any(|torch| torch.ended_out_of_memory) {
+            None
+        } else {
+            of(false)
+        }
+    })
 }
 
 fn port_in_use(path: &Path) -> io::Result<Option<String>> {
     let text = fs::read(path)?;
-    let is_of_port = |line: &&str| line.contains("EADDRINUSE") || line.contains("Address already in use");
-    Ok(String::from_utf8_lossy(&text).lines().find(is_of_port).map(|line| line.trim().to_owned()))
+    let is_of_port =
+        |line: &&str| line.contains("EADDRINUSE") || line.contains("Address already in use");
+    Ok(String::from_utf8_lossy(&text)
+        .lines()
+        .find(is_of_port)
+        .map(|line| line.trim().to_owned()))
 }
 
 fn last_lines(path: &Path) -> io::Result<Vec<String>> {
     let text = fs::read(PathBuf::from(path))?;
     let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    Ok(lines[lines.len().saturating_sub(LAST_LINES)..].iter().map(|line| (*line).to_owned()).collect())
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+        .collect();
+    Ok(lines[lines.len().saturating_sub(LAST_LINES)..]
+        .iter()
+        .map(|line| (*line).to_owned())
+        .collect())
 }
 
 #[cfg(test)]

@@ -13,9 +13,15 @@ use crate::record::Record;
 /// Why a run is no base for replays. The text follows the words "the program".
 const DIFFERS: &str = "makes requests that a replay cannot repeat";
 
-/// Returns the allocations of a run on the simulated GPU if one process made them on one device, none failed, and a replay agrees with them. `memory` is
-/// what the process can allocate. Otherwise returns the reason.
-pub(super) fn recorded(record: &Record, observed: &Observed, run: &Path, memory: Bytes) -> Result<RecordedProgram, &'static str> {
+/// Returns the allocations of a run on the simulated GPU if one process made them on one device,
+/// none failed, and a replay agrees with them. `memory` is what the process can allocate. Otherwise
+/// returns the reason.
+pub(super) fn recorded(
+    record: &Record,
+    observed: &Observed,
+    run: &Path,
+    memory: Bytes,
+) -> Result<RecordedProgram, &'static str> {
     if observed.ooms > 0 {
         return Err("runs out of memory in its first run");
     }
@@ -25,9 +31,16 @@ pub(super) fn recorded(record: &Record, observed: &Observed, run: &Path, memory:
     };
     let snapshot = Snapshot::read(&file.path).map_err(|_| DIFFERS)?;
     let devices = snapshot.devices();
-    let [device] = devices.as_slice() else { return Err("uses several GPUs") };
-    let (program, fidelity) = fidelity::recover(&snapshot, *device, Some(memory)).map_err(|_| DIFFERS)?;
-    if fidelity.faithful { Ok(program) } else { Err(DIFFERS) }
+    let [device] = devices.as_slice() else {
+        return Err("uses several GPUs");
+    };
+    let (program, fidelity) =
+        fidelity::recover(&snapshot, *device, Some(memory)).map_err(|_| DIFFERS)?;
+    if fidelity.faithful {
+        Ok(program)
+    } else {
+        Err(DIFFERS)
+    }
 }
 
 pub struct Replays<'a> {
@@ -40,24 +53,53 @@ pub struct Replays<'a> {
 
 impl<'a> Replays<'a> {
     /// `trial` is that of the first run. Returns the reason if a replay of it has other figures.
-    pub fn new(program: &'a RecordedProgram, trial: &Trial, first: &'a Observed, context_overhead: Bytes) -> Result<Self, &'static str> {
+    pub fn new(
+        program: &'a RecordedProgram,
+        trial: &Trial,
+        first: &'a Observed,
+        context_overhead: Bytes,
+    ) -> Result<Self, &'static str> {
         let program = program.prepare().map_err(|_| DIFFERS)?;
-        let mut replays = Self { program, first, context_overhead, other_calls: 0 };
+        let mut replays = Self {
+            program,
+            first,
+            context_overhead,
+            other_calls: 0,
+        };
         let again = replays.predict(trial).ok_or(DIFFERS)?;
-        replays.other_calls = first.driver_calls.checked_sub(again.driver_calls).ok_or(DIFFERS)?;
-        if (Observed { driver_calls: first.driver_calls, ..again }) == *first { Ok(replays) } else { Err(DIFFERS) }
+        replays.other_calls = first
+            .driver_calls
+            .checked_sub(again.driver_calls)
+            .ok_or(DIFFERS)?;
+        if (Observed {
+            driver_calls: first.driver_calls,
+            ..again
+        }) == *first
+        {
+            Ok(replays)
+        } else {
+            Err(DIFFERS)
+        }
     }
 
-    /// Predicts a run that makes the same requests as the first; `None` if that is unknown. The prediction ends at the first failed request, which
-    /// [`Observed::ooms`] shows.
+    /// Predicts a run that makes the same requests as the first; `None` if that is unknown. The
+    /// prediction ends at the first failed request, which [`Observed::ooms`] shows.
     pub fn predict(&self, trial: &Trial) -> Option<Observed> {
         let config = &self.program.program().config;
         let allocator = match &trial.alloc_conf {
-            Some(conf) => Configuration::of_settings(config.torch, conf).ok()?.allocator,
+            Some(conf) => {
+                Configuration::of_settings(config.torch, conf)
+                    .ok()?
+                    .allocator
+            }
             None => AllocatorSpec::caching(config.clone()),
         };
         let memory = trial.memory.saturating_sub(self.context_overhead);
-        match self.program.replay(&Setup { allocator, memory, placement: Placement::InOrder(trial.addresses?) }) {
+        match self.program.replay(&Setup {
+            allocator,
+            memory,
+            placement: Placement::InOrder(trial.addresses?),
+        }) {
             Ok(replayed) => Some(Observed {
                 peak_reserved: Bytes(replayed.stats.reserved_bytes.all.peak),
                 peak_allocated: Bytes(replayed.stats.allocated_bytes.all.peak),
@@ -66,7 +108,12 @@ impl<'a> Replays<'a> {
                 driver_calls: replayed.calls.memory_calls() + self.other_calls,
                 ..self.first.clone()
             }),
-            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => Some(Observed { ooms: 1, ..self.first.clone() }),
+            Err(ProgramError::TooLittleMemory { .. } | ProgramError::DoNotFit { .. }) => {
+                Some(Observed {
+                    ooms: 1,
+                    ..self.first.clone()
+                })
+            }
             Err(_) => None,
         }
     }

@@ -22,10 +22,16 @@ pub enum RunnerError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Launch(#[from] LaunchError),
-    #[error("cannot read the files that the program's processes wrote to the temporary folder: {0}")]
-    #[diagnostic(help("check whether another program deletes temporary files; TMPDIR selects another folder for them"))]
+    #[error(
+        "cannot read the files that the program's processes wrote to the temporary folder: {0}"
+    )]
+    #[diagnostic(help(
+        "check whether another program deletes temporary files; TMPDIR selects another folder for \
+         them"
+    ))]
     Lost(io::Error),
-    #[error("cannot write the program's output to `{}`: {source}; free space there or choose another folder", path.display())]
+    #[error("cannot write the program's output to `{}`: {source}; free space there or choose \
+         another folder", path.display())]
     #[diagnostic(help("choose another file, or free disk space"))]
     Logs { path: PathBuf, source: io::Error },
 }
@@ -51,20 +57,43 @@ pub struct First {
 }
 
 impl Runner<'_> {
-    /// Runs the program with this process's standard output and error. If `is_output_kept_free`, its standard output goes to standard error, because
-    /// standard output carries a document. If `is_recorded`, also records the program's allocations on a simulated GPU. Returns `None` if the user interrupted.
-    pub fn first(&self, trial: &Trial, is_output_kept_free: bool, is_recorded: bool) -> Result<Option<First>, RunnerError> {
+    /// Runs the program with this process's standard output and error. If `is_output_kept_free`,
+    /// its standard output goes to standard error, because standard output carries a document. If
+    /// `is_recorded`, also records the program's allocations on a simulated GPU. Returns `None` if
+    /// the user interrupted.
+    pub fn first(
+        &self,
+        trial: &Trial,
+        is_output_kept_free: bool,
+        is_recorded: bool,
+    ) -> Result<Option<First>, RunnerError> {
         let is_recorded = is_recorded && matches!(self.launch.machine, Machine::Simulated(_));
         let began = Instant::now();
-        let stdout = if is_output_kept_free { Stdio::from(io::stderr()) } else { Stdio::inherit() };
+        let stdout = if is_output_kept_free {
+            Stdio::from(io::stderr())
+        } else {
+            Stdio::inherit()
+        };
         let ended = self.observe(trial, None, |prepared| {
-            prepared.command.stdout(stdout).envs(is_recorded.then_some((SNAPSHOT, "events")));
+            prepared
+                .command
+                .stdout(stdout)
+                .envs(is_recorded.then_some((SNAPSHOT, "events")));
             Ok(())
         })?;
-        let Some((ended, record, observed)) = ended else { return Ok(None) };
-        let memory = trial.memory.saturating_sub(self.launch.machine.context_overhead());
-        let recorded = is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
-        Ok(Some(First { observed, took: began.elapsed(), recorded }))
+        let Some((ended, record, observed)) = ended else {
+            return Ok(None);
+        };
+        let memory = trial
+            .memory
+            .saturating_sub(self.launch.machine.context_overhead());
+        let recorded =
+            is_recorded.then(|| replay::recorded(&record, &observed, ended.folder(), memory));
+        Ok(Some(First {
+            observed,
+            took: began.elapsed(),
+            recorded,
+        }))
     }
 
     fn observe(
@@ -77,7 +106,12 @@ impl Runner<'_> {
             return Ok(None);
         }
         let machine = self.launch.machine.of_trial(trial);
-        let mut prepared = Launch { machine: &machine, alloc_conf: trial.alloc_conf.as_deref(), ..self.launch }.prepare()?;
+        let mut prepared = Launch {
+            machine: &machine,
+            alloc_conf: trial.alloc_conf.as_deref(),
+            ..self.launch
+        }
+        .prepare()?;
         prepared.command.stdin(Stdio::null()).env(PLACES, "1");
         begin(&mut prepared).map_err(LaunchError::Folder)?;
         let give_up = |age| age > self.limit || self.stop.load(Ordering::Relaxed);
@@ -86,7 +120,9 @@ impl Runner<'_> {
             None => Started::start(&mut prepared.command),
         };
         let started = started.map_err(|source| prepared.start_error(source))?;
-        let end = started.wait(give_up, |program| prepared.watch.look(program)).map_err(|source| prepared.start_error(source))?;
+        let end = started
+            .wait(give_up, |program| prepared.watch.look(program))
+            .map_err(|source| prepared.start_error(source))?;
         if end.is_none() && self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -95,8 +131,13 @@ impl Runner<'_> {
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
         let ending = end.map_or(Ending::Hang, |_| Ending::By(ended.end));
-        let (record, observed) =
-            machine.read(folder, (ended.end, ending), kept.then_some(error_output.as_path())).map_err(RunnerError::Lost)?;
+        let (record, observed) = machine
+            .read(
+                folder,
+                (ended.end, ending),
+                kept.then_some(error_output.as_path()),
+            )
+            .map_err(RunnerError::Lost)?;
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
         }
@@ -106,7 +147,8 @@ impl Runner<'_> {
     /// Runs the program with output that is kept in files.
     pub fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
         let ended = self.observe(trial, Some(&self.copies), |prepared| {
-            let [stdout, stderr] = OUTPUTS.map(|output| File::create(prepared.folder().join(output)));
+            let [stdout, stderr] =
+                OUTPUTS.map(|output| File::create(prepared.folder().join(output)));
             prepared.command.stdout(stdout?).stderr(stderr?);
             Ok(())
         })?;
@@ -118,10 +160,13 @@ impl Runner<'_> {
 }
 
 fn name(trial: &Trial) -> String {
-    let fault = trial
-        .faults
-        .iter()
-        .map(|fault| if fault.count == 1 { format!("fault-{}-alone", fault.first) } else { format!("fault-{}", fault.first) });
+    let fault = trial.faults.iter().map(|fault| {
+        if fault.count == 1 {
+            format!("fault-{}-alone", fault.first)
+        } else {
+            format!("fault-{}", fault.first)
+        }
+    });
     let rank = trial.faulty_device.map(|device| format!("rank-{device}"));
     let machine = || {
         let order = trial.addresses.map(|order| format!("-{order}"));
@@ -139,7 +184,8 @@ fn name(trial: &Trial) -> String {
 fn keep(folder: &Path, logs: &Path, name: &str) -> Result<(), RunnerError> {
     for output in OUTPUTS {
         let path = logs.join(format!("{name}.{output}"));
-        fs::copy(folder.join(output), &path).map_err(|source| RunnerError::Logs { path, source })?;
+        fs::copy(folder.join(output), &path)
+            .map_err(|source| RunnerError::Logs { path, source })?;
     }
     Ok(())
 }

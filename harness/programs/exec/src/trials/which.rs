@@ -20,7 +20,10 @@ pub enum Which {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` does not select attempts: write `all`, `sample:N` or `largest:N` with N of at least 1, such as `sample:20`")]
+#[error(
+    "`{0}` does not select attempts: write `all`, `sample:N` or `largest:N` with N of at least 1, \
+     such as `sample:20`"
+)]
 pub struct WhichError(String);
 
 impl FromStr for Which {
@@ -43,7 +46,9 @@ impl Which {
     pub fn choose(self, sizes: &[Bytes]) -> Vec<u64> {
         let chosen: BTreeSet<usize> = match self {
             Self::Some if sizes.len() <= ALL_UP_TO => (0..sizes.len()).collect(),
-            Self::Some => spread(sizes.len(), ALL_UP_TO).chain(largest(sizes, LARGEST)).collect(),
+            Self::Some => spread(sizes.len(), ALL_UP_TO)
+                .chain(largest(sizes, LARGEST))
+                .collect(),
             Self::All => (0..sizes.len()).collect(),
             Self::Sample(count) => spread(sizes.len(), count).collect(),
             Self::Largest(count) => largest(sizes, count).collect(),
@@ -53,11 +58,19 @@ impl Which {
 
     /// Describes the selection from this many attempts.
     pub fn described(self, attempts: usize) -> String {
-        let of =
-            |count: usize, what: &str| if count >= attempts { format!("all {attempts}") } else { format!("{count} {what} of {attempts}") };
+        let of = |count: usize, what: &str| {
+            if count >= attempts {
+                format!("all {attempts}")
+            } else {
+                format!("{count} {what} of {attempts}")
+            }
+        };
         match self {
             Self::Some if attempts > ALL_UP_TO => {
-                format!("{ALL_UP_TO} evenly spread and the {LARGEST} largest of {attempts} (`--every-fault=all` for all)")
+                format!(
+                    "{ALL_UP_TO} evenly spread and the {LARGEST} largest of {attempts} \
+                     (`--every-fault=all` for all)"
+                )
             }
             Self::Some | Self::All => format!("all {attempts}"),
             Self::Sample(count) => of(count, "evenly spread"),
@@ -69,7 +82,13 @@ impl Which {
 /// Returns `count` indexes of `0..len`, evenly spread, including the first and the last.
 pub(crate) fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(len);
-    (0..count).map(move |at| if count == 1 { 0 } else { at * (len - 1) / (count - 1) })
+    (0..count).map(move |at| {
+        if count == 1 {
+            0
+        } else {
+            at * (len - 1) / (count - 1)
+        }
+    })
 }
 
 /// Returns the indexes of the largest sizes; among equal ones, the first.

@@ -10,8 +10,9 @@ use plotters::prelude::*;
 
 use crate::svg::{Area, Drawn};
 
-// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white: <https://jfly.uni-koeln.de/color/>. Then
-// wine and olive of Paul Tol's muted scheme: <https://sronpersonalpages.nl/~pault/>. Arms also differ by their marks.
+// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white:
+// <https://jfly.uni-koeln.de/color/>. Then wine and olive of Paul Tol's muted scheme:
+// <https://sronpersonalpages.nl/~pault/>. Arms also differ by their marks.
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -37,7 +38,10 @@ fn mark(area: &Area<'_>, (x, y): (i32, i32), index: usize) -> Drawn {
         0 => area.draw(&Circle::new((x, y), 4, style)),
         1 => area.draw(&TriangleMarker::new((x, y), 5, style)),
         2 => area.draw(&Rectangle::new([(x - 4, y - 4), (x + 4, y + 4)], style)),
-        3 => area.draw(&Polygon::new(vec![(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y)], style)),
+        3 => area.draw(&Polygon::new(
+            vec![(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y)],
+            style,
+        )),
         _ => area.draw(&Cross::new((x, y), 4, colour(index).stroke_width(2))),
     }
 }

@@ -1,8 +1,8 @@
 //! Columns of integers as compact text.
 //!
 //! A column stores the differences between neighbors as zigzag-encoded base-128 integers
-//! (<https://protobuf.dev/programming-guides/encoding/#varints>), in base64. Columns of a recording change little from row to
-//! row, so most rows take one or two bytes.
+//! (<https://protobuf.dev/programming-guides/encoding/#varints>), in base64. Columns of a recording
+//! change little from row to row, so most rows take one or two bytes.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 

@@ -25,14 +25,20 @@ pub struct PageData {
     ranks: Vec<RankData>,
 }
 
-/// One device of one snapshot, with its explanation. Columns (`columns.rs`) are texts. Moments are those of [`Lifetimes`].
+/// One device of one snapshot, with its explanation. Columns (`columns.rs`) are texts. Moments are
+/// those of [`Lifetimes`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankData(Value);
 
 impl PageData {
     /// Creates a page that shows the ranks in this order.
     pub fn new(title: impl Into<String>, overview: Vec<String>, ranks: Vec<RankData>) -> Self {
-        Self { version: VERSION, title: title.into(), overview, ranks }
+        Self {
+            version: VERSION,
+            title: title.into(),
+            overview,
+            ranks,
+        }
     }
 }
 
@@ -43,16 +49,35 @@ impl RankData {
         let lives = Lifetimes::of(snapshot, device);
         let events = snapshot.events_of(device);
         let times = times_of(events);
-        let moment = explanation.moment.event.map_or(0, |event| event + 1).min(lives.events);
+        let moment = explanation
+            .moment
+            .event
+            .map_or(0, |event| event + 1)
+            .min(lives.events);
         let (peak_moment, peak_allocated) = lives.peak_allocated();
         let figures = lives.at(moment);
         let of_blocks = lives.blocks.iter().map(|life| life.stream);
         let of_segments = lives.segments.iter().map(|life| life.stream);
-        let streams = names(of_blocks.chain(of_segments).chain(refused(events).map(|(_, oom)| oom.stream)));
-        let stacks = StackTable::new(snapshot, device, &lives, times.as_deref(), (peak_moment, moment));
+        let streams = names(
+            of_blocks
+                .chain(of_segments)
+                .chain(refused(events).map(|(_, oom)| oom.stream)),
+        );
+        let stacks = StackTable::new(
+            snapshot,
+            device,
+            &lives,
+            times.as_deref(),
+            (peak_moment, moment),
+        );
         let pools = names(lives.segments.iter().map(|life| life.pool));
-        let base =
-            lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
+        let base = lives
+            .blocks
+            .iter()
+            .map(|life| life.address)
+            .chain(lives.segments.iter().map(|life| life.address))
+            .min()
+            .unwrap_or_default();
         let config = snapshot.config().unwrap_or_default();
         Self(json!({
             "name": name.into(),
@@ -101,15 +126,20 @@ fn cause(found: &CauseBytes) -> Value {
 
 fn wait(wait: &Wait) -> Option<Value> {
     let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
-    Some(json!({ "site": wait.site, "size": wait.size, "freed": freed, "end": wait.completed_at? as usize + 1 }))
+    Some(
+        json!({ "site": wait.site, "size": wait.size, "freed": freed, "end": wait.completed_at? as usize + 1 }),
+    )
 }
 
-/// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a time.
+/// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a
+/// time.
 fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
     let name = match pool {
         None => "segments released later".to_owned(),
         Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind.name()),
-        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind.name()),
+        Some((kind, PoolId(first, second))) => {
+            format!("private pool ({first}, {second}), {} blocks", kind.name())
+        }
     };
     json!({ "name": name, "page": config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) })
 }
@@ -131,7 +161,12 @@ fn blocks(lives: &[BlockLife], base: u64, streams: &[u64], stacks: &[usize]) -> 
 }
 
 /// The fields of [`SegmentLife`] as columns.
-fn segments(lives: &[SegmentLife], base: u64, streams: &[u64], pools: &[Option<(PoolKind, PoolId)>]) -> Value {
+fn segments(
+    lives: &[SegmentLife],
+    base: u64,
+    streams: &[u64],
+    pools: &[Option<(PoolKind, PoolId)>],
+) -> Value {
     let column = |of: &dyn Fn(&SegmentLife) -> u64| encode(lives.iter().map(of));
     json!({
         "address": column(&|life| life.address - base),
@@ -178,12 +213,29 @@ struct StackTable {
 }
 
 impl StackTable {
-    fn new(snapshot: &Snapshot, device: u32, lives: &Lifetimes, times: Option<&[u64]>, at: (usize, usize)) -> Self {
+    fn new(
+        snapshot: &Snapshot,
+        device: u32,
+        lives: &Lifetimes,
+        times: Option<&[u64]>,
+        at: (usize, usize),
+    ) -> Self {
         let sites = Sites::new(snapshot, device);
         let events = snapshot.events_of(device);
-        let key = |event: Option<usize>, stack| (stack, sites.of_block(event.and_then(|event| u32::try_from(event).ok()), stack));
-        let of_blocks: Vec<Key> = lives.blocks.iter().map(|life| key(life.start.checked_sub(1), life.stack)).collect();
-        let of_refused: Vec<Key> = refused(events).map(|(index, event)| key(Some(index), event.stack)).collect();
+        let key = |event: Option<usize>, stack| {
+            (
+                stack,
+                sites.of_block(event.and_then(|event| u32::try_from(event).ok()), stack),
+            )
+        };
+        let of_blocks: Vec<Key> = lives
+            .blocks
+            .iter()
+            .map(|life| key(life.start.checked_sub(1), life.stack))
+            .collect();
+        let of_refused: Vec<Key> = refused(events)
+            .map(|(index, event)| key(Some(index), event.stack))
+            .collect();
         let keys = names(of_blocks.iter().chain(&of_refused).copied());
         let mut table = Self {
             of_blocks: of_blocks.iter().map(|key| position(&keys, key)).collect(),
@@ -204,11 +256,24 @@ impl StackTable {
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
         let mut frames = IndexSet::new();
         for &(stack, _) in &self.keys {
-            let frames = snapshot.stacks.ids(stack).iter().rev().map(|&id| frames.insert_full(id).0).collect();
-            self.stacks.push(Stack { frames, byte_seconds: has_times.then_some(0.0), ..Stack::default() });
+            let frames = snapshot
+                .stacks
+                .ids(stack)
+                .iter()
+                .rev()
+                .map(|&id| frames.insert_full(id).0)
+                .collect();
+            self.stacks.push(Stack {
+                frames,
+                byte_seconds: has_times.then_some(0.0),
+                ..Stack::default()
+            });
         }
         let of_frame = |frame: &Frame| (frame.name.clone(), frame.file.clone(), frame.line);
-        self.frames = frames.into_iter().map(|id| of_frame(snapshot.stacks.frame(id))).collect();
+        self.frames = frames
+            .into_iter()
+            .map(|id| of_frame(snapshot.stacks.frame(id)))
+            .collect();
     }
 
     /// Numbers the sites by bytes at the peak, and assigns them to the stacks.
@@ -219,19 +284,35 @@ impl StackTable {
             sum.0 += stack.at_peak;
             sum.1 += stack.byte_events;
         }
-        sums.sort_by(|a_site, a, b_site, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(a_site.cmp(b_site)));
+        sums.sort_by(|a_site, a, b_site, b| {
+            b.0.cmp(&a.0)
+                .then(b.1.total_cmp(&a.1))
+                .then(a_site.cmp(b_site))
+        });
         for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys) {
             stack.site = sums.get_index_of(site).unwrap_or_default();
         }
-        self.sites = sums.into_keys().map(|site| sites.get(site).name.clone()).collect();
+        self.sites = sums
+            .into_keys()
+            .map(|site| sites.get(site).name.clone())
+            .collect();
     }
 }
 
 fn refused(events: &[Event]) -> impl Iterator<Item = (usize, &Event)> {
-    events.iter().enumerate().filter(|(_, event)| event.action == Action::Oom)
+    events
+        .iter()
+        .enumerate()
+        .filter(|(_, event)| event.action == Action::Oom)
 }
 
-fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usize, (peak, moment): (usize, usize)) {
+fn weigh(
+    stack: &mut Stack,
+    life: &BlockLife,
+    times: Option<&[u64]>,
+    events: usize,
+    (peak, moment): (usize, usize),
+) {
     if life.is_allocated(peak) {
         stack.at_peak += life.size;
     }
@@ -241,13 +322,20 @@ fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usi
     let until = life.freed.min(events);
     stack.byte_events += life.size.0 as f64 * (until - life.start.min(until)) as f64;
     if let (Some(sum), Some(times)) = (&mut stack.byte_seconds, times) {
-        // Moment k + 1 is the state after event k and begins at its time. Earlier blocks begin at the first event.
-        let time = |moment: usize| times.get(moment.saturating_sub(1)).copied().unwrap_or_default();
+        // Moment k + 1 is the state after event k and begins at its time. Earlier blocks begin at
+        // the first event.
+        let time = |moment: usize| {
+            times
+                .get(moment.saturating_sub(1))
+                .copied()
+                .unwrap_or_default()
+        };
         *sum += life.size.0 as f64 * time(until).saturating_sub(time(life.start)) as f64 / 1e6;
     }
 }
 
-/// Microseconds since the first event. `None` if events have no times. If threads recorded out of order, the later time counts.
+/// Microseconds since the first event. `None` if events have no times. If threads recorded out of
+/// order, the later time counts.
 fn times_of(events: &[Event]) -> Option<Vec<u64>> {
     let first = events.first()?.time_us?;
     let mut latest = 0;
@@ -268,11 +356,16 @@ fn ooms_of(events: &[Event], streams: &[u64], stacks: &StackTable) -> Vec<Value>
     refused(events).zip(&stacks.of_refused).map(oom).collect()
 }
 
-/// Pairs the starts and ends of phases, in microseconds since the first event. Incomplete phases are omitted.
+/// Pairs the starts and ends of phases, in microseconds since the first event. Incomplete phases
+/// are omitted.
 fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Value> {
     let mut open: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     let mut phases = Vec::new();
-    for mark in snapshot.annotations.iter().filter(|mark| mark.device == device) {
+    for mark in snapshot
+        .annotations
+        .iter()
+        .filter(|mark| mark.device == device)
+    {
         let time = mark.time_us.saturating_sub(first_time);
         if mark.begins {
             open.entry(&mark.name).or_default().push(time);
@@ -281,22 +374,49 @@ fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Value> {
         }
     }
     phases.sort_by_key(|&(begin, end, _)| (begin, end));
-    phases.into_iter().map(|(begin, end, name)| json!({ "name": name, "begin": begin, "end": end })).collect()
+    phases
+        .into_iter()
+        .map(|(begin, end, name)| json!({ "name": name, "begin": begin, "end": end }))
+        .collect()
 }
 
 fn contradictions(lives: &Lifetimes) -> Vec<String> {
-    let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
-    let (frees, blocks, bytes) = (count(missing_frees, "free"), count(missing_blocks, "block"), Bytes(missing_segment_bytes));
+    let Contradictions {
+        missing_frees,
+        missing_blocks,
+        missing_segment_bytes,
+    } = lives.contradictions;
+    let (frees, blocks, bytes) = (
+        count(missing_frees, "free"),
+        count(missing_blocks, "block"),
+        Bytes(missing_segment_bytes),
+    );
     let notes = [
-        (missing_frees, format!("The recording lacks {frees}: an address was allocated again while its block was live.")),
+        (
+            missing_frees,
+            format!(
+                "The recording lacks {frees}: an address was allocated again while its block was \
+                 live."
+            ),
+        ),
         (
             missing_blocks,
-            format!("Live after all events, but missing from the final state: {blocks}. The page ends them with the recording."),
+            format!(
+                "Live after all events, but missing from the final state: {blocks}. The page ends \
+                 them with the recording."
+            ),
         ),
         (
             missing_segment_bytes as usize,
-            format!("{bytes} of segments were allocated but are missing from the final state: the events are incomplete."),
+            format!(
+                "{bytes} of segments were allocated but are missing from the final state: the \
+                 events are incomplete."
+            ),
         ),
     ];
-    notes.into_iter().filter(|(missing, _)| *missing > 0).map(|(_, note)| note).collect()
+    notes
+        .into_iter()
+        .filter(|(missing, _)| *missing > 0)
+        .map(|(_, note)| note)
+        .collect()
 }

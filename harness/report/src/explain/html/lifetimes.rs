@@ -1,10 +1,10 @@
 //! Allocated and reserved memory at every moment of a recording: [`Lifetimes::of`].
 //!
-//! *Moment* `k` is the state after the first `k` events, so `n` events have the moments `0..=n`. A lifetime `start..end` is half
-//! open; an `end` of `n + 1` means that it outlives the recording.
+//! *Moment* `k` is the state after the first `k` events, so `n` events have the moments `0..=n`. A
+//! lifetime `start..end` is half open; an `end` of `n + 1` means that it outlives the recording.
 //!
-//! Segments are traced backward from the final state, and blocks forward to it. So a recording without its first events is
-//! correct from its first recorded event.
+//! Segments are traced backward from the final state, and blocks forward to it. So a recording
+//! without its first events is correct from its first recorded event.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -40,7 +40,8 @@ pub struct BlockLife {
     pub end: usize,
 }
 
-/// One range reserved from the driver: a segment, or pages of an expandable segment that were mapped and unmapped together.
+/// One range reserved from the driver: a segment, or pages of an expandable segment that were
+/// mapped and unmapped together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentLife {
     pub address: u64,
@@ -84,26 +85,51 @@ impl Lifetimes {
         let sizes = History::new(snapshot, device, config).sizes();
         let blocks = block_lives(events, &held, &sizes, &mut contradictions);
         let segments = segment_lives(events, &held, &mut contradictions);
-        Self { events: events.len(), blocks, segments, contradictions }
+        Self {
+            events: events.len(),
+            blocks,
+            segments,
+            contradictions,
+        }
     }
 
-    /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of lifetimes.
+    /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of
+    /// lifetimes.
     pub fn at(&self, moment: usize) -> Figures {
-        let sum = |of: &dyn Fn(&BlockLife) -> bool| self.blocks.iter().filter(|life| of(life)).map(|life| life.size.0).sum();
-        let segments = self.segments.iter().filter(|life| life.start <= moment && moment < life.end);
+        let sum = |of: &dyn Fn(&BlockLife) -> bool| {
+            self.blocks
+                .iter()
+                .filter(|life| of(life))
+                .map(|life| life.size.0)
+                .sum()
+        };
+        let segments = self
+            .segments
+            .iter()
+            .filter(|life| life.start <= moment && moment < life.end);
         Figures {
             allocated: Bytes(sum(&|life| life.is_allocated(moment))),
-            pending: Bytes(sum(&|life| life.is_there(moment) && !life.is_allocated(moment))),
+            pending: Bytes(sum(&|life| {
+                life.is_there(moment) && !life.is_allocated(moment)
+            })),
             reserved: Bytes(segments.map(|life| life.size.0).sum()),
         }
     }
 
     pub fn peak_allocated(&self) -> (usize, Bytes) {
-        self.peak(self.blocks.iter().map(|life| (life.start, life.freed, life.size)))
+        self.peak(
+            self.blocks
+                .iter()
+                .map(|life| (life.start, life.freed, life.size)),
+        )
     }
 
     pub fn peak_reserved(&self) -> (usize, Bytes) {
-        self.peak(self.segments.iter().map(|life| (life.start, life.end, life.size)))
+        self.peak(
+            self.segments
+                .iter()
+                .map(|life| (life.start, life.end, life.size)),
+        )
     }
 
     fn peak(&self, lives: impl Iterator<Item = (usize, usize, Bytes)>) -> (usize, Bytes) {
@@ -132,7 +158,12 @@ pub struct Figures {
 }
 
 /// Traces blocks forward and reconciles the live ones with the final state.
-fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradictions: &mut Contradictions) -> Vec<BlockLife> {
+fn block_lives(
+    events: &[Event],
+    held: &[&Segment],
+    sizes: &Sizes,
+    contradictions: &mut Contradictions,
+) -> Vec<BlockLife> {
     let never = events.len() + 1;
     let mut lives: Vec<BlockLife> = Vec::new();
     let mut open: HashMap<u64, usize> = HashMap::new();
@@ -169,16 +200,29 @@ fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradiction
                     lives[index].freed = lives[index].freed.min(moment);
                     lives[index].end = moment;
                 }
-                None => lives.push(BlockLife { freed: 0, end: moment, ..before_recording(life, sizes) }),
+                None => lives.push(BlockLife {
+                    freed: 0,
+                    end: moment,
+                    ..before_recording(life, sizes)
+                }),
             },
             _ => {}
         }
     }
     for segment in held {
-        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
+        for block in segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Inactive)
+        {
             let index = open.remove(&block.address).unwrap_or_else(|| {
                 // A block without events lived during the whole recording.
-                lives.push(BlockLife { address: block.address, stream: segment.stream, end: never, ..BlockLife::default() });
+                lives.push(BlockLife {
+                    address: block.address,
+                    stream: segment.stream,
+                    end: never,
+                    ..BlockLife::default()
+                });
                 lives.len() - 1
             });
             fit(&mut lives[index], block, never);
@@ -194,7 +238,12 @@ fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradiction
 }
 
 fn before_recording(life: BlockLife, sizes: &Sizes) -> BlockLife {
-    BlockLife { start: 0, stack: StackId::EMPTY, size: sizes.before(life.address).unwrap_or(life.size), ..life }
+    BlockLife {
+        start: 0,
+        stack: StackId::EMPTY,
+        size: sizes.before(life.address).unwrap_or(life.size),
+        ..life
+    }
 }
 
 fn fit(life: &mut BlockLife, block: &Block, never: usize) {
@@ -214,12 +263,35 @@ fn fit(life: &mut BlockLife, block: &Block, never: usize) {
 /// Reserved ranges by address, while events are traced backward. Their `start` is not yet known.
 type Ranges = BTreeMap<u64, SegmentLife>;
 
-fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<SegmentLife> {
+fn segment_lives(
+    events: &[Event],
+    held: &[&Segment],
+    contradictions: &mut Contradictions,
+) -> Vec<SegmentLife> {
     let never = events.len() + 1;
     let mut lives = Vec::new();
     let final_range = |segment: &&Segment| {
-        let &Segment { address, size, stream, expandable, pool, private_pool, .. } = *segment;
-        (address, SegmentLife { address, size, stream, pool: Some((pool, private_pool)), expandable, start: 0, end: never })
+        let &Segment {
+            address,
+            size,
+            stream,
+            expandable,
+            pool,
+            private_pool,
+            ..
+        } = *segment;
+        (
+            address,
+            SegmentLife {
+                address,
+                size,
+                stream,
+                pool: Some((pool, private_pool)),
+                expandable,
+                start: 0,
+                end: never,
+            },
+        )
     };
     let mut ranges: Ranges = held.iter().map(final_range).collect();
     for (index, event) in events.iter().enumerate().rev() {
@@ -229,14 +301,32 @@ fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contr
         }
         let inside = cut_out(&mut ranges, event.address, event.size.0);
         let found: u64 = inside.iter().map(|range| range.size.0).sum();
-        lives.extend(inside.into_iter().map(|range| SegmentLife { start: moment, ..range }));
+        lives.extend(inside.into_iter().map(|range| SegmentLife {
+            start: moment,
+            ..range
+        }));
         if event.action.reserves() {
             contradictions.missing_segment_bytes += event.size.0 - found;
         } else {
             // A range that is already reserved here was allocated by an unrecorded event.
-            let &Event { address, size, stream, .. } = event;
+            let &Event {
+                address,
+                size,
+                stream,
+                ..
+            } = event;
             let expandable = event.action == Action::SegmentUnmap;
-            ranges.insert(address, SegmentLife { address, size, stream, expandable, end: moment, ..SegmentLife::default() });
+            ranges.insert(
+                address,
+                SegmentLife {
+                    address,
+                    size,
+                    stream,
+                    expandable,
+                    end: moment,
+                    ..SegmentLife::default()
+                },
+            );
         }
     }
     lives.extend(ranges.into_values());
@@ -248,19 +338,45 @@ fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contr
 fn cut_out(ranges: &mut Ranges, address: u64, size: u64) -> Vec<SegmentLife> {
     let end = address.saturating_add(size);
     let end_of = |range: &SegmentLife| range.address.saturating_add(range.size.0);
-    let first = ranges.range(..=address).next_back().filter(|(_, range)| end_of(range) > address).map_or(address, |(&first, _)| first);
-    let hit: Vec<u64> = ranges.range(first..end.max(first)).map(|(&start, _)| start).collect();
+    let first = ranges
+        .range(..=address)
+        .next_back()
+        .filter(|(_, range)| end_of(range) > address)
+        .map_or(address, |(&first, _)| first);
+    let hit: Vec<u64> = ranges
+        .range(first..end.max(first))
+        .map(|(&start, _)| start)
+        .collect();
     let mut inside = Vec::with_capacity(hit.len());
     for start in hit {
-        let Some(range) = ranges.remove(&start) else { continue };
+        let Some(range) = ranges.remove(&start) else {
+            continue;
+        };
         let (from, to) = (range.address.max(address), end_of(&range).min(end));
         if range.address < from {
-            ranges.insert(range.address, SegmentLife { size: Bytes(from - range.address), ..range });
+            ranges.insert(
+                range.address,
+                SegmentLife {
+                    size: Bytes(from - range.address),
+                    ..range
+                },
+            );
         }
         if to < end_of(&range) {
-            ranges.insert(to, SegmentLife { address: to, size: Bytes(end_of(&range) - to), ..range });
+            ranges.insert(
+                to,
+                SegmentLife {
+                    address: to,
+                    size: Bytes(end_of(&range) - to),
+                    ..range
+                },
+            );
         }
-        inside.push(SegmentLife { address: from, size: Bytes(to - from), ..range });
+        inside.push(SegmentLife {
+            address: from,
+            size: Bytes(to - from),
+            ..range
+        });
     }
     inside
 }

@@ -1,7 +1,7 @@
 //! An explanation as one self-contained HTML page: [`page`].
 //!
-//! The page contains its style, script and data. The data ([`PageData`]) is JSON with columns of integers (`columns.rs`). The
-//! script computes derived values, which keeps the page small.
+//! The page contains its style, script and data. The data ([`PageData`]) is JSON with columns of
+//! integers (`columns.rs`). The script computes derived values, which keeps the page small.
 
 mod columns;
 mod data;
@@ -28,11 +28,15 @@ const SCRIPTS: [&str; 7] = [
 ];
 
 pub fn page(data: &PageData) -> String {
-    let json = serde_json::to_string(data).expect("plain data with text keys always has a JSON form");
+    let json =
+        serde_json::to_string(data).expect("plain data with text keys always has a JSON form");
     // A `<` could end the script element that contains the data:
     // https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
     let json = json.replace('<', "\\u003c");
-    let parts = PAGE.split("{{").flat_map(|part| part.split("}}")).enumerate();
+    let parts = PAGE
+        .split("{{")
+        .flat_map(|part| part.split("}}"))
+        .enumerate();
     let filled = parts.map(|(index, part)| match part {
         text if index % 2 == 0 => text.to_owned(),
         "title" => between_tags(&data.title),

@@ -5,7 +5,8 @@ use std::{fmt, marker::PhantomData};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
+/// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5,
+/// fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, bound = "U: UnitText")]
 pub struct Measured<U> {
@@ -21,12 +22,26 @@ pub struct Measured<U> {
 impl<U: UnitText> Measured<U> {
     /// A figure in the unit of its type.
     pub const fn new(value: u64, samples: u64, spread: Spread, fit_error: FitError) -> Self {
-        Self { value, unit: Unit(PhantomData), samples, spread, fit_error }
+        Self {
+            value,
+            unit: Unit(PhantomData),
+            samples,
+            spread,
+            fit_error,
+        }
     }
 
     /// Returns a figure that was read once and does not vary.
     pub const fn exact(value: u64) -> Self {
-        Self::new(value, 1, Decimal(0.0), FitError { median: Decimal(0.0), worst: Decimal(0.0) })
+        Self::new(
+            value,
+            1,
+            Decimal(0.0),
+            FitError {
+                median: Decimal(0.0),
+                worst: Decimal(0.0),
+            },
+        )
     }
 }
 
@@ -40,9 +55,24 @@ impl<U: UnitText> Serialize for Measured<U> {
 impl<U: UnitText> fmt::Display for Measured<U> {
     /// Returns the figure as written in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { value, unit: _, samples, spread, fit_error: FitError { median, worst } } = self;
-        write!(f, "{{ value: {value}, unit: {}, samples: {samples}, spread: {}, ", U::TEXT, spread.0)?;
-        write!(f, "fit_error: {{ median: {}, worst: {} }} }}", median.0, worst.0)
+        let Self {
+            value,
+            unit: _,
+            samples,
+            spread,
+            fit_error: FitError { median, worst },
+        } = self;
+        write!(
+            f,
+            "{{ value: {value}, unit: {}, samples: {samples}, spread: {}, ",
+            U::TEXT,
+            spread.0
+        )?;
+        write!(
+            f,
+            "fit_error: {{ median: {}, worst: {} }} }}",
+            median.0, worst.0
+        )
     }
 }
 
@@ -80,7 +110,10 @@ impl<'de, U: UnitText> Deserialize<'de> for Unit<U> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match String::deserialize(deserializer)? {
             text if text == U::TEXT => Ok(Self(PhantomData)),
-            text => Err(D::Error::custom(format_args!("this figure is in `{}`, not in `{text}`", U::TEXT))),
+            text => Err(D::Error::custom(format_args!(
+                "this figure is in `{}`, not in `{text}`",
+                U::TEXT
+            ))),
         }
     }
 }
@@ -116,7 +149,11 @@ impl<const PLACES: i32> TryFrom<f64> for Decimal<PLACES> {
     type Error = String;
 
     fn try_from(number: f64) -> Result<Self, Self::Error> {
-        if number.is_finite() && number >= 0.0 { Ok(Self(number)) } else { Err(format!("{number} is not a number of at least 0")) }
+        if number.is_finite() && number >= 0.0 {
+            Ok(Self(number))
+        } else {
+            Err(format!("{number} is not a number of at least 0"))
+        }
     }
 }
 
@@ -124,6 +161,10 @@ impl fmt::Display for Share {
     /// For example `3 %`, or `0.4 %` below one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = 100.0 * self.0;
-        if percent > 0.0 && percent < 1.0 { write!(f, "{percent:.1} %") } else { write!(f, "{percent:.0} %") }
+        if percent > 0.0 && percent < 1.0 {
+            write!(f, "{percent:.1} %")
+        } else {
+            write!(f, "{percent:.0} %")
+        }
     }
 }

@@ -6,7 +6,10 @@ use super::*;
 
 /// Invented figures for these tests.
 fn figures() -> Figures {
-    let error = FitError { median: Share::of(0.03), worst: Share::of(0.2) };
+    let error = FitError {
+        median: Share::of(0.03),
+        worst: Share::of(0.2),
+    };
     fn figure<U: UnitText>(value: u64, error: FitError) -> Measured<U> {
         Measured::new(value, 21, Spread::of(1.5), error)
     }
@@ -45,15 +48,29 @@ fn profile() -> Profile {
 }
 
 fn refusal(text: &str) -> String {
-    parse::<Profile>(text, Path::new("p.yaml")).unwrap_err().to_string()
+    parse::<Profile>(text, Path::new("p.yaml"))
+        .unwrap_err()
+        .to_string()
 }
 
 #[test]
 fn a_profile_round_trips() {
-    for profile in
-        [profile(), Profile { figures: Figures { map_page: None, pool_call: None, ..figures() }, contended: vec![], ..profile() }]
-    {
-        assert_eq!(parse::<Profile>(&profile.to_yaml(), Path::new("p.yaml")).unwrap(), profile);
+    for profile in [
+        profile(),
+        Profile {
+            figures: Figures {
+                map_page: None,
+                pool_call: None,
+                ..figures()
+            },
+            contended: vec![],
+            ..profile()
+        },
+    ] {
+        assert_eq!(
+            parse::<Profile>(&profile.to_yaml(), Path::new("p.yaml")).unwrap(),
+            profile
+        );
     }
 }
 
@@ -75,29 +92,74 @@ proptest! {
 #[test]
 fn the_simulated_device_uses_and_cites_the_measured_costs() {
     let config = profile().sim_config();
-    assert_eq!((config.total, config.context_overhead), (Bytes::gib(3), Bytes::mib(500)));
+    assert_eq!(
+        (config.total, config.context_overhead),
+        (Bytes::gib(3), Bytes::mib(500))
+    );
     let cost = config.cost;
-    assert!(cost.name.starts_with("test-gpu measured 2026-11-20 ("), "{}", cost.name);
-    assert_eq!(cost.malloc.source, "measured on Test GPU, driver 1.2.3, 2026-11-20, fit error 3 %");
-    let times = [&cost.malloc, &cost.malloc_per_mib, &cost.free, &cost.free_per_mib, &cost.map_page, &cost.unmap_page, &cost.pool_call];
+    assert!(
+        cost.name.starts_with("test-gpu measured 2026-11-20 ("),
+        "{}",
+        cost.name
+    );
+    assert_eq!(
+        cost.malloc.source,
+        "measured on Test GPU, driver 1.2.3, 2026-11-20, fit error 3 %"
+    );
+    let times = [
+        &cost.malloc,
+        &cost.malloc_per_mib,
+        &cost.free,
+        &cost.free_per_mib,
+        &cost.map_page,
+        &cost.unmap_page,
+        &cost.pool_call,
+    ];
     assert_eq!(times.map(|figure| figure.value.0), [1, 2, 3, 4, 5, 6, 7]);
-    let times = [&cost.submit, &cost.stream_create, &cost.event_create, &cost.event_record, &cost.event_query, &cost.synchronize];
+    let times = [
+        &cost.submit,
+        &cost.stream_create,
+        &cost.event_create,
+        &cost.event_record,
+        &cost.event_query,
+        &cost.synchronize,
+    ];
     assert_eq!(times.map(|figure| figure.value.0), [8, 9, 10, 11, 12, 13]);
     assert_eq!(cost.transfer_per_gib.value.0, 14);
 }
 
 #[test]
 fn unmeasured_costs_take_published_values() {
-    let cost = Profile { figures: Figures { map_page: None, ..figures() }, ..profile() }.cost_model();
+    let cost = Profile {
+        figures: Figures {
+            map_page: None,
+            ..figures()
+        },
+        ..profile()
+    }
+    .cost_model();
     assert_eq!(cost.map_page, CostModel::PUBLISHED.map_page);
     assert_ne!(cost.unmap_page, CostModel::PUBLISHED.unmap_page);
 }
 
 #[test]
 fn different_figures_have_different_titles() {
-    let other = Profile { figures: Figures { malloc: Measured::exact(77), ..figures() }, ..profile() };
+    let other = Profile {
+        figures: Figures {
+            malloc: Measured::exact(77),
+            ..figures()
+        },
+        ..profile()
+    };
     assert_ne!(profile().title(), other.title());
-    assert_eq!(profile().title(), Profile { contended: vec![], ..profile() }.title());
+    assert_eq!(
+        profile().title(),
+        Profile {
+            contended: vec![],
+            ..profile()
+        }
+        .title()
+    );
 }
 
 #[test]
@@ -112,7 +174,10 @@ fn errors_have_a_position() {
         with("harness:", "harnes:"),
         with("2026-11-20", "2026-11-31"),
         with("\"test-gpu\"", "\"../x\""),
-        with("malloc: { value: 1, unit: ns,", "malloc: { value: 1, unit: us,"),
+        with(
+            "malloc: { value: 1, unit: ns,",
+            "malloc: { value: 1, unit: us,",
+        ),
         with("value: 1,", "value: -1,"),
         with("spread: 1.5", "spread: .nan"),
         with("  malloc_per_mib:", "  # malloc_per_mib:"),
@@ -124,9 +189,14 @@ fn errors_have_a_position() {
 
 #[test]
 fn names_are_derived_from_devices() {
-    for (device, name) in
-        [("NVIDIA H200", "nvidia-h200"), ("NVIDIA RTX PRO 6000 (Blackwell)", "nvidia-rtx-pro-6000-blackwell"), ("", "unnamed")]
-    {
+    for (device, name) in [
+        ("NVIDIA H200", "nvidia-h200"),
+        (
+            "NVIDIA RTX PRO 6000 (Blackwell)",
+            "nvidia-rtx-pro-6000-blackwell",
+        ),
+        ("", "unnamed"),
+    ] {
         assert_eq!(ProfileName::of_device(device).to_string(), name);
         assert!(name.parse::<ProfileName>().is_ok());
     }

@@ -4,21 +4,50 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../../../scenarios/devices/my-gpu.yaml");
 
 fn error(text: &str) -> String {
-    of_text(text, Path::new("gpu.yaml")).expect_err("the file has an error").to_string()
+    of_text(text, Path::new("gpu.yaml"))
+        .expect_err("the file has an error")
+        .to_string()
 }
 
 #[test]
 fn a_file_describes_a_gpu() {
     let gpu = of_text(EXAMPLE, Path::new("my-gpu.yaml")).expect("the example is valid");
-    assert_eq!((gpu.name.as_str(), gpu.device.as_str()), ("my-gpu", "NVIDIA Example 24GB"));
-    assert_eq!((gpu.memory, gpu.capability, gpu.multiprocessors), (Bytes::mib(24_112), (12, 0), 170));
-    assert_eq!((gpu.l2_cache, gpu.clock_khz, gpu.memory_bus_bits, gpu.pcie), (96 << 20, 2_407_000, 384, Some(5)));
+    assert_eq!(
+        (gpu.name.as_str(), gpu.device.as_str()),
+        ("my-gpu", "NVIDIA Example 24GB")
+    );
+    assert_eq!(
+        (gpu.memory, gpu.capability, gpu.multiprocessors),
+        (Bytes::mib(24_112), (12, 0), 170)
+    );
+    assert_eq!(
+        (gpu.l2_cache, gpu.clock_khz, gpu.memory_bus_bits, gpu.pcie),
+        (96 << 20, 2_407_000, 384, Some(5))
+    );
     assert!(gpu.reaches_peers());
-    let optional = ["clock_mhz", "memory_clock_mhz", "memory_bus_bits", "pcie", "peer_access", "source"];
-    let short: String =
-        EXAMPLE.lines().filter(|line| !optional.iter().any(|key| line.starts_with(key))).map(|line| format!("{line}\n")).collect();
+    let optional = [
+        "clock_mhz",
+        "memory_clock_mhz",
+        "memory_bus_bits",
+        "pcie",
+        "peer_access",
+        "source",
+    ];
+    let short: String = EXAMPLE
+        .lines()
+        .filter(|line| !optional.iter().any(|key| line.starts_with(key)))
+        .map(|line| format!("{line}\n"))
+        .collect();
     let gpu = of_text(&short, Path::new("my-gpu.yaml")).expect("these keys are optional");
-    assert_eq!((gpu.clock_khz, gpu.memory_clock_khz, gpu.memory_bus_bits, gpu.pcie), (0, 0, 0, None));
+    assert_eq!(
+        (
+            gpu.clock_khz,
+            gpu.memory_clock_khz,
+            gpu.memory_bus_bits,
+            gpu.pcie
+        ),
+        (0, 0, 0, None)
+    );
 }
 
 #[test]
@@ -43,7 +72,11 @@ fn a_simulated_device_has_the_memory_of_each_gpu() {
     for gpu in GPUS.iter() {
         let config = sim_config(gpu);
         assert_eq!(config.total, gpu.memory);
-        assert!(config.cost.name.contains("costs not measured"), "{}", config.cost.name);
+        assert!(
+            config.cost.name.contains("costs not measured"),
+            "{}",
+            config.cost.name
+        );
     }
 }
 

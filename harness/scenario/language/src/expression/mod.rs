@@ -1,5 +1,6 @@
-//! Expectations, and computed amounts and counts. An expression is parsed once, with its units checked, and evaluated exactly. The caller
-//! decides which quantities exist: it turns names into its own type, a [`Quantity`].
+//! Expectations, and computed amounts and counts. An expression is parsed once, with its units
+//! checked, and evaluated exactly. The caller decides which quantities exist: it turns names into
+//! its own type, a [`Quantity`].
 //!
 //! ```text
 //! EXPECTATION = SUM ( == | != | < | <= | > | >= ) SUM ( +- TOLERANCE )?
@@ -20,7 +21,8 @@ use harness_allocator::units::Bytes;
 use num_traits::{One, Zero};
 
 pub use parse::{
-    ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count, parse_expectation, parse_formula,
+    ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count,
+    parse_expectation, parse_formula,
 };
 pub use value::{ArithmeticError, Dimension, Number, Operator, Unit, Value};
 
@@ -46,7 +48,11 @@ pub struct Expression<Q> {
 pub(in crate::expression) enum Node<Q> {
     Literal(Number),
     Quantity(Q),
-    Operation { operator: Operator, left: Box<Expression<Q>>, right: Box<Expression<Q>> },
+    Operation {
+        operator: Operator,
+        left: Box<Expression<Q>>,
+        right: Box<Expression<Q>>,
+    },
     Choice(Choice, Vec<Expression<Q>>),
 }
 
@@ -58,19 +64,31 @@ pub(in crate::expression) enum Choice {
 
 impl<Q> Expression<Q> {
     /// Computes the value. `value` is called once per quantity, from left to right.
-    pub fn evaluate<E>(&self, value: &mut impl FnMut(&Q) -> Result<Number, E>) -> Result<Number, EvaluateError<E>> {
+    pub fn evaluate<E>(
+        &self,
+        value: &mut impl FnMut(&Q) -> Result<Number, E>,
+    ) -> Result<Number, EvaluateError<E>> {
         match &self.node {
             Node::Literal(number) => Ok(*number),
             Node::Quantity(quantity) => value(quantity).map_err(EvaluateError::LookUp),
-            Node::Operation { operator, left, right } => {
+            Node::Operation {
+                operator,
+                left,
+                right,
+            } => {
                 let (first, second) = (left.evaluate(value)?, right.evaluate(value)?);
                 if *operator == Operator::Divide && second.is_zero() {
                     return Err(ArithmeticError::DivisionByZero(self.text.clone()).into());
                 }
-                operator.apply(&first, &second).ok_or_else(|| ArithmeticError::Overflow.into())
+                operator
+                    .apply(&first, &second)
+                    .ok_or_else(|| ArithmeticError::Overflow.into())
             }
             Node::Choice(choice, all) => {
-                let numbers: Vec<Number> = all.iter().map(|one| one.evaluate(value)).collect::<Result<_, _>>()?;
+                let numbers: Vec<Number> = all
+                    .iter()
+                    .map(|one| one.evaluate(value))
+                    .collect::<Result<_, _>>()?;
                 let chosen = match choice {
                     Choice::Least => numbers.into_iter().min(),
                     Choice::Greatest => numbers.into_iter().max(),
@@ -143,8 +161,14 @@ pub enum Tolerance {
 
 impl<Q> Expectation<Q> {
     /// Compares both sides. `value` is called once per quantity, in order.
-    pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<Number, E>) -> Result<Evaluation, EvaluateError<E>> {
-        let (left, right) = (self.left.evaluate(&mut value)?, self.right.evaluate(&mut value)?);
+    pub fn evaluate<E>(
+        &self,
+        mut value: impl FnMut(&Q) -> Result<Number, E>,
+    ) -> Result<Evaluation, EvaluateError<E>> {
+        let (left, right) = (
+            self.left.evaluate(&mut value)?,
+            self.right.evaluate(&mut value)?,
+        );
         let holds = match self.tolerance {
             None => self.comparison.holds(&left, &right),
             Some(tolerance) => {
@@ -154,25 +178,44 @@ impl<Q> Expectation<Q> {
         };
         let dimension = self.dimension();
         let value = |number| Value { number, dimension };
-        Ok(Evaluation { left: value(left), right: value(right), holds })
+        Ok(Evaluation {
+            left: value(left),
+            right: value(right),
+            holds,
+        })
     }
 
     pub fn dimension(&self) -> Dimension {
-        self.left.dimension.or(self.right.dimension).unwrap_or_default()
+        self.left
+            .dimension
+            .or(self.right.dimension)
+            .unwrap_or_default()
     }
 
     pub fn quantities(&self) -> impl Iterator<Item = &Q> {
-        self.left.quantities().into_iter().chain(self.right.quantities())
+        self.left
+            .quantities()
+            .into_iter()
+            .chain(self.right.quantities())
     }
 
     /// Returns whether it is written in percent. Its values are then shown in percent too.
     pub fn is_in_percent(&self) -> bool {
-        self.dimension() == Dimension::NUMBER && [&self.left.text, &self.right.text].iter().any(|text| text.contains('%'))
+        self.dimension() == Dimension::NUMBER
+            && [&self.left.text, &self.right.text]
+                .iter()
+                .any(|text| text.contains('%'))
     }
 }
 
 fn is_near(left: &Number, right: &Number, tolerance: Tolerance) -> Option<bool> {
-    let absolute = |number: Number| if number < Number::from_integer(0) { -number } else { number };
+    let absolute = |number: Number| {
+        if number < Number::from_integer(0) {
+            -number
+        } else {
+            number
+        }
+    };
     let distance = absolute(Operator::Subtract.apply(left, right)?);
     let most = match tolerance {
         Tolerance::Amount(amount) => amount,
@@ -200,8 +243,14 @@ pub enum Comparison {
 
 impl Comparison {
     /// Every operator with its sign. A sign that starts with another sign comes first.
-    const SIGNS: [(&'static str, Self); 6] =
-        [("==", Self::Equal), ("!=", Self::NotEqual), ("<=", Self::AtMost), (">=", Self::AtLeast), ("<", Self::Less), (">", Self::Greater)];
+    const SIGNS: [(&'static str, Self); 6] = [
+        ("==", Self::Equal),
+        ("!=", Self::NotEqual),
+        ("<=", Self::AtMost),
+        (">=", Self::AtLeast),
+        ("<", Self::Less),
+        (">", Self::Greater),
+    ];
 
     pub fn holds(self, left: &Number, right: &Number) -> bool {
         match self {
@@ -232,12 +281,17 @@ impl<Q> Amount<Q> {
     }
 
     /// Computes the amount, rounded down to whole bytes.
-    pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<Number, E>) -> Result<Bytes, AmountError<E>> {
+    pub fn evaluate<E>(
+        &self,
+        mut value: impl FnMut(&Q) -> Result<Number, E>,
+    ) -> Result<Bytes, AmountError<E>> {
         match self {
             Self::Fixed(bytes) => Ok(*bytes),
             Self::Computed(expression) => {
                 let bytes = expression.evaluate(&mut value)?.floor().to_integer();
-                u64::try_from(bytes).map(Bytes).map_err(|_| AmountError::OutOfRange(bytes))
+                u64::try_from(bytes)
+                    .map(Bytes)
+                    .map_err(|_| AmountError::OutOfRange(bytes))
             }
         }
     }

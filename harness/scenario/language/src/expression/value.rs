@@ -40,11 +40,17 @@ impl Dimension {
     pub const TIME: Self = Self { bytes: 0, time: 1 };
 
     pub(super) fn times(self, other: Self) -> Option<Self> {
-        Some(Self { bytes: self.bytes.checked_add(other.bytes)?, time: self.time.checked_add(other.time)? })
+        Some(Self {
+            bytes: self.bytes.checked_add(other.bytes)?,
+            time: self.time.checked_add(other.time)?,
+        })
     }
 
     pub(super) fn over(self, other: Self) -> Option<Self> {
-        Some(Self { bytes: self.bytes.checked_sub(other.bytes)?, time: self.time.checked_sub(other.time)? })
+        Some(Self {
+            bytes: self.bytes.checked_sub(other.bytes)?,
+            time: self.time.checked_sub(other.time)?,
+        })
     }
 }
 
@@ -83,7 +89,10 @@ impl Value {
     }
 
     pub fn of(number: u64, unit: Unit) -> Self {
-        Self { number: Number::from_integer(i128::from(number)), dimension: unit.into() }
+        Self {
+            number: Number::from_integer(i128::from(number)),
+            dimension: unit.into(),
+        }
     }
 
     pub fn whole(&self) -> Option<i128> {
@@ -111,10 +120,18 @@ impl fmt::Display for Value {
             Dimension::TIME => write!(f, "{sign}{}", Nanos(magnitude)),
             Dimension::NUMBER => f.write_str(&decimal(self.number)),
             Dimension { bytes: 1, time: -1 } => {
-                let second = self.number.checked_mul(&Number::from_integer(1_000_000_000)).map(|rate| rate.round().to_integer());
+                let second = self
+                    .number
+                    .checked_mul(&Number::from_integer(1_000_000_000))
+                    .map(|rate| rate.round().to_integer());
                 let rate = second.unwrap_or(i128::MAX);
                 let magnitude = u64::try_from(rate.unsigned_abs()).unwrap_or(u64::MAX);
-                write!(f, "{}{}/s", if rate < 0 { "-" } else { "" }, Bytes(magnitude))
+                write!(
+                    f,
+                    "{}{}/s",
+                    if rate < 0 { "-" } else { "" },
+                    Bytes(magnitude)
+                )
             }
             _ => write!(f, "{} ({})", decimal(self.number), self.dimension),
         }
@@ -129,7 +146,11 @@ fn decimal(number: Number) -> String {
     let value = *number.numer() as f64 / *number.denom() as f64;
     let digits = 3 - (value.abs().log10().floor() as i32);
     let text = format!("{value:.*}", digits.clamp(0, 12) as usize);
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -19,7 +19,10 @@ fn needed_parts_are_kept() {
 #[test]
 fn the_least_failing_number_is_found() {
     for wanted in [1, 2, 7, 99, 100] {
-        assert_eq!(least(0, 100, &mut |number| Flow::Continue(number >= wanted)), Flow::Continue(wanted));
+        assert_eq!(
+            least(0, 100, &mut |number| Flow::Continue(number >= wanted)),
+            Flow::Continue(wanted)
+        );
     }
 }
 

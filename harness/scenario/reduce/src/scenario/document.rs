@@ -39,7 +39,9 @@ pub(super) struct StepNode {
 }
 
 pub(super) fn value<'a>(map: &'a Map, key: &str) -> Option<&'a Node> {
-    map.iter().find(|(name, _)| name == key).map(|(_, node)| node)
+    map.iter()
+        .find(|(name, _)| name == key)
+        .map(|(_, node)| node)
 }
 
 pub(super) fn set(map: &mut Map, key: &str, node: Node) {
@@ -51,7 +53,8 @@ pub(super) fn set(map: &mut Map, key: &str, node: Node) {
 
 impl Document {
     pub(super) fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
-        let tree: Located<Tree> = yaml::parse(source, path, &SCENARIO).map_err(|problem| FileError::text(problem, path, source))?;
+        let tree: Located<Tree> = yaml::parse(source, path, &SCENARIO)
+            .map_err(|problem| FileError::text(problem, path, source))?;
         let mut comments = Comments::of(source);
         let keys = match tree.value {
             Tree::Map(entries) => map(entries, &mut comments),
@@ -72,15 +75,22 @@ impl Document {
         self.keys.retain(|(name, _)| name != key);
     }
 
-    /// All steps, including nested ones, in file order. The index in this list is the step's number.
+    /// All steps, including nested ones, in file order. The index in this list is the step's
+    /// number.
     pub(super) fn steps(&self) -> Vec<&StepNode> {
         let mut all = Vec::new();
-        self.keys.iter().for_each(|(_, node)| steps_of(node, &mut all));
+        self.keys
+            .iter()
+            .for_each(|(_, node)| steps_of(node, &mut all));
         all
     }
 
     /// A copy in which the keys of one step are changed. `None` if `change` returns `None`.
-    pub(super) fn with_step<T>(&self, number: usize, mut change: impl FnMut(&mut Map) -> Option<T>) -> Option<Self> {
+    pub(super) fn with_step<T>(
+        &self,
+        number: usize,
+        mut change: impl FnMut(&mut Map) -> Option<T>,
+    ) -> Option<Self> {
         let mut done = None;
         let changed = self.replaced(&mut |other, mut step| {
             if other == number {
@@ -91,15 +101,25 @@ impl Document {
         done.map(|_| changed)
     }
 
-    /// A copy without the steps of some numbers and their nested steps. Blocks that become empty are removed.
+    /// A copy without the steps of some numbers and their nested steps. Blocks that become empty
+    /// are removed.
     pub(super) fn without(&self, gone: &BTreeSet<usize>) -> Self {
-        self.replaced(&mut |number, step| if gone.contains(&number) { Vec::new() } else { vec![step] })
+        self.replaced(&mut |number, step| {
+            if gone.contains(&number) {
+                Vec::new()
+            } else {
+                vec![step]
+            }
+        })
     }
 
-    /// A copy in which `replace` substitutes steps for each step. Nested steps are replaced before their block.
+    /// A copy in which `replace` substitutes steps for each step. Nested steps are replaced before
+    /// their block.
     pub(super) fn replaced(&self, by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>) -> Self {
         let mut next = 0;
-        Self { keys: replaced_in(&self.keys, &mut next, by) }
+        Self {
+            keys: replaced_in(&self.keys, &mut next, by),
+        }
     }
 
     /// A copy with one value replaced, by its number.
@@ -118,7 +138,8 @@ impl Document {
         changed
     }
 
-    /// Visits every value that is not a list of steps, and the values inside it, with the file's key that contains the value.
+    /// Visits every value that is not a list of steps, and the values inside it, with the file's
+    /// key that contains the value.
     pub(super) fn visit(&mut self, act: &mut dyn FnMut(&str, &mut Node)) {
         for (key, node) in &mut self.keys {
             visit(node, &mut |node| act(key, node));
@@ -128,20 +149,26 @@ impl Document {
     /// All values in the order of [`Self::visit`]. The index in this list is the value's number.
     pub(super) fn values(&self) -> Vec<(String, Node)> {
         let mut all = Vec::new();
-        self.clone().visit(&mut |key, node| all.push((key.to_owned(), node.clone())));
+        self.clone()
+            .visit(&mut |key, node| all.push((key.to_owned(), node.clone())));
         all
     }
 }
 
 fn map(entries: Vec<(Located<String>, Located<Tree>)>, comments: &mut Comments) -> Map {
-    entries.into_iter().map(|(key, tree)| (key.value.clone(), node(&key.value, tree, comments))).collect()
+    entries
+        .into_iter()
+        .map(|(key, tree)| (key.value.clone(), node(&key.value, tree, comments)))
+        .collect()
 }
 
 fn node(key: &str, tree: Located<Tree>, comments: &mut Comments) -> Node {
     match tree.value {
         Tree::Nothing => Node::Nothing,
         Tree::One(text) => Node::Scalar(text),
-        Tree::Many(all) if [STEPS, MEANWHILE].contains(&key) => Node::Steps(all.into_iter().map(|one| step(one, comments)).collect()),
+        Tree::Many(all) if [STEPS, MEANWHILE].contains(&key) => {
+            Node::Steps(all.into_iter().map(|one| step(one, comments)).collect())
+        }
         Tree::Many(all) => Node::List(all.into_iter().map(|one| node("", one, comments)).collect()),
         Tree::Map(entries) => Node::Map(map(entries, comments)),
     }
@@ -154,12 +181,19 @@ fn step(tree: Located<Tree>, comments: &mut Comments) -> StepNode {
         Tree::Map(entries) => spread(map(entries, comments)),
         Tree::Nothing | Tree::Many(_) => Map::new(),
     };
-    StepNode { above, behind, keys }
+    StepNode {
+        above,
+        behind,
+        keys,
+    }
 }
 
-/// Converts `repeat: { times: 3, steps: … }` to `repeat: 3` with `steps` next to it, like other blocks.
+/// Converts `repeat: { times: 3, steps: … }` to `repeat: 3` with `steps` next to it, like other
+/// blocks.
 fn spread(keys: Map) -> Map {
-    let [(name, Node::Map(fields))] = keys.as_slice() else { return keys };
+    let [(name, Node::Map(fields))] = keys.as_slice() else {
+        return keys;
+    };
     if value(fields, STEPS).is_none() {
         return keys;
     }
@@ -168,7 +202,9 @@ fn spread(keys: Map) -> Map {
         Some((_, times)) => std::iter::once((name.clone(), times)).chain(rest).collect(),
         None => {
             let rest = rest.into_iter().filter(|(key, _)| key != "until");
-            std::iter::once((name.clone(), Node::Scalar("until oom".to_owned()))).chain(rest).collect()
+            std::iter::once((name.clone(), Node::Scalar("until oom".to_owned())))
+                .chain(rest)
+                .collect()
         }
     }
 }
@@ -181,7 +217,11 @@ fn steps_of<'a>(node: &'a Node, all: &mut Vec<&'a StepNode>) {
     }
 }
 
-fn replaced_in(keys: &Map, next: &mut usize, by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>) -> Map {
+fn replaced_in(
+    keys: &Map,
+    next: &mut usize,
+    by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>,
+) -> Map {
     let mut of = |node: &Node| match node {
         Node::Steps(steps) => {
             let mut all = Vec::new();
@@ -189,8 +229,12 @@ fn replaced_in(keys: &Map, next: &mut usize, by: &mut dyn FnMut(usize, StepNode)
                 let number = *next;
                 *next += 1;
                 let had_steps = value(&step.keys, STEPS).is_some();
-                let mut step = StepNode { keys: replaced_in(&step.keys, next, by), ..step.clone() };
-                step.keys.retain(|(_, node)| !matches!(node, Node::Steps(steps) if steps.is_empty()));
+                let mut step = StepNode {
+                    keys: replaced_in(&step.keys, next, by),
+                    ..step.clone()
+                };
+                step.keys
+                    .retain(|(_, node)| !matches!(node, Node::Steps(steps) if steps.is_empty()));
                 if !had_steps || value(&step.keys, STEPS).is_some() {
                     all.extend(by(number, step));
                 }
@@ -199,7 +243,9 @@ fn replaced_in(keys: &Map, next: &mut usize, by: &mut dyn FnMut(usize, StepNode)
         }
         other => other.clone(),
     };
-    keys.iter().map(|(key, node)| (key.clone(), of(node))).collect()
+    keys.iter()
+        .map(|(key, node)| (key.clone(), of(node)))
+        .collect()
 }
 
 fn visit(node: &mut Node, act: &mut dyn FnMut(&mut Node)) {
@@ -210,6 +256,9 @@ fn visit(node: &mut Node, act: &mut dyn FnMut(&mut Node)) {
         Node::Nothing | Node::Scalar(_) => {}
         Node::List(all) => all.iter_mut().for_each(|one| visit(one, act)),
         Node::Map(map) => map.iter_mut().for_each(|(_, one)| visit(one, act)),
-        Node::Steps(steps) => steps.iter_mut().flat_map(|step| &mut step.keys).for_each(|(_, one)| visit(one, act)),
+        Node::Steps(steps) => steps
+            .iter_mut()
+            .flat_map(|step| &mut step.keys)
+            .for_each(|(_, one)| visit(one, act)),
     }
 }

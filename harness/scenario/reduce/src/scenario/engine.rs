@@ -13,9 +13,13 @@ use harness_scenario::Scenario;
 
 /// Runs a scenario with each of its allocators. Must be deterministic.
 pub trait Engine {
-    /// Returns one record per allocator. Calls `on_step` with the number of each completed step; a break stops the run.
-    /// Fails with [`DeviceError`] if no device is available.
-    fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError>;
+    /// Returns one record per allocator. Calls `on_step` with the number of each completed step; a
+    /// break stops the run. Fails with [`DeviceError`] if no device is available.
+    fn run(
+        &self,
+        scenario: &Scenario,
+        on_step: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Vec<RunRecord>, DeviceError>;
 }
 
 /// Runs on a simulated device that has enough memory.
@@ -23,9 +27,19 @@ pub trait Engine {
 pub struct Simulated;
 
 impl Engine for Simulated {
-    fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError> {
+    fn run(
+        &self,
+        scenario: &Scenario,
+        on_step: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Vec<RunRecord>, DeviceError> {
         let (scenarios, program) = (vec![scenario.clone()], "harness".to_owned());
-        let plan = Plan { scenarios, repetitions: 1, audit: true, program, ..Plan::default() };
+        let plan = Plan {
+            scenarios,
+            repetitions: 1,
+            audit: true,
+            program,
+            ..Plan::default()
+        };
         let source = DeviceSource::simulated().with_room_for(scenario.needs.memory);
         let interrupt = Arc::new(AtomicBool::new(false));
         let mut collector = Collector::default();

@@ -14,10 +14,16 @@ impl Search<'_> {
     /// Shortens each loop: first from the end, then from the start.
     pub(super) fn shorten_loops(&mut self) -> Flow {
         for number in 0..self.best.steps().len() {
-            let Some(found) = self.loop_at(number) else { continue };
+            let Some(found) = self.loop_at(number) else {
+                continue;
+            };
             let most = found.rounds.count();
-            let last = delta::least(0, most, &mut |last| self.try_rounds(number, &found, 0, last))?;
-            delta::least(0, last, &mut |kept| self.try_rounds(number, &found, last - kept, last))?;
+            let last = delta::least(0, most, &mut |last| {
+                self.try_rounds(number, &found, 0, last)
+            })?;
+            delta::least(0, last, &mut |kept| {
+                self.try_rounds(number, &found, last - kept, last)
+            })?;
         }
         Flow::Continue(())
     }
@@ -39,8 +45,13 @@ impl Search<'_> {
                 continue;
             }
             let found = self.loop_at(number);
-            let Some(unfolded) = unfolded(&self.best, number, found.as_ref()) else { continue };
-            let (before, most) = ((self.best.clone(), self.most_steps), self.most_written_out());
+            let Some(unfolded) = unfolded(&self.best, number, found.as_ref()) else {
+                continue;
+            };
+            let (before, most) = (
+                (self.best.clone(), self.most_steps),
+                self.most_written_out(),
+            );
             if self.accept(unfolded)? && self.best.steps().len() > most {
                 // Unrolling only pays if some steps are not needed.
                 let done = self.leave_out_steps();
@@ -74,47 +85,83 @@ fn step_at(steps: &[Step], line: u32) -> Option<&Step> {
     })
 }
 
-/// The value of a loop's variable in scenario syntax. `None` without a variable, or if the value has no syntax.
+/// The value of a loop's variable in scenario syntax. `None` without a variable, or if the value
+/// has no syntax.
 fn value_in(of: &Loop, iteration: u64) -> Option<String> {
     match (&of.rounds, of.rounds.value(iteration)) {
-        (Rounds::Over { unit, .. }, Some((_, number))) => written(Value { number, dimension: Dimension::from(*unit) }),
+        (Rounds::Over { unit, .. }, Some((_, number))) => written(Value {
+            number,
+            dimension: Dimension::from(*unit),
+        }),
         _ => None,
     }
 }
 
 /// A copy with only the iterations `from..to` of a loop.
-fn with_rounds(document: &Document, number: usize, of: &Loop, from: u64, to: u64) -> Option<Document> {
+fn with_rounds(
+    document: &Document,
+    number: usize,
+    of: &Loop,
+    from: u64,
+    to: u64,
+) -> Option<Document> {
     document.with_step(number, |keys| {
         let (key, rounds) = keys.first_mut()?;
         match (rounds, &of.rounds) {
-            (Node::Map(variables), Rounds::Over { values: Values::List(_), .. }) => {
-                let (_, Node::List(all)) = variables.first_mut()? else { return None };
+            (
+                Node::Map(variables),
+                Rounds::Over {
+                    values: Values::List(_),
+                    ..
+                },
+            ) => {
+                let (_, Node::List(all)) = variables.first_mut()? else {
+                    return None;
+                };
                 *all = all.get(from as usize..to as usize)?.to_vec();
             }
             (Node::Map(variables), Rounds::Over { .. }) => {
-                let (_, Node::Scalar(range)) = variables.first_mut()? else { return None };
-                let by = range.split_once(" by ").map(|(_, by)| format!(" by {by}")).unwrap_or_default();
-                *range = format!("{}..{}{by}", value_in(of, from)?, value_in(of, to.checked_sub(1)?)?);
+                let (_, Node::Scalar(range)) = variables.first_mut()? else {
+                    return None;
+                };
+                let by = range
+                    .split_once(" by ")
+                    .map(|(_, by)| format!(" by {by}"))
+                    .unwrap_or_default();
+                *range = format!(
+                    "{}..{}{by}",
+                    value_in(of, from)?,
+                    value_in(of, to.checked_sub(1)?)?
+                );
             }
-            (Node::Scalar(times), Rounds::Times(_)) if key == "repeat" && times.parse::<u64>().is_ok() => *times = (to - from).to_string(),
+            (Node::Scalar(times), Rounds::Times(_))
+                if key == "repeat" && times.parse::<u64>().is_ok() =>
+            {
+                *times = (to - from).to_string()
+            }
             _ => return None,
         }
         Some(())
     })
 }
 
-/// A copy with a block replaced by its steps. `None` if the step is not a block or would give too many steps.
+/// A copy with a block replaced by its steps. `None` if the step is not a block or would give too
+/// many steps.
 fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Document> {
     let steps = document.steps();
     let block = (*steps.get(number)?).clone();
-    let Some(Node::Steps(body)) = value(&block.keys, STEPS).cloned() else { return None };
+    let Some(Node::Steps(body)) = value(&block.keys, STEPS).cloned() else {
+        return None;
+    };
     if value(&block.keys, MEANWHILE).is_some() {
         return None;
     }
     let rounds = match of {
         // Only a run shows the number of repetitions.
         Some(of) if of.until_oom || of.rounds.count() > MOST_WRITTEN_OUT as u64 => return None,
-        Some(of) => (0..of.rounds.count()).map(|iteration| value_in(of, iteration)).collect(),
+        Some(of) => (0..of.rounds.count())
+            .map(|iteration| value_in(of, iteration))
+            .collect(),
         None => vec![None],
     };
     if rounds.len() * body.len() > MOST_WRITTEN_OUT {
@@ -126,19 +173,44 @@ fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Doc
     };
     let mut all = Vec::new();
     for (iteration, text) in rounds.iter().enumerate() {
-        let mut once = Document { keys: vec![(STEPS.to_owned(), Node::Steps(body.clone()))] };
+        let mut once = Document {
+            keys: vec![(STEPS.to_owned(), Node::Steps(body.clone()))],
+        };
         if let (Some(variable), Some(_)) = (&variable, of) {
             let text = text.as_ref()?;
             once.visit(&mut |_, node| replace_word(node, variable, text));
         }
-        let Some(Node::Steps(steps)) = once.keys.pop().map(|(_, node)| node) else { return None };
+        let Some(Node::Steps(steps)) = once.keys.pop().map(|(_, node)| node) else {
+            return None;
+        };
         // Only the first of several copies keeps its comments.
-        let bare = |step: StepNode| if iteration == 0 { step } else { StepNode { above: Vec::new(), behind: None, ..step } };
+        let bare = |step: StepNode| {
+            if iteration == 0 {
+                step
+            } else {
+                StepNode {
+                    above: Vec::new(),
+                    behind: None,
+                    ..step
+                }
+            }
+        };
         all.extend(steps.into_iter().map(bare));
     }
     if let Some(first) = all.first_mut() {
-        first.above = [block.above.clone(), block.behind.clone().into_iter().collect(), std::mem::take(&mut first.above)].concat();
+        first.above = [
+            block.above.clone(),
+            block.behind.clone().into_iter().collect(),
+            std::mem::take(&mut first.above),
+        ]
+        .concat();
     }
-    let replaced = document.replaced(&mut |other, step| if other == number { all.clone() } else { vec![step] });
+    let replaced = document.replaced(&mut |other, step| {
+        if other == number {
+            all.clone()
+        } else {
+            vec![step]
+        }
+    });
     Some(replaced)
 }

@@ -1,8 +1,9 @@
 //! Reduces a failing scenario to a small one that fails the same way: [`reduce`].
 //!
-//! The file is edited as a tree (`document`), which preserves names and comments. The passes (`passes`) remove steps, iterations,
-//! fields, list entries and settings, and shrink sizes and the device. The language's checker decides whether a smaller file is a
-//! valid scenario; a run decides whether it fails the same way ([`Failure`]). The result declares its own failure (`ending`), so
+//! The file is edited as a tree (`document`), which preserves names and comments. The passes
+//! (`passes`) remove steps, iterations, fields, list entries and settings, and shrink sizes and the
+//! device. The language's checker decides whether a smaller file is a valid scenario; a run decides
+//! whether it fails the same way ([`Failure`]). The result declares its own failure (`ending`), so
 //! it passes as a test while the failure persists.
 
 mod comments;
@@ -39,7 +40,8 @@ pub struct Given<'a> {
     /// Considers only this configuration. By default, the first one that fails.
     pub arm: Option<&'a str>,
     pub goal: Goal,
-    /// True if a violated formula may have other figures. If not, the steps that produce the figures stay.
+    /// True if a violated formula may have other figures. If not, the steps that produce the
+    /// figures stay.
     pub any_figures: bool,
     /// The original source, if it is not this file.
     pub origin: Option<&'a str>,
@@ -73,12 +75,21 @@ pub enum ReduceError {
     #[error(transparent)]
     Invalid(#[from] FileError),
     #[error("{}: {} on the simulated device, so there is nothing to reduce", .path.display(), passes_with(.arms, *.goal))]
-    Passes { path: PathBuf, arms: Vec<String>, goal: Goal },
+    Passes {
+        path: PathBuf,
+        arms: Vec<String>,
+        goal: Goal,
+    },
     #[error("{}: the scenario has no allocator `{arm}`", .path.display())]
-    NoSuchArm { path: PathBuf, arm: String, arms: Vec<String> },
+    NoSuchArm {
+        path: PathBuf,
+        arm: String,
+        arms: Vec<String>,
+    },
     #[error("{}: it does not run on the simulated device: {reason}", .path.display())]
     NotRun { path: PathBuf, reason: String },
-    /// A time limit depends on this machine, so such a failure cannot be preserved. Raise the limit of the step.
+    /// A time limit depends on this machine, so such a failure cannot be preserved. Raise the limit
+    /// of the step.
     #[error("{}: a step exceeds its time limit, which depends on this machine", .path.display())]
     TimeLimit { path: PathBuf },
     #[error(transparent)]
@@ -108,21 +119,51 @@ impl Goal {
 }
 
 /// Reduces a scenario completely, or until `watch` stops it. Calls `watch` after each run.
-pub fn reduce(given: &Given<'_>, engine: &dyn Engine, watch: &mut dyn FnMut(&Progress) -> Flow) -> Result<Reduced, ReduceError> {
+pub fn reduce(
+    given: &Given<'_>,
+    engine: &dyn Engine,
+    watch: &mut dyn FnMut(&Progress) -> Flow,
+) -> Result<Reduced, ReduceError> {
     let points = Scenario::parse_points(given.source, given.path, &Settings::new())?;
     let found = find(given, &points, engine)?;
     let steps_before = found.document.steps().len();
-    let (point, arm) = (found.scenario.parameters.clone(), found.record.allocator.clone());
-    let wanted = Wanted { failure: found.failure, any_figures: given.any_figures };
-    let mut search = Search::new(engine, given.path, wanted.clone(), found.document, search::steps_of(&found.record), watch);
+    let (point, arm) = (
+        found.scenario.parameters.clone(),
+        found.record.allocator.clone(),
+    );
+    let wanted = Wanted {
+        failure: found.failure,
+        any_figures: given.any_figures,
+    };
+    let mut search = Search::new(
+        engine,
+        given.path,
+        wanted.clone(),
+        found.document,
+        search::steps_of(&found.record),
+        watch,
+    );
     let is_stopped = search.start(&found.scenario, &arm).is_break() || search.reduce().is_break();
     let (best, runs) = (search.best, search.runs);
     let file = given.path.file_name().unwrap_or_default().to_string_lossy();
-    let origin = given.origin.map_or_else(|| format!("{steps_before} steps of {file}"), str::to_owned);
+    let origin = given
+        .origin
+        .map_or_else(|| format!("{steps_before} steps of {file}"), str::to_owned);
     let (document, failure) = ending::stated(&best, &wanted, &arm, given.path, engine, &origin)
-        .ok_or_else(|| ReduceError::NotConfirmed { path: given.path.to_owned() })?;
+        .ok_or_else(|| ReduceError::NotConfirmed {
+            path: given.path.to_owned(),
+        })?;
     let (text, steps) = (writer::Written::of(&document).text, document.steps().len());
-    Ok(Reduced { text, failure, arm, point, steps_before, steps, runs, is_stopped })
+    Ok(Reduced {
+        text,
+        failure,
+        arm,
+        point,
+        steps_before,
+        steps,
+        runs,
+        is_stopped,
+    })
 }
 
 struct Found {
@@ -135,9 +176,18 @@ struct Found {
 
 fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<Found, ReduceError> {
     let path = given.path.to_owned();
-    let arms: Vec<String> = points.first().map_or_else(Vec::new, |point| point.allocators.iter().map(ToString::to_string).collect());
-    if let Some(arm) = given.arm.filter(|arm| !arms.iter().any(|there| there == arm)) {
-        return Err(ReduceError::NoSuchArm { path, arm: arm.to_owned(), arms });
+    let arms: Vec<String> = points.first().map_or_else(Vec::new, |point| {
+        point.allocators.iter().map(ToString::to_string).collect()
+    });
+    if let Some(arm) = given
+        .arm
+        .filter(|arm| !arms.iter().any(|there| there == arm))
+    {
+        return Err(ReduceError::NoSuchArm {
+            path,
+            arm: arm.to_owned(),
+            arms,
+        });
     }
     let (mut ran, mut why_not) = (BTreeSet::new(), None);
     for point in points {
@@ -150,7 +200,12 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
             }
             match Failure::of(&record) {
                 Ok(failure) if given.goal.is(&failure) => {
-                    return Ok(Found { scenario: scenario.clone(), record, failure, document });
+                    return Ok(Found {
+                        scenario: scenario.clone(),
+                        record,
+                        failure,
+                        document,
+                    });
                 }
                 Ok(_) | Err(NoFailure::Passed) => drop(ran.insert(record.allocator)),
                 Err(why) => why_not = why_not.or(Some(why)),
@@ -162,7 +217,11 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
         Some(NoFailure::TimeLimit) => ReduceError::TimeLimit { path },
         _ => {
             let arms = arms.into_iter().filter(|arm| ran.contains(arm)).collect();
-            ReduceError::Passes { path, arms, goal: given.goal }
+            ReduceError::Passes {
+                path,
+                arms,
+                goal: given.goal,
+            }
         }
     })
 }
@@ -172,9 +231,14 @@ fn unstated(mut document: Document, point: &Scenario) -> Document {
     document.remove("expected_to_fail");
     document.remove("expect_violation");
     document.remove("violates");
-    let only = |(name, value): &(String, String)| (name.clone(), Node::List(vec![Node::Scalar(value.clone())]));
+    let only = |(name, value): &(String, String)| {
+        (name.clone(), Node::List(vec![Node::Scalar(value.clone())]))
+    };
     if !point.parameters.is_empty() {
-        document.set("matrix", Node::Map(point.parameters.iter().map(only).collect()));
+        document.set(
+            "matrix",
+            Node::Map(point.parameters.iter().map(only).collect()),
+        );
     }
     document
 }

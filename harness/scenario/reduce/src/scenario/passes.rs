@@ -1,4 +1,5 @@
-//! Generates smaller scenarios: [`Search::start`], then [`Search::reduce`]. Each pass tries its changes with [`Search::accept`].
+//! Generates smaller scenarios: [`Search::start`], then [`Search::reduce`]. Each pass tries its
+//! changes with [`Search::accept`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,18 +12,27 @@ use crate::delta::{self, Flow};
 
 const REQUIRED: [&str; 3] = ["about", "needs", "steps"];
 
-/// Maximum number of rounds. Two or three are usual; later ones only exchange one round size for another.
+/// Maximum number of rounds. Two or three are usual; later ones only exchange one round size for
+/// another.
 const MOST_ROUNDS: usize = 16;
 
 impl Search<'_> {
-    /// Keeps one configuration if one is enough, and its part of values that differ by configuration or device kind.
+    /// Keeps one configuration if one is enough, and its part of values that differ by
+    /// configuration or device kind.
     pub(super) fn start(&mut self, scenario: &Scenario, arm: &str) -> Flow {
-        let arms: Vec<String> = scenario.allocators.iter().map(ToString::to_string).collect();
+        let arms: Vec<String> = scenario
+            .allocators
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         let mut candidate = self.best.clone();
         // This configuration ran, so skips concern others.
         candidate.remove("skip");
         candidate.visit(&mut |_, node| *node = of_arm(node, arm, &arms));
-        if let (Some(Node::List(listed)), Some(place)) = (candidate.value("allocators"), arms.iter().position(|name| name == arm)) {
+        if let (Some(Node::List(listed)), Some(place)) = (
+            candidate.value("allocators"),
+            arms.iter().position(|name| name == arm),
+        ) {
             let only = listed.get(place).cloned().into_iter().collect();
             candidate.set("allocators", Node::List(only));
         }
@@ -49,11 +59,15 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Removes all steps that share a name: a buffer's `alloc` together with its `free` and its uses.
+    /// Removes all steps that share a name: a buffer's `alloc` together with its `free` and its
+    /// uses.
     fn leave_out_names(&mut self) -> Flow {
         let mut names = names(&self.best);
         delta::leave_out(names.len(), &mut |range| {
-            let gone = names[range].iter().flat_map(|(_, steps)| steps.iter().copied()).collect();
+            let gone = names[range]
+                .iter()
+                .flat_map(|(_, steps)| steps.iter().copied())
+                .collect();
             if !self.accept_without(&gone)? {
                 return Flow::Continue(None);
             }
@@ -70,8 +84,13 @@ impl Search<'_> {
     }
 
     fn leave_out_fields(&mut self) -> Flow {
-        let optional: Vec<String> =
-            self.best.keys.iter().map(|(key, _)| key.clone()).filter(|key| !REQUIRED.contains(&key.as_str())).collect();
+        let optional: Vec<String> = self
+            .best
+            .keys
+            .iter()
+            .map(|(key, _)| key.clone())
+            .filter(|key| !REQUIRED.contains(&key.as_str()))
+            .collect();
         for key in optional {
             let mut candidate = self.best.clone();
             candidate.remove(&key);
@@ -79,7 +98,8 @@ impl Search<'_> {
         }
         for step in 0..self.best.steps().len() {
             for place in (1..self.best.steps()[step].keys.len()).rev() {
-                if let Some(candidate) = self.best.with_step(step, |keys| Some(keys.remove(place))) {
+                if let Some(candidate) = self.best.with_step(step, |keys| Some(keys.remove(place)))
+                {
                     self.accept(candidate)?;
                 }
             }
@@ -92,7 +112,10 @@ impl Search<'_> {
     fn leave_out_entries(&mut self) -> Flow {
         self.leave_out_of(&|node| matches!(node, Node::List(_)))?;
         for number in 0..self.best.values().len() {
-            for inner in self.nth(number).map_or_else(Vec::new, |node| taken_out(&node)) {
+            for inner in self
+                .nth(number)
+                .map_or_else(Vec::new, |node| taken_out(&node))
+            {
                 self.try_value(number, inner)?;
             }
         }
@@ -101,7 +124,9 @@ impl Search<'_> {
 
     fn leave_out_of(&mut self, is_kind: &dyn Fn(&Node) -> bool) -> Flow {
         for number in (0..self.best.values().len()).rev() {
-            let Some(node) = self.nth(number).filter(is_kind) else { continue };
+            let Some(node) = self.nth(number).filter(is_kind) else {
+                continue;
+            };
             delta::leave_out(parts(&node), &mut |range| {
                 let now = self.nth(number).unwrap_or(Node::Nothing);
                 let is_taken = self.try_value(number, without(now, &range))?;
@@ -112,13 +137,19 @@ impl Search<'_> {
     }
 
     fn name_no_parameters(&mut self) -> Flow {
-        let Some(Node::Map(parameters)) = self.best.value("matrix").cloned() else { return Flow::Continue(()) };
+        let Some(Node::Map(parameters)) = self.best.value("matrix").cloned() else {
+            return Flow::Continue(());
+        };
         for (name, values) in &parameters {
             let Node::List(values) = values else { continue };
             if let [Node::Scalar(value)] = values.as_slice() {
                 let mut candidate = self.best.clone();
                 candidate.visit(&mut |_, node| replace_word(node, name, value));
-                let rest: Map = parameters.iter().filter(|(other, _)| other != name).cloned().collect();
+                let rest: Map = parameters
+                    .iter()
+                    .filter(|(other, _)| other != name)
+                    .cloned()
+                    .collect();
                 if rest.is_empty() {
                     candidate.remove("matrix")
                 } else {
@@ -132,10 +163,16 @@ impl Search<'_> {
 
     /// Moves the work of each stream to the default stream.
     fn make_streams_one(&mut self) -> Flow {
-        let Some(Node::List(streams)) = self.best.value("streams").cloned() else { return Flow::Continue(()) };
+        let Some(Node::List(streams)) = self.best.value("streams").cloned() else {
+            return Flow::Continue(());
+        };
         for stream in &streams {
             let mut candidate = self.best.clone();
-            let rest: Vec<Node> = streams.iter().filter(|other| *other != stream).cloned().collect();
+            let rest: Vec<Node> = streams
+                .iter()
+                .filter(|other| *other != stream)
+                .cloned()
+                .collect();
             if rest.is_empty() {
                 candidate.remove("streams")
             } else {
@@ -152,7 +189,11 @@ impl Search<'_> {
     }
 
     fn nth(&self, number: usize) -> Option<Node> {
-        self.best.values().into_iter().nth(number).map(|(_, node)| node)
+        self.best
+            .values()
+            .into_iter()
+            .nth(number)
+            .map(|(_, node)| node)
     }
 
     pub(super) fn try_value(&mut self, number: usize, value: Node) -> Flow<bool> {
@@ -160,13 +201,19 @@ impl Search<'_> {
     }
 }
 
-/// Selects this configuration on the simulated device from a map of configurations or device kinds. Other values stay unchanged.
+/// Selects this configuration on the simulated device from a map of configurations or device kinds.
+/// Other values stay unchanged.
 fn of_arm(node: &Node, arm: &str, arms: &[String]) -> Node {
-    let Node::Map(map) = node else { return node.clone() };
-    let has_only = |known: &dyn Fn(&str) -> bool| !map.is_empty() && map.iter().all(|(key, _)| known(key));
+    let Node::Map(map) = node else {
+        return node.clone();
+    };
+    let has_only =
+        |known: &dyn Fn(&str) -> bool| !map.is_empty() && map.iter().all(|(key, _)| known(key));
     let chosen = match () {
         () if has_only(&|key| ["simulated", "gpu"].contains(&key)) => value(map, "simulated"),
-        () if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) => value(map, arm).or_else(|| value(map, "others")),
+        () if has_only(&|key| key == "others" || arms.iter().any(|arm| arm == key)) => {
+            value(map, arm).or_else(|| value(map, "others"))
+        }
         () => None,
     };
     chosen.map_or_else(|| node.clone(), |chosen| of_arm(chosen, arm, arms))
@@ -180,7 +227,10 @@ fn names(document: &Document) -> Vec<(String, BTreeSet<usize>)> {
             steps.entry(word).or_default().insert(number);
         }
     }
-    steps.into_iter().filter(|(_, steps)| steps.len() > 1).collect()
+    steps
+        .into_iter()
+        .filter(|(_, steps)| steps.len() > 1)
+        .collect()
 }
 
 /// The words in a step's values, without nested steps.
@@ -201,7 +251,10 @@ fn words_of(step: &StepNode) -> BTreeSet<String> {
 /// Replaces a name by a value wherever it is a complete word.
 pub(super) fn replace_word(node: &mut Node, name: &str, value: &str) {
     if let Node::Scalar(text) = node {
-        let places: Vec<usize> = words(text).filter(|(_, word)| *word == name).map(|(at, _)| at).collect();
+        let places: Vec<usize> = words(text)
+            .filter(|(_, word)| *word == name)
+            .map(|(at, _)| at)
+            .collect();
         for at in places.into_iter().rev() {
             text.replace_range(at..at + name.len(), value);
         }
@@ -230,7 +283,8 @@ fn without(node: Node, gone: &Range<usize>) -> Node {
     }
 }
 
-/// Possible replacements of a list or map: its only entry, each value of a map, or the name of a map without settings.
+/// Possible replacements of a list or map: its only entry, each value of a map, or the name of a
+/// map without settings.
 fn taken_out(node: &Node) -> Vec<Node> {
     match node {
         Node::List(all) if all.len() == 1 => all.clone(),

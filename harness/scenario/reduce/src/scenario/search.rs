@@ -1,4 +1,5 @@
-//! Keeps the smallest scenario so far and tests whether smaller ones fail the same way: [`Search::accept`].
+//! Keeps the smallest scenario so far and tests whether smaller ones fail the same way:
+//! [`Search::accept`].
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -18,8 +19,8 @@ pub(super) struct Search<'a> {
     pub(super) path: &'a Path,
     wanted: Wanted,
     pub(super) best: Document,
-    /// The number of steps that the best run executed. Smaller candidates may not exceed it, so the search takes time
-    /// proportional to the first run.
+    /// The number of steps that the best run executed. Smaller candidates may not exceed it, so the
+    /// search takes time proportional to the first run.
     pub(super) most_steps: u32,
     pub(super) steps_before: usize,
     /// The requested device memory, if it is an amount.
@@ -40,10 +41,22 @@ impl<'a> Search<'a> {
         watch: &'a mut dyn FnMut(&Progress) -> Flow,
     ) -> Self {
         let (steps_before, memory_before) = (best.steps().len(), memory(&best));
-        Self { engine, path, wanted, best, most_steps, steps_before, memory_before, tried: BTreeSet::new(), runs: 0, watch }
+        Self {
+            engine,
+            path,
+            wanted,
+            best,
+            most_steps,
+            steps_before,
+            memory_before,
+            tried: BTreeSet::new(),
+            runs: 0,
+            watch,
+        }
     }
 
-    /// Replaces the best scenario if the candidate is valid and fails the same way. Returns whether it did.
+    /// Replaces the best scenario if the candidate is valid and fails the same way. Returns whether
+    /// it did.
     pub(super) fn accept(&mut self, candidate: Document) -> Flow<bool> {
         match candidate.checked(self.path) {
             (written, Ok(scenario)) => self.accept_checked(candidate, written.text, &scenario),
@@ -51,23 +64,37 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Tries to remove steps and those that depend on them, such as a free. The language's checker reports these one by one.
+    /// Tries to remove steps and those that depend on them, such as a free. The language's checker
+    /// reports these one by one.
     pub(super) fn accept_without(&mut self, gone: &BTreeSet<usize>) -> Flow<bool> {
         let mut candidate = self.best.without(gone);
         loop {
             // With many dependent steps, the search for them takes longer than a run.
             let memory = memory(&self.best).unwrap_or_default();
-            (self.watch)(&Progress { operations: candidate.steps().len(), memory, runs: self.runs })?;
+            (self.watch)(&Progress {
+                operations: candidate.steps().len(),
+                memory,
+                runs: self.runs,
+            })?;
             let step = match candidate.checked(self.path) {
-                (written, Ok(scenario)) => return self.accept_checked(candidate, written.text, &scenario),
+                (written, Ok(scenario)) => {
+                    return self.accept_checked(candidate, written.text, &scenario);
+                }
                 (written, Err(error)) => error.position().and_then(|at| written.step_at(at.line)),
             };
-            let Some(step) = step else { return Flow::Continue(false) };
+            let Some(step) = step else {
+                return Flow::Continue(false);
+            };
             candidate = candidate.without(&BTreeSet::from([step]));
         }
     }
 
-    fn accept_checked(&mut self, candidate: Document, text: String, scenario: &Scenario) -> Flow<bool> {
+    fn accept_checked(
+        &mut self,
+        candidate: Document,
+        text: String,
+        scenario: &Scenario,
+    ) -> Flow<bool> {
         if candidate == self.best || !self.tried.insert(text) {
             return Flow::Continue(false);
         }
@@ -80,28 +107,46 @@ impl<'a> Search<'a> {
 
     /// The number of steps that a run executes until it fails the same way.
     fn fails_alike(&mut self, scenario: &Scenario, steps: usize) -> Flow<Option<u32>> {
-        let progress = Progress { operations: steps, memory: scenario.needs.memory, runs: self.runs };
+        let progress = Progress {
+            operations: steps,
+            memory: scenario.needs.memory,
+            runs: self.runs,
+        };
         (self.watch)(&progress)?;
         self.runs += 1;
         let (most, watch) = (self.most_steps, &mut *self.watch);
         let mut is_over = false;
         let records = self.engine.run(scenario, &mut |step| {
             is_over |= watch(&progress).is_break();
-            if is_over || step > most { Flow::Break(()) } else { Flow::Continue(()) }
+            if is_over || step > most {
+                Flow::Break(())
+            } else {
+                Flow::Continue(())
+            }
         });
         if is_over {
             return Flow::Break(());
         }
         let records = records.unwrap_or_default();
         let fails = |record: &&RunRecord| self.wanted.in_run(record).is_some();
-        Flow::Continue(records.iter().find(fails).map(steps_of).filter(|&steps| steps <= most))
+        Flow::Continue(
+            records
+                .iter()
+                .find(fails)
+                .map(steps_of)
+                .filter(|&steps| steps <= most),
+        )
     }
 
-    /// The maximum number of steps after unrolling a loop: fewer than now. For an OOM, a number that is easy to read also counts,
-    /// because the last step can then declare the failure.
+    /// The maximum number of steps after unrolling a loop: fewer than now. For an OOM, a number
+    /// that is easy to read also counts, because the last step can then declare the failure.
     pub(super) fn most_written_out(&self) -> usize {
         let fewer = self.best.steps().len() - 1;
-        if matches!(self.wanted.failure, Failure::Oom { .. }) { fewer.max(self.steps_before.min(FEW)) } else { fewer }
+        if matches!(self.wanted.failure, Failure::Oom { .. }) {
+            fewer.max(self.steps_before.min(FEW))
+        } else {
+            fewer
+        }
     }
 }
 
@@ -111,7 +156,11 @@ pub(super) fn steps_of(record: &RunRecord) -> u32 {
 
 /// The device memory that a scenario requests, if it is an amount and not a formula.
 pub(super) fn memory(document: &Document) -> Option<Bytes> {
-    let Some(Node::Map(needs)) = document.value("needs") else { return None };
-    let Some(Node::Scalar(text)) = value(needs, "memory") else { return None };
+    let Some(Node::Map(needs)) = document.value("needs") else {
+        return None;
+    };
+    let Some(Node::Scalar(text)) = value(needs, "memory") else {
+        return None;
+    };
     Bytes::parse(text).ok()
 }

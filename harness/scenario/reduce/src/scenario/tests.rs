@@ -7,27 +7,52 @@ fn go_on(_: &Progress) -> Flow {
 }
 
 fn reduced(source: &str) -> Reduced {
-    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
+    let given = Given {
+        source,
+        path: Path::new("given.yaml"),
+        arm: None,
+        goal: Goal::Any,
+        any_figures: false,
+        origin: None,
+    };
     reduce(&given, &Simulated, &mut go_on).unwrap_or_else(|error| panic!("{error}\n{source}"))
 }
 
 fn run(text: &str) -> Vec<RunRecord> {
-    let scenario = Scenario::parse(text, Path::new("reduced.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    Simulated.run(&scenario, &mut |_| Flow::Continue(())).expect("the simulated device is there")
+    let scenario = Scenario::parse(text, Path::new("reduced.yaml"))
+        .unwrap_or_else(|error| panic!("{error}\n{text}"));
+    Simulated
+        .run(&scenario, &mut |_| Flow::Continue(()))
+        .expect("the simulated device is there")
 }
 
 /// Reduces a scenario twice, runs the result, and returns its text.
 fn checked(source: &str) -> Reduced {
     let first = reduced(source);
-    assert_eq!(first, reduced(source), "the same scenario comes down to the same one");
-    assert!(!first.is_stopped && first.steps <= first.steps_before, "{}", first.text);
+    assert_eq!(
+        first,
+        reduced(source),
+        "the same scenario comes down to the same one"
+    );
+    assert!(
+        !first.is_stopped && first.steps <= first.steps_before,
+        "{}",
+        first.text
+    );
     ends_as_it_says(&first.text);
     first
 }
 
 fn ends_as_it_says(text: &str) {
     for record in run(text) {
-        assert!(matches!(record.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. }), "{:?}\n{text}", record.verdict);
+        assert!(
+            matches!(
+                record.verdict,
+                Verdict::Passed | Verdict::FailedAsExpected { .. }
+            ),
+            "{:?}\n{text}",
+            record.verdict
+        );
     }
 }
 
@@ -82,7 +107,11 @@ steps:
 #[test]
 fn a_race_reduces_to_two_unordered_uses() {
     let reduced = checked(RACE);
-    assert!(matches!(reduced.failure, Failure::Invariant(..)), "{:?}", reduced.failure);
+    assert!(
+        matches!(reduced.failure, Failure::Invariant(..)),
+        "{:?}",
+        reduced.failure
+    );
     insta::assert_snapshot!(reduced.text);
 }
 
@@ -110,10 +139,16 @@ steps:
 fn steps_that_produce_an_expectations_figures_stay() {
     let reduced = checked(LEAK);
     assert_eq!(reduced.point, [("batch".to_owned(), "1".to_owned())]);
-    let Failure::Formula { text, figures } = &reduced.failure else { panic!("{:?}", reduced.failure) };
+    let Failure::Formula { text, figures } = &reduced.failure else {
+        panic!("{:?}", reduced.failure)
+    };
     assert_eq!(text, "allocated - before.allocated < 3MiB");
-    let [record] = &run(&reduced.text)[..] else { panic!("one arm is left") };
-    let Verdict::FailedAsExpected { first, .. } = &record.verdict else { panic!("{:?}", record.verdict) };
+    let [record] = &run(&reduced.text)[..] else {
+        panic!("one arm is left")
+    };
+    let Verdict::FailedAsExpected { first, .. } = &record.verdict else {
+        panic!("{:?}", record.verdict)
+    };
     assert!(first.seen.starts_with(figures), "{}", first.seen);
     insta::assert_snapshot!(reduced.text);
 }
@@ -145,7 +180,8 @@ fn a_violated_invariant_reduces_to_the_smallest_scenario() {
 #[test]
 fn similar_requests_reduce_to_one_on_a_small_device() {
     let reduced = checked(
-        "about: Small blocks fill a device.\nneeds: { memory: 64MiB }\nsteps:\n  - for: { i: 1..40 }\n    steps:\n      - alloc: { buffer: \"kv[i]\", size: 3MiB }\n",
+        "about: Small blocks fill a device.\nneeds: { memory: 64MiB }\nsteps:\n  - for: { i: 1..40 \
+         }\n    steps:\n      - alloc: { buffer: \"kv[i]\", size: 3MiB }\n",
     );
     insta::assert_snapshot!(reduced.text);
 }
@@ -179,7 +215,14 @@ steps:
   - storm: { id: churn, operations: 500, sizes: { min: 512B, max: 64MiB }, live: 220MiB, lifetime: { min: 10, max: 200 } }
   - expect: churn.ooms == 0
 ";
-    let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: true, origin: None };
+    let given = Given {
+        source,
+        path: Path::new("given.yaml"),
+        arm: None,
+        goal: Goal::Any,
+        any_figures: true,
+        origin: None,
+    };
     let reduced = reduce(&given, &Simulated, &mut go_on).expect("requests are refused");
     ends_as_it_says(&reduced.text);
     insta::assert_snapshot!(reduced.text);
@@ -203,25 +246,52 @@ steps:
 #[test]
 fn the_configuration_and_failure_can_be_chosen() {
     let reduce_with = |arm, goal| {
-        let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm, goal, any_figures: false, origin: None };
-        reduce(&given, &Simulated, &mut go_on).map(|reduced| reduced.arm).map_err(|error| error.to_string())
+        let given = Given {
+            source: FRAGMENTED,
+            path: Path::new("given.yaml"),
+            arm,
+            goal,
+            any_figures: false,
+            origin: None,
+        };
+        reduce(&given, &Simulated, &mut go_on)
+            .map(|reduced| reduced.arm)
+            .map_err(|error| error.to_string())
     };
-    assert_eq!(reduce_with(Some("caching"), Goal::Oom), Ok("caching".to_owned()));
+    assert_eq!(
+        reduce_with(Some("caching"), Goal::Oom),
+        Ok("caching".to_owned())
+    );
     insta::assert_snapshot!(
-        [reduce_with(Some("direct"), Goal::Any), reduce_with(Some("bfc"), Goal::Any), reduce_with(None, Goal::Invariant),]
-            .map(Result::unwrap_err)
-            .join("\n")
+        [
+            reduce_with(Some("direct"), Goal::Any),
+            reduce_with(Some("bfc"), Goal::Any),
+            reduce_with(None, Goal::Invariant),
+        ]
+        .map(Result::unwrap_err)
+        .join("\n")
     );
 }
 
 #[test]
 fn skipped_and_slow_scenarios_are_distinguished() {
     let error = |source: &str| {
-        let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
-        reduce(&given, &Simulated, &mut go_on).expect_err("it cannot be reduced").to_string()
+        let given = Given {
+            source,
+            path: Path::new("given.yaml"),
+            arm: None,
+            goal: Goal::Any,
+            any_figures: false,
+            origin: None,
+        };
+        reduce(&given, &Simulated, &mut go_on)
+            .expect_err("it cannot be reduced")
+            .to_string()
     };
-    let on_gpu = "about: A.\nneeds: { memory: 1GiB, device: gpu }\nsteps: [ alloc: { buffer: a, size: 2GiB } ]\n";
-    let skipped = "about: A.\nneeds: { memory: 1GiB }\nskip: not yet\nsteps: [ alloc: { buffer: a, size: 2GiB } ]\n";
+    let on_gpu = "about: A.\nneeds: { memory: 1GiB, device: gpu }\nsteps: [ alloc: { buffer: a, \
+         size: 2GiB } ]\n";
+    let skipped = "about: A.\nneeds: { memory: 1GiB }\nskip: not yet\nsteps: [ alloc: { buffer: a, \
+         size: 2GiB } ]\n";
     let broken = "about: A.\nneeds: { memory: 1GiB }\nsteps: [ free: a ]\n";
     insta::assert_snapshot!([on_gpu, skipped, broken].map(error).join("\n"));
 }
@@ -229,20 +299,34 @@ fn skipped_and_slow_scenarios_are_distinguished() {
 #[test]
 fn a_stopped_reduction_ends_as_it_declares() {
     let mut runs = 0;
-    let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
+    let given = Given {
+        source: FRAGMENTED,
+        path: Path::new("given.yaml"),
+        arm: None,
+        goal: Goal::Any,
+        any_figures: false,
+        origin: None,
+    };
     let mut watch = |_: &Progress| {
         runs += 1;
-        if runs > 40 { Flow::Break(()) } else { Flow::Continue(()) }
+        if runs > 40 {
+            Flow::Break(())
+        } else {
+            Flow::Continue(())
+        }
     };
     let stopped = reduce(&given, &Simulated, &mut watch).expect("it fails");
     assert!(stopped.is_stopped);
     ends_as_it_says(&stopped.text);
 }
 
-/// Random steps over eight buffers. Each step allocates a dead buffer, or uses or frees a live one. Some steps are in a loop that
-/// frees its own allocations.
+/// Random steps over eight buffers. Each step allocates a dead buffer, or uses or frees a live one.
+/// Some steps are in a loop that frees its own allocations.
 fn program(choices: &[(u8, u8, u8)]) -> String {
-    let mut text = String::from("about: A program.\nneeds: { memory: 96MiB }\nstreams: [side]\nallocators: [caching, direct]\nsteps:\n");
+    let mut text = String::from(
+        "about: A program.\nneeds: { memory: 96MiB }\nstreams: [side]\nallocators: [caching, \
+         direct]\nsteps:\n",
+    );
     let mut live = std::collections::BTreeSet::new();
     for &(buffer, size, act) in choices {
         let buffer = buffer % 8;
@@ -250,7 +334,10 @@ fn program(choices: &[(u8, u8, u8)]) -> String {
         let stream = if act % 5 == 0 { ", stream: side" } else { "" };
         text += &match act % 4 {
             0 if live.contains(&buffer) => format!("  - fill: b{buffer}   # written\n"),
-            3 => format!("  - repeat: {size}\n    steps:\n      - alloc: {{ buffer: passing, size: {size}MiB }}\n      - free: passing\n"),
+            3 => format!(
+                "  - repeat: {size}\n    steps:\n      - alloc: {{ buffer: passing, size: \
+                 {size}MiB }}\n      - free: passing\n"
+            ),
             _ if live.remove(&buffer) => format!("  - free: b{buffer}\n"),
             _ => {
                 live.insert(buffer);

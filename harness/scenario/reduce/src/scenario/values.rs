@@ -1,4 +1,5 @@
-//! Simplifies values: evaluates formulas, shrinks and rounds amounts, shrinks numbers and the device, and removes settings.
+//! Simplifies values: evaluates formulas, shrinks and rounds amounts, shrinks numbers and the
+//! device, and removes settings.
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{allocator::caching::Config, device::sim::GRANULARITY};
@@ -10,7 +11,11 @@ use super::search::{Search, memory};
 use crate::delta::{self, Flow, SETTINGS};
 
 /// Durations to try in place of longer ones.
-const DURATIONS: [(&str, Nanos); 3] = [("1us", Nanos(1_000)), ("1ms", Nanos(1_000_000)), ("1s", Nanos(1_000_000_000))];
+const DURATIONS: [(&str, Nanos); 3] = [
+    ("1us", Nanos(1_000)),
+    ("1ms", Nanos(1_000_000)),
+    ("1s", Nanos(1_000_000_000)),
+];
 
 struct Nothing;
 
@@ -37,7 +42,10 @@ impl Search<'_> {
 
     fn simplify(&mut self, number: usize, text: &str) -> Flow {
         if let Ok(whole) = text.parse::<u64>() {
-            return delta::least(0, whole, &mut |less| self.try_value(number, Node::Scalar(less.to_string()))).map_continue(drop);
+            return delta::least(0, whole, &mut |less| {
+                self.try_value(number, Node::Scalar(less.to_string()))
+            })
+            .map_continue(drop);
         }
         if let Ok(bytes) = Bytes::parse(text) {
             return self.simpler_size(number, bytes);
@@ -53,15 +61,17 @@ impl Search<'_> {
         self.fewer_settings(number, text)
     }
 
-    /// Tries a smaller and rounder size, with the device memory changed by the same amount or unchanged.
+    /// Tries a smaller and rounder size, with the device memory changed by the same amount or
+    /// unchanged.
     fn simpler_size(&mut self, number: usize, bytes: Bytes) -> Flow {
         let mut now = bytes;
         delta::simpler_size(bytes, &mut |new| {
             let candidate = self.best.with_value(number, Node::Scalar(exact_size(new)));
             let less = Bytes(now.saturating_sub(new).0 / GRANULARITY.0 * GRANULARITY.0);
             let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
-            let other =
-                memory(&self.best).map(|memory| memory.saturating_sub(less) + more).filter(|memory| Some(*memory) <= self.memory_before);
+            let other = memory(&self.best)
+                .map(|memory| memory.saturating_sub(less) + more)
+                .filter(|memory| Some(*memory) <= self.memory_before);
             let other = other.map(|memory| with_memory(&candidate, memory));
             let is_taken = match other {
                 Some(smaller) if new < now => self.accept(smaller)? || self.accept(candidate)?,
@@ -75,7 +85,10 @@ impl Search<'_> {
 
     fn halve_everything(&mut self) -> Flow {
         while let Some(now) = memory(&self.best).filter(|memory| *memory > GRANULARITY) {
-            let mut candidate = with_memory(&self.best, Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)));
+            let mut candidate = with_memory(
+                &self.best,
+                Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)),
+            );
             candidate.visit(&mut |key, node| {
                 if let Node::Scalar(text) = node
                     && !["needs", "about"].contains(&key)
@@ -94,7 +107,9 @@ impl Search<'_> {
 
     /// Finds the least device memory, then a round one.
     fn less_memory(&mut self) -> Flow {
-        let Some(memory) = memory(&self.best) else { return Flow::Continue(()) };
+        let Some(memory) = memory(&self.best) else {
+            return Flow::Continue(());
+        };
         let units = delta::least(0, memory.0 / GRANULARITY.0, &mut |units| {
             let candidate = with_memory(&self.best, Bytes(units * GRANULARITY.0));
             self.accept(candidate)
@@ -120,7 +135,9 @@ impl Search<'_> {
     }
 
     fn fewer_settings(&mut self, number: usize, text: &str) -> Flow {
-        let Ok(mut config) = Config::parse(text) else { return Flow::Continue(()) };
+        let Ok(mut config) = Config::parse(text) else {
+            return Flow::Continue(());
+        };
         for reset in SETTINGS {
             let mut simpler = config.clone();
             reset(&mut simpler);
@@ -142,7 +159,8 @@ fn with_memory(document: &Document, new: Bytes) -> Document {
     changed
 }
 
-/// The result of a formula, or the number in the brackets of a buffer's name. `None` if it depends on the run.
+/// The result of a formula, or the number in the brackets of a buffer's name. `None` if it depends
+/// on the run.
 fn computed(text: &str) -> Option<String> {
     if let Some((name, index)) = text.strip_suffix(']').and_then(|text| text.split_once('[')) {
         return Some(format!("{name}[{}]", computed(index)?));
@@ -156,9 +174,15 @@ fn computed(text: &str) -> Option<String> {
 
 /// A value in scenario syntax, if it is a whole number of a unit.
 pub(super) fn written(value: Value) -> Option<String> {
-    let whole = value.number.is_integer().then(|| value.number.to_integer())?;
+    let whole = value
+        .number
+        .is_integer()
+        .then(|| value.number.to_integer())?;
     let amount = u64::try_from(whole);
-    match [Unit::Count, Unit::Bytes, Unit::Time].into_iter().find(|&unit| Dimension::from(unit) == value.dimension)? {
+    match [Unit::Count, Unit::Bytes, Unit::Time]
+        .into_iter()
+        .find(|&unit| Dimension::from(unit) == value.dimension)?
+    {
         Unit::Count => Some(whole.to_string()),
         Unit::Bytes => amount.ok().map(|bytes| exact_size(Bytes(bytes))),
         Unit::Time => amount.ok().map(|nanos| format!("{nanos}ns")),
@@ -168,12 +192,16 @@ pub(super) fn written(value: Value) -> Option<String> {
 /// The identifiers of a text with their byte offsets. Skips words after a point or a digit.
 pub(super) fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
-    let starts = text.char_indices().filter(move |&(at, c)| is_part(c) && !text[..at].ends_with(is_part)).map(|(at, _)| at);
+    let starts = text
+        .char_indices()
+        .filter(move |&(at, c)| is_part(c) && !text[..at].ends_with(is_part))
+        .map(|(at, _)| at);
     starts.filter_map(move |at| {
         let rest = &text[at..];
         let end = rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
         let word = &rest[..end];
-        word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_').then_some((at, word.split('.').next().unwrap_or(word)))
+        word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            .then_some((at, word.split('.').next().unwrap_or(word)))
     })
 }
 

@@ -1,5 +1,6 @@
-//! Writes a [`Document`] as YAML. A YAML library cannot keep comments next to their steps, or write one step per line as the
-//! catalogue does. This writer costs 180 lines and keeps reduced scenarios readable.
+//! Writes a [`Document`] as YAML. A YAML library cannot keep comments next to their steps, or write
+//! one step per line as the catalogue does. This writer costs 180 lines and keeps reduced scenarios
+//! readable.
 
 use std::path::Path;
 
@@ -30,7 +31,11 @@ impl Document {
 
 impl Written {
     pub(super) fn of(document: &Document) -> Self {
-        let mut written = Self { text: String::new(), lines: Vec::new(), count: 0 };
+        let mut written = Self {
+            text: String::new(),
+            lines: Vec::new(),
+            count: 0,
+        };
         for (key, node) in &document.keys {
             written.key(key, node, 0);
         }
@@ -57,7 +62,9 @@ impl Written {
             }
             Node::Scalar(text) if text.trim_end().contains('\n') => {
                 self.line(indent, &format!("{key}: |"));
-                text.trim_end().lines().for_each(|line| self.line(indent + 2, line));
+                text.trim_end()
+                    .lines()
+                    .for_each(|line| self.line(indent + 2, line));
             }
             Node::List(all) if all.iter().any(|one| matches!(one, Node::Map(_))) => {
                 self.line(indent, &format!("{key}:"));
@@ -74,29 +81,54 @@ impl Written {
     }
 
     fn step(&mut self, step: &StepNode, indent: usize) {
-        step.above.iter().for_each(|comment| self.line(indent, &format!("# {comment}")));
+        step.above
+            .iter()
+            .for_each(|comment| self.line(indent, &format!("# {comment}")));
         self.lines.push(self.count + 1);
-        let comment = step.behind.as_ref().map(|comment| format!("  # {comment}")).unwrap_or_default();
-        let Some(((key, node), beside)) = step.keys.split_first() else { return };
-        let on_one_line = format!("- {}", if *node == Node::Nothing && beside.is_empty() { key.clone() } else { pair(key, node, false) });
+        let comment = step
+            .behind
+            .as_ref()
+            .map(|comment| format!("  # {comment}"))
+            .unwrap_or_default();
+        let Some(((key, node), beside)) = step.keys.split_first() else {
+            return;
+        };
+        let on_one_line = format!(
+            "- {}",
+            if *node == Node::Nothing && beside.is_empty() {
+                key.clone()
+            } else {
+                pair(key, node, false)
+            }
+        );
         match node {
             Node::Map(map) if indent + on_one_line.len() > WIDTH => {
                 self.line(indent, &format!("- {key}:{comment}"));
-                map.iter().for_each(|(key, node)| self.key(key, node, indent + 4));
+                map.iter()
+                    .for_each(|(key, node)| self.key(key, node, indent + 4));
             }
             _ => self.line(indent, &format!("{on_one_line}{comment}")),
         }
-        beside.iter().for_each(|(key, node)| self.key(key, node, indent + 2));
+        beside
+            .iter()
+            .for_each(|(key, node)| self.key(key, node, indent + 2));
     }
 }
 
 fn pair(key: &str, node: &Node, is_inside: bool) -> String {
     let key = scalar(key, is_inside);
-    if *node == Node::Nothing { format!("{key}:") } else { format!("{key}: {}", inline(node, is_inside)) }
+    if *node == Node::Nothing {
+        format!("{key}:")
+    } else {
+        format!("{key}: {}", inline(node, is_inside))
+    }
 }
 
 fn entries(map: &Map, is_inside: bool) -> String {
-    map.iter().map(|(key, node)| pair(key, node, is_inside)).collect::<Vec<_>>().join(", ")
+    map.iter()
+        .map(|(key, node)| pair(key, node, is_inside))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// A value on one line. `is_inside` means within brackets or braces.
@@ -104,7 +136,13 @@ fn inline(node: &Node, is_inside: bool) -> String {
     match node {
         Node::Nothing => String::new(),
         Node::Scalar(text) => scalar(text, is_inside),
-        Node::List(all) => format!("[{}]", all.iter().map(|one| inline(one, true)).collect::<Vec<_>>().join(", ")),
+        Node::List(all) => format!(
+            "[{}]",
+            all.iter()
+                .map(|one| inline(one, true))
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
         Node::Map(map) if map.is_empty() => "{}".to_owned(),
         Node::Map(map) => format!("{{ {} }}", entries(map, true)),
         // Steps always have their own key, so they never occur in a one-line value.
@@ -121,7 +159,11 @@ fn scalar(text: &str, is_inside: bool) -> String {
         && !text.contains(" #")
         && !text.ends_with(':')
         && !"?:,[]{}#&*!|>'\"%@`".contains(first)
-        && !(first == '-' && text[1..].chars().next().is_none_or(|c| c.is_whitespace() || c == '-'))
+        && !(first == '-'
+            && text[1..]
+                .chars()
+                .next()
+                .is_none_or(|c| c.is_whitespace() || c == '-'))
         && !(is_inside && text.contains([',', '[', ']', '{', '}']))
         && !["", "~", "null", "Null", "NULL"].contains(&text);
     if is_plain {

@@ -20,14 +20,27 @@ impl<'a> Audited<'a> {
     pub(super) fn new(case: &Case, engine: &'a dyn Engine) -> Result<Self, ShrinkError> {
         let failed = |error: &dyn std::fmt::Display| ShrinkError::Trace(error.to_string());
         let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
-        let text: String = case.events.iter().map(|event| format!("{event}\n")).collect();
-        std::fs::write(folder.path().join("program.trace"), text).map_err(|error| failed(&error))?;
+        let text: String = case
+            .events
+            .iter()
+            .map(|event| format!("{event}\n"))
+            .collect();
+        std::fs::write(folder.path().join("program.trace"), text)
+            .map_err(|error| failed(&error))?;
         let text = format!(
-            "about: A trace.\nneeds: {{ memory: {} }}\nsteps: [ replay: {{ id: program, trace: program.trace, expect: any }} ]\n",
+            "about: A trace.\nneeds: {{ memory: {} }}\nsteps: [ replay: {{ id: program, trace: \
+             program.trace, expect: any }} ]\n",
             exact_size(case.memory)
         );
-        let scenario = Scenario::parse(&text, &folder.path().join("program.yaml")).map_err(|error| failed(&error))?;
-        Ok(Self { engine, scenario: Scenario { path: Path::new("program.yaml").to_owned(), ..scenario } })
+        let scenario = Scenario::parse(&text, &folder.path().join("program.yaml"))
+            .map_err(|error| failed(&error))?;
+        Ok(Self {
+            engine,
+            scenario: Scenario {
+                path: Path::new("program.yaml").to_owned(),
+                ..scenario
+            },
+        })
     }
 
     /// The first violated invariant. The trace may only use streams of the original trace.
@@ -40,9 +53,19 @@ impl<'a> Audited<'a> {
                 replay.trace = Arc::new(Trace::of(case.events.clone()));
             }
         }
-        let records = self.engine.run(&scenario, &mut |_| ControlFlow::Continue(())).ok()?;
+        let records = self
+            .engine
+            .run(&scenario, &mut |_| ControlFlow::Continue(()))
+            .ok()?;
         records.iter().find_map(|record| match &record.verdict {
-            Verdict::Failed { first: Violation { rule: Rule::Invariant(invariant), .. }, .. } => Some(*invariant),
+            Verdict::Failed {
+                first:
+                    Violation {
+                        rule: Rule::Invariant(invariant),
+                        ..
+                    },
+                ..
+            } => Some(*invariant),
             _ => None,
         })
     }

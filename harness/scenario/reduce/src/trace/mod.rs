@@ -1,11 +1,12 @@
-//! Reduces a trace that runs out of memory ([`shrink`]) or violates an invariant ([`shrink_violation`]) to a small one that fails
-//! the same way.
+//! Reduces a trace that runs out of memory ([`shrink`]) or violates an invariant
+//! ([`shrink_violation`]) to a small one that fails the same way.
 //!
-//! A unit of removal is an allocation with its free and its uses on other streams, so every candidate is a possible program. The
-//! device memory shrinks with the trace: one pinned segment explains as much as a hundred. Then streams, sizes and settings are
-//! simplified the same way.
+//! A unit of removal is an allocation with its free and its uses on other streams, so every
+//! candidate is a possible program. The device memory shrinks with the trace: one pinned segment
+//! explains as much as a hundred. Then streams, sizes and settings are simplified the same way.
 //!
-//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the same trace always gives the same result.
+//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the
+//! same trace always gives the same result.
 
 mod audited;
 mod failure;
@@ -32,9 +33,11 @@ pub struct Case {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
-    /// The last failed request keeps failing with the same [`Failure`]. Earlier ones succeed, unless they failed in the original.
+    /// The last failed request keeps failing with the same [`Failure`]. Earlier ones succeed,
+    /// unless they failed in the original.
     Oom,
-    /// A request fails with the case's settings or with these, but not with both. The failing side stays the same.
+    /// A request fails with the case's settings or with these, but not with both. The failing side
+    /// stays the same.
     ConfDiffers(Box<Config>),
 }
 
@@ -61,7 +64,8 @@ pub enum ShrinkError {
     /// Every request succeeds. Use less memory or other settings.
     #[error("the trace does not run out of memory: every request succeeds with {memory}")]
     Fits { memory: Bytes },
-    #[error("both settings have the same outcome: {}", if *.both_fail { "the trace runs out of memory with either" } else { "every request succeeds with either" })]
+    #[error("both settings have the same outcome: {}", if *.both_fail { "the trace runs out of \
+         memory with either" } else { "every request succeeds with either" })]
     EndsAlike { both_fail: bool },
     #[error("no invariant is violated while the trace is replayed in {memory}")]
     Holds { memory: Bytes },
@@ -69,21 +73,28 @@ pub enum ShrinkError {
     Trace(String),
 }
 
-/// Reduces a trace that runs out of memory completely, or until `watch` stops it. Calls `watch` after each replay.
+/// Reduces a trace that runs out of memory completely, or until `watch` stops it. Calls `watch`
+/// after each replay.
 ///
-/// If *k* of *n* operations are needed, this takes about *k* · log *n* replays of ever shorter traces.
+/// If *k* of *n* operations are needed, this takes about *k* · log *n* replays of ever shorter
+/// traces.
 pub fn shrink(case: Case, goal: &Goal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
     Ok(Search::of_oom(case, goal, watch)?.finish())
 }
 
 /// Reduces a trace that violates an always-checked invariant when a scenario replays it.
-pub fn shrink_violation(case: Case, engine: &dyn Engine, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
+pub fn shrink_violation(
+    case: Case,
+    engine: &dyn Engine,
+    watch: &mut Watch<'_>,
+) -> Result<Shrunk, ShrinkError> {
     Ok(Search::of_violation(case, engine, watch)?.finish())
 }
 
-/// Converts a reduced trace that violates an invariant to a scenario with one step per operation, and reduces that scenario too.
-/// `origin` describes the original.
-/// Fails with [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else as [`scenarios::reduce`].
+/// Converts a reduced trace that violates an invariant to a scenario with one step per operation,
+/// and reduces that scenario too. `origin` describes the original. Fails with
+/// [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else
+/// as [`scenarios::reduce`].
 pub fn scenario_of_violation(
     shrunk: &Shrunk,
     origin: &str,
@@ -92,9 +103,20 @@ pub fn scenario_of_violation(
     watch: &mut Watch<'_>,
 ) -> Result<Reduced, ReduceError> {
     let path = Path::new("scenario.yaml");
-    let passes = || ReduceError::Passes { path: path.to_owned(), arms: vec!["caching".to_owned()], goal: scenarios::Goal::Invariant };
+    let passes = || ReduceError::Passes {
+        path: path.to_owned(),
+        arms: vec!["caching".to_owned()],
+        goal: scenarios::Goal::Invariant,
+    };
     let source = scenario(shrunk, origin, "fits", comment).map_err(|_| passes())?;
-    let given = Given { source: &source, path, arm: None, goal: scenarios::Goal::Invariant, any_figures: false, origin: Some(origin) };
+    let given = Given {
+        source: &source,
+        path,
+        arm: None,
+        goal: scenarios::Goal::Invariant,
+        any_figures: false,
+        origin: Some(origin),
+    };
     scenarios::reduce(&given, engine, watch)
 }
 

@@ -19,23 +19,42 @@ pub enum NotAScenario {
     PoolsOverlap,
 }
 
-/// Returns the scenario as YAML. `about` describes it, `expect` states how the last request ends, and `comment` returns the call
-/// site of an event of the original trace, if known.
-pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usize) -> Option<String>) -> Result<String, NotAScenario> {
+/// Returns the scenario as YAML. `about` describes it, `expect` states how the last request ends,
+/// and `comment` returns the call site of an event of the original trace, if known.
+pub fn scenario(
+    shrunk: &Shrunk,
+    about: &str,
+    expect: &str,
+    comment: impl Fn(usize) -> Option<String>,
+) -> Result<String, NotAScenario> {
     let mut text = String::from("about: |\n");
     for line in about.lines() {
         let _ = writeln!(text, "{}", format!("  {line}").trim_end());
     }
-    let _ = writeln!(text, "needs: {{ memory: {} }}", exact_size(shrunk.case.memory));
+    let _ = writeln!(
+        text,
+        "needs: {{ memory: {} }}",
+        exact_size(shrunk.case.memory)
+    );
     text += &arms(shrunk);
     let streams = streams(&shrunk.case.events);
     if !streams.is_empty() {
-        let _ = writeln!(text, "streams: [{}]", streams.values().cloned().collect::<Vec<_>>().join(", "));
+        let _ = writeln!(
+            text,
+            "streams: [{}]",
+            streams.values().cloned().collect::<Vec<_>>().join(", ")
+        );
     }
     text += "steps:\n";
     // A replay with checks fills its allocations, and none of its operations is the failing one.
     let fills = matches!(shrunk.failure, Failure::Violates(_));
-    let mut steps = Steps { text, streams, pressure: Bytes::ZERO, open: Vec::new(), fills };
+    let mut steps = Steps {
+        text,
+        streams,
+        pressure: Bytes::ZERO,
+        open: Vec::new(),
+        fills,
+    };
     for (index, &event) in shrunk.case.events.iter().enumerate() {
         let is_request = !fills && index + 1 == shrunk.case.events.len();
         let ending = match event {
@@ -43,7 +62,13 @@ pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usi
             TraceEvent::Allocate { id, .. } if shrunk.may_fail.contains(&id) => Some("any"),
             _ => None,
         };
-        let name = |id: u64| if is_request { REQUEST.to_owned() } else { format!("b{id}") };
+        let name = |id: u64| {
+            if is_request {
+                REQUEST.to_owned()
+            } else {
+                format!("b{id}")
+            }
+        };
         let comment = comment(shrunk.origins[index]);
         steps.add(event, name, ending, comment.as_deref())?;
     }
@@ -57,12 +82,20 @@ fn arms(shrunk: &Shrunk) -> String {
         let name = name.map(|name| format!("name: {name}"));
         let conf = (!conf.is_empty()).then(|| format!("conf: \"{conf}\""));
         let fields: Vec<String> = name.into_iter().chain(conf).collect();
-        if fields.is_empty() { "  - caching\n".to_owned() } else { format!("  - caching: {{ {} }}\n", fields.join(", ")) }
+        if fields.is_empty() {
+            "  - caching\n".to_owned()
+        } else {
+            format!("  - caching: {{ {} }}\n", fields.join(", "))
+        }
     };
     let arms = match &shrunk.other {
         None => arm(None, &shrunk.case.config),
         Some(other) => {
-            let (failing, serving) = if shrunk.fails_under_its_own { (&shrunk.case.config, other) } else { (other, &shrunk.case.config) };
+            let (failing, serving) = if shrunk.fails_under_its_own {
+                (&shrunk.case.config, other)
+            } else {
+                (other, &shrunk.case.config)
+            };
             arm(Some("fails"), failing) + &arm(Some("serves"), serving)
         }
     };
@@ -71,9 +104,15 @@ fn arms(shrunk: &Shrunk) -> String {
 
 /// Names of the streams besides the default stream.
 fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
-    let used = events.iter().filter_map(|&(mut event)| event.stream_mut().copied());
+    let used = events
+        .iter()
+        .filter_map(|&(mut event)| event.stream_mut().copied());
     let named: BTreeSet<StreamId> = used.filter(|&stream| stream != StreamId::DEFAULT).collect();
-    named.into_iter().enumerate().map(|(index, stream)| (stream, format!("side{}", index + 1))).collect()
+    named
+        .into_iter()
+        .enumerate()
+        .map(|(index, stream)| (stream, format!("side{}", index + 1)))
+        .collect()
 }
 
 struct Steps {
@@ -94,10 +133,27 @@ impl Steps {
         comment: Option<&str>,
     ) -> Result<(), NotAScenario> {
         let step = match event {
-            TraceEvent::Allocate { id, size: bytes, stream } => {
-                let on = self.streams.get(&stream).map(|stream| format!(", stream: {stream}")).unwrap_or_default();
-                let ending = ending.map(|ending| format!(", expect: {ending}")).unwrap_or_default();
-                self.line(&format!("alloc: {{ buffer: {}, size: {}{on}{ending} }}", name(id), exact_size(bytes)), comment);
+            TraceEvent::Allocate {
+                id,
+                size: bytes,
+                stream,
+            } => {
+                let on = self
+                    .streams
+                    .get(&stream)
+                    .map(|stream| format!(", stream: {stream}"))
+                    .unwrap_or_default();
+                let ending = ending
+                    .map(|ending| format!(", expect: {ending}"))
+                    .unwrap_or_default();
+                self.line(
+                    &format!(
+                        "alloc: {{ buffer: {}, size: {}{on}{ending} }}",
+                        name(id),
+                        exact_size(bytes)
+                    ),
+                    comment,
+                );
                 if self.fills {
                     self.line(&format!("fill: {{ buffer: {}{on} }}", name(id)), None);
                 }
@@ -108,9 +164,14 @@ impl Steps {
                 let stream = self.stream(stream);
                 // Adds pending work, so that the memory waits after the free as in the replay.
                 self.line(&format!("busy: {{ stream: {stream}, duration: 1s }}"), None);
-                format!("record_stream: {{ buffer: {}, stream: {stream} }}", name(id))
+                format!(
+                    "record_stream: {{ buffer: {}, stream: {stream} }}",
+                    name(id)
+                )
             }
-            TraceEvent::SynchronizeStream(stream) => format!("synchronize: {{ stream: {} }}", self.stream(stream)),
+            TraceEvent::SynchronizeStream(stream) => {
+                format!("synchronize: {{ stream: {} }}", self.stream(stream))
+            }
             TraceEvent::Synchronize => "synchronize: device".to_owned(),
             TraceEvent::EmptyCache => "empty_cache".to_owned(),
             TraceEvent::ResetPeaks => "reset_peak_stats".to_owned(),
@@ -127,7 +188,11 @@ impl Steps {
                 return Ok(());
             }
             TraceEvent::EndPool(pool) => {
-                return if self.open.pop() == Some(pool.0) { Ok(()) } else { Err(NotAScenario::PoolsOverlap) };
+                return if self.open.pop() == Some(pool.0) {
+                    Ok(())
+                } else {
+                    Err(NotAScenario::PoolsOverlap)
+                };
             }
             TraceEvent::ReleasePool(pool) => format!("release_pool: pool{}", pool.0),
         };
@@ -136,7 +201,10 @@ impl Steps {
     }
 
     fn stream(&self, stream: StreamId) -> String {
-        self.streams.get(&stream).cloned().unwrap_or_else(|| "default".to_owned())
+        self.streams
+            .get(&stream)
+            .cloned()
+            .unwrap_or_else(|| "default".to_owned())
     }
 
     fn indent(&self) -> String {
@@ -144,7 +212,9 @@ impl Steps {
     }
 
     fn line(&mut self, step: &str, comment: Option<&str>) {
-        let comment = comment.map(|comment| format!("  # {comment}")).unwrap_or_default();
+        let comment = comment
+            .map(|comment| format!("  # {comment}"))
+            .unwrap_or_default();
         let indent = self.indent();
         let _ = writeln!(self.text, "{indent}- {step}{comment}");
     }

@@ -4,8 +4,8 @@ use harness_allocator::{device::DevicePtr, units::Bytes};
 
 use crate::rig::Buffer;
 
-/// The live blocks of a storm, by the operation that frees them, or of a replay, by their id in the trace. Equal keys
-/// keep their order of creation.
+/// The live blocks of a storm, by the operation that frees them, or of a replay, by their id in the
+/// trace. Equal keys keep their order of creation.
 #[derive(Debug)]
 pub(crate) struct LiveBlocks<B = Buffer> {
     pub(super) blocks: BTreeMap<(u64, u64), B>,
@@ -25,7 +25,11 @@ impl Block for Buffer {
 
 impl<B> Default for LiveBlocks<B> {
     fn default() -> Self {
-        Self { blocks: BTreeMap::new(), bytes: 0, made: 0 }
+        Self {
+            blocks: BTreeMap::new(),
+            bytes: 0,
+            made: 0,
+        }
     }
 }
 
@@ -35,7 +39,12 @@ impl LiveBlocks {
     }
 
     pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
-        let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
+        let keys: Vec<(u64, u64)> = self
+            .blocks
+            .iter()
+            .filter(|(_, buffer)| select(buffer.range().start))
+            .map(|(&key, _)| key)
+            .collect();
         keys.into_iter().filter_map(|key| self.take(key)).collect()
     }
 }
@@ -62,7 +71,11 @@ impl<B: Block> LiveBlocks<B> {
 
     /// Removes the block that is due next, if its operation is at most `by`.
     pub(crate) fn take_due(&mut self, by: u64) -> Option<B> {
-        let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
+        let key = *self
+            .blocks
+            .first_key_value()
+            .filter(|((due, _), _)| *due <= by)?
+            .0;
         self.take(key)
     }
 

@@ -35,16 +35,28 @@ pub(crate) struct Requests {
 impl Requests {
     /// Evicts the least recently used other request and returns its number and cache.
     pub(crate) fn evict(&mut self) -> Option<(u64, Vec<Buffer>)> {
-        let others = self.running.iter().filter(|(number, _)| Some(**number) != self.trying);
+        let others = self
+            .running
+            .iter()
+            .filter(|(number, _)| Some(**number) != self.trying);
         let oldest = *others.min_by_key(|(_, running)| running.used)?.0;
-        let Running { sequence, cache, .. } = self.running.remove(&oldest)?;
+        let Running {
+            sequence, cache, ..
+        } = self.running.remove(&oldest)?;
         self.evicted.push(sequence);
         Some((oldest, cache))
     }
 
     pub(crate) fn begin(&mut self, sequence: Sequence, cache: Vec<Buffer>) {
         self.uses += 1;
-        self.running.insert(sequence.number, Running { sequence, cache, used: self.uses });
+        self.running.insert(
+            sequence.number,
+            Running {
+                sequence,
+                cache,
+                used: self.uses,
+            },
+        );
     }
 
     pub(crate) fn grown(&mut self, number: u64) {

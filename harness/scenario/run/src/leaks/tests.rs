@@ -19,7 +19,8 @@ proptest! {
     #[test]
     fn fluctuation_is_not_growth(held in prop::collection::vec(0_u64..1 << 40, 1..20), times in 4_usize..100) {
         let all: Vec<u64> = held.iter().copied().cycle().take(held.len() * times).collect();
-        // With long intervals, the last one may be incomplete and ignored. Each half still contains each value.
+        // With long intervals, the last one may be incomplete and ignored. Each half still contains
+        // each value.
         prop_assert_eq!(growth_of(all).map(|(growth, _)| growth), Some(0));
     }
 

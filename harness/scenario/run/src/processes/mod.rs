@@ -1,8 +1,8 @@
-//! Processes of a scenario other than the main one. Each is a separate harness process with its own context, allocator
-//! and audit on the same device.
+//! Processes of a scenario other than the main one. Each is a separate harness process with its own
+//! context, allocator and audit on the same device.
 //!
-//! The main process reads the scenario and sends orders to the others, step by step. It waits for each answer, so
-//! every run behaves the same.
+//! The main process reads the scenario and sends orders to the others, step by step. It waits for
+//! each answer, so every run behaves the same.
 //!
 //! * `wire`: the messages; `session::scenario_process`: the side of the other process;
 //! * `shared`: the device, whose memory the processes share through a ledger.
@@ -33,7 +33,8 @@ use crate::rig::{Finding, Peaks, Rig, Stop, Totals};
 use crate::step_result::{StepResult, Unmet};
 use crate::{control::DEFAULT_TIME_LIMIT, faults::Faults};
 
-/// The subcommand that starts such a process. Programs that run scenarios must handle it with [`crate::session::serve_process`].
+/// The subcommand that starts such a process. Programs that run scenarios must handle it with
+/// [`crate::session::serve_process`].
 pub const SUBCOMMAND: &str = "scenario-process";
 
 /// The file that records the memory of each process.
@@ -42,14 +43,16 @@ const LEDGER: &str = "ledger";
 const PERIOD: Duration = Duration::from_millis(50);
 /// The number of these intervals to wait for an exiting process.
 const MOST_PERIODS: u32 = 100;
-/// The interval and number of checks of a GPU's memory after a process was killed, because the driver releases memory asynchronously.
+/// The interval and number of checks of a GPU's memory after a process was killed, because the
+/// driver releases memory asynchronously.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
 #[derive(Clone, Copy, Debug)]
 pub enum StartedBy {
     /// As new programs, which read the scenario again.
     Exec,
-    /// By forking this process, which must have a single thread. Faster; only for the simulated device.
+    /// By forking this process, which must have a single thread. Faster; only for the simulated
+    /// device.
     Fork(ServeCopy),
 }
 
@@ -103,14 +106,30 @@ impl ProcessGroup {
         };
         let forks = match started_by {
             StartedBy::Exec => None,
-            StartedBy::Fork(serve) => Some((serve, Inherited { scenario: scenario.clone(), arm: allocator.clone() })),
+            StartedBy::Fork(serve) => Some((
+                serve,
+                Inherited {
+                    scenario: scenario.clone(),
+                    arm: allocator.clone(),
+                },
+            )),
         };
-        Ok(Some(Self { folder, ledger: shared, start, forks }))
+        Ok(Some(Self {
+            folder,
+            ledger: shared,
+            start,
+            forks,
+        }))
     }
 
     /// Wraps the device of the main process.
-    pub fn share(&self, device: Box<dyn TestDevice>, memory: Bytes) -> Result<Box<dyn TestDevice>, DeviceError> {
-        let ledger = Ledger::open(&self.folder.path().join(LEDGER)).map_err(|error| unavailable(&error))?;
+    pub fn share(
+        &self,
+        device: Box<dyn TestDevice>,
+        memory: Bytes,
+    ) -> Result<Box<dyn TestDevice>, DeviceError> {
+        let ledger =
+            Ledger::open(&self.folder.path().join(LEDGER)).map_err(|error| unavailable(&error))?;
         Ok(Box::new(Shared::new(device, memory, ledger)?))
     }
 }
@@ -124,14 +143,17 @@ pub(crate) struct Processes {
     readings: BTreeMap<ProcessName, Readings>,
     /// OOMs of all these processes.
     pub(crate) ooms: u64,
-    /// The figures of these processes and of the programs of `exec` steps, in order of their first step.
+    /// The figures of these processes and of the programs of `exec` steps, in order of their first
+    /// step.
     pub(crate) figures: Vec<ProcessFigures>,
-    /// True if an `exec` step ran at the same time as other steps, so the peak of all together is unknown.
+    /// True if an `exec` step ran at the same time as other steps, so the peak of all together is
+    /// unknown.
     pub(crate) has_parallel_programs: bool,
     faults: Option<Faults>,
 }
 
-/// The process of the current step, and the loops around the step: their step numbers and completed iterations.
+/// The process of the current step, and the loops around the step: their step numbers and completed
+/// iterations.
 #[derive(Clone, Debug)]
 pub(crate) struct Inside {
     pub(crate) process: ProcessName,
@@ -177,7 +199,10 @@ enum Heard {
 }
 
 fn is_not_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
 }
 
 impl Process {
@@ -188,7 +213,10 @@ impl Process {
             None => {
                 let mut command = Command::new(program()?);
                 // Standard output is reserved for the harness's results.
-                command.arg(SUBCOMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
+                command
+                    .arg(SUBCOMMAND)
+                    .stdin(OwnedFd::from(theirs))
+                    .stdout(Stdio::from(io::stderr()));
                 Running::Program(Started::start(&mut command)?)
             }
             Some((serve, inherited)) => match fork()? {
@@ -199,7 +227,10 @@ impl Process {
                 Forked::Original(copied) => Running::Copy(copied),
             },
         };
-        Ok(Self { running, socket: BufReader::new(ours) })
+        Ok(Self {
+            running,
+            socket: BufReader::new(ours),
+        })
     }
 
     /// Waits for the next answer. `None` if the process is gone or `give_up` returns true.
@@ -232,7 +263,13 @@ impl Process {
 
 impl Processes {
     pub(crate) fn new(group: Option<ProcessGroup>, faults: Option<Faults>) -> Self {
-        Self { group, running: BTreeMap::new(), readings: BTreeMap::new(), faults, ..Self::default() }
+        Self {
+            group,
+            running: BTreeMap::new(),
+            readings: BTreeMap::new(),
+            faults,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn readings(&self, process: &ProcessName) -> Option<&Readings> {
@@ -248,25 +285,48 @@ impl Processes {
     /// What the running processes hold, without one of them, and the counters of all.
     fn held(&self, without: Option<&ProcessName>) -> Totals {
         let running = self.running.keys().filter(|&name| Some(name) != without);
-        let held = running.filter_map(|name| Some(Totals::of(&self.readings.get(name)?.stats))).fold(Totals::default(), Totals::and);
-        let sum = |counter: fn(&MemoryFigures) -> Option<u64>| self.figures.iter().filter_map(|one| counter(&one.figures)).sum();
-        Totals { ooms: sum(|figures| figures.ooms), retries: sum(|figures| figures.retries), ..held }
+        let held = running
+            .filter_map(|name| Some(Totals::of(&self.readings.get(name)?.stats)))
+            .fold(Totals::default(), Totals::and);
+        let sum = |counter: fn(&MemoryFigures) -> Option<u64>| {
+            self.figures
+                .iter()
+                .filter_map(|one| counter(&one.figures))
+                .sum()
+        };
+        Totals {
+            ooms: sum(|figures| figures.ooms),
+            retries: sum(|figures| figures.retries),
+            ..held
+        }
     }
 
     /// Notes the figures of the program of an `exec` step.
-    pub(crate) fn note_exec(&mut self, rig: &mut Rig, name: &str, figures: MemoryFigures, is_alone: bool) {
+    pub(crate) fn note_exec(
+        &mut self,
+        rig: &mut Rig,
+        name: &str,
+        figures: MemoryFigures,
+        is_alone: bool,
+    ) {
         self.add(name, figures);
         rig.set_elsewhere(self.held(None));
         self.has_parallel_programs |= !is_alone;
         if let (Some(reserved), true) = (figures.peak_reserved, is_alone) {
-            rig.plot_exec(Peaks { reserved, allocated: figures.peak_allocated.unwrap_or_default() });
+            rig.plot_exec(Peaks {
+                reserved,
+                allocated: figures.peak_allocated.unwrap_or_default(),
+            });
         }
     }
 
     fn add(&mut self, name: &str, figures: MemoryFigures) {
         match self.figures.iter_mut().find(|one| one.name == name) {
             Some(one) => one.figures = one.figures.then(figures),
-            None => self.figures.push(ProcessFigures { name: name.to_owned(), figures }),
+            None => self.figures.push(ProcessFigures {
+                name: name.to_owned(),
+                figures,
+            }),
         }
     }
 
@@ -275,14 +335,29 @@ impl Processes {
     }
 
     /// Sends an order to a process and waits for the answer.
-    fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
+    fn order(
+        &mut self,
+        name: &ProcessName,
+        order: &Order,
+        step: u32,
+        give_up: &mut dyn FnMut() -> bool,
+    ) -> Result<Heard, Stop> {
         let Some(group) = &self.group else {
-            return Err(cannot_start(name, "only `harness run` and its tests start the processes of a scenario"));
+            return Err(cannot_start(
+                name,
+                "only `harness run` and its tests start the processes of a scenario",
+            ));
         };
         if !self.running.contains_key(name) {
-            let process = Process::start(group.forks.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
+            let process = Process::start(group.forks.as_ref())
+                .map_err(|error| cannot_start(name, &error.to_string()))?;
             let faults = self.faults_of(name).map(Injector::state_of_new_process);
-            let start = Start { process: name.to_string(), step, faults, ..group.start.clone() };
+            let start = Start {
+                process: name.to_string(),
+                step,
+                faults,
+                ..group.start.clone()
+            };
             self.running.insert(name.clone(), process);
             match self.tell(name, &Order::Start(Box::new(start)), give_up) {
                 Heard::Reply(Reply::Done(_)) => {}
@@ -296,8 +371,15 @@ impl Processes {
         Ok(self.tell(name, order, give_up))
     }
 
-    fn tell(&mut self, name: &ProcessName, order: &Order, give_up: &mut dyn FnMut() -> bool) -> Heard {
-        let Some(process) = self.running.get_mut(name) else { return Heard::Gone(None) };
+    fn tell(
+        &mut self,
+        name: &ProcessName,
+        order: &Order,
+        give_up: &mut dyn FnMut() -> bool,
+    ) -> Heard {
+        let Some(process) = self.running.get_mut(name) else {
+            return Heard::Gone(None);
+        };
         let mut given_up = false;
         // A missing answer reveals a dead process.
         let _ = wire::send(process.socket.get_mut(), order);
@@ -306,7 +388,10 @@ impl Processes {
             given_up
         });
         if let Some(Answer { reply, faults }) = answer {
-            self.faults_of(name).zip(faults).into_iter().for_each(|(ours, sent)| ours.take_over(sent));
+            self.faults_of(name)
+                .zip(faults)
+                .into_iter()
+                .for_each(|(ours, sent)| ours.take_over(sent));
             if let Reply::Done(done) = &reply {
                 self.note(name, done.readings);
             }
@@ -323,17 +408,29 @@ impl Processes {
     /// Ends a process, if it runs, with the given function, and releases its memory in the ledger.
     fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
         let ended = self.running.remove(name).map(end);
-        self.group.iter().for_each(|group| group.ledger.release_ended());
+        self.group
+            .iter()
+            .for_each(|group| group.ledger.release_ended());
         ended
     }
 
     fn note(&mut self, name: &ProcessName, now: Readings) {
-        let before = self.readings.insert(name.clone(), now).map(|before| before.stats).unwrap_or_default();
+        let before = self
+            .readings
+            .insert(name.clone(), now)
+            .map(|before| before.stats)
+            .unwrap_or_default();
         // The counters of a restarted process start at zero.
         let ooms = now.stats.num_ooms.saturating_sub(before.num_ooms);
-        let retries = now.stats.num_alloc_retries.saturating_sub(before.num_alloc_retries);
+        let retries = now
+            .stats
+            .num_alloc_retries
+            .saturating_sub(before.num_alloc_retries);
         self.ooms += ooms;
-        self.add(&name.to_string(), Peaks::of(&now.stats).figures(ooms, retries));
+        self.add(
+            &name.to_string(),
+            Peaks::of(&now.stats).figures(ooms, retries),
+        );
     }
 
     pub(crate) fn run(
@@ -343,9 +440,20 @@ impl Processes {
         step: &Step,
         (number, step_number): (u32, usize),
     ) -> Result<StepResult, Stop> {
-        let order = Order::Do(wire::Do { number, step: step_number, loops: inside.loops.clone() });
-        let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-        let doing = format!("it ran step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
+        let order = Order::Do(wire::Do {
+            number,
+            step: step_number,
+            loops: inside.loops.clone(),
+        });
+        let limit = step
+            .time_limit
+            .map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+        let doing = format!(
+            "it ran step {number} (line {}: {} {})",
+            step.position.line,
+            step.action.kind(),
+            step.action
+        );
         match self.hear(rig, &inside.process, &order, (number, limit), &doing)? {
             Some(result) => Ok(result),
             None => {
@@ -356,7 +464,8 @@ impl Processes {
         }
     }
 
-    /// Sends an order and converts the answer. `None` if the process exceeded the limit and was killed.
+    /// Sends an order and converts the answer. `None` if the process exceeded the limit and was
+    /// killed.
     fn hear(
         &mut self,
         rig: &mut Rig,
@@ -367,48 +476,104 @@ impl Processes {
     ) -> Result<Option<StepResult>, Stop> {
         let began = Instant::now();
         let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
-        let before = self.readings(name).map(|before| Peaks::of(&before.stats)).unwrap_or_default();
+        let before = self
+            .readings(name)
+            .map(|before| Peaks::of(&before.stats))
+            .unwrap_or_default();
         match self.order(name, order, step, &mut give_up)? {
             Heard::Reply(Reply::Done(done)) => {
-                let Done { mut result, findings, readings, curve } = *done;
+                let Done {
+                    mut result,
+                    findings,
+                    readings,
+                    curve,
+                } = *done;
                 let risen = Peaks::of(&readings.stats).above(before);
                 rig.plot_process(&curve, risen, self.held(Some(name)), self.held(None))?;
-                findings.into_iter().for_each(|finding| rig.note(named(name, finding)));
-                let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
+                findings
+                    .into_iter()
+                    .for_each(|finding| rig.note(named(name, finding)));
+                let injected = result
+                    .failed_request
+                    .iter_mut()
+                    .flat_map(|failed_request| &mut failed_request.injected);
                 injected.for_each(|refused| refused.process = Some(name.to_string()));
                 Ok(Some(result))
             }
             Heard::Reply(Reply::Closed) => Ok(Some(StepResult::default())),
-            Heard::Reply(Reply::Violated(findings)) => {
-                Err(Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()))
-            }
-            Heard::Reply(Reply::Failed { rule, expected, seen, fault }) => {
-                let (expected, fault) = (in_process(name, &expected), fault.map(|fault| (name.clone(), fault)));
-                Err(Stop::Process { rule, expected, seen, fault })
+            Heard::Reply(Reply::Violated(findings)) => Err(Stop::Violated(
+                findings
+                    .into_iter()
+                    .map(|finding| named(name, finding))
+                    .collect(),
+            )),
+            Heard::Reply(Reply::Failed {
+                rule,
+                expected,
+                seen,
+                fault,
+            }) => {
+                let (expected, fault) = (
+                    in_process(name, &expected),
+                    fault.map(|fault| (name.clone(), fault)),
+                );
+                Err(Stop::Process {
+                    rule,
+                    expected,
+                    seen,
+                    fault,
+                })
             }
             Heard::Reply(Reply::Refused(why)) => Err(cannot_start(name, &why)),
-            Heard::Gone(end) => Err(failed(format!("the process `{name}` to run its steps"), format!("{} while {doing}", how(end)))),
+            Heard::Gone(end) => Err(failed(
+                format!("the process `{name}` to run its steps"),
+                format!("{} while {doing}", how(end)),
+            )),
             Heard::GivenUp if rig.is_interrupted() => Err(Stop::Interrupted),
             Heard::GivenUp => Ok(None),
         }
     }
 
     /// Kills a process with SIGKILL and waits until the device has released its memory.
-    pub(crate) fn kill(&mut self, rig: &mut Rig, step: &Step, name: &ProcessName) -> Result<StepResult, Stop> {
+    pub(crate) fn kill(
+        &mut self,
+        rig: &mut Rig,
+        step: &Step,
+        name: &ProcessName,
+    ) -> Result<StepResult, Stop> {
         if !self.running.contains_key(name) {
-            return Ok(Unmet::at(step, format!("the process `{name}` to be running"), "it is not").into());
+            return Ok(Unmet::at(
+                step,
+                format!("the process `{name}` to be running"),
+                "it is not",
+            )
+            .into());
         }
         let before = rig.memory()?;
         let readings = self.readings(name);
-        let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
+        let reserved = readings.map_or(Bytes::ZERO, |readings| {
+            Bytes(readings.stats.reserved_bytes.all.current)
+        });
         let attributed = readings.and_then(|readings| readings.memory?.process);
         let killed = self.end(name, |process| process.running.kill()).transpose();
         rig.set_elsewhere(self.held(None));
-        killed.map_err(|error| failed(format!("the process `{name}` to be killed"), error.to_string()))?;
-        await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
+        killed.map_err(|error| {
+            failed(
+                format!("the process `{name}` to be killed"),
+                error.to_string(),
+            )
+        })?;
+        await_memory(
+            rig,
+            before.used.saturating_sub(attributed.unwrap_or(reserved)),
+        )?;
         let released = before.used.saturating_sub(rig.memory()?.used);
-        let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of device memory were attributed to it"));
-        let note = format!("SIGKILL ended it: {reserved} were reserved in it{told}, and {released} were released");
+        let told = attributed.map_or_else(String::new, |bytes| {
+            format!(", {bytes} of device memory were attributed to it")
+        });
+        let note = format!(
+            "SIGKILL ended it: {reserved} were reserved in it{told}, and {released} were released"
+        );
         Ok(StepResult::with_note(note))
     }
 
@@ -421,16 +586,35 @@ impl Processes {
         Ok(())
     }
 
-    /// Closes the processes that still run after an injected failure, if their devices still work. Returns the errors.
+    /// Closes the processes that still run after an injected failure, if their devices still work.
+    /// Returns the errors.
     pub(crate) fn close(&mut self, rig: &mut Rig) -> Vec<Stop> {
-        let works = |name: &&ProcessName| self.faults_of(name).is_some_and(|faults| !faults.is_broken());
+        let works = |name: &&ProcessName| {
+            self.faults_of(name)
+                .is_some_and(|faults| !faults.is_broken())
+        };
         let names: Vec<ProcessName> = self.running.keys().filter(works).cloned().collect();
-        names.iter().map(|name| self.close_one(rig, name)).filter_map(Result::err).collect()
+        names
+            .iter()
+            .map(|name| self.close_one(rig, name))
+            .filter_map(Result::err)
+            .collect()
     }
 
-    fn order_to_end(&mut self, rig: &mut Rig, name: &ProcessName, order: &Order, doing: &str) -> Result<(), Stop> {
+    fn order_to_end(
+        &mut self,
+        rig: &mut Rig,
+        name: &ProcessName,
+        order: &Order,
+        doing: &str,
+    ) -> Result<(), Stop> {
         let done = self.hear(rig, name, order, (0, DEFAULT_TIME_LIMIT), doing)?;
-        done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it continued and was killed".to_owned()))
+        done.map(drop).ok_or_else(|| {
+            failed(
+                format!("the process `{name}` to end"),
+                "it continued and was killed".to_owned(),
+            )
+        })
     }
 
     /// Closes a process, which exits even if it cannot release everything.
@@ -440,13 +624,21 @@ impl Processes {
         rig.set_elsewhere(self.held(None));
         closed.and_then(|()| match end.flatten() {
             Some(End::Code(0)) => Ok(()),
-            end => Err(failed(format!("the process `{name}` to exit with code 0"), how(end))),
+            end => Err(failed(
+                format!("the process `{name}` to exit with code 0"),
+                how(end),
+            )),
         })
     }
 }
 
 fn failed(expected: String, seen: String) -> Stop {
-    Stop::Process { rule: Rule::DeviceFailure, expected, seen, fault: None }
+    Stop::Process {
+        rule: Rule::DeviceFailure,
+        expected,
+        seen,
+        fault: None,
+    }
 }
 
 fn cannot_start(name: &ProcessName, why: &str) -> Stop {
@@ -458,14 +650,19 @@ fn in_process(name: &ProcessName, expected: &str) -> String {
 }
 
 fn named(name: &ProcessName, finding: Finding) -> Finding {
-    Finding { expected: in_process(name, &finding.expected), ..finding }
+    Finding {
+        expected: in_process(name, &finding.expected),
+        ..finding
+    }
 }
 
 fn how(end: Option<End>) -> String {
     match end {
         None => "it closed its connection".to_owned(),
         Some(End::Code(code)) => format!("it ended with exit code {code}"),
-        Some(End::Signal(9)) => "SIGKILL ended it (the kernel's OOM killer sends it if host memory runs out)".to_owned(),
+        Some(End::Signal(9)) => {
+            "SIGKILL ended it (the kernel's OOM killer sends it if host memory runs out)".to_owned()
+        }
         Some(End::Signal(signal)) => format!("signal {signal} ended it"),
     }
 }

@@ -1,11 +1,11 @@
-//! [`Shared`]: a device that several processes of a run share. A ledger records each one's memory. Together they may
-//! use the memory that the scenario needs.
+//! [`Shared`]: a device that several processes of a run share. A ledger records each one's memory.
+//! Together they may use the memory that the scenario needs.
 
 use std::io;
 
 use harness_allocator::device::{
-    Clock, Device, DeviceError, DeviceMemory, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId,
-    TestDevice, limited::Limited, wrapper,
+    Clock, Device, DeviceError, DeviceMemory, DevicePtr, EventId, MappedDevice, MemoryRange,
+    PoolId, PoolMemory, PooledDevice, StreamId, TestDevice, limited::Limited, wrapper,
 };
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{Account, Ledger};
@@ -21,21 +21,34 @@ pub(crate) struct Shared {
 }
 
 pub(crate) fn unavailable(why: &io::Error) -> DeviceError {
-    DeviceError::Unavailable { what: "memory that processes share".to_owned(), why: why.to_string() }
+    DeviceError::Unavailable {
+        what: "memory that processes share".to_owned(),
+        why: why.to_string(),
+    }
 }
 
 impl Shared {
     /// Limits all processes of the ledger to `memory` in total.
-    pub(crate) fn new(device: Box<dyn TestDevice>, memory: Bytes, ledger: Ledger) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        device: Box<dyn TestDevice>,
+        memory: Bytes,
+        ledger: Ledger,
+    ) -> Result<Self, DeviceError> {
         // Contexts are not counted if the device cannot report them separately.
         let context = device.own_context().unwrap_or_default();
         let mut account = Account::new(Some(ledger));
         account.change(CONTEXTS, |_| (Ok::<(), DeviceError>(()), context))?;
-        Ok(Self { inner: Limited::shared(device, memory)?, account })
+        Ok(Self {
+            inner: Limited::shared(device, memory)?,
+            account,
+        })
     }
 
     /// Runs a call that may allocate, limited by the memory of the other processes.
-    fn take<T>(&mut self, mut act: impl FnMut(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    fn take<T>(
+        &mut self,
+        mut act: impl FnMut(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         let Self { inner, account } = self;
         account.change(MEMORY, |others| {
             inner.set_held_elsewhere(others);
@@ -48,7 +61,10 @@ impl Shared {
     }
 
     /// Runs a call that may release memory.
-    fn give<T>(&mut self, act: impl FnOnce(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    fn give<T>(
+        &mut self,
+        act: impl FnOnce(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         let done = act(&mut self.inner)?;
         self.account.released(MEMORY, self.inner.held()?);
         Ok(done)
@@ -56,7 +72,8 @@ impl Shared {
 
     /// The memory of other processes without their contexts, and their contexts.
     fn elsewhere(&mut self) -> (Bytes, Bytes) {
-        let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.entered_by_others(number));
+        let [memory, contexts] =
+            [MEMORY, CONTEXTS].map(|number| self.account.entered_by_others(number));
         self.inner.set_held_elsewhere(memory);
         (memory, contexts)
     }
@@ -101,11 +118,19 @@ impl wrapper::DeviceWrapper for Shared {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if Device::mapped(&mut self.inner).is_some() { Some(self) } else { None }
+        if Device::mapped(&mut self.inner).is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if Device::pooled(&mut self.inner).is_some() { Some(self) } else { None }
+        if Device::pooled(&mut self.inner).is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 
@@ -116,8 +141,17 @@ impl wrapper::TestDeviceWrapper for Shared {
         let memory = TestDevice::memory(&mut self.inner)?;
         // A real device already includes the others.
         let is_simulated = Device::info(&self.inner).clock == Clock::Simulated;
-        let used = if is_simulated { memory.used + processes } else { memory.used };
-        Ok(DeviceMemory { used, processes, process_contexts, ..memory })
+        let used = if is_simulated {
+            memory.used + processes
+        } else {
+            memory.used
+        };
+        Ok(DeviceMemory {
+            used,
+            processes,
+            process_contexts,
+            ..memory
+        })
     }
 
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
@@ -152,7 +186,12 @@ impl PooledDevice for Shared {
         self.give(|device| PooledDevice::destroy_pool(device, pool))
     }
 
-    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+    fn malloc_async(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<DevicePtr, DeviceError> {
         self.take(|device| PooledDevice::malloc_async(device, pool, size, stream))
     }
 

@@ -1,4 +1,5 @@
-//! The messages between the main process and another one: one line of JSON each, over a socket that is the other one's standard input.
+//! The messages between the main process and another one: one line of JSON each, over a socket that
+//! is the other one's standard input.
 
 use std::io::{self, Write};
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf};
@@ -75,7 +76,8 @@ pub(crate) enum Reply {
     Closed,
 }
 
-/// The result of a step and the process's readings. The time in them is 0, because clocks of processes are not comparable.
+/// The result of a step and the process's readings. The time in them is 0, because clocks of
+/// processes are not comparable.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub(crate) result: StepResult,

@@ -1,4 +1,5 @@
-//! Policies that free memory of the run before the next attempt, and the effect of a policy: [`Applied`].
+//! Policies that free memory of the run before the next attempt, and the effect of a policy:
+//! [`Applied`].
 
 use harness_allocator::units::Bytes;
 use harness_scenario::{BufferName, Plan};
@@ -19,7 +20,11 @@ pub(super) struct Applied {
 
 impl Applied {
     pub(super) fn saying(then: String) -> Self {
-        Self { did_something: true, then: Some(then), ..Self::default() }
+        Self {
+            did_something: true,
+            then: Some(then),
+            ..Self::default()
+        }
     }
 }
 
@@ -31,17 +36,30 @@ pub(super) fn free(ctx: &mut RunContext, buffers: &[BufferName]) -> Result<Appli
             freed.push(name.name());
         }
     }
-    Ok(if freed.is_empty() { Applied::default() } else { Applied::saying(format!("free {}", freed.join(", "))) })
+    Ok(if freed.is_empty() {
+        Applied::default()
+    } else {
+        Applied::saying(format!("free {}", freed.join(", ")))
+    })
 }
 
-/// Frees the least recently used buffer or request cache, and describes that. `None`: there is none.
+/// Frees the least recently used buffer or request cache, and describes that. `None`: there is
+/// none.
 pub(super) fn evict(ctx: &mut RunContext, buffers: &[BufferName]) -> Result<Option<String>, Stop> {
     if buffers.is_empty() {
-        let Some((request, cache)) = ctx.requests.evict() else { return Ok(None) };
-        cache.into_iter().try_for_each(|buffer| ctx.rig.free(buffer))?;
+        let Some((request, cache)) = ctx.requests.evict() else {
+            return Ok(None);
+        };
+        cache
+            .into_iter()
+            .try_for_each(|buffer| ctx.rig.free(buffer))?;
         return Ok(Some(format!("evict request {request}")));
     }
-    let Some(key) = ctx.least_recently_used(buffers) else { return Ok(None) };
-    ctx.take(&key).into_iter().try_for_each(|buffer| ctx.rig.free(buffer))?;
+    let Some(key) = ctx.least_recently_used(buffers) else {
+        return Ok(None);
+    };
+    ctx.take(&key)
+        .into_iter()
+        .try_for_each(|buffer| ctx.rig.free(buffer))?;
     Ok(Some(format!("evict {}", buffer_name(&key))))
 }

@@ -1,4 +1,5 @@
-//! `halve_batch`, `shrink_batch` and `bisect_batch`: the failed iteration is kind again with another batch.
+//! `halve_batch`, `shrink_batch` and `bisect_batch`: the failed iteration is kind again with
+//! another batch.
 
 use harness_scenario::{BatchRule, Plan};
 
@@ -16,7 +17,11 @@ pub(super) fn next(rule: BatchRule, plan: &Plan, floor: u64, known: &Known) -> O
 
 /// The plan with another batch. Keeps the number of micro-batches unless some would be empty.
 pub(super) fn with_batch(plan: &Plan, batch: u64) -> Plan {
-    Plan { batch, micro_batches: plan.micro_batches.min(batch), ..plan.clone() }
+    Plan {
+        batch,
+        micro_batches: plan.micro_batches.min(batch),
+        ..plan.clone()
+    }
 }
 
 /// What earlier iterations revealed about the largest batch that fits.
@@ -36,11 +41,15 @@ impl Known {
         }
     }
 
-    /// Notes that a batch succeeded, and returns the plan of the next iteration: half way to the smallest failed batch.
+    /// Notes that a batch succeeded, and returns the plan of the next iteration: half way to the
+    /// smallest failed batch.
     pub(super) fn worked(&mut self, plan: &Plan) -> Plan {
         self.works = self.works.max(plan.batch);
         match self.fails {
-            Some(fails) if fails > plan.batch + 1 => Plan { batch: plan.batch + (fails - plan.batch) / 2, ..plan.clone() },
+            Some(fails) if fails > plan.batch + 1 => Plan {
+                batch: plan.batch + (fails - plan.batch) / 2,
+                ..plan.clone()
+            },
             _ => plan.clone(),
         }
     }

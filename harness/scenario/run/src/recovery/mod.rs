@@ -1,6 +1,8 @@
-//! Recovery: what policies do between a failed attempt and the next one, and whether the next one could succeed.
+//! Recovery: what policies do between a failed attempt and the next one, and whether the next one
+//! could succeed.
 //!
-//! The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and `batch` those that change the batch.
+//! The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and
+//! `batch` those that change the batch.
 
 mod applied;
 mod batch;
@@ -35,7 +37,8 @@ pub(crate) struct Recovered<T> {
 pub(crate) enum AttemptKind {
     /// One request of this size, whatever the plan. Its memory state is taken after it fails.
     Request(Bytes),
-    /// One iteration of a training. A failed iteration frees its blocks, so its memory state is taken before it begins.
+    /// One iteration of a training. A failed iteration frees its blocks, so its memory state is
+    /// taken before it begins.
     Iteration,
 }
 
@@ -48,7 +51,8 @@ impl AttemptKind {
     }
 }
 
-/// The recovery of one step: its policies and their effects so far. Policies may use what earlier iterations revealed.
+/// The recovery of one step: its policies and their effects so far. Policies may use what earlier
+/// iterations revealed.
 pub(crate) struct Recovery<'p> {
     chain: Option<&'p Chain>,
     known: batch::Known,
@@ -72,7 +76,15 @@ pub(crate) struct Attempts {
 
 impl Attempts {
     pub(crate) fn new(kind: AttemptKind, plan: Plan) -> Self {
-        Self { kind, plan, retries: 0, turn: Turn::default(), same_again: None, agreed: 0, start: AttemptStart::default() }
+        Self {
+            kind,
+            plan,
+            retries: 0,
+            turn: Turn::default(),
+            same_again: None,
+            agreed: 0,
+            start: AttemptStart::default(),
+        }
     }
 
     /// Moves the start of the current attempt so that only `own` of the time until now counts.
@@ -101,16 +113,27 @@ struct Turn {
 impl<'p> Recovery<'p> {
     pub(crate) fn new(chain: Option<&'p Chain>) -> Self {
         let policies = chain.map(Chain::to_string).unwrap_or_default();
-        let record = harness_record::Recovery { policies, ..harness_record::Recovery::default() };
+        let record = harness_record::Recovery {
+            policies,
+            ..harness_record::Recovery::default()
+        };
         let scale = chain.and_then(Chain::scales).map(scale::Scale::new);
-        Self { chain, known: batch::Known::default(), scale, record, lost: Nanos::ZERO, trained: None }
+        Self {
+            chain,
+            known: batch::Known::default(),
+            scale,
+            record,
+            lost: Nanos::ZERO,
+            trained: None,
+        }
     }
 
-    /// Retries until an attempt succeeds or the policies give up. `plan` is the plan of the first attempt. `between`
-    /// runs while a policy waits.
+    /// Retries until an attempt succeeds or the policies give up. `plan` is the plan of the first
+    /// attempt. `between` runs while a policy waits.
     ///
-    /// A retry makes progress if it succeeds or asks for less. It also makes progress if the allocator's blocks or the device's free memory
-    /// have changed since the failed attempt. Other retries violate [`Invariant::RetryMakesProgress`]; the run continues so that the record
+    /// A retry makes progress if it succeeds or asks for less. It also makes progress if the
+    /// allocator's blocks or the device's free memory have changed since the failed attempt. Other
+    /// retries violate [`Invariant::RetryMakesProgress`]; the run continues so that the record
     /// shows how it ends. Timed runs do not query the device's memory, so they skip this check.
     ///
     /// With a policy, each failed attempt takes time linear in the allocator's blocks.
@@ -128,13 +151,23 @@ impl<'p> Recovery<'p> {
             let error = match attempt(ctx, &attempts.plan)? {
                 Ok(value) => {
                     let next = self.succeeded(ctx, &attempts)?;
-                    return Ok(Recovered { answer: Ok(value), plan: attempts.plan, next, retries: attempts.retries });
+                    return Ok(Recovered {
+                        answer: Ok(value),
+                        plan: attempts.plan,
+                        next,
+                        retries: attempts.retries,
+                    });
                 }
                 Err(error) => error,
             };
             if !self.failed(ctx, &mut attempts, &error, between)? {
                 let Attempts { plan, retries, .. } = attempts;
-                return Ok(Recovered { answer: Err(error), next: plan.clone(), plan, retries });
+                return Ok(Recovered {
+                    answer: Err(error),
+                    next: plan.clone(),
+                    plan,
+                    retries,
+                });
             }
         }
     }
@@ -146,7 +179,11 @@ impl<'p> Recovery<'p> {
     pub(crate) fn begin(&self, ctx: &mut RunContext, attempts: &mut Attempts) -> Result<(), Stop> {
         let looks = self.checks_progress(ctx) && matches!(attempts.kind, AttemptKind::Iteration);
         attempts.start = AttemptStart {
-            memory: if looks { Some(ctx.rig.memory_state()?) } else { None },
+            memory: if looks {
+                Some(ctx.rig.memory_state()?)
+            } else {
+                None
+            },
             began: ctx.rig.now(),
             counted: ctx.rig.lost_to_retry(),
             allocated: Bytes(ctx.rig.stats().allocated_bytes.all.current),
@@ -154,7 +191,8 @@ impl<'p> Recovery<'p> {
         Ok(())
     }
 
-    /// Handles a failed attempt: the next policy prepares another one. Returns whether there is another one.
+    /// Handles a failed attempt: the next policy prepares another one. Returns whether there is
+    /// another one.
     pub(crate) fn failed(
         &mut self,
         ctx: &mut RunContext,
@@ -162,7 +200,12 @@ impl<'p> Recovery<'p> {
         error: &AllocatorError,
         between: &mut Between<'_>,
     ) -> Result<bool, Stop> {
-        let AttemptStart { memory, began, counted, allocated } = std::mem::take(&mut attempts.start);
+        let AttemptStart {
+            memory,
+            began,
+            counted,
+            allocated,
+        } = std::mem::take(&mut attempts.start);
         self.record.attempts += 1;
         self.known.failed(attempts.plan.batch);
         if let AttemptKind::Request(_) = attempts.kind {
@@ -170,8 +213,15 @@ impl<'p> Recovery<'p> {
             let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
             self.left_behind(after.saturating_sub(allocated));
             if after != allocated {
-                let expected = format!("{} B allocated after a failed attempt, as before it", allocated.0);
-                ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{} B", after.0)));
+                let expected = format!(
+                    "{} B allocated after a failed attempt, as before it",
+                    allocated.0
+                );
+                ctx.rig.note(Finding::new(
+                    Invariant::OomChangesOnlyTheCache,
+                    expected,
+                    format!("{} B", after.0),
+                ));
             }
         }
         if let Some(finding) = attempts.same_again.take() {
@@ -183,12 +233,15 @@ impl<'p> Recovery<'p> {
             None if self.checks_progress(ctx) => Some(ctx.rig.memory_state()?),
             None => None,
         };
-        // While a policy waits, `meanwhile` steps may change memory, and on a real device other processes.
+        // While a policy waits, `meanwhile` steps may change memory, and on a real device other
+        // processes.
         let others = between.is_some() || ctx.rig.info().clock == Clock::Measured;
         let next = self.prepare(ctx, attempts, between)?;
         let spent = ctx.rig.now().saturating_sub(began);
         self.lost += spent;
-        let then = next.as_ref().map(|(policy, applied)| applied.then.clone().unwrap_or_else(|| policy.to_string()));
+        let then = next
+            .as_ref()
+            .map(|(policy, applied)| applied.then.clone().unwrap_or_else(|| policy.to_string()));
         self.list(ctx, attempts, Some(error.to_string()), then, spent);
         let Some((policy, applied)) = next else {
             self.verify_live(ctx)?;
@@ -198,7 +251,9 @@ impl<'p> Recovery<'p> {
         let of_these = ctx.rig.lost_to_retry().saturating_sub(counted);
         ctx.rig.add_lost_time(spent.saturating_sub(of_these));
         let waited_for_others = policy == PolicyKind::Wait && others;
-        let before = applied.plan.map(|next| std::mem::replace(&mut attempts.plan, next));
+        let before = applied
+            .plan
+            .map(|next| std::mem::replace(&mut attempts.plan, next));
         let asks_for_less = before.is_some_and(|before| attempts.plan.asks_for_less_than(&before));
         if let Some(met) = met.filter(|_| !waited_for_others && !asks_for_less) {
             attempts.same_again = same_memory(ctx, &met, attempts)?;
@@ -208,23 +263,44 @@ impl<'p> Recovery<'p> {
         // The loop of attempts is bounded by design; this checks the bound independently.
         let most = self.chain.map_or(1, Chain::most_attempts);
         if attempts.retries >= most {
-            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
-            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", attempts.retries + 1)));
+            let expected = format!(
+                "at most {} at one request or iteration",
+                count(most, "attempt")
+            );
+            ctx.rig.note(Finding::new(
+                Invariant::AttemptsAreBounded,
+                expected,
+                format!("attempt {}", attempts.retries + 1),
+            ));
         }
         Ok(true)
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
-    pub(crate) fn succeeded(&mut self, ctx: &mut RunContext, attempts: &Attempts) -> Result<Plan, Stop> {
+    pub(crate) fn succeeded(
+        &mut self,
+        ctx: &mut RunContext,
+        attempts: &Attempts,
+    ) -> Result<Plan, Stop> {
         self.record.attempts += 1;
-        let Attempts { plan, retries, agreed, .. } = attempts;
+        let Attempts {
+            plan,
+            retries,
+            agreed,
+            ..
+        } = attempts;
         if let AttemptKind::Iteration = attempts.kind {
             let trained = self.trained.get_or_insert_default();
             (trained.final_batch, trained.effective_batch) = (plan.samples_at_once(), plan.batch);
             trained.samples += plan.batch;
             trained.plan = plan.to_string();
         }
-        let bisects = self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch));
+        let bisects = self.chain.is_some_and(|chain| {
+            chain
+                .policies()
+                .iter()
+                .any(|policy| policy.kind() == PolicyKind::BisectBatch)
+        });
         let next = match self.scale.as_mut().map(scale::Scale::worked) {
             Some(Some(batch)) => {
                 self.record.given_back += ctx.rig.empty_cache()?;
@@ -242,36 +318,55 @@ impl<'p> Recovery<'p> {
     }
 
     /// Handles an iteration that was abandoned because another rank ran out of memory.
-    pub(crate) fn given_up(&mut self, ctx: &mut RunContext, attempts: &mut Attempts, goes_on: bool) {
+    pub(crate) fn given_up(
+        &mut self,
+        ctx: &mut RunContext,
+        attempts: &mut Attempts,
+        goes_on: bool,
+    ) {
         self.record.attempts += 1;
         let spent = ctx.rig.now().saturating_sub(attempts.start.began);
         self.lost += spent;
         let then = goes_on.then(|| "the plan that all ranks agreed on".to_owned());
-        self.list(ctx, attempts, Some("another rank ran out of memory".to_owned()), then, spent);
+        self.list(
+            ctx,
+            attempts,
+            Some("another rank ran out of memory".to_owned()),
+            then,
+            spent,
+        );
         if goes_on {
             attempts.agreed += 1;
             self.record.retries += 1;
         }
     }
 
-    /// Records the bytes that failed iterations left allocated, without those that the workload keeps on purpose.
+    /// Records the bytes that failed iterations left allocated, without those that the workload
+    /// keeps on purpose.
     pub(crate) fn left_behind(&mut self, bytes: Bytes) {
         self.record.retained = self.record.retained.max(bytes);
     }
 
     /// Verifies the contents of the scenario's named buffers after failed attempts.
     fn verify_live(&self, ctx: &mut RunContext) -> Result<(), Stop> {
-        if self.chain.is_some() && !ctx.rig.is_timed() { ctx.verify_live() } else { Ok(()) }
+        if self.chain.is_some() && !ctx.rig.is_timed() {
+            ctx.verify_live()
+        } else {
+            Ok(())
+        }
     }
 
-    /// Finds the next policy with a retry left and something to do, and applies it. `None`: the policies give up.
+    /// Finds the next policy with a retry left and something to do, and applies it. `None`: the
+    /// policies give up.
     fn prepare(
         &mut self,
         ctx: &mut RunContext,
         attempts: &mut Attempts,
         between: &mut Between<'_>,
     ) -> Result<Option<(PolicyKind, Applied)>, Stop> {
-        let Some(chain) = self.chain else { return Ok(None) };
+        let Some(chain) = self.chain else {
+            return Ok(None);
+        };
         let Attempts { turn, plan, .. } = attempts;
         while let Some(policy) = chain.policies().get(turn.policy) {
             let regardless = chain.policies().len() == 1 && retries_regardless(policy);
@@ -283,7 +378,10 @@ impl<'p> Recovery<'p> {
                     return Ok(Some((policy.kind(), applied)));
                 }
             }
-            *turn = Turn { policy: turn.policy + 1, used: 0 };
+            *turn = Turn {
+                policy: turn.policy + 1,
+                used: 0,
+            };
         }
         Ok(None)
     }
@@ -298,39 +396,84 @@ impl<'p> Recovery<'p> {
         used: u32,
         regardless: bool,
     ) -> Result<Applied, Stop> {
-        let with_plan = |next: Option<Plan>| Applied { did_something: next.is_some(), plan: next, ..Applied::default() };
+        let with_plan = |next: Option<Plan>| Applied {
+            did_something: next.is_some(),
+            plan: next,
+            ..Applied::default()
+        };
         Ok(match policy {
             Policy::GiveUp => Applied::default(),
             Policy::EmptyCache { .. } => {
                 let given_back = ctx.rig.empty_cache()?;
-                Applied { did_something: given_back > Bytes::ZERO, given_back, ..Applied::default() }
+                Applied {
+                    did_something: given_back > Bytes::ZERO,
+                    given_back,
+                    ..Applied::default()
+                }
             }
             Policy::Free { buffers } => applied::free(ctx, buffers)?,
-            // Blocks that wait for events can be reused after it. The effect is unknown until the allocator polls its events, so it always counts
-            // as progress.
+            // Blocks that wait for events can be reused after it. The effect is unknown until the
+            // allocator polls its events, so it always counts as progress.
             Policy::Synchronize { .. } => {
                 ctx.rig.synchronize()?;
-                Applied { did_something: true, ..Applied::default() }
+                Applied {
+                    did_something: true,
+                    ..Applied::default()
+                }
             }
-            Policy::Batch { rule, floor, empty_cache, .. } => {
+            Policy::Batch {
+                rule,
+                floor,
+                empty_cache,
+                ..
+            } => {
                 let next = batch::next(*rule, plan, *floor, &self.known);
                 let empties = *empty_cache && (next.is_some() || regardless);
-                let given_back = if empties { ctx.rig.empty_cache()? } else { Bytes::ZERO };
-                Applied { given_back, ..with_plan(next) }
+                let given_back = if empties {
+                    ctx.rig.empty_cache()?
+                } else {
+                    Bytes::ZERO
+                };
+                Applied {
+                    given_back,
+                    ..with_plan(next)
+                }
             }
             Policy::ScaleBatch { .. } => {
-                let next = self.scale.as_mut().and_then(scale::Scale::failed).filter(|batch| *batch < plan.batch);
-                let given_back = if next.is_some() { ctx.rig.empty_cache()? } else { Bytes::ZERO };
-                Applied { given_back, ..with_plan(next.map(|batch| batch::with_batch(plan, batch))) }
+                let next = self
+                    .scale
+                    .as_mut()
+                    .and_then(scale::Scale::failed)
+                    .filter(|batch| *batch < plan.batch);
+                let given_back = if next.is_some() {
+                    ctx.rig.empty_cache()?
+                } else {
+                    Bytes::ZERO
+                };
+                Applied {
+                    given_back,
+                    ..with_plan(next.map(|batch| batch::with_batch(plan, batch)))
+                }
             }
             Policy::HalveMicroBatch => with_plan(plans::halve_micro_batch(plan)),
-            Policy::SplitAndAccumulate { floor } => with_plan(plans::split_and_accumulate(plan, *floor)),
+            Policy::SplitAndAccumulate { floor } => {
+                with_plan(plans::split_and_accumulate(plan, *floor))
+            }
             Policy::CheckpointMore { most } => with_plan(plans::checkpoint_more(plan, *most)),
             Policy::HalfPrecision => with_plan(plans::half_precision(plan)),
-            Policy::SpillToHost { part, memory } => with_plan(plans::spill_to_host(plan, *part, memory)),
-            Policy::Evict { buffers } => applied::evict(ctx, buffers)?.map_or_else(Applied::default, Applied::saying),
+            Policy::SpillToHost { part, memory } => {
+                with_plan(plans::spill_to_host(plan, *part, memory))
+            }
+            Policy::Evict { buffers } => {
+                applied::evict(ctx, buffers)?.map_or_else(Applied::default, Applied::saying)
+            }
             Policy::Wait { first, factor, .. } => {
-                let duration = Nanos(first.0.saturating_mul(u64::from(*factor).saturating_pow(used))).min(LONGEST_WAIT);
+                let duration = Nanos(
+                    first
+                        .0
+                        .saturating_mul(u64::from(*factor).saturating_pow(used)),
+                )
+                .min(LONGEST_WAIT);
                 ctx.rig.sleep(duration)?;
                 pause(between, ctx)?;
                 Applied::saying(format!("wait {duration}"))
@@ -338,10 +481,22 @@ impl<'p> Recovery<'p> {
         })
     }
 
-    fn list(&mut self, ctx: &RunContext, attempts: &Attempts, failed: Option<String>, then: Option<String>, time: Nanos) {
+    fn list(
+        &mut self,
+        ctx: &RunContext,
+        attempts: &Attempts,
+        failed: Option<String>,
+        then: Option<String>,
+        time: Nanos,
+    ) {
         if self.chain.is_some() {
             let asked = attempts.kind.describe(&attempts.plan);
-            self.record.list(Attempt { asked, failed, then, time: ctx.rig.is_timed().then_some(time) });
+            self.record.list(Attempt {
+                asked,
+                failed,
+                then,
+                time: ctx.rig.is_timed().then_some(time),
+            });
         }
     }
 
@@ -365,21 +520,41 @@ impl<'p> Recovery<'p> {
     pub(crate) fn into_record(self, ctx: &RunContext) -> Option<harness_record::Recovery> {
         self.chain?;
         let lost = ctx.rig.is_timed().then_some(self.lost);
-        Some(harness_record::Recovery { lost, trained: self.trained, ..self.record })
+        Some(harness_record::Recovery {
+            lost,
+            trained: self.trained,
+            ..self.record
+        })
     }
 }
 
 /// Returns whether a policy retries even if it finds nothing to do and is the only policy.
 const fn retries_regardless(policy: &Policy) -> bool {
-    matches!(policy, Policy::EmptyCache { .. } | Policy::Free { .. } | Policy::Batch { rule: BatchRule::Halve, .. })
+    matches!(
+        policy,
+        Policy::EmptyCache { .. }
+            | Policy::Free { .. }
+            | Policy::Batch {
+                rule: BatchRule::Halve,
+                ..
+            }
+    )
 }
 
-/// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.
-fn same_memory(ctx: &mut RunContext, met: &MemoryState, attempts: &Attempts) -> Result<Option<Finding>, Stop> {
+/// Returns a finding if a retry asks for no less and the memory state has not changed since the
+/// failed attempt.
+fn same_memory(
+    ctx: &mut RunContext,
+    met: &MemoryState,
+    attempts: &Attempts,
+) -> Result<Option<Finding>, Stop> {
     let now = ctx.rig.memory_state()?;
-    let expected = "the retry to succeed, to ask for less, or to find memory changed since the failed attempt";
+    let expected =
+        "the retry to succeed, to ask for less, or to find memory changed since the failed attempt";
     let (asked, free) = (attempts.kind.describe(&attempts.plan), now.device_free);
-    let seen =
-        format!("it asked for {asked} again and failed again: the allocator's blocks and the {free} free on the device were the same");
+    let seen = format!(
+        "it asked for {asked} again and failed again: the allocator's blocks and the {free} free \
+         on the device were the same"
+    );
     Ok((now == *met).then(|| Finding::new(Invariant::RetryMakesProgress, expected, seen)))
 }

@@ -26,7 +26,16 @@ pub(super) struct Scale {
 
 impl Scale {
     pub(super) const fn new(mode: ScaleMode) -> Self {
-        Self { mode, batch: FIRST, low: 1, high: None, steps: 0, trials: 0, has_worked: false, is_done: false }
+        Self {
+            mode,
+            batch: FIRST,
+            low: 1,
+            high: None,
+            steps: 0,
+            trials: 0,
+            has_worked: false,
+            is_done: false,
+        }
     }
 
     /// Notes an iteration that worked. Returns the batch of the next one, unless it stays the same.
@@ -46,12 +55,17 @@ impl Scale {
             }
             None => {
                 self.batch = (2 * self.batch).min(SCALE_LIMIT);
-                Some(if self.batch == SCALE_LIMIT { self.end() } else { self.batch })
+                Some(if self.batch == SCALE_LIMIT {
+                    self.end()
+                } else {
+                    self.batch
+                })
             }
         }
     }
 
-    /// Notes an iteration that failed. Returns the next batch; `None`: the search is over, or no batch fits.
+    /// Notes an iteration that failed. Returns the next batch; `None`: the search is over, or no
+    /// batch fits.
     pub(super) fn failed(&mut self) -> Option<u64> {
         if self.is_done {
             return None;
@@ -68,7 +82,11 @@ impl Scale {
                 let high = self.batch;
                 self.high = Some(high);
                 self.batch = u64::midpoint(high, self.low);
-                Some(if high - self.low <= 1 { self.end() } else { self.batch })
+                Some(if high - self.low <= 1 {
+                    self.end()
+                } else {
+                    self.batch
+                })
             }
         }
     }
@@ -91,7 +109,11 @@ mod tests {
     fn search(mode: ScaleMode, first: u64, fits: u64) -> (Vec<u64>, u64) {
         let (mut scale, mut batch, mut tried) = (Scale::new(mode), first, vec![first]);
         while !scale.is_done {
-            let next = if batch > fits { scale.failed() } else { scale.worked() };
+            let next = if batch > fits {
+                scale.failed()
+            } else {
+                scale.worked()
+            };
             if let Some(next) = next.filter(|_| !scale.is_done) {
                 tried.push(next);
             }
@@ -100,11 +122,15 @@ mod tests {
         (tried, scale.batch)
     }
 
-    /// Recorded with pytorch-lightning 2.6.6: the length of each batch of a model whose training step raises an error above a batch.
+    /// Recorded with pytorch-lightning 2.6.6: the length of each batch of a model whose training
+    /// step raises an error above a batch.
     #[test]
     fn the_search_tries_the_batches_that_lightning_tries() {
         use ScaleMode::{Binsearch, Power};
-        let doubled = |from: u64, to: u64| std::iter::successors(Some(from), |batch| Some(2 * batch)).take_while(move |batch| *batch <= to);
+        let doubled = |from: u64, to: u64| {
+            std::iter::successors(Some(from), |batch| Some(2 * batch))
+                .take_while(move |batch| *batch <= to)
+        };
         let searched: &[u64] = &[96, 112, 104, 100, 102, 101];
         for (mode, first, fits, then, more, found) in [
             (Power, 64, 100, doubled(4, 128), &[][..], 64),
@@ -118,8 +144,16 @@ mod tests {
             (Binsearch, 2, 1, doubled(1, 0), &[], 1),
             (Binsearch, 2, 5000, doubled(4, 4096), &[], 7782),
         ] {
-            let tried: Vec<u64> = [first].into_iter().chain(then).chain(more.iter().copied()).collect();
-            assert_eq!(search(mode, first, fits), (tried, found), "{mode} from {first}, up to {fits} fit");
+            let tried: Vec<u64> = [first]
+                .into_iter()
+                .chain(then)
+                .chain(more.iter().copied())
+                .collect();
+            assert_eq!(
+                search(mode, first, fits),
+                (tried, found),
+                "{mode} from {first}, up to {fits} fit"
+            );
         }
     }
 }

@@ -1,6 +1,8 @@
-//! The figures of a run: accounts, device memory, the allocator's counters and structure, and the memory curve.
+//! The figures of a run: accounts, device memory, the allocator's counters and structure, and the
+//! memory curve.
 //!
-//! The accounts describe one program. The curve has the sums over all programs and processes, and the device's own figures cover all of them.
+//! The accounts describe one program. The curve has the sums over all programs and processes, and
+//! the device's own figures cover all of them.
 
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory, DevicePtr, StreamId};
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
@@ -35,7 +37,10 @@ impl Rig {
     pub fn memory(&mut self) -> Result<DeviceMemory, Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
-        Ok(DeviceMemory { context_overhead: self.start.context_overhead, ..memory })
+        Ok(DeviceMemory {
+            context_overhead: self.start.context_overhead,
+            ..memory
+        })
     }
 
     pub fn free_memory(&mut self) -> Result<Bytes, Stop> {
@@ -47,14 +52,20 @@ impl Rig {
         let device_free = self.without_faults(|rig| rig.device.free_memory())?;
         let segments = self.snapshot();
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
-        Ok(MemoryState { blocks: blocks.map(|block| (block.address, block.size, block.stream, block.state)).collect(), device_free })
+        Ok(MemoryState {
+            blocks: blocks
+                .map(|block| (block.address, block.size, block.stream, block.state))
+                .collect(),
+            device_free,
+        })
     }
 
     pub fn info(&self) -> &DeviceInfo {
         self.device.info()
     }
 
-    /// The current program's allocator reserves memory for large requests in multiples of this size.
+    /// The current program's allocator reserves memory for large requests in multiples of this
+    /// size.
     pub fn reserve_unit(&self) -> Bytes {
         self.program().allocator.reserve_unit(&*self.device)
     }
@@ -75,7 +86,10 @@ impl Rig {
     /// The figures of a program since the start of the run.
     pub(crate) fn figures_of(&self, program: ProgramId) -> MemoryFigures {
         let stats = self.stats_of(program);
-        self.programs[program.index()].peaks.higher(Peaks::of(&stats)).figures(stats.num_ooms, stats.num_alloc_retries)
+        self.programs[program.index()]
+            .peaks
+            .higher(Peaks::of(&stats))
+            .figures(stats.num_ooms, stats.num_alloc_retries)
     }
 
     /// The peaks of all programs and processes together.
@@ -83,19 +97,40 @@ impl Rig {
         self.together
     }
 
-    /// Adds the points of a step of another process to the curve. `others` is what the remaining processes hold, and `after` what all hold
-    /// afterwards. `risen` has the process's new peaks.
-    pub(crate) fn plot_process(&mut self, points: &[CurvePoint], risen: Peaks, others: Totals, after: Totals) -> Result<(), Stop> {
+    /// Adds the points of a step of another process to the curve. `others` is what the remaining
+    /// processes hold, and `after` what all hold afterwards. `risen` has the process's new peaks.
+    pub(crate) fn plot_process(
+        &mut self,
+        points: &[CurvePoint],
+        risen: Peaks,
+        others: Totals,
+        after: Totals,
+    ) -> Result<(), Stop> {
         self.elsewhere = after;
         if self.is_timed() {
             return Ok(());
         }
         let (own, end) = (self.totals_of_programs(), points.last().copied());
         let held = others.and(own);
-        self.together = self.together.higher(Peaks { allocated: held.allocated, reserved: held.reserved }.and(risen));
+        self.together = self.together.higher(
+            Peaks {
+                allocated: held.allocated,
+                reserved: held.reserved,
+            }
+            .and(risen),
+        );
         for point in points {
-            let of_process = Peaks { allocated: point.allocated, reserved: point.reserved };
-            self.together = self.together.higher(Peaks { allocated: held.allocated, reserved: held.reserved }.and(of_process));
+            let of_process = Peaks {
+                allocated: point.allocated,
+                reserved: point.reserved,
+            };
+            self.together = self.together.higher(
+                Peaks {
+                    allocated: held.allocated,
+                    reserved: held.reserved,
+                }
+                .and(of_process),
+            );
             let earlier = |last: u64, now: u64| last.saturating_sub(now);
             self.curve.push(CurvePoint {
                 step: self.step,
@@ -103,7 +138,8 @@ impl Rig {
                 active: Some(held.active + point.active.unwrap_or(point.allocated)),
                 reserved: held.reserved + point.reserved,
                 ooms: own.ooms + after.ooms - end.map_or(0, |end| earlier(end.ooms, point.ooms)),
-                retries: own.retries + after.retries - end.map_or(0, |end| earlier(end.retries, point.retries)),
+                retries: own.retries + after.retries
+                    - end.map_or(0, |end| earlier(end.retries, point.retries)),
                 ..*point
             });
         }
@@ -123,7 +159,11 @@ impl Rig {
             return;
         }
         let held = self.elsewhere.and(self.totals_of_programs());
-        let all = Peaks { allocated: held.allocated, reserved: held.reserved }.and(peak);
+        let all = Peaks {
+            allocated: held.allocated,
+            reserved: held.reserved,
+        }
+        .and(peak);
         self.together = self.together.higher(all);
         let used = self.last_memory.used_without_contexts();
         let point = CurvePoint {
@@ -138,7 +178,13 @@ impl Rig {
         };
         self.curve.push(point);
         let active = Some(held.active + peak.allocated);
-        self.curve.push(CurvePoint { allocated: all.allocated, active, reserved: all.reserved, used: used + peak.reserved, ..point });
+        self.curve.push(CurvePoint {
+            allocated: all.allocated,
+            active,
+            reserved: all.reserved,
+            used: used + peak.reserved,
+            ..point
+        });
     }
 
     /// The points of the memory curve; empty for a timed run.
@@ -159,13 +205,25 @@ impl Rig {
             let stats = program.allocator.stats();
             let (now, peaks) = (Totals::of(&stats), Peaks::of(&stats));
             // A peak within an operation exceeds both of its ends.
-            let beyond = |peak: Bytes, seen: Bytes, now: Bytes| if peak > seen { peak.saturating_sub(now) } else { Bytes::ZERO };
+            let beyond = |peak: Bytes, seen: Bytes, now: Bytes| {
+                if peak > seen {
+                    peak.saturating_sub(now)
+                } else {
+                    Bytes::ZERO
+                }
+            };
             risen.allocated += beyond(peaks.allocated, program.peaks_seen.allocated, now.allocated);
             risen.reserved += beyond(peaks.reserved, program.peaks_seen.reserved, now.reserved);
             (program.peaks, program.peaks_seen) = (program.peaks.higher(peaks), peaks);
         }
         let held = self.elsewhere.and(self.totals_of_programs());
-        self.together = self.together.higher(Peaks { allocated: held.allocated, reserved: held.reserved }.and(risen));
+        self.together = self.together.higher(
+            Peaks {
+                allocated: held.allocated,
+                reserved: held.reserved,
+            }
+            .and(risen),
+        );
         self.curve.push(CurvePoint {
             at: 0,
             step: self.step,
@@ -179,7 +237,11 @@ impl Rig {
     }
 
     fn totals_of_programs(&self) -> Totals {
-        self.programs.iter().fold(Totals::default(), |held, program| held.and(Totals::of(&program.allocator.stats())))
+        self.programs
+            .iter()
+            .fold(Totals::default(), |held, program| {
+                held.and(Totals::of(&program.allocator.stats()))
+            })
     }
 }
 
@@ -223,25 +285,45 @@ pub(crate) struct Peaks {
 
 impl Peaks {
     pub(crate) const fn of(stats: &MemoryStats) -> Self {
-        Self { allocated: Bytes(stats.allocated_bytes.all.peak), reserved: Bytes(stats.reserved_bytes.all.peak) }
+        Self {
+            allocated: Bytes(stats.allocated_bytes.all.peak),
+            reserved: Bytes(stats.reserved_bytes.all.peak),
+        }
     }
 
     pub(crate) fn higher(self, other: Self) -> Self {
-        Self { allocated: self.allocated.max(other.allocated), reserved: self.reserved.max(other.reserved) }
+        Self {
+            allocated: self.allocated.max(other.allocated),
+            reserved: self.reserved.max(other.reserved),
+        }
     }
 
     /// The peaks that exceed the earlier ones; zeros for the others.
     pub(crate) fn above(self, earlier: Self) -> Self {
         let above = |now: Bytes, earlier: Bytes| if now > earlier { now } else { Bytes::ZERO };
-        Self { allocated: above(self.allocated, earlier.allocated), reserved: above(self.reserved, earlier.reserved) }
+        Self {
+            allocated: above(self.allocated, earlier.allocated),
+            reserved: above(self.reserved, earlier.reserved),
+        }
     }
 
     fn and(self, other: Self) -> Self {
-        Self { allocated: self.allocated + other.allocated, reserved: self.reserved + other.reserved }
+        Self {
+            allocated: self.allocated + other.allocated,
+            reserved: self.reserved + other.reserved,
+        }
     }
 
     pub(crate) const fn figures(self, ooms: u64, retries: u64) -> MemoryFigures {
-        let Self { allocated, reserved } = self;
-        MemoryFigures { peak_reserved: Some(reserved), peak_allocated: Some(allocated), ooms: Some(ooms), retries: Some(retries) }
+        let Self {
+            allocated,
+            reserved,
+        } = self;
+        MemoryFigures {
+            peak_reserved: Some(reserved),
+            peak_allocated: Some(allocated),
+            ooms: Some(ooms),
+            retries: Some(retries),
+        }
     }
 }

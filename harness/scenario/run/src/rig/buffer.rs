@@ -17,7 +17,12 @@ pub struct Buffer {
 
 impl Buffer {
     pub(super) const fn new(allocation: Allocation, program: ProgramId) -> Self {
-        Self { allocation, program, content: None, shared: false }
+        Self {
+            allocation,
+            program,
+            content: None,
+            shared: false,
+        }
     }
 
     pub const fn program(&self) -> ProgramId {
@@ -38,7 +43,8 @@ impl Buffer {
     }
 
     pub fn is_own_work(&self) -> bool {
-        self.content.is_some_and(|(_, writer)| writer == self.stream())
+        self.content
+            .is_some_and(|(_, writer)| writer == self.stream())
     }
 
     pub const fn range(&self) -> MemoryRange {

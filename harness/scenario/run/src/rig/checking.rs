@@ -1,6 +1,7 @@
-//! Selects the operations to check. A run without failures checks every operation. In a run with an injected failure,
-//! the earlier operations were already checked in the run without failures. So only the operation with the failure and
-//! the next [`CHECKED_AFTER`] are checked one by one, and everything is checked at the ends of steps and of the run.
+//! Selects the operations to check. A run without failures checks every operation. In a run with an
+//! injected failure, the earlier operations were already checked in the run without failures. So
+//! only the operation with the failure and the next [`CHECKED_AFTER`] are checked one by one, and
+//! everything is checked at the ends of steps and of the run.
 
 use harness_allocator::device::faulty::Injector;
 
@@ -39,7 +40,8 @@ pub(super) enum Checking {
     Operations {
         until: Option<u64>,
     },
-    /// The ends of steps, limited by the audit's budget, so the total cost stays linear in operations and steps.
+    /// The ends of steps, limited by the audit's budget, so the total cost stays linear in
+    /// operations and steps.
     Steps,
 }
 
@@ -49,9 +51,13 @@ impl Rig {
     }
 
     pub(super) fn begin_operation(&mut self) -> Result<(), Stop> {
-        let Some(operation) = self.faults.as_ref().map(Injector::begin_operation) else { return Ok(()) };
+        let Some(operation) = self.faults.as_ref().map(Injector::begin_operation) else {
+            return Ok(());
+        };
         match &self.checking {
-            Checking::From(from) if from.is_reached(operation) => self.wake(Some(operation + CHECKED_AFTER)),
+            Checking::From(from) if from.is_reached(operation) => {
+                self.wake(Some(operation + CHECKED_AFTER))
+            }
             Checking::Operations { until: Some(until) } if operation > *until => {
                 self.doze();
                 Ok(())
@@ -68,14 +74,19 @@ impl Rig {
 
     pub(super) fn check_step(&mut self) -> Result<(), Stop> {
         if matches!(self.checking, Checking::Steps) {
-            let mut audits = self.programs.iter_mut().filter_map(|program| program.audit.as_mut());
+            let mut audits = self
+                .programs
+                .iter_mut()
+                .filter_map(|program| program.audit.as_mut());
             if audits.any(Audit::may_check_everything) {
                 self.wake(None)?;
                 self.doze();
             }
             return Ok(());
         }
-        self.in_each_program(|rig| rig.check(|audit, allocator, device| audit.step_ended(allocator, device)))
+        self.in_each_program(|rig| {
+            rig.check(|audit, allocator, device| audit.step_ended(allocator, device))
+        })
     }
 
     /// Runs a full check, then checks each operation, up to `until` if given.
@@ -97,6 +108,9 @@ impl Rig {
 
     fn doze(&mut self) {
         self.checking = Checking::Steps;
-        self.programs.iter_mut().filter_map(|program| program.audit.as_mut()).for_each(Audit::sleep);
+        self.programs
+            .iter_mut()
+            .filter_map(|program| program.audit.as_mut())
+            .for_each(Audit::sleep);
     }
 }

@@ -10,8 +10,8 @@ use harness_base::words::count;
 use harness_record::Invariant;
 
 impl Rig {
-    /// Checks the end state after everything was freed. Compares outstanding reads and releases private pools and
-    /// caches. Then, in each program, all free memory must fit in one allocation.
+    /// Checks the end state after everything was freed. Compares outstanding reads and releases
+    /// private pools and caches. Then, in each program, all free memory must fit in one allocation.
     pub fn finish(&mut self) -> Result<(), Stop> {
         if self.is_asleep() {
             self.wake(None)?;
@@ -22,9 +22,17 @@ impl Rig {
         self.in_each_program(Self::release_cache)?;
         if !self.host.is_empty() {
             let seen = format!("{} of host memory", count(self.host.len(), "allocation"));
-            return self.violated(Invariant::EverythingGoesBack, "no host memory held after the last free", seen);
+            return self.violated(
+                Invariant::EverythingGoesBack,
+                "no host memory held after the last free",
+                seen,
+            );
         }
-        if self.is_timed() { Ok(()) } else { self.without_faults(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
+        if self.is_timed() {
+            Ok(())
+        } else {
+            self.without_faults(|rig| rig.in_each_program(Self::check_whole_limit_fits))
+        }
     }
 
     fn release_cache(&mut self) -> Result<(), Stop> {
@@ -36,10 +44,20 @@ impl Rig {
         let reserved = self.stats().reserved_bytes.all.current;
         if reserved != 0 {
             let segments = self.snapshot();
-            let first =
-                segments.first().map(|segment| format!(", the first of {} at {}", segment.size, segment.address)).unwrap_or_default();
-            let seen = format!("{reserved} B ({}) reserved in {}{first}", Bytes(reserved), count(segments.len(), "segment"));
-            return self.violated(Invariant::EverythingGoesBack, "0 B reserved after the last free and empty_cache", seen);
+            let first = segments
+                .first()
+                .map(|segment| format!(", the first of {} at {}", segment.size, segment.address))
+                .unwrap_or_default();
+            let seen = format!(
+                "{reserved} B ({}) reserved in {}{first}",
+                Bytes(reserved),
+                count(segments.len(), "segment")
+            );
+            return self.violated(
+                Invariant::EverythingGoesBack,
+                "0 B reserved after the last free and empty_cache",
+                seen,
+            );
         }
         self.check(Audit::everything)
     }
@@ -54,10 +72,15 @@ impl Rig {
             Ok(allocation) => program.allocator.free(device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
             // Another process has taken memory in the meantime.
-            Err(AllocatorError::OutOfMemory(oom)) if matches!(oom.cause, OomCause::Device { free: left } if left < free) => {}
+            Err(AllocatorError::OutOfMemory(oom)) if matches!(oom.cause, OomCause::Device { free: left } if left < free) =>
+                {}
             Err(error) => {
                 let expected = format!("all free memory, {whole}, in one allocation");
-                return self.violated(Invariant::WholeLimitFitsAtTheEnd, expected, error.to_string());
+                return self.violated(
+                    Invariant::WholeLimitFitsAtTheEnd,
+                    expected,
+                    error.to_string(),
+                );
             }
         }
         self.control.calls(Call::EmptyCache);
@@ -65,7 +88,8 @@ impl Rig {
         Ok(program.allocator.empty_cache(device)?)
     }
 
-    /// Releases everything of all programs, however the run ended. Fails if something could not be released, or leaked.
+    /// Releases everything of all programs, however the run ended. Fails if something could not be
+    /// released, or leaked.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
         // The end of the run may already have made the same calls.
         self.faults.iter().for_each(Injector::state_changed);
@@ -73,19 +97,38 @@ impl Rig {
         self.device.synchronize()?;
         self.control.calls(Call::Pressure);
         self.device.set_external_memory(Bytes::ZERO)?;
-        self.programs.iter_mut().try_for_each(|program| program.allocator.close(&mut *self.device))?;
-        std::mem::take(&mut self.host).into_iter().try_for_each(|id| self.device.host_free(id))?;
-        events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;
-        streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))?;
+        self.programs
+            .iter_mut()
+            .try_for_each(|program| program.allocator.close(&mut *self.device))?;
+        std::mem::take(&mut self.host)
+            .into_iter()
+            .try_for_each(|id| self.device.host_free(id))?;
+        events
+            .into_iter()
+            .try_for_each(|event| self.device.destroy_event(event))?;
+        streams
+            .into_iter()
+            .try_for_each(|stream| self.device.destroy_stream(stream))?;
         let leaks = self.device.leaks();
         if leaks.is_empty() {
             return Ok(());
         }
         let expected = "no memory or handles left on the device";
-        Err(Stop::Violated(vec![Finding::new(Invariant::NothingLeaks, expected, leaks.to_string())]))
+        Err(Stop::Violated(vec![Finding::new(
+            Invariant::NothingLeaks,
+            expected,
+            leaks.to_string(),
+        )]))
     }
 
-    fn violated(&self, invariant: Invariant, expected: impl Into<String>, seen: String) -> Result<(), Stop> {
-        Err(Stop::Violated(self.name_program(vec![Finding::new(invariant, expected, seen)])))
+    fn violated(
+        &self,
+        invariant: Invariant,
+        expected: impl Into<String>,
+        seen: String,
+    ) -> Result<(), Stop> {
+        Err(Stop::Violated(self.name_program(vec![Finding::new(
+            invariant, expected, seen,
+        )])))
     }
 }

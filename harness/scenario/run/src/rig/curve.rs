@@ -1,8 +1,10 @@
 //! The history of the accounts for a chart: exact over the whole run, in bounded memory.
 //!
-//! Points are collected in buckets. Each bucket keeps its first point, its last point and its extremes. So no peak is lost, and the
-//! counters at the bucket's ends are exact. If there are too many buckets, neighbors are merged in pairs, and each new bucket takes twice
-//! as many points. So all buckets cover the same number of points: a longer run gets a coarser chart, evenly over its length.
+//! Points are collected in buckets. Each bucket keeps its first point, its last point and its
+//! extremes. So no peak is lost, and the counters at the bucket's ends are exact. If there are too
+//! many buckets, neighbors are merged in pairs, and each new bucket takes twice as many points. So
+//! all buckets cover the same number of points: a longer run gets a coarser chart, evenly over its
+//! length.
 
 use harness_record::CurvePoint;
 
@@ -24,7 +26,14 @@ struct Bucket {
 
 impl Bucket {
     const fn of(point: CurvePoint) -> Self {
-        Self { first: point, last: point, lowest: point, highest: point, most_active: point, most_held: point }
+        Self {
+            first: point,
+            last: point,
+            lowest: point,
+            highest: point,
+            most_active: point,
+            most_held: point,
+        }
     }
 
     fn append(&mut self, next: &Self) {
@@ -45,7 +54,14 @@ impl Bucket {
     }
 
     fn points(&self) -> Vec<CurvePoint> {
-        let mut points = vec![self.first, self.lowest, self.highest, self.most_active, self.most_held, self.last];
+        let mut points = vec![
+            self.first,
+            self.lowest,
+            self.highest,
+            self.most_active,
+            self.most_held,
+            self.last,
+        ];
         points.sort_by_key(|point| point.at);
         points.dedup();
         points
@@ -66,14 +82,27 @@ pub(super) struct Curve {
 
 impl Default for Curve {
     fn default() -> Self {
-        Self { buckets: Vec::new(), width: 1, filled: 0, pushed: 0 }
+        Self {
+            buckets: Vec::new(),
+            width: 1,
+            filled: 0,
+            pushed: 0,
+        }
     }
 }
 
 impl Curve {
     pub(super) fn push(&mut self, point: CurvePoint) {
-        let point = CurvePoint { at: self.pushed, ..point };
-        if self.buckets.last().is_some_and(|bucket| CurvePoint { at: point.at, ..bucket.last } == point) {
+        let point = CurvePoint {
+            at: self.pushed,
+            ..point
+        };
+        if self.buckets.last().is_some_and(|bucket| {
+            CurvePoint {
+                at: point.at,
+                ..bucket.last
+            } == point
+        }) {
             return;
         }
         self.pushed += 1;

@@ -11,38 +11,67 @@ use super::{Rig, Stop};
 use harness_record::{FailedRequest, Pieces, RefusedCall, StreamPool};
 
 impl Rig {
-    /// Collects the facts about a request of the current program that has just failed. `None` in a timed run and while
-    /// operations are not checked, because no report uses them. To this program, the memory of other programs counts as
-    /// used by other processes. Linear in blocks.
+    /// Collects the facts about a request of the current program that has just failed. `None` in a
+    /// timed run and while operations are not checked, because no report uses them. To this
+    /// program, the memory of other programs counts as used by other processes. Linear in blocks.
     /// Fails with [`Stop::Device`] if the device cannot report its memory.
-    pub fn failed_request(&mut self, request: Request, error: &AllocatorError) -> Result<Option<FailedRequest>, Stop> {
+    pub fn failed_request(
+        &mut self,
+        request: Request,
+        error: &AllocatorError,
+    ) -> Result<Option<FailedRequest>, Stop> {
         if self.is_timed() || self.is_asleep() {
             return Ok(None);
         }
         let (lacking, asked, cause) = match error {
             AllocatorError::OutOfMemory(oom) => (oom.missing, oom.segment, Some(oom.cause)),
-            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
+            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => {
+                (request.size, request.size, None)
+            }
         };
         let limit = match cause {
             Some(OomCause::Fraction { limit }) => Some(limit),
             Some(OomCause::Device { .. }) | None => None,
         };
         let open = self.program().open_pools.last().map(|pool| pool.0);
-        let (segments, closed): (Vec<_>, Vec<_>) = self.snapshot().into_iter().partition(|segment| segment.private_pool == open);
-        let segments = self.program().allocator.driver_pool().is_none().then_some(segments);
+        let (segments, closed): (Vec<_>, Vec<_>) = self
+            .snapshot()
+            .into_iter()
+            .partition(|segment| segment.private_pool == open);
+        let segments = self
+            .program()
+            .allocator
+            .driver_pool()
+            .is_none()
+            .then_some(segments);
         let mut other_private_pools = Pieces::default();
-        let free = closed.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive);
+        let free = closed
+            .iter()
+            .flat_map(|segment| &segment.blocks)
+            .filter(|block| block.state == BlockState::Inactive);
         free.for_each(|block| other_private_pools.add(block.size));
         let lanes = segments.as_deref().map(lanes);
-        let (pinned, pinned_unlisted) = self.names.pinned(&segments.unwrap_or_default(), self.reserve_unit());
+        let (pinned, pinned_unlisted) = self
+            .names
+            .pinned(&segments.unwrap_or_default(), self.reserve_unit());
         let streams = self.names.streams.clone();
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
-        let Request { size: requested, stream: StreamId(stream) } = request;
+        let Request {
+            size: requested,
+            stream: StreamId(stream),
+        } = request;
         let refused = self.faults.as_ref().and_then(Injector::refused);
-        let injected = refused.map(|made| RefusedCall { process: None, call: made.call.name().to_owned(), number: made.number });
+        let injected = refused.map(|made| RefusedCall {
+            process: None,
+            call: made.call.name().to_owned(),
+            number: made.number,
+        });
         let mut accounts = self.accounts_of(self.entered())?;
-        accounts.device.pressure +=
-            self.charged_to_other_programs() + accounts.device.processes.saturating_sub(accounts.device.process_contexts);
+        accounts.device.pressure += self.charged_to_other_programs()
+            + accounts
+                .device
+                .processes
+                .saturating_sub(accounts.device.process_contexts);
         Ok(Some(FailedRequest {
             requested,
             stream,
@@ -63,18 +92,25 @@ impl Rig {
     }
 }
 
-/// The free and pending memory in these segments, by pool and stream. A segment that serves several streams contains blocks of all sizes.
+/// The free and pending memory in these segments, by pool and stream. A segment that serves several
+/// streams contains blocks of all sizes.
 fn lanes(segments: &[SegmentInfo]) -> Vec<StreamPool> {
     let mut lanes = BTreeMap::new();
     for segment in segments {
         let pool = segment.stream.map(|_| segment.pool);
-        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Allocated) {
-            let lane = lanes.entry((pool, block.stream)).or_insert_with(|| StreamPool {
-                pool,
-                stream: block.stream.0,
-                free: Pieces::default(),
-                waiting: Pieces::default(),
-            });
+        for block in segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Allocated)
+        {
+            let lane = lanes
+                .entry((pool, block.stream))
+                .or_insert_with(|| StreamPool {
+                    pool,
+                    stream: block.stream.0,
+                    free: Pieces::default(),
+                    waiting: Pieces::default(),
+                });
             match block.state {
                 BlockState::Inactive => lane.free.add(block.size),
                 BlockState::PendingFree => lane.waiting.add(block.size),

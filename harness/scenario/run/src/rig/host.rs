@@ -29,7 +29,11 @@ impl HostBuffer {
 
 impl Rig {
     /// Allocates host memory. The inner error means that too little is available.
-    pub fn host_allocate(&mut self, size: Bytes, memory: &HostMemory) -> Result<Result<HostBuffer, DeviceError>, Stop> {
+    pub fn host_allocate(
+        &mut self,
+        size: Bytes,
+        memory: &HostMemory,
+    ) -> Result<Result<HostBuffer, DeviceError>, Stop> {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
         }
@@ -43,7 +47,12 @@ impl Rig {
             },
         };
         self.host.extend(id);
-        Ok(Ok(HostBuffer { id, size, memory: memory.clone(), content: None }))
+        Ok(Ok(HostBuffer {
+            id,
+            size,
+            memory: memory.clone(),
+            content: None,
+        }))
     }
 
     pub fn host_free(&mut self, buffer: HostBuffer) -> Result<(), Stop> {
@@ -55,7 +64,12 @@ impl Rig {
     }
 
     /// Queues a copy of a buffer to host memory of its size.
-    pub fn copy_to_host(&mut self, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
+    pub fn copy_to_host(
+        &mut self,
+        from: &Buffer,
+        to: &mut HostBuffer,
+        stream: StreamId,
+    ) -> Result<(), Stop> {
         if let (Some(id), false) = (to.id, from.allocation.is_null()) {
             self.control.calls(Call::Copy);
             self.device.copy_to_host(stream, from.range(), id)?;
@@ -65,7 +79,12 @@ impl Rig {
     }
 
     /// Queues a copy of host memory to a buffer of its size.
-    pub fn copy_to_device(&mut self, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+    pub fn copy_to_device(
+        &mut self,
+        from: &HostBuffer,
+        to: &mut Buffer,
+        stream: StreamId,
+    ) -> Result<(), Stop> {
         if let (Some(id), false) = (from.id, to.allocation.is_null()) {
             // After a failed copy, the contents are unknown.
             to.content = None;

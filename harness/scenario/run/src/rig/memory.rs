@@ -7,7 +7,11 @@ use crate::control::Call;
 
 impl Rig {
     /// Runs an operation of the current program, and returns its duration in a timed run.
-    fn operate<T>(&mut self, call: Call, act: impl FnOnce(&mut Program, &mut dyn TestDevice) -> T) -> Result<(T, Nanos), Stop> {
+    fn operate<T>(
+        &mut self,
+        call: Call,
+        act: impl FnOnce(&mut Program, &mut dyn TestDevice) -> T,
+    ) -> Result<(T, Nanos), Stop> {
         self.begin_operation()?;
         self.record_time();
         let start = self.start();
@@ -16,7 +20,10 @@ impl Rig {
         let answer = act(program, device);
         let duration = self.since(start);
         if let Some(tracer) = &self.tracer {
-            tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
+            tracer.memory(
+                &self.programs[ProgramId::FIRST.index()].allocator.stats(),
+                self.device.now(),
+            );
         }
         Ok((answer, duration))
     }
@@ -28,7 +35,9 @@ impl Rig {
         }
         let faults = self.faults.clone();
         let (answer, duration) = self.operate(Call::Allocate, |program, device| {
-            faults.iter().for_each(|faults| faults.set_request(Some(request)));
+            faults
+                .iter()
+                .for_each(|faults| faults.set_request(Some(request)));
             let answer = program.allocator.allocate(device, request);
             faults.iter().for_each(|faults| faults.set_request(None));
             answer
@@ -39,7 +48,9 @@ impl Rig {
                 if !self.is_timed() && !allocation.is_null() {
                     self.names.allocated(allocation.ptr(), allocation.size());
                 }
-                self.check(|audit, allocator, device| audit.allocated(allocator, device, request, &allocation))?;
+                self.check(|audit, allocator, device| {
+                    audit.allocated(allocator, device, request, &allocation)
+                })?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
             }
             Err(AllocatorError::Device(error)) => Err(error.into()),
@@ -50,7 +61,9 @@ impl Rig {
                 let counted = matches!(answer, AllocatorError::OutOfMemory(_));
                 let (program, _) = self.program_on_device();
                 program.retries = program.allocator.stats().num_alloc_retries;
-                self.check(|audit, allocator, device| audit.out_of_memory(allocator, device, counted))?;
+                self.check(|audit, allocator, device| {
+                    audit.out_of_memory(allocator, device, counted)
+                })?;
                 Ok(Err(answer))
             }
         }
@@ -58,19 +71,23 @@ impl Rig {
 
     /// Frees a buffer in its own program.
     ///
-    /// A checked run first verifies the contents on the buffer's own stream, because the memory is reused there. A
-    /// read on the writing stream would hide a missing synchronization. The check is skipped if it would wait for
-    /// queued `work`, because that would order streams that the program did not order.
+    /// A checked run first verifies the contents on the buffer's own stream, because the memory is
+    /// reused there. A read on the writing stream would hide a missing synchronization. The check
+    /// is skipped if it would wait for queued `work`, because that would order streams that the
+    /// program did not order.
     pub fn free(&mut self, buffer: Buffer) -> Result<(), Stop> {
         self.within(buffer.program, |rig| rig.free_here(buffer))
     }
 
-    /// Verifies a buffer's contents like [`Rig::free`]. Skipped in timed runs and if it would wait for queued work.
+    /// Verifies a buffer's contents like [`Rig::free`]. Skipped in timed runs and if it would wait
+    /// for queued work.
     pub fn verify_at_rest(&mut self, buffer: &Buffer) -> Result<(), Stop> {
         if let Some((tag, writer)) = buffer.content
             && !self.is_timed()
             && !buffer.shared
-            && ![writer, buffer.stream()].iter().any(|stream| self.queued.working.contains(stream))
+            && ![writer, buffer.stream()]
+                .iter()
+                .any(|stream| self.queued.working.contains(stream))
         {
             self.control.calls(Call::Verify);
             self.without_faults(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
@@ -81,9 +98,12 @@ impl Rig {
     fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
         self.verify_at_rest(&buffer)?;
         let address = buffer.allocation.ptr();
-        let (freed, duration) = self.operate(Call::Free, |program, device| program.allocator.free(device, buffer.allocation))?;
+        let (freed, duration) = self.operate(Call::Free, |program, device| {
+            program.allocator.free(device, buffer.allocation)
+        })?;
         if let Err(error) = freed {
-            // It is unknown whether the allocator still holds the block, so later audit findings would mean nothing.
+            // It is unknown whether the allocator still holds the block, so later audit findings
+            // would mean nothing.
             self.program_on_device().0.audit = None;
             return Err(error.into());
         }
@@ -114,7 +134,9 @@ impl Rig {
 
     /// Verifies a buffer's contents on a stream. A buffer without contents passes.
     pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
-        let Some((tag, _)) = buffer.content else { return Ok(()) };
+        let Some((tag, _)) = buffer.content else {
+            return Ok(());
+        };
         self.control.calls(Call::Verify);
         self.begin_launch();
         self.device.verify(stream, buffer.range(), tag)?;
@@ -123,7 +145,9 @@ impl Rig {
 
     /// Queues a verification of a buffer's contents on a stream without waiting.
     pub fn read(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
-        let Some((tag, _)) = buffer.content else { return Ok(()) };
+        let Some((tag, _)) = buffer.content else {
+            return Ok(());
+        };
         self.control.calls(Call::Verify);
         self.begin_launch();
         self.device.verify_later(stream, buffer.range(), tag)?;
@@ -135,12 +159,16 @@ impl Rig {
         buffer.shared |= stream != buffer.stream();
         self.faults.iter().for_each(Injector::state_changed);
         let program = &mut self.programs[buffer.program.index()];
-        Ok(program.allocator.record_stream(&buffer.allocation, stream)?)
+        Ok(program
+            .allocator
+            .record_stream(&buffer.allocation, stream)?)
     }
 
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         let before = self.stats().reserved_bytes.all.current;
-        let (emptied, duration) = self.operate(Call::EmptyCache, |program, device| program.allocator.empty_cache(device))?;
+        let (emptied, duration) = self.operate(Call::EmptyCache, |program, device| {
+            program.allocator.empty_cache(device)
+        })?;
         emptied?;
         if self.is_timed() {
             self.times.empty_cache.push(duration);
@@ -150,7 +178,9 @@ impl Rig {
             self.refresh_memory()?;
             self.plot();
         }
-        Ok(Bytes(before.saturating_sub(self.stats().reserved_bytes.all.current)))
+        Ok(Bytes(
+            before.saturating_sub(self.stats().reserved_bytes.all.current),
+        ))
     }
 
     pub fn reset_peaks(&mut self) {

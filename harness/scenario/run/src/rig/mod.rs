@@ -1,17 +1,21 @@
-//! The rig: one device, the programs that allocate on it, and their accounts. Every operation of a run goes through the
-//! rig. Nothing else in the harness touches the device while a scenario runs.
+//! The rig: one device, the programs that allocate on it, and their accounts. Every operation of a
+//! run goes through the rig. Nothing else in the harness touches the device while a scenario runs.
 //!
-//! A run is either checked or timed ([`Checks`]). Checks query the driver and NVML and read memory while queued work
-//! continues on the device. Subtracting their time would lose that work; keeping it would count the checks. So a timed
-//! run makes only the scenario's own device calls, from its first step to its last.
+//! A run is either checked or timed ([`Checks`]). Checks query the driver and NVML and read memory
+//! while queued work continues on the device. Subtracting their time would lose that work; keeping
+//! it would count the checks. So a timed run makes only the scenario's own device calls, from its
+//! first step to its last.
 //!
-//! * `program`: the programs that allocate; most runs have only one. It also lends the device to other allocators;
+//! * `program`: the programs that allocate; most runs have only one. It also lends the device to
+//!   other allocators;
 //! * `memory`: requests, frees, contents; `private_pools`: private memory pools;
 //! * `host`: host memory and copies;
 //! * `streams`: streams, events and queued work;
-//! * `audit`: checks after each operation; `checking`: selects the operations to check if calls fail;
+//! * `audit`: checks after each operation; `checking`: selects the operations to check if calls
+//!   fail;
 //! * `names`: the owners of memory, and the bytes per allocation site;
-//! * `accounts`, `curve` and `failed_request`: figures for records; `times`: measurements of a timed run;
+//! * `accounts`, `curve` and `failed_request`: figures for records; `times`: measurements of a
+//!   timed run;
 //! * `recording`: records the main program's allocator as a PyTorch memory snapshot;
 //! * `closing`: the end of a run.
 
@@ -34,7 +38,9 @@ mod times;
 use std::hash::{Hash as _, Hasher as _};
 use std::{collections::BTreeSet, sync::Arc};
 
-use harness_allocator::device::{CallSite, DeviceCalls, DeviceError, DeviceMemory, HostId, TestDevice, faulty::Injector};
+use harness_allocator::device::{
+    CallSite, DeviceCalls, DeviceError, DeviceMemory, HostId, TestDevice, faulty::Injector,
+};
 use harness_allocator::{allocator::Allocator, hash::Mixer, units::Nanos};
 use harness_cuda::nvtx::Ranges;
 
@@ -43,10 +49,12 @@ pub(crate) use self::audit::check_structure;
 pub use self::audit::{Audit, Finding, Held};
 pub(crate) use self::names::{held_back, release_unit};
 pub use self::{
-    accounts::MemoryState, buffer::Buffer, checking::CheckedFrom, host::HostBuffer, names::Site, private_pools::PoolRefused,
-    program::ProgramId,
+    accounts::MemoryState, buffer::Buffer, checking::CheckedFrom, host::HostBuffer, names::Site,
+    private_pools::PoolRefused, program::ProgramId,
 };
-use self::{checking::Checking, curve::Curve, names::Names, program::Program, streams::Queued, times::Times};
+use self::{
+    checking::Checking, curve::Curve, names::Names, program::Program, streams::Queued, times::Times,
+};
 use crate::control::{Call, Control};
 use crate::timeline::Tracer;
 use harness_record::{Accounts, Invariant, Rule};
@@ -59,19 +67,32 @@ pub enum Stop {
     Violated(Vec<Finding>),
     /// The device or the allocator failed for a reason other than OOM.
     Device(DeviceError),
-    /// Another process of the scenario failed. `fault` is the injected fault that caused it: the process, and the fault's index in it.
-    Process { rule: Rule, expected: String, seen: String, fault: Option<(ProcessName, usize)> },
+    /// Another process of the scenario failed. `fault` is the injected fault that caused it: the
+    /// process, and the fault's index in it.
+    Process {
+        rule: Rule,
+        expected: String,
+        seen: String,
+        fault: Option<(ProcessName, usize)>,
+    },
     /// The user interrupted the run, or a step exceeded its time limit.
     Interrupted,
 }
 
 impl From<DeviceError> for Stop {
-    /// Wrong contents and races are violations: the allocator handed out memory that was still in use.
+    /// Wrong contents and races are violations: the allocator handed out memory that was still in
+    /// use.
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => {
+            DeviceError::Corrupted { .. }
+            | DeviceError::Race { .. }
+            | DeviceError::InUse { .. } => {
                 let expected = "the contents that were written last, ordered after earlier writes";
-                Self::Violated(vec![Finding::new(Invariant::ContentsAreIntact, expected, error.to_string())])
+                Self::Violated(vec![Finding::new(
+                    Invariant::ContentsAreIntact,
+                    expected,
+                    error.to_string(),
+                )])
             }
             error => Self::Device(error),
         }
@@ -81,12 +102,14 @@ impl From<DeviceError> for Stop {
 /// The work of a run besides the scenario's own calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checks {
-    /// Keeps accounts, verifies buffers when they are freed, and audits every operation. Measures no times.
+    /// Keeps accounts, verifies buffers when they are freed, and audits every operation. Measures
+    /// no times.
     #[default]
     Audit,
     /// The same without the audit, for programs whose audit takes too long.
     Accounts,
-    /// Like [`Checks::Accounts`], with an audit of the counters, and a full audit on request ([`Rig::check_health`]).
+    /// Like [`Checks::Accounts`], with an audit of the counters, and a full audit on request
+    /// ([`Rig::check_health`]).
     Health,
     /// No checks. Measures operations and steps.
     Timing,
@@ -100,7 +123,8 @@ pub struct RigOptions {
     pub control: Arc<Control>,
     pub recorder: Option<Recorder>,
     pub faults: Option<Injector>,
-    /// The start of the checks if the device has injected faults. Another run has checked the earlier operations.
+    /// The start of the checks if the device has injected faults. Another run has checked the
+    /// earlier operations.
     pub checked_from: CheckedFrom,
     /// Receives the steps of a traced run and the main program's memory.
     pub tracer: Option<Tracer>,
@@ -157,29 +181,40 @@ pub struct Rig {
     elsewhere: Totals,
     /// The peaks of all programs and processes together.
     together: Peaks,
-    /// The device's memory when the scenario began. Memory of its streams counts as context overhead.
+    /// The device's memory when the scenario began. Memory of its streams counts as context
+    /// overhead.
     start: DeviceMemory,
     last_memory: DeviceMemory,
     /// The call counts at the last query of the device's memory.
     last_calls: DeviceCalls,
     calls_at_start: DeviceCalls,
     times: Times,
-    /// The number of running external programs. Audits pause until all of them have ended: the scenario's allocators are
-    /// idle, and the programs change the device's figures.
+    /// The number of running external programs. Audits pause until all of them have ended: the
+    /// scenario's allocators are idle, and the programs change the device's figures.
     pub running_programs: u32,
 }
 
 impl Rig {
     /// Takes a device before its first allocation, with one program.
-    pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
+    pub fn new(
+        mut device: Box<dyn TestDevice>,
+        allocator: Box<dyn Allocator>,
+        options: &RigOptions,
+    ) -> Result<Self, DeviceError> {
         let memory = without_faults(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
         let allocator = match &options.recorder {
             Some(recorder) => Box::new(recorder.around(allocator)),
             None => allocator,
         };
-        let later = Some(options.checked_from.clone()).filter(|from| !matches!(from, CheckedFrom::Start) && options.faults.is_some());
-        let first = Program::new(allocator, &*device, memory, (options.checks, later.is_some()));
+        let later = Some(options.checked_from.clone())
+            .filter(|from| !matches!(from, CheckedFrom::Start) && options.faults.is_some());
+        let first = Program::new(
+            allocator,
+            &*device,
+            memory,
+            (options.checks, later.is_some()),
+        );
         Ok(Self {
             device,
             programs: vec![first],
@@ -228,9 +263,16 @@ impl Rig {
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
-        self.start = DeviceMemory { context_overhead: memory.used.saturating_sub(memory.processes), ..memory };
+        self.start = DeviceMemory {
+            context_overhead: memory.used.saturating_sub(memory.processes),
+            ..memory
+        };
         self.last_memory = self.start;
-        for audit in self.programs.iter_mut().filter_map(|program| program.audit.as_mut()) {
+        for audit in self
+            .programs
+            .iter_mut()
+            .filter_map(|program| program.audit.as_mut())
+        {
             audit.begin(self.start);
         }
         Ok(())
@@ -259,10 +301,25 @@ impl Rig {
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
         let (owner, place) = (self.names.owner.clone(), self.place());
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner, place }
+        PausedStep {
+            number: self.step,
+            program: self.entered,
+            began: self.times.step_began,
+            owner,
+            place,
+        }
     }
 
-    pub fn resume_step(&mut self, PausedStep { number, program, began, owner, place }: PausedStep) {
+    pub fn resume_step(
+        &mut self,
+        PausedStep {
+            number,
+            program,
+            began,
+            owner,
+            place,
+        }: PausedStep,
+    ) {
         self.times.paused -= 1;
         self.times.step_began = began;
         self.go_back_to(place);
@@ -275,8 +332,8 @@ impl Rig {
         self.device.set_call_site(CallSite(number));
     }
 
-    /// Ends a step. A checked run checks everything and takes the accounts; a timed run takes the time. A step that was
-    /// cut short is not checked, because it left partial state.
+    /// Ends a step. A checked run checks everything and takes the accounts; a timed run takes the
+    /// time. A step that was cut short is not checked, because it left partial state.
     pub fn end_step(&mut self, cut_short: bool) -> Result<StepEnd, Stop> {
         if let Some(ranges) = &self.ranges {
             ranges.end();
@@ -290,7 +347,10 @@ impl Rig {
             if self.times.paused == 0 {
                 self.times.scenario += duration;
             }
-            return Ok(StepEnd { duration: Some(duration), accounts: None });
+            return Ok(StepEnd {
+                duration: Some(duration),
+                accounts: None,
+            });
         }
         if !cut_short {
             self.check_step()?;
@@ -298,7 +358,10 @@ impl Rig {
         let accounts = self.accounts_of(self.entered)?;
         self.last_memory = accounts.device;
         self.plot();
-        Ok(StepEnd { duration: None, accounts: Some(accounts) })
+        Ok(StepEnd {
+            duration: None,
+            accounts: Some(accounts),
+        })
     }
 
     pub(crate) fn control(&self) -> Arc<Control> {
@@ -326,9 +389,12 @@ impl Rig {
         std::mem::take(&mut self.findings)
     }
 
-    /// Describes what other processes did on the device, if that invalidates the accounts of this run.
+    /// Describes what other processes did on the device, if that invalidates the accounts of this
+    /// run.
     pub fn contention(&self) -> Option<&str> {
-        self.programs.iter().find_map(|program| program.audit.as_ref()?.contention())
+        self.programs
+            .iter()
+            .find_map(|program| program.audit.as_ref()?.contention())
     }
 
     /// The device's ordinal for other processes; `None` if only this process has the device.
@@ -336,7 +402,8 @@ impl Rig {
         self.device.ordinal()
     }
 
-    /// Runs an audit check of the current program and adds a point to the curve. A timed run does neither.
+    /// Runs an audit check of the current program and adds a point to the curve. A timed run does
+    /// neither.
     fn check(
         &mut self,
         check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
@@ -346,13 +413,21 @@ impl Rig {
         }
         if let Some(faults) = self.faults.as_ref().filter(|_| self.logs_calls) {
             let mut hasher = Mixer::default();
-            self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
+            self.programs
+                .iter()
+                .for_each(|program| program.allocator.snapshot().hash(&mut hasher));
             (self.entered, &self.host).hash(&mut hasher);
             faults.set_state_hash(hasher.finish());
         }
-        let (Program { allocator, audit, .. }, device) = self.program_on_device();
+        let (
+            Program {
+                allocator, audit, ..
+            },
+            device,
+        ) = self.program_on_device();
         if let Some(audit) = audit {
-            check(audit, &**allocator, device).map_err(|findings| Stop::Violated(self.name_program(findings)))?;
+            check(audit, &**allocator, device)
+                .map_err(|findings| Stop::Violated(self.name_program(findings)))?;
         }
         if self.is_asleep() {
             return Ok(());

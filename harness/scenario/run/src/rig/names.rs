@@ -1,6 +1,8 @@
-//! Names for reports: of streams, of the buffers that pin segments, and of the sites that hold memory.
+//! Names for reports: of streams, of the buffers that pin segments, and of the sites that hold
+//! memory.
 //!
-//! The bytes of sites are tracked only if a step needs them ([`Rig::watch_sites`]). A timed run names nothing.
+//! The bytes of sites are tracked only if a step needs them ([`Rig::watch_sites`]). A timed run
+//! names nothing.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -16,8 +18,8 @@ const MOST_HOLDERS: usize = 10;
 /// The page size of expandable segments for small blocks: `kSmallBuffer` in PyTorch's allocator.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
-/// A site of a scenario: a step's line with its buffer's name and, in a workload, the purpose of the memory. Numbered buffers
-/// of a step share a site.
+/// A site of a scenario: a step's line with its buffer's name and, in a workload, the purpose of
+/// the memory. Numbered buffers of a step share a site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site {
     line: u32,
@@ -74,18 +76,30 @@ impl Rig {
         }
     }
 
-    /// Sets the owner of the following allocations for reports: a buffer or workload, and the line of its step.
+    /// Sets the owner of the following allocations for reports: a buffer or workload, and the line
+    /// of its step.
     pub fn name_buffers(&mut self, name: &dyn fmt::Display, line: u32) {
         if !self.is_timed() {
             let name = name.to_string();
-            self.recorder.iter().for_each(|recorder| recorder.set_label(Some(&name)));
-            let site = Site { line, name: name.split('[').next().unwrap_or_default().to_owned(), purpose: "" };
+            self.recorder
+                .iter()
+                .for_each(|recorder| recorder.set_label(Some(&name)));
+            let site = Site {
+                line,
+                name: name.split('[').next().unwrap_or_default().to_owned(),
+                purpose: "",
+            };
             self.names.owner = Some(Arc::new(Owner { name, site }));
         }
     }
 
     pub fn name_purpose(&mut self, purpose: &'static str) {
-        if let Names { owner: Some(owner), sites: Some(_), .. } = &mut self.names {
+        if let Names {
+            owner: Some(owner),
+            sites: Some(_),
+            ..
+        } = &mut self.names
+        {
             Arc::make_mut(owner).site.purpose = purpose;
         }
     }
@@ -95,13 +109,22 @@ impl Rig {
         self.names.sites = (!self.is_timed()).then(Sites::default);
     }
 
-    /// The allocated bytes of all sites by number; `None` if sites are not tracked. Later sites have higher numbers.
+    /// The allocated bytes of all sites by number; `None` if sites are not tracked. Later sites
+    /// have higher numbers.
     pub fn site_bytes(&self) -> Option<&[u64]> {
-        self.names.sites.as_ref().map(|sites| sites.bytes.as_slice())
+        self.names
+            .sites
+            .as_ref()
+            .map(|sites| sites.bytes.as_slice())
     }
 
     pub fn sites(&self) -> Vec<&Site> {
-        let mut all: Vec<(&Site, &usize)> = self.names.sites.iter().flat_map(|sites| &sites.numbers).collect();
+        let mut all: Vec<(&Site, &usize)> = self
+            .names
+            .sites
+            .iter()
+            .flat_map(|sites| &sites.numbers)
+            .collect();
         all.sort_by_key(|(_, number)| **number);
         all.into_iter().map(|(site, _)| site).collect()
     }
@@ -109,9 +132,14 @@ impl Rig {
 
 impl Names {
     pub(super) fn allocated(&mut self, address: DevicePtr, size: Bytes) {
-        let Some(owner) = self.owner.clone() else { return };
+        let Some(owner) = self.owner.clone() else {
+            return;
+        };
         let site = self.sites.as_mut().map(|sites| {
-            let number = *sites.numbers.entry(owner.site.clone()).or_insert(sites.bytes.len());
+            let number = *sites
+                .numbers
+                .entry(owner.site.clone())
+                .or_insert(sites.bytes.len());
             sites.bytes.resize(sites.bytes.len().max(number + 1), 0);
             sites.bytes[number] += size.0;
             number
@@ -120,26 +148,45 @@ impl Names {
     }
 
     pub(super) fn freed(&mut self, address: DevicePtr) {
-        if let Some(Owned { size, site: Some(number), .. }) = self.live.remove(&address)
+        if let Some(Owned {
+            size,
+            site: Some(number),
+            ..
+        }) = self.live.remove(&address)
             && let Some(sites) = &mut self.sites
         {
             sites.bytes[number] -= size.0;
         }
     }
 
-    /// The segments whose live blocks pin free memory, those with the most free memory first, and the sum of the unlisted ones.
-    pub(super) fn pinned(&self, segments: &[SegmentInfo], page: Bytes) -> (Vec<PinnedSegment>, UnlistedSegments) {
-        let mut pinned: Vec<PinnedSegment> = segments.iter().filter_map(|segment| self.pinned_segment(segment, page)).collect();
+    /// The segments whose live blocks pin free memory, those with the most free memory first, and
+    /// the sum of the unlisted ones.
+    pub(super) fn pinned(
+        &self,
+        segments: &[SegmentInfo],
+        page: Bytes,
+    ) -> (Vec<PinnedSegment>, UnlistedSegments) {
+        let mut pinned: Vec<PinnedSegment> = segments
+            .iter()
+            .filter_map(|segment| self.pinned_segment(segment, page))
+            .collect();
         // A stable sort keeps equal segments in address order.
         pinned.sort_by_key(|segment| std::cmp::Reverse(segment.free));
         let rest = pinned.split_off(pinned.len().min(MOST_SEGMENTS));
-        let unlisted = UnlistedSegments { count: rest.len() as u64, free: rest.iter().map(|segment| segment.free).sum() };
+        let unlisted = UnlistedSegments {
+            count: rest.len() as u64,
+            free: rest.iter().map(|segment| segment.free).sum(),
+        };
         (pinned, unlisted)
     }
 
     fn pinned_segment(&self, segment: &SegmentInfo, page: Bytes) -> Option<PinnedSegment> {
         let free = held_back(segment, page);
-        let live: Vec<&BlockInfo> = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive).collect();
+        let live: Vec<&BlockInfo> = segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Inactive)
+            .collect();
         if free == Bytes::ZERO || live.is_empty() {
             return None;
         }
@@ -150,11 +197,22 @@ impl Names {
                 unnamed += 1;
                 continue;
             };
-            let (name, line, is_full) = (&owner.name, owner.site.line, holders.len() == MOST_HOLDERS);
-            match holders.iter_mut().find(|holder| holder.line == line && holder.name == *name) {
-                Some(known) => (known.blocks, known.bytes) = (known.blocks + 1, known.bytes + block.size),
+            let (name, line, is_full) =
+                (&owner.name, owner.site.line, holders.len() == MOST_HOLDERS);
+            match holders
+                .iter_mut()
+                .find(|holder| holder.line == line && holder.name == *name)
+            {
+                Some(known) => {
+                    (known.blocks, known.bytes) = (known.blocks + 1, known.bytes + block.size)
+                }
                 None if is_full => unnamed += 1,
-                None => holders.push(Holder { name: name.clone(), line, blocks: 1, bytes: block.size }),
+                None => holders.push(Holder {
+                    name: name.clone(),
+                    line,
+                    blocks: 1,
+                    bytes: block.size,
+                }),
             }
         }
         Some(PinnedSegment {
@@ -168,7 +226,8 @@ impl Names {
     }
 }
 
-/// The size of a driver release: the segment, or one of its pages. `page` is the page size for large blocks.
+/// The size of a driver release: the segment, or one of its pages. `page` is the page size for
+/// large blocks.
 pub(crate) fn release_unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
     match (segment.expandable, segment.pool) {
         (false, _) => segment.size,
@@ -185,5 +244,10 @@ pub(crate) fn held_back(segment: &SegmentInfo, page: Bytes) -> Bytes {
         let whole = ((start + block.size.0) / unit).saturating_sub(start.div_ceil(unit));
         block.size.saturating_sub(Bytes(whole * unit))
     };
-    segment.blocks.iter().filter(|block| block.state == BlockState::Inactive).map(of).sum()
+    segment
+        .blocks
+        .iter()
+        .filter(|block| block.state == BlockState::Inactive)
+        .map(of)
+        .sum()
 }

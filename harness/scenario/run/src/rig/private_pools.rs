@@ -39,7 +39,10 @@ impl Rig {
     pub fn end_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         let ended = self.with_pools(|pools| pools.end(pool))?;
         if ended.is_ok() {
-            self.program_on_device().0.open_pools.retain(|open| *open != pool);
+            self.program_on_device()
+                .0
+                .open_pools
+                .retain(|open| *open != pool);
         }
         Ok(ended)
     }
@@ -52,7 +55,9 @@ impl Rig {
         self.control.calls(Call::EmptyCache);
         let (program, device) = self.program_on_device();
         let name = program.allocator.name();
-        let Some(pools) = program.allocator.private_pools() else { return Ok(Err(PoolRefused::NotThere(name))) };
+        let Some(pools) = program.allocator.private_pools() else {
+            return Ok(Err(PoolRefused::NotThere(name)));
+        };
         let released = answer(pools.release(device, pool))?;
         if released.is_ok() {
             program.private_pools.remove(&pool);
@@ -66,11 +71,17 @@ impl Rig {
         let (program, _) = self.program_on_device();
         let (open, pools) = (program.open_pools.clone(), program.private_pools.clone());
         // A pool that refuses keeps its memory, which the next check detects.
-        open.into_iter().try_for_each(|pool| self.end_private_pool(pool).map(drop))?;
-        pools.into_iter().try_for_each(|pool| self.release_private_pool(pool).map(drop))
+        open.into_iter()
+            .try_for_each(|pool| self.end_private_pool(pool).map(drop))?;
+        pools
+            .into_iter()
+            .try_for_each(|pool| self.release_private_pool(pool).map(drop))
     }
 
-    fn with_pools(&mut self, act: impl FnOnce(&mut dyn PrivatePools) -> Result<(), PrivatePoolError>) -> Answer<()> {
+    fn with_pools(
+        &mut self,
+        act: impl FnOnce(&mut dyn PrivatePools) -> Result<(), PrivatePoolError>,
+    ) -> Answer<()> {
         self.faults.iter().for_each(Injector::state_changed);
         let (program, _) = self.program_on_device();
         let name = program.allocator.name();

@@ -1,7 +1,9 @@
-//! The programs that allocate on the rig's device. Each has its own allocator, counters and audit, like processes that share a GPU.
+//! The programs that allocate on the rig's device. Each has its own allocator, counters and audit,
+//! like processes that share a GPU.
 //!
-//! Memory operations apply to the current program ([`Rig::enter`]). Only frees apply to the buffer's own program. To
-//! one program, the memory of the others counts as used by other processes.
+//! Memory operations apply to the current program ([`Rig::enter`]). Only frees apply to the
+//! buffer's own program. To one program, the memory of the others counts as used by other
+//! processes.
 
 use std::collections::BTreeSet;
 
@@ -67,10 +69,22 @@ impl Program {
 
     /// The device memory that its allocator holds, in whole granules. Linear in blocks.
     pub(super) fn charged(&self, device: &mut dyn TestDevice) -> Bytes {
-        let told = self.allocator.driver_pool().and_then(|pool| device.pooled()?.pool_reserved(pool).ok());
+        let told = self
+            .allocator
+            .driver_pool()
+            .and_then(|pool| device.pooled()?.pool_reserved(pool).ok());
         told.unwrap_or_else(|| {
             let granularity = device.info().granularity;
-            self.allocator.snapshot().iter().map(|segment| segment.size.checked_round_up(granularity).unwrap_or(segment.size)).sum()
+            self.allocator
+                .snapshot()
+                .iter()
+                .map(|segment| {
+                    segment
+                        .size
+                        .checked_round_up(granularity)
+                        .unwrap_or(segment.size)
+                })
+                .sum()
         })
     }
 }
@@ -78,7 +92,12 @@ impl Program {
 impl Rig {
     pub fn add_program(&mut self, allocator: Box<dyn Allocator>) -> ProgramId {
         let id = ProgramId(u32::try_from(self.programs.len()).unwrap_or(u32::MAX));
-        self.programs.push(Program::new(allocator, &*self.device, self.start, (self.checks, self.is_asleep())));
+        self.programs.push(Program::new(
+            allocator,
+            &*self.device,
+            self.start,
+            (self.checks, self.is_asleep()),
+        ));
         id
     }
 
@@ -86,12 +105,16 @@ impl Rig {
         self.entered
     }
 
-    /// Makes a program the current one: memory operations and allocator figures apply to it from now on.
+    /// Makes a program the current one: memory operations and allocator figures apply to it from
+    /// now on.
     ///
     /// # Panics
     /// If the program belongs to another rig.
     pub fn enter(&mut self, program: ProgramId) {
-        assert!(program.index() < self.programs.len(), "{program:?} does not belong to this rig");
+        assert!(
+            program.index() < self.programs.len(),
+            "{program:?} does not belong to this rig"
+        );
         if program == self.entered {
             return;
         }
@@ -121,8 +144,12 @@ impl Rig {
         result
     }
 
-    pub(super) fn in_each_program(&mut self, mut act: impl FnMut(&mut Self) -> Result<(), Stop>) -> Result<(), Stop> {
-        self.programs().try_for_each(|program| self.within(program, &mut act))
+    pub(super) fn in_each_program(
+        &mut self,
+        mut act: impl FnMut(&mut Self) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        self.programs()
+            .try_for_each(|program| self.within(program, &mut act))
     }
 
     pub(super) fn program(&self) -> &Program {
@@ -136,7 +163,9 @@ impl Rig {
     pub(super) fn held_by_other_programs(&mut self) -> Held {
         let mut held = Held::NOTHING;
         for index in (0..self.programs.len()).filter(|&index| index != self.entered.index()) {
-            let Program { allocator, audit, .. } = &mut self.programs[index];
+            let Program {
+                allocator, audit, ..
+            } = &mut self.programs[index];
             if let Some(audit) = audit {
                 held = held.and(audit.held(&**allocator, &mut *self.device));
             }
@@ -146,12 +175,21 @@ impl Rig {
 
     /// The device memory of the other programs, in whole granules. Linear in their blocks.
     pub(super) fn charged_to_other_programs(&mut self) -> Bytes {
-        let others = self.programs.iter().enumerate().filter(|(index, _)| *index != self.entered.index());
-        others.map(|(_, program)| program.charged(&mut *self.device)).sum()
+        let others = self
+            .programs
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| *index != self.entered.index());
+        others
+            .map(|(_, program)| program.charged(&mut *self.device))
+            .sum()
     }
 
     /// Lends the device, synchronized before and after.
-    pub(crate) fn lend<T>(&mut self, act: impl FnOnce(&mut dyn TestDevice) -> Result<T, Stop>) -> Result<T, Stop> {
+    pub(crate) fn lend<T>(
+        &mut self,
+        act: impl FnOnce(&mut dyn TestDevice) -> Result<T, Stop>,
+    ) -> Result<T, Stop> {
         self.synchronize()?;
         let counted = self.calls();
         let done = self.without_faults(|rig| act(&mut *rig.device));
@@ -170,7 +208,9 @@ impl Rig {
     pub(super) fn name_program(&self, mut findings: Vec<Finding>) -> Vec<Finding> {
         if self.programs.len() > 1 {
             let number = self.entered.index() + 1;
-            findings.iter_mut().for_each(|finding| finding.expected = format!("in program {number}: {}", finding.expected));
+            findings.iter_mut().for_each(|finding| {
+                finding.expected = format!("in program {number}: {}", finding.expected)
+            });
         }
         findings
     }

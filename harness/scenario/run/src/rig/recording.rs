@@ -12,7 +12,8 @@ impl Rig {
         }
     }
 
-    /// Sets the call site of the next operations of a trace in the recording, for example `model.py:41 forward`, inside of `place`.
+    /// Sets the call site of the next operations of a trace in the recording, for example
+    /// `model.py:41 forward`, inside of `place`.
     pub fn set_site(&mut self, place: Option<StackId>, site: Option<&str>) {
         self.go_back_to(place);
         if let (Some(recorder), Some(frame)) = (&self.recorder, site.and_then(frame_of_site)) {
@@ -59,7 +60,12 @@ fn frame_of_site(site: &str) -> Option<Frame> {
     let (line, name) = rest.split_once(' ').unwrap_or((rest, ""));
     let is_file = !file.is_empty() && !file.contains(", ");
     let line = line.parse().ok().filter(|_| is_file)?;
-    Some(Frame { name: name.to_owned(), file: file.to_owned(), line, extra: ExtraId::NONE })
+    Some(Frame {
+        name: name.to_owned(),
+        file: file.to_owned(),
+        line,
+        extra: ExtraId::NONE,
+    })
 }
 
 #[cfg(test)]
@@ -68,9 +74,13 @@ mod tests {
 
     #[test]
     fn a_site_that_names_a_line_becomes_a_frame() {
-        let frame = |site: &str| frame_of_site(site).map(|frame| (frame.file, frame.line, frame.name));
+        let frame =
+            |site: &str| frame_of_site(site).map(|frame| (frame.file, frame.line, frame.name));
         let place = |file: &str, line, name: &str| Some((file.to_owned(), line, name.to_owned()));
-        assert_eq!(frame("model.py:41 forward"), place("model.py", 41, "forward"));
+        assert_eq!(
+            frame("model.py:41 forward"),
+            place("model.py", 41, "forward")
+        );
         assert_eq!(frame("gpt/my model.py:7"), place("gpt/my model.py", 7, ""));
         assert_eq!(frame("no Python frames, after model.py:41 forward"), None);
         assert_eq!(frame("no Python frames, requests below 1 MiB"), None);

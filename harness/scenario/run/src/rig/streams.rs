@@ -27,7 +27,11 @@ impl Rig {
 
     pub fn sleep(&mut self, duration: Nanos) -> Result<(), Stop> {
         self.device.sleep(duration);
-        if self.is_interrupted() { Err(Stop::Interrupted) } else { Ok(()) }
+        if self.is_interrupted() {
+            Err(Stop::Interrupted)
+        } else {
+            Ok(())
+        }
     }
 
     pub fn create_stream(&mut self) -> Result<StreamId, Stop> {
@@ -39,7 +43,11 @@ impl Rig {
     }
 
     pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Stop> {
-        let Queued { working, behind_work, .. } = &mut self.queued;
+        let Queued {
+            working,
+            behind_work,
+            ..
+        } = &mut self.queued;
         match working.contains(&stream) {
             true => drop(behind_work.insert(event, stream)),
             false => drop(behind_work.remove(&event)),
@@ -49,8 +57,15 @@ impl Rig {
     }
 
     pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<(), Stop> {
-        let Queued { working, behind_work, .. } = &mut self.queued;
-        if behind_work.get(&event).is_some_and(|worker| working.contains(worker)) {
+        let Queued {
+            working,
+            behind_work,
+            ..
+        } = &mut self.queued;
+        if behind_work
+            .get(&event)
+            .is_some_and(|worker| working.contains(worker))
+        {
             working.insert(stream);
         }
         self.control.calls(Call::Event);
@@ -74,13 +89,19 @@ impl Rig {
         self.device.synchronize()?;
         self.queued.working.clear();
         let reading = std::mem::take(&mut self.queued.reading);
-        reading.into_iter().try_for_each(|stream| self.compare_reads(stream))
+        reading
+            .into_iter()
+            .try_for_each(|stream| self.compare_reads(stream))
     }
 
     /// Called after the host has waited for the stream.
     pub(super) fn stream_is_done(&mut self, stream: StreamId) -> Result<(), Stop> {
         self.queued.working.remove(&stream);
-        if self.queued.reading.remove(&stream) { self.compare_reads(stream) } else { Ok(()) }
+        if self.queued.reading.remove(&stream) {
+            self.compare_reads(stream)
+        } else {
+            Ok(())
+        }
     }
 
     fn compare_reads(&mut self, stream: StreamId) -> Result<(), Stop> {

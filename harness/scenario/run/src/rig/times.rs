@@ -9,7 +9,8 @@ use harness_record::{Samples, Timings};
 /// Enough for a p99 that rests on a hundred samples.
 const MOST_SAMPLES: usize = 10_000;
 
-/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R, <https://doi.org/10.1145/3147.3165>).
+/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R,
+/// <https://doi.org/10.1145/3147.3165>).
 #[derive(Clone, Debug)]
 pub(super) struct Reservoir {
     samples: Samples,
@@ -18,7 +19,10 @@ pub(super) struct Reservoir {
 
 impl Reservoir {
     fn new(seed: u64) -> Self {
-        Self { samples: Samples::default(), rng: ChaCha8Rng::seed_from_u64(seed) }
+        Self {
+            samples: Samples::default(),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+        }
     }
 
     pub(super) fn push(&mut self, duration: Nanos) {
@@ -80,7 +84,8 @@ impl Rig {
 
     /// The durations; zero except in a timed run.
     pub fn take_timings(&mut self) -> Timings {
-        let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).samples;
+        let take =
+            |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).samples;
         if !self.is_timed() {
             return Timings::default();
         }
@@ -93,21 +98,31 @@ impl Rig {
         }
     }
 
-    /// Reserved but unallocated bytes at the first program's first peak of reserved memory. Zero except in a timed run.
+    /// Reserved but unallocated bytes at the first program's first peak of reserved memory. Zero
+    /// except in a timed run.
     pub const fn unused_at_peak(&self) -> Bytes {
         self.times.unused_at_peak
     }
 
     pub(super) fn start(&mut self) -> Nanos {
-        if self.is_timed() { self.device.now() } else { Nanos::ZERO }
+        if self.is_timed() {
+            self.device.now()
+        } else {
+            Nanos::ZERO
+        }
     }
 
     /// The time since [`Rig::start`] in a timed run, else zero.
     pub(super) fn since(&mut self, start: Nanos) -> Nanos {
-        if self.is_timed() { self.device.now().saturating_sub(start) } else { Nanos::ZERO }
+        if self.is_timed() {
+            self.device.now().saturating_sub(start)
+        } else {
+            Nanos::ZERO
+        }
     }
 
-    /// Records a served request. Reads the allocator's counters only if the driver was called, so a cache hit stays cheap.
+    /// Records a served request. Reads the allocator's counters only if the driver was called, so a
+    /// cache hit stays cheap.
     pub(super) fn timed_allocate(&mut self, duration: Nanos) {
         if !self.is_timed() {
             return;
@@ -124,7 +139,10 @@ impl Rig {
         if stats.num_alloc_retries > before {
             self.times.lost_to_retry += duration;
         }
-        let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
+        let (reserved, allocated) = (
+            Bytes(stats.reserved_bytes.all.current),
+            Bytes(stats.allocated_bytes.all.current),
+        );
         if self.entered == ProgramId::FIRST && reserved > self.times.peak_reserved {
             self.times.peak_reserved = reserved;
             self.times.unused_at_peak = reserved.saturating_sub(allocated);

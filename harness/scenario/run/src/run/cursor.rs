@@ -10,14 +10,19 @@ pub(super) enum Next<'s> {
     /// A step with inner steps begins.
     Enter(&'s Step),
     /// A step with inner steps has ended.
-    Leave { step: &'s Step, iterations: u64, ran_out: bool },
+    Leave {
+        step: &'s Step,
+        iterations: u64,
+        ran_out: bool,
+    },
     /// An iteration of a loop with a leak check has ended, including the last one.
     Iterated(&'s Step),
 }
 
 #[derive(Debug)]
 pub(super) struct Cursor<'s> {
-    /// For `meanwhile` steps: the enclosing blocks and their iterations when the `meanwhile` steps began.
+    /// For `meanwhile` steps: the enclosing blocks and their iterations when the `meanwhile` steps
+    /// began.
     around: Vec<Frame<'s>>,
     frames: Vec<Frame<'s>>,
     /// Blocks that an OOM ended, the innermost first.
@@ -49,15 +54,25 @@ impl<'s> Cursor<'s> {
     pub(super) fn new(steps: &'s [Step]) -> Self {
         Self {
             around: Vec::new(),
-            frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_reported: false }],
+            frames: vec![Frame {
+                block: None,
+                steps,
+                next: 0,
+                iterations: 0,
+                is_reported: false,
+            }],
             left: Vec::new(),
         }
     }
 
     /// A cursor for the `meanwhile` steps of the step that [`Self::advance`] returned last.
     pub(super) fn meanwhile(&self, step: &'s Step) -> Self {
-        let is_around = |frame: &&Frame<'_>| !frame.block.is_some_and(|block| std::ptr::eq(block, step));
-        Self { around: self.blocks().filter(is_around).copied().collect(), ..Self::new(&step.meanwhile) }
+        let is_around =
+            |frame: &&Frame<'_>| !frame.block.is_some_and(|block| std::ptr::eq(block, step));
+        Self {
+            around: self.blocks().filter(is_around).copied().collect(),
+            ..Self::new(&step.meanwhile)
+        }
     }
 
     /// The blocks around the next step, the outermost first.
@@ -75,10 +90,18 @@ impl<'s> Cursor<'s> {
             if !step.action.is_block() {
                 return Some(Next::Do(step));
             }
-            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_reported: false });
+            self.frames.push(Frame {
+                block: Some(step),
+                steps: step.action.steps(),
+                next: 0,
+                iterations: 0,
+                is_reported: false,
+            });
             return Some(Next::Enter(step));
         }
-        let watched = frame.block.filter(|step| step.action.leak_check().is_some() && !frame.is_reported);
+        let watched = frame
+            .block
+            .filter(|step| step.action.leak_check().is_some() && !frame.is_reported);
         frame.is_reported = watched.is_some();
         if let Some(step) = watched {
             return Some(Next::Iterated(step));
@@ -90,15 +113,24 @@ impl<'s> Cursor<'s> {
         }
         let iterations = frame.iterations;
         let step = self.frames.pop()?.block?;
-        Some(Next::Leave { step, iterations, ran_out: false })
+        Some(Next::Leave {
+            step,
+            iterations,
+            ran_out: false,
+        })
     }
 
-    /// Handles an OOM that ends a loop: leaves all blocks up to and including the innermost loop with `until_oom`.
+    /// Handles an OOM that ends a loop: leaves all blocks up to and including the innermost loop
+    /// with `until_oom`.
     pub(super) fn leave_loop(&mut self) {
         while let Some(frame) = self.frames.pop() {
             let ran_out = frame.as_loop().is_some_and(|steps| steps.until_oom);
             let iterations = frame.iterations;
-            self.left.extend(frame.block.map(|step| Next::Leave { step, iterations, ran_out }));
+            self.left.extend(frame.block.map(|step| Next::Leave {
+                step,
+                iterations,
+                ran_out,
+            }));
             if ran_out {
                 return;
             }
@@ -107,25 +139,33 @@ impl<'s> Cursor<'s> {
 
     /// The blocks around this step, the innermost first.
     pub(super) fn around(&self, step: &'s Step) -> impl Iterator<Item = &'s Step> {
-        self.blocks().rev().filter_map(|frame| frame.block).filter(move |block| !std::ptr::eq(*block, step))
+        self.blocks()
+            .rev()
+            .filter_map(|frame| frame.block)
+            .filter(move |block| !std::ptr::eq(*block, step))
     }
 
     /// The variables of the loops around the next step, the outermost first.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&'s VariableName, Number)> {
-        self.blocks().filter_map(|frame| frame.as_loop()?.rounds.value(frame.iterations))
+        self.blocks()
+            .filter_map(|frame| frame.as_loop()?.rounds.value(frame.iterations))
     }
 
-    /// Describes the process of the next step and the iterations of the loops around it, the outermost first: `i = 3`,
-    /// or `iteration 3` counted from 1.
+    /// Describes the process of the next step and the iterations of the loops around it, the
+    /// outermost first: `i = 3`, or `iteration 3` counted from 1.
     pub(super) fn iteration(&self) -> Option<String> {
         let words: Vec<String> = self
             .blocks()
             .filter_map(|frame| match &frame.block?.action {
                 Action::Process(process) => Some(format!("process {}", process.name)),
-                Action::For(steps) | Action::Repeat(steps) => Some(match steps.rounds.value(frame.iterations) {
-                    Some((variable, value)) => format!("{variable} = {}", steps.rounds.in_words(value)),
-                    None => format!("iteration {}", frame.iterations + 1),
-                }),
+                Action::For(steps) | Action::Repeat(steps) => {
+                    Some(match steps.rounds.value(frame.iterations) {
+                        Some((variable, value)) => {
+                            format!("{variable} = {}", steps.rounds.in_words(value))
+                        }
+                        None => format!("iteration {}", frame.iterations + 1),
+                    })
+                }
                 _ => None,
             })
             .collect();
@@ -134,22 +174,31 @@ impl<'s> Cursor<'s> {
 
     /// The process of the next step; `None` for the main one.
     pub(super) fn process(&self) -> Option<&'s ProcessName> {
-        self.blocks().rev().find_map(|frame| match &frame.block?.action {
-            Action::Process(process) => Some(&process.name),
-            _ => None,
-        })
+        self.blocks()
+            .rev()
+            .find_map(|frame| match &frame.block?.action {
+                Action::Process(process) => Some(&process.name),
+                _ => None,
+            })
     }
 
     /// The loops around the next step with their completed iterations, the outermost first.
     pub(super) fn loops(&self) -> impl Iterator<Item = (&'s Step, u64)> {
-        self.blocks().filter_map(|frame| frame.as_loop().and(frame.block).map(|block| (block, frame.iterations)))
+        self.blocks().filter_map(|frame| {
+            frame
+                .as_loop()
+                .and(frame.block)
+                .map(|block| (block, frame.iterations))
+        })
     }
 
     /// The program of the next step; `None` for the main one.
     pub(super) fn program(&self) -> Option<&'s ProgramName> {
-        self.blocks().rev().find_map(|frame| match &frame.block?.action {
-            Action::Program(program) => Some(&program.name),
-            _ => None,
-        })
+        self.blocks()
+            .rev()
+            .find_map(|frame| match &frame.block?.action {
+                Action::Program(program) => Some(&program.name),
+                _ => None,
+            })
     }
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use harness_allocator::{allocator::Request, device::StreamId, units::Bytes};
 
-use crate::context::{BufferKey, RunContext, buffer_name, look_up::LookUpError, needs::asks_for_memory};
+use crate::context::{
+    BufferKey, RunContext, buffer_name, look_up::LookUpError, needs::asks_for_memory,
+};
 use crate::recovery::{AttemptKind, Recovered, Recovery};
 use crate::rig::{Buffer, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
@@ -13,20 +15,37 @@ use crate::{between::Between, leaks};
 use harness_record::Outcome;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::{Action, Step, alloc::Alloc, contents::Use, streams::Synchronize};
-use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey, Unit, Value};
+use harness_scenario::{
+    Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey,
+    Unit, Value,
+};
 
 /// Runs one step without inner steps.
-pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn execute(
+    ctx: &mut RunContext,
+    step: &Step,
+    between: Between<'_>,
+) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(ctx, step, alloc, between),
         Action::Free(free) => return free_some(ctx, step, free),
         Action::RecordStream(used) => {
             let stream = ctx.stream(&used.stream);
-            return use_buffer(ctx, step, &used.buffer, &mut |rig, buffer| rig.record_stream(buffer, stream));
+            return use_buffer(ctx, step, &used.buffer, &mut |rig, buffer| {
+                rig.record_stream(buffer, stream)
+            });
         }
         Action::Fill(fill) => return use_buffers(ctx, step, fill, &mut Rig::fill),
-        Action::Verify(verify) => return use_buffers(ctx, step, verify, &mut |rig, buffer, stream| rig.verify(buffer, stream)),
-        Action::ReadAsync(read) => return use_buffers(ctx, step, read, &mut |rig, buffer, stream| rig.read(buffer, stream)),
+        Action::Verify(verify) => {
+            return use_buffers(ctx, step, verify, &mut |rig, buffer, stream| {
+                rig.verify(buffer, stream)
+            });
+        }
+        Action::ReadAsync(read) => {
+            return use_buffers(ctx, step, read, &mut |rig, buffer, stream| {
+                rig.read(buffer, stream)
+            });
+        }
         Action::Busy(busy) => ctx.rig.work(ctx.stream(&busy.stream), busy.duration)?,
         Action::Record(record) => {
             let event = ctx.event(&record.event)?;
@@ -39,7 +58,10 @@ pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
         Action::Synchronize(target) => synchronize(ctx, target)?,
         Action::EmptyCache(_) => {
             let freed = ctx.rig.empty_cache()?;
-            return Ok(StepResult { reports: BTreeMap::from([(ReportKey::FreedBytes, freed.0)]), ..StepResult::default() });
+            return Ok(StepResult {
+                reports: BTreeMap::from([(ReportKey::FreedBytes, freed.0)]),
+                ..StepResult::default()
+            });
         }
         Action::ResetPeakStats(_) => ctx.rig.reset_peaks(),
         Action::SetMemoryFraction(set) => ctx.rig.set_memory_fraction(set.fraction),
@@ -72,7 +94,11 @@ pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
         Action::PrivatePool(block) => {
             let pool = ctx.pool(&block.name);
             let begun = ctx.rig.begin_private_pool(pool)?;
-            return Ok(refused(step, "requests to be served from the pool", begun.err()));
+            return Ok(refused(
+                step,
+                "requests to be served from the pool",
+                begun.err(),
+            ));
         }
         Action::Kill(kill) => return ctx.processes.kill(&mut ctx.rig, step, kill),
         Action::For(_) | Action::Repeat(_) | Action::Program(_) | Action::Process(_) => {}
@@ -82,7 +108,10 @@ pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
 
 fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResult {
     let unmet = why.map(|why| Unmet::at(step, expected, why.to_string()));
-    StepResult { unmet: unmet.into_iter().collect(), ..StepResult::default() }
+    StepResult {
+        unmet: unmet.into_iter().collect(),
+        ..StepResult::default()
+    }
 }
 
 fn use_buffers(
@@ -94,7 +123,12 @@ fn use_buffers(
     let stream = ctx.stream(&used.stream);
     let mut result = StepResult::default();
     for buffer in &used.buffers {
-        result.unmet.extend(use_buffer(ctx, step, buffer, &mut |rig, buffer| act(rig, buffer, stream))?.unmet);
+        result.unmet.extend(
+            use_buffer(ctx, step, buffer, &mut |rig, buffer| {
+                act(rig, buffer, stream)
+            })?
+            .unmet,
+        );
     }
     Ok(result)
 }
@@ -110,15 +144,24 @@ fn use_buffer(
         Err(why) => return Ok(refused(step, "a whole number", Some(why))),
     };
     let was_there = ctx.with_buffer(&key, |rig, buffer| act(rig, buffer))?;
-    Ok(if was_there { StepResult::default() } else { missing(ctx, step, &key) })
+    Ok(if was_there {
+        StepResult::default()
+    } else {
+        missing(ctx, step, &key)
+    })
 }
 
 /// Explains a missing buffer.
 fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResult {
-    let Some(index) = index else { return StepResult::default() };
+    let Some(index) = index else {
+        return StepResult::default();
+    };
     let live = ctx.elements(name);
     let seen = match (live.first(), live.last()) {
-        (Some(first), Some(last)) => format!("{} of that name are live, from {name}[{first}] to {name}[{last}]", live.len()),
+        (Some(first), Some(last)) => format!(
+            "{} of that name are live, from {name}[{first}] to {name}[{last}]",
+            live.len()
+        ),
         _ => "no buffer of that name is live".to_owned(),
     };
     refused(step, &format!("{name}[{index}] to be live"), Some(seen))
@@ -126,9 +169,13 @@ fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResu
 
 /// Evaluates an expectation. If it does not hold, the result lists every figure in it.
 ///
-/// Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and the progress of retries. Both judge
-/// everything else. All current metrics are read at the same moment. A growth without an earlier value is not judged.
-pub(super) fn check(ctx: &mut RunContext, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {
+/// Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and
+/// the progress of retries. Both judge everything else. All current metrics are read at the same
+/// moment. A growth without an earlier value is not judged.
+pub(super) fn check(
+    ctx: &mut RunContext,
+    expectation: &Located<Expectation>,
+) -> Result<Option<Unmet>, Stop> {
     if is_for_the_other_run(ctx, expectation.value.quantities()) {
         return Ok(None);
     }
@@ -137,26 +184,56 @@ pub(super) fn check(ctx: &mut RunContext, expectation: &Located<Expectation>) ->
     let mut figures = Vec::new();
     let evaluated = expectation.value.evaluate(|metric| {
         let value = ctx.look_up(metric, &now)?;
-        figures.push(format!("{metric} = {}", Value { number: value, dimension: metric.unit().into() }));
+        figures.push(format!(
+            "{metric} = {}",
+            Value {
+                number: value,
+                dimension: metric.unit().into()
+            }
+        ));
         Ok::<_, LookUpError>(value)
     });
     ctx.remember(expectation.value.quantities(), &now);
     let seen = match evaluated {
         Ok(evaluation) if evaluation.holds => return Ok(None),
         Ok(evaluation) => describe_unmet(&expectation.value, &evaluation, figures),
-        Err(EvaluateError::LookUp(LookUpError::FirstTime(_) | LookUpError::NotRun(_))) => return Ok(None),
+        Err(EvaluateError::LookUp(LookUpError::FirstTime(_) | LookUpError::NotRun(_))) => {
+            return Ok(None);
+        }
         Err(why) if figures.is_empty() => why.to_string(),
         Err(why) => format!("{why}: {}", figures.join(", ")),
     };
-    Ok(Some(Unmet { at: expectation.at, expected: expectation.value.text.clone(), seen }))
+    Ok(Some(Unmet {
+        at: expectation.at,
+        expected: expectation.value.text.clone(),
+        seen,
+    }))
 }
 
-/// Describes an expectation that does not hold: the values of its computed sides, then every figure.
-pub(crate) fn describe_unmet(expectation: &Expectation, evaluation: &Evaluation, mut figures: Vec<String>) -> String {
-    let value = |value: &Value| if expectation.is_in_percent() { value.percent() } else { value.to_string() };
-    let sides = [(&expectation.left, &evaluation.left), (&expectation.right, &evaluation.right)];
-    let computed = sides.into_iter().filter(|(side, _)| side.is_computed() && !side.quantities().is_empty());
-    let computed: Vec<String> = computed.map(|(side, came_to)| format!("{side} = {}", value(came_to))).collect();
+/// Describes an expectation that does not hold: the values of its computed sides, then every
+/// figure.
+pub(crate) fn describe_unmet(
+    expectation: &Expectation,
+    evaluation: &Evaluation,
+    mut figures: Vec<String>,
+) -> String {
+    let value = |value: &Value| {
+        if expectation.is_in_percent() {
+            value.percent()
+        } else {
+            value.to_string()
+        }
+    };
+    let sides = [
+        (&expectation.left, &evaluation.left),
+        (&expectation.right, &evaluation.right),
+    ];
+    let computed = sides
+        .into_iter()
+        .filter(|(side, _)| side.is_computed() && !side.quantities().is_empty());
+    let computed: Vec<String> = computed
+        .map(|(side, came_to)| format!("{side} = {}", value(came_to)))
+        .collect();
     figures.dedup();
     match computed.is_empty() {
         true => figures.join(", "),
@@ -171,20 +248,36 @@ fn is_for_the_other_run<'m>(ctx: &RunContext, metrics: impl Iterator<Item = &'m 
         needs_times |= metric.unit() == Unit::Time && !matches!(metric, Metric::Variable(..));
         needs_times |= matches!(metric, Metric::Report(_, key) if key.is_timed());
         needs_memory |= asks_for_memory(metric);
-        needs_checks |=
-            matches!(metric, Metric::Report(_, ReportKey::RetriesWithoutProgress | ReportKey::GrownBytes | ReportKey::GrownSites));
+        needs_checks |= matches!(
+            metric,
+            Metric::Report(
+                _,
+                ReportKey::RetriesWithoutProgress | ReportKey::GrownBytes | ReportKey::GrownSites
+            )
+        );
     }
-    if ctx.rig.is_timed() { needs_checks || (needs_memory && !needs_times) } else { needs_times }
+    if ctx.rig.is_timed() {
+        needs_checks || (needs_memory && !needs_times)
+    } else {
+        needs_times
+    }
 }
 
 /// Stores this allocator's figures for a comparison between allocators.
-fn keep_figures(ctx: &mut RunContext, number: usize, expectation: &Expectation) -> Result<(), Stop> {
+fn keep_figures(
+    ctx: &mut RunContext,
+    number: usize,
+    expectation: &Expectation,
+) -> Result<(), Stop> {
     let own = |metric: &Metric, arm: &str| match metric {
         Metric::Arm(of, metric) if of == arm => Some((**metric).clone()),
         _ => None,
     };
-    let wanted: Vec<(usize, Metric)> =
-        expectation.quantities().enumerate().filter_map(|(place, metric)| Some((place, own(metric, &ctx.arm)?))).collect();
+    let wanted: Vec<(usize, Metric)> = expectation
+        .quantities()
+        .enumerate()
+        .filter_map(|(place, metric)| Some((place, own(metric, &ctx.arm)?)))
+        .collect();
     let now = ctx.readings(wanted.iter().any(|(_, metric)| asks_for_memory(metric)))?;
     for (place, metric) in wanted {
         if !is_for_the_other_run(ctx, std::iter::once(&metric))
@@ -196,7 +289,12 @@ fn keep_figures(ctx: &mut RunContext, number: usize, expectation: &Expectation) 
     Ok(())
 }
 
-fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Between<'_>) -> Result<StepResult, Stop> {
+fn allocate(
+    ctx: &mut RunContext,
+    step: &Step,
+    alloc: &Alloc,
+    mut between: Between<'_>,
+) -> Result<StepResult, Stop> {
     let size = match amount(ctx, &alloc.size)? {
         Ok(size) => size,
         Err(why) => return Ok(refused(step, "a size", Some(why))),
@@ -204,29 +302,61 @@ fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Betwe
     let key = match ctx.key(&alloc.buffer)? {
         Ok(key) if ctx.is_live(&key) && !alloc.leak && alloc.buffer.index.is_some() => {
             let (name, index) = (&key.0, key.1.unwrap_or_default());
-            return Ok(refused(step, &format!("no buffer {name}[{index}]"), Some("it is already live; add `leak: true` to leak it")));
+            return Ok(refused(
+                step,
+                &format!("no buffer {name}[{index}]"),
+                Some("it is already live; add `leak: true` to leak it"),
+            ));
         }
         Ok(key) => key,
         Err(why) => return Ok(refused(step, "a whole number", Some(why))),
     };
-    let request = Request { size, stream: ctx.stream(&alloc.stream) };
+    let request = Request {
+        size,
+        stream: ctx.stream(&alloc.stream),
+    };
     ctx.rig.name_buffers(&buffer_name(&key), step.position.line);
     let mut recovery = Recovery::new(alloc.on_oom.as_ref());
-    let recovered = recovery.run(ctx, AttemptKind::Request(size), Plan::of_batch(1), &mut between, |ctx, _| ctx.rig.allocate(request))?;
-    let mut result = StepResult { reports: recovery.reports(), size: Some(size), ..StepResult::default() };
+    let recovered = recovery.run(
+        ctx,
+        AttemptKind::Request(size),
+        Plan::of_batch(1),
+        &mut between,
+        |ctx, _| ctx.rig.allocate(request),
+    )?;
+    let mut result = StepResult {
+        reports: recovery.reports(),
+        size: Some(size),
+        ..StepResult::default()
+    };
     result.recovery = recovery.into_record(ctx);
     let expected = alloc.expect.of(&ctx.arm, ctx.device);
-    let Recovered { answer, retries, .. } = recovered;
+    let Recovered {
+        answer, retries, ..
+    } = recovered;
     match answer {
         Ok(buffer) => {
-            result.outcome = Outcome::Fits { retries: retries as u32 };
+            result.outcome = Outcome::Fits {
+                retries: retries as u32,
+            };
             let seen = format!("it fits: {} handed out", buffer.size());
-            result.fits(step, expected, format!("the request for {size} {expected}"), seen);
+            result.fits(
+                step,
+                expected,
+                format!("the request for {size} {expected}"),
+                seen,
+            );
             ctx.keep(key, buffer);
         }
         Err(error) => {
             let failed_request = ctx.rig.failed_request(request, &error)?;
-            result.runs_out(step, expected, error.to_string(), (format!("{size} to fit"), error.to_string()), failed_request);
+            result.runs_out(
+                step,
+                expected,
+                error.to_string(),
+                (format!("{size} to fit"), error.to_string()),
+                failed_request,
+            );
         }
     }
     Ok(result)
@@ -237,7 +367,9 @@ pub(super) fn amount(ctx: &mut RunContext, amount: &Amount) -> Result<Result<Byt
         return Ok(Ok(*bytes));
     }
     let now = ctx.readings(amount.quantities().into_iter().any(asks_for_memory))?;
-    Ok(amount.evaluate(|metric| ctx.look_up(metric, &now)).map_err(|error| error.to_string()))
+    Ok(amount
+        .evaluate(|metric| ctx.look_up(metric, &now))
+        .map_err(|error| error.to_string()))
 }
 
 fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResult, Stop> {
@@ -247,7 +379,10 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
         Free::Targets(targets) => {
             for target in targets {
                 match target {
-                    FreeTarget::Buffer { buffer, may_be_gone } => {
+                    FreeTarget::Buffer {
+                        buffer,
+                        may_be_gone,
+                    } => {
                         let unmet = match ctx.key(buffer)? {
                             Err(why) => Some(Unmet::at(step, "a whole number", why)),
                             Ok(key) => match ctx.take(&key) {
@@ -259,11 +394,15 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
                     }
                     FreeTarget::Elements(name) => {
                         for index in ctx.elements(name) {
-                            ctx.take(&(name.clone(), Some(index))).into_iter().try_for_each(|buffer| ctx.rig.free(buffer))?;
+                            ctx.take(&(name.clone(), Some(index)))
+                                .into_iter()
+                                .try_for_each(|buffer| ctx.rig.free(buffer))?;
                         }
                     }
                     FreeTarget::Storm(id) => {
-                        std::mem::take(ctx.storm(id)).into_blocks().try_for_each(|buffer| ctx.rig.free(buffer))?;
+                        std::mem::take(ctx.storm(id))
+                            .into_blocks()
+                            .try_for_each(|buffer| ctx.rig.free(buffer))?;
                     }
                 }
             }
@@ -276,7 +415,10 @@ fn free_some(ctx: &mut RunContext, step: &Step, free: &Free) -> Result<StepResul
     let after = ctx.rig.stats();
     let freed_blocks = before.allocation.all.current - after.allocation.all.current;
     let freed_bytes = before.allocated_bytes.all.current - after.allocated_bytes.all.current;
-    result.reports = BTreeMap::from([(ReportKey::FreedBlocks, freed_blocks), (ReportKey::FreedBytes, freed_bytes)]);
+    result.reports = BTreeMap::from([
+        (ReportKey::FreedBlocks, freed_blocks),
+        (ReportKey::FreedBytes, freed_bytes),
+    ]);
     Ok(result)
 }
 
@@ -291,7 +433,11 @@ fn synchronize(ctx: &mut RunContext, target: &Synchronize) -> Result<(), Stop> {
     }
 }
 
-fn set_external_memory(ctx: &mut RunContext, step: &Step, held: &Amount) -> Result<StepResult, Stop> {
+fn set_external_memory(
+    ctx: &mut RunContext,
+    step: &Step,
+    held: &Amount,
+) -> Result<StepResult, Stop> {
     let wanted = match amount(ctx, held)? {
         Ok(wanted) => wanted,
         Err(why) => return Ok(refused(step, "a size", Some(why))),
@@ -300,7 +446,11 @@ fn set_external_memory(ctx: &mut RunContext, step: &Step, held: &Amount) -> Resu
     let unit = ctx.rig.info().granularity;
     let mut result = StepResult::default();
     if held < wanted && wanted.saturating_sub(held) >= unit {
-        result.unmet.push(Unmet::at(step, format!("others to hold {wanted}"), format!("only {held} could be allocated")));
+        result.unmet.push(Unmet::at(
+            step,
+            format!("others to hold {wanted}"),
+            format!("only {held} could be allocated"),
+        ));
     }
     Ok(result)
 }

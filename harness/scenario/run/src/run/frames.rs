@@ -6,12 +6,24 @@ use harness_scenario::steps::{Action, Step};
 use harness_trace::snapshot::{ExtraId, Frame};
 
 /// The frames of a step and of the blocks around it, the innermost first.
-pub(super) fn frames<'s>(path: &Path, step: &'s Step, around: impl Iterator<Item = &'s Step>) -> Vec<Frame> {
-    std::iter::once(step).chain(around).map(|step| frame(path, step)).collect()
+pub(super) fn frames<'s>(
+    path: &Path,
+    step: &'s Step,
+    around: impl Iterator<Item = &'s Step>,
+) -> Vec<Frame> {
+    std::iter::once(step)
+        .chain(around)
+        .map(|step| frame(path, step))
+        .collect()
 }
 
 fn frame(path: &Path, step: &Step) -> Frame {
-    Frame { name: name(step), file: path.to_string_lossy().into_owned(), line: step.position.line, extra: ExtraId::NONE }
+    Frame {
+        name: name(step),
+        file: path.to_string_lossy().into_owned(),
+        line: step.position.line,
+        extra: ExtraId::NONE,
+    }
 }
 
 fn name(step: &Step) -> String {

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// The record keeps this many of the first steps. It only counts the steps between these and the last ones.
+/// The record keeps this many of the first steps. It only counts the steps between these and the
+/// last ones.
 const FIRST_STEPS: usize = 5_000;
 /// The number of last steps in the record.
 const LAST_STEPS: usize = 5_000;
@@ -16,12 +17,20 @@ pub(super) struct Steps<T> {
 
 impl<T> Steps<T> {
     pub(super) const fn new() -> Self {
-        Self { keeps: true, first: Vec::new(), last: VecDeque::new(), unrecorded: 0 }
+        Self {
+            keeps: true,
+            first: Vec::new(),
+            last: VecDeque::new(),
+            unrecorded: 0,
+        }
     }
 
     /// Counts the steps without keeping any.
     pub(super) fn counted() -> Self {
-        Self { keeps: false, ..Self::new() }
+        Self {
+            keeps: false,
+            ..Self::new()
+        }
     }
 
     pub(super) const fn keeps(&self) -> bool {
@@ -49,6 +58,9 @@ impl<T> Steps<T> {
     }
 
     pub(super) fn into_parts(self) -> (Vec<T>, u64) {
-        (self.first.into_iter().chain(self.last).collect(), self.unrecorded)
+        (
+            self.first.into_iter().chain(self.last).collect(),
+            self.unrecorded,
+        )
     }
 }

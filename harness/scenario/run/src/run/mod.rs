@@ -1,7 +1,10 @@
-//! One run of a scenario with an allocator on a device. It returns a record and emits events. Failures of the run are data in the record.
+//! One run of a scenario with an allocator on a device. It returns a record and emits events.
+//! Failures of the run are data in the record.
 //!
-//! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
-//! * `judge`: periodic full checks, failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
+//! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one
+//!   step;
+//! * `judge`: periodic full checks, failures and the verdict; `claim`: the figures of a claim;
+//!   `kept`: limits the record of a long run;
 //! * `frames`: names steps in a recording.
 
 mod claim;
@@ -50,19 +53,23 @@ pub struct RunRequest<'a> {
 /// Receives the events of a run and controls it.
 pub struct Observer<'a> {
     pub control: Arc<Control>,
-    /// True if failed expectations become notes instead of failures. Invariants that always hold are still checked.
+    /// True if failed expectations become notes instead of failures. Invariants that always hold
+    /// are still checked.
     pub only_observed: bool,
     /// Receives [`Event::RunStarted`], and [`Event::StepEnded`] for the first recorded steps.
     pub emit: Option<&'a mut dyn FnMut(Event)>,
-    /// Receives a PyTorch memory snapshot after the last step, before the remaining blocks are freed.
+    /// Receives a PyTorch memory snapshot after the last step, before the remaining blocks are
+    /// freed.
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunResult {
-    /// The record of the main process. The record of a timed run lists no steps, and its verdict judges no expectation about the device's memory.
+    /// The record of the main process. The record of a timed run lists no steps, and its verdict
+    /// judges no expectation about the device's memory.
     pub record: RunRecord,
-    /// The duration of each step and the times it reports, by step number, in a timed run. As many steps as a record keeps.
+    /// The duration of each step and the times it reports, by step number, in a timed run. As many
+    /// steps as a record keeps.
     pub times: BTreeMap<u32, StepTimes>,
     /// OOMs of all processes.
     pub ooms: u64,
@@ -73,7 +80,8 @@ pub struct RunResult {
 
 /// A run to execute: [`Run::checked`], [`Run::timed`], [`Run::traced`] or [`Run::faulted`].
 ///
-/// These fail with a [`DeviceError`] only if the run cannot begin. Later failures are data in the result.
+/// These fail with a [`DeviceError`] only if the run cannot begin. Later failures are data in the
+/// result.
 pub struct Run<'a, 'o> {
     request: &'a RunRequest<'a>,
     device: Box<dyn TestDevice>,
@@ -86,13 +94,27 @@ impl<'a, 'o> Run<'a, 'o> {
     /// A run on a device with the memory that the scenario needs.
     pub fn new(request: &'a RunRequest<'a>, device: Box<dyn TestDevice>) -> Self {
         let control = Arc::new(Control::new(Arc::clone(&request.interrupt)));
-        let observer = Observer { control, only_observed: false, emit: None, record: None };
-        Self { request, device, allocator: None, observer, group: None }
+        let observer = Observer {
+            control,
+            only_observed: false,
+            emit: None,
+            record: None,
+        };
+        Self {
+            request,
+            device,
+            allocator: None,
+            observer,
+            group: None,
+        }
     }
 
     /// Replaces the allocator that the request names.
     pub fn with_allocator(self, allocator: Box<dyn Allocator>) -> Self {
-        Self { allocator: Some(allocator), ..self }
+        Self {
+            allocator: Some(allocator),
+            ..self
+        }
     }
 
     /// Timed and traced runs emit no events.
@@ -115,19 +137,34 @@ impl<'a, 'o> Run<'a, 'o> {
         self.execute(checks, Setup::default())
     }
 
-    /// Runs with these faults instead of the scenario's own, and with all checks from `checked_from` on. The run must release everything, however it
-    /// ends. The record counts its steps without keeping them.
-    pub fn faulted(self, faults: Faults, checked_from: CheckedFrom) -> Result<RunResult, DeviceError> {
+    /// Runs with these faults instead of the scenario's own, and with all checks from
+    /// `checked_from` on. The run must release everything, however it ends. The record counts its
+    /// steps without keeping them.
+    pub fn faulted(
+        self,
+        faults: Faults,
+        checked_from: CheckedFrom,
+    ) -> Result<RunResult, DeviceError> {
         let checks = self.request.checks();
-        self.execute(checks, Setup { faults: Some(faults), checked_from, tracer: None, counts_steps: true })
+        self.execute(
+            checks,
+            Setup {
+                faults: Some(faults),
+                checked_from,
+                tracer: None,
+                counts_steps: true,
+            },
+        )
     }
 
-    /// Measures times without any checks. From the first step to the last, the device receives only the scenario's own calls.
+    /// Measures times without any checks. From the first step to the last, the device receives only
+    /// the scenario's own calls.
     pub fn timed(self) -> Result<RunResult, DeviceError> {
         self.execute(Checks::Timing, Setup::default())
     }
 
-    /// Records a timeline, whatever the verdict. Recording takes time, so the times differ from [`Run::timed`].
+    /// Records a timeline, whatever the verdict. Recording takes time, so the times differ from
+    /// [`Run::timed`].
     pub fn traced(mut self) -> Result<Timeline, DeviceError> {
         let info = self.device.info();
         let tracer = Tracer::new(Timeline {
@@ -141,17 +178,38 @@ impl<'a, 'o> Run<'a, 'o> {
             left_out: 0,
         });
         self.device = Box::new(TracedDevice::new(self.device, tracer.clone())?);
-        self.execute(Checks::Timing, Setup { tracer: Some(tracer.clone()), ..Setup::default() })?;
+        self.execute(
+            Checks::Timing,
+            Setup {
+                tracer: Some(tracer.clone()),
+                ..Setup::default()
+            },
+        )?;
         Ok(tracer.timeline())
     }
 
     /// Runs all steps, releases everything, and judges the run.
     fn execute(self, checks: Checks, setup: Setup) -> Result<RunResult, DeviceError> {
-        let Self { request, device, allocator, mut observer, group } = self;
-        let Setup { faults, checked_from, tracer, counts_steps } = setup;
+        let Self {
+            request,
+            device,
+            allocator,
+            mut observer,
+            group,
+        } = self;
+        let Setup {
+            faults,
+            checked_from,
+            tracer,
+            counts_steps,
+        } = setup;
         let faults = faults.or_else(|| Faults::planned(request.scenario, request.seed));
         let allocator = allocator.unwrap_or_else(|| request.allocator.build());
-        let mut record = request.record(device.info().clone(), observer.only_observed, Verdict::Interrupted);
+        let mut record = request.record(
+            device.info().clone(),
+            observer.only_observed,
+            Verdict::Interrupted,
+        );
         (record.audited, record.cost_figures) = (Some(request.audit), device.cost_figures());
         if checks != Checks::Timing
             && let Some(emit) = &mut observer.emit
@@ -162,11 +220,16 @@ impl<'a, 'o> Run<'a, 'o> {
             None => device,
             Some(faults) => {
                 let control = Arc::clone(&observer.control);
-                faults.main().abandon_waits_when(move || control.should_stop() || control.overrun().is_some());
+                faults.main().abandon_waits_when(move || {
+                    control.should_stop() || control.overrun().is_some()
+                });
                 Box::new(Faulty::new(device, faults.main().clone()))
             }
         };
-        let recorder = observer.record.is_some().then(|| Recorder::new(request.allocator.effective().as_ref().map(Settings::of)));
+        let recorder = observer
+            .record
+            .is_some()
+            .then(|| Recorder::new(request.allocator.effective().as_ref().map(Settings::of)));
         let control = Arc::clone(&observer.control);
         let options = RigOptions {
             checks,
@@ -182,7 +245,11 @@ impl<'a, 'o> Run<'a, 'o> {
             request,
             checks,
             observer,
-            steps: if counts_steps { Steps::counted() } else { Steps::new() },
+            steps: if counts_steps {
+                Steps::counted()
+            } else {
+                Steps::new()
+            },
             times: Steps::new(),
             number: 0,
             operations: 0,
@@ -194,20 +261,31 @@ impl<'a, 'o> Run<'a, 'o> {
             faults: faults.clone(),
             ended_by: None,
         };
-        let mut ctx = RunContext::new(rig, request.scenario, request.allocator, request.seed).map_err(device_error)?;
+        let mut ctx = RunContext::new(rig, request.scenario, request.allocator, request.seed)
+            .map_err(device_error)?;
         ctx.processes = Processes::new(group, faults);
-        let completed = runner.run_all(&mut ctx, &request.scenario.steps).is_continue();
+        let completed = runner
+            .run_all(&mut ctx, &request.scenario.steps)
+            .is_continue();
         if completed {
             record.figures = claim::figures(&mut ctx, &request.scenario.figures);
         }
-        let (figures, unused_at_peak) = (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
+        let (figures, unused_at_peak) =
+            (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
         (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
         (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
         record.processes = ctx.figures_of_processes(request.scenario);
         let ooms = record.stats.num_ooms + ctx.processes.ooms;
-        runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
+        runner
+            .observer
+            .control
+            .enter(Phase::Closing, DEFAULT_TIME_LIMIT);
         if let Some(receive) = &mut runner.observer.record
-            && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
+            && let Some(snapshot) = ctx.rig.recorded(
+                &request.scenario.name,
+                &ctx.arm,
+                request.allocator.is_pytorch(),
+            )
         {
             receive(snapshot);
         }
@@ -215,12 +293,23 @@ impl<'a, 'o> Run<'a, 'o> {
         record.verdict = runner.verdict();
         let times = runner.times.into_parts().0.into_iter().collect();
         (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
-        Ok(RunResult { record, times, ooms, unused_at_peak, figures })
+        Ok(RunResult {
+            record,
+            times,
+            ooms,
+            unused_at_peak,
+            figures,
+        })
     }
 }
 
 impl RunRequest<'_> {
-    pub(crate) fn record(&self, device: DeviceInfo, only_observed: bool, verdict: Verdict) -> RunRecord {
+    pub(crate) fn record(
+        &self,
+        device: DeviceInfo,
+        only_observed: bool,
+        verdict: Verdict,
+    ) -> RunRecord {
         RunRecord {
             scenario: self.scenario.info(),
             device,
@@ -276,27 +365,43 @@ pub struct StepTimes {
 }
 
 impl RunResult {
-    /// Adds the times of a timed run to the record of a checked run. Failed expectations of the timed run fail the record.
+    /// Adds the times of a timed run to the record of a checked run. Failed expectations of the
+    /// timed run fail the record.
     pub fn add_times_to(self, record: &mut RunRecord) {
         record.timings = self.record.timings;
         record.timed = true;
         for step in &mut record.steps {
             if let Some(times) = self.times.get(&step.number) {
                 step.duration = Some(times.duration);
-                let is_time = |name: &str| ReportKey::from_name(name).is_some_and(ReportKey::is_timed);
-                step.reports.extend(times.reports.clone().into_iter().filter(|(name, _)| is_time(name)));
+                let is_time =
+                    |name: &str| ReportKey::from_name(name).is_some_and(ReportKey::is_timed);
+                step.reports.extend(
+                    times
+                        .reports
+                        .clone()
+                        .into_iter()
+                        .filter(|(name, _)| is_time(name)),
+                );
                 if let (Some(recovery), Some(timed)) = (&mut step.recovery, &times.recovery) {
                     recovery.add_times(timed);
                 }
             }
         }
-        let in_timed_run = |violation: Violation| Violation { seen: format!("{}, in the timed run", violation.seen), ..violation };
+        let in_timed_run = |violation: Violation| Violation {
+            seen: format!("{}, in the timed run", violation.seen),
+            ..violation
+        };
         match self.record.verdict {
             Verdict::Passed | Verdict::Skipped { .. } => {}
             Verdict::Failed { first, rest } => {
-                record.verdict = Verdict::Failed { first: in_timed_run(first), rest: rest.into_iter().map(in_timed_run).collect() };
+                record.verdict = Verdict::Failed {
+                    first: in_timed_run(first),
+                    rest: rest.into_iter().map(in_timed_run).collect(),
+                };
             }
-            verdict @ (Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted) => record.verdict = verdict,
+            verdict @ (Verdict::FailedAsExpected { .. }
+            | Verdict::Contended { .. }
+            | Verdict::Interrupted) => record.verdict = verdict,
         }
     }
 }
@@ -305,10 +410,23 @@ fn device_error(stop: Stop) -> DeviceError {
     match stop {
         Stop::Device(error) => error,
         Stop::Violated(findings) => {
-            let why = findings.into_iter().map(|finding| finding.seen).collect::<Vec<_>>().join("; ");
-            DeviceError::Unavailable { what: "the device".to_owned(), why }
+            let why = findings
+                .into_iter()
+                .map(|finding| finding.seen)
+                .collect::<Vec<_>>()
+                .join("; ");
+            DeviceError::Unavailable {
+                what: "the device".to_owned(),
+                why,
+            }
         }
-        Stop::Process { seen, .. } => DeviceError::Unavailable { what: "the device".to_owned(), why: seen },
-        Stop::Interrupted => DeviceError::Unavailable { what: "the device".to_owned(), why: "interrupted".to_owned() },
+        Stop::Process { seen, .. } => DeviceError::Unavailable {
+            what: "the device".to_owned(),
+            why: seen,
+        },
+        Stop::Interrupted => DeviceError::Unavailable {
+            what: "the device".to_owned(),
+            why: "interrupted".to_owned(),
+        },
     }
 }

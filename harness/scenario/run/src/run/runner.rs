@@ -1,4 +1,5 @@
-//! The runner: runs the steps of a scenario in order, interleaves `meanwhile` steps, and records the results.
+//! The runner: runs the steps of a scenario in order, interleaves `meanwhile` steps, and records
+//! the results.
 
 use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
@@ -45,11 +46,17 @@ struct Task<'s> {
 
 impl<'s> Task<'s> {
     fn new(steps: &'s [Step]) -> Self {
-        Self { cursor: Cursor::new(steps), meanwhile: Vec::new() }
+        Self {
+            cursor: Cursor::new(steps),
+            meanwhile: Vec::new(),
+        }
     }
 
     fn beside(&self, step: &'s Step) -> Self {
-        Self { cursor: self.cursor.meanwhile(step), meanwhile: Vec::new() }
+        Self {
+            cursor: self.cursor.meanwhile(step),
+            meanwhile: Vec::new(),
+        }
     }
 }
 
@@ -67,7 +74,10 @@ pub(super) type Flow = ControlFlow<()>;
 
 fn described(step: &Step, iteration: Option<&str>) -> String {
     let what = format!("{} {}", step.action.kind(), step.action);
-    iteration.map_or_else(|| what.trim_end().to_owned(), |iteration| format!("{} ({iteration})", what.trim_end()))
+    iteration.map_or_else(
+        || what.trim_end().to_owned(),
+        |iteration| format!("{} ({iteration})", what.trim_end()),
+    )
 }
 
 impl Runner<'_, '_> {
@@ -85,10 +95,15 @@ impl Runner<'_, '_> {
             }
         }
         self.judge_awaited(ctx);
-        if self.violations.is_empty() || self.only_expected_violations() { Flow::Continue(()) } else { Flow::Break(()) }
+        if self.violations.is_empty() || self.only_expected_violations() {
+            Flow::Continue(())
+        } else {
+            Flow::Break(())
+        }
     }
 
-    /// Runs the next step of a task, then one step of each of its `meanwhile` tasks. Returns whether a step was left.
+    /// Runs the next step of a task, then one step of each of its `meanwhile` tasks. Returns
+    /// whether a step was left.
     fn advance<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>) -> ControlFlow<(), bool> {
         // Only allocations check for an interrupt themselves.
         if self.observer.control.is_interrupted() {
@@ -99,15 +114,24 @@ impl Runner<'_, '_> {
             match next {
                 Next::Do(step) => {
                     self.do_step(ctx, task, step)?;
-                    task.meanwhile.iter_mut().try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))?;
+                    task.meanwhile
+                        .iter_mut()
+                        .try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))?;
                     return ControlFlow::Continue(true);
                 }
                 Next::Enter(step) => self.enter_block(ctx, task, step)?,
                 Next::Iterated(step) => {
-                    let watches = self.watches.iter_mut().filter(|(at, _)| *at == step.position);
+                    let watches = self
+                        .watches
+                        .iter_mut()
+                        .filter(|(at, _)| *at == step.position);
                     watches.for_each(|(_, watch)| watch.iteration_ended(ctx));
                 }
-                Next::Leave { step, iterations, ran_out } => self.leave_block(ctx, task, step, iterations, ran_out)?,
+                Next::Leave {
+                    step,
+                    iterations,
+                    ran_out,
+                } => self.leave_block(ctx, task, step, iterations, ran_out)?,
             }
         }
         ControlFlow::Continue(false)
@@ -119,17 +143,28 @@ impl Runner<'_, '_> {
         let number = |step: &Step| self.request.scenario.step_number(step);
         ctx.inside = task.cursor.process().map(|process| Inside {
             process: process.clone(),
-            loops: task.cursor.loops().filter_map(|(step, iterations)| Some((number(step)?, iterations))).collect(),
+            loops: task
+                .cursor
+                .loops()
+                .filter_map(|(step, iterations)| Some((number(step)?, iterations)))
+                .collect(),
         });
-        ctx.rig.set_place(|| frames(&self.request.scenario.path, step, task.cursor.around(step)));
+        ctx.rig
+            .set_place(|| frames(&self.request.scenario.path, step, task.cursor.around(step)));
     }
 
-    fn enter_block<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>, step: &'s Step) -> Flow {
+    fn enter_block<'s>(
+        &mut self,
+        ctx: &mut RunContext,
+        task: &mut Task<'s>,
+        step: &'s Step,
+    ) -> Flow {
         if !step.meanwhile.is_empty() {
             task.meanwhile.push((step, task.beside(step)));
         }
         let watch = Watch::begin(ctx, step.action.leak_check(), step.position);
-        self.watches.extend(watch.map(|watch| (step.position, watch)));
+        self.watches
+            .extend(watch.map(|watch| (step.position, watch)));
         if let Action::PrivatePool(_) = step.action {
             self.resume(ctx, task, step);
             self.run_step(ctx, step, task.cursor.iteration(), None)?;
@@ -137,8 +172,18 @@ impl Runner<'_, '_> {
         Flow::Continue(())
     }
 
-    fn leave_block<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>, step: &'s Step, iterations: u64, ran_out: bool) -> Flow {
-        if let Some((_, mut rest)) = task.meanwhile.pop_if(|(block, _)| std::ptr::eq(*block, step)) {
+    fn leave_block<'s>(
+        &mut self,
+        ctx: &mut RunContext,
+        task: &mut Task<'s>,
+        step: &'s Step,
+        iterations: u64,
+        ran_out: bool,
+    ) -> Flow {
+        if let Some((_, mut rest)) = task
+            .meanwhile
+            .pop_if(|(block, _)| std::ptr::eq(*block, step))
+        {
             while self.advance(ctx, &mut rest)? {}
         }
         self.resume(ctx, task, step);
@@ -151,19 +196,33 @@ impl Runner<'_, '_> {
                 }
                 Flow::Continue(())
             }
-            Action::For(steps) | Action::Repeat(steps) if steps.until_oom || step.id.is_some() || steps.leak_check.is_some() => {
-                let mut result = StepResult { reports: BTreeMap::from([(ReportKey::Iterations, iterations)]), ..StepResult::default() };
+            Action::For(steps) | Action::Repeat(steps)
+                if steps.until_oom || step.id.is_some() || steps.leak_check.is_some() =>
+            {
+                let mut result = StepResult {
+                    reports: BTreeMap::from([(ReportKey::Iterations, iterations)]),
+                    ..StepResult::default()
+                };
                 if steps.until_oom && !ran_out {
                     let seen = format!("{} ended without that", count(iterations, "iteration"));
-                    result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
+                    result.unmet.push(Unmet::at(
+                        step,
+                        "a request inside the loop to run out of memory",
+                        seen,
+                    ));
                 }
                 let ending = |runner: &mut Self, ctx: &mut RunContext| {
-                    if let Some(index) = runner.watches.iter().position(|(at, _)| *at == step.position) {
+                    if let Some(index) = runner
+                        .watches
+                        .iter()
+                        .position(|(at, _)| *at == step.position)
+                    {
                         result.append(runner.watches.remove(index).1.judge(ctx)?);
                     }
                     Ok(result)
                 };
-                self.run_as_step(ctx, step, task.cursor.iteration(), ending).map_continue(drop)
+                self.run_as_step(ctx, step, task.cursor.iteration(), ending)
+                    .map_continue(drop)
             }
             _ => Flow::Continue(()),
         }
@@ -191,7 +250,8 @@ impl Runner<'_, '_> {
         Flow::Continue(())
     }
 
-    /// Runs a step. Between its operations it checks the scenario's invariants and advances `meanwhile`.
+    /// Runs a step. Between its operations it checks the scenario's invariants and advances
+    /// `meanwhile`.
     fn run_step(
         &mut self,
         ctx: &mut RunContext,
@@ -203,15 +263,26 @@ impl Runner<'_, '_> {
             && let Some(step_number) = self.request.scenario.step_number(step)
         {
             return self.run_as_step(ctx, step, iteration, |runner, ctx| {
-                ctx.processes.run(&mut ctx.rig, &inside, step, (runner.number, step_number))
+                ctx.processes
+                    .run(&mut ctx.rig, &inside, step, (runner.number, step_number))
             });
         }
         let waits = step.action.on_oom().is_some_and(Chain::waits);
-        let is_workload =
-            waits || matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Infer(_) | Action::Replay(_) | Action::Exec(_));
-        let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
+        let is_workload = waits
+            || matches!(
+                step.action,
+                Action::Storm(_)
+                    | Action::Train(_)
+                    | Action::Infer(_)
+                    | Action::Replay(_)
+                    | Action::Exec(_)
+            );
+        let has_invariants =
+            self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
         if !is_workload || (meanwhile.is_none() && !has_invariants && !self.has_health_checks()) {
-            return self.run_as_step(ctx, step, iteration, |_, ctx| execute::execute(ctx, step, None));
+            return self.run_as_step(ctx, step, iteration, |_, ctx| {
+                execute::execute(ctx, step, None)
+            });
         }
         let mut meanwhile = meanwhile;
         self.run_as_step(ctx, step, iteration, |runner, ctx| {
@@ -221,9 +292,12 @@ impl Runner<'_, '_> {
                 runner.check_invariants(ctx, step, &mut Vec::new());
                 if let Some(task) = meanwhile.as_deref_mut() {
                     let paused = ctx.rig.pause_step();
-                    // External programs run by themselves, so all `meanwhile` programs start at the first pause.
-                    let goes_on =
-                        |flow: &ControlFlow<(), bool>| matches!(step.action, Action::Exec(_)) && *flow == ControlFlow::Continue(true);
+                    // External programs run by themselves, so all `meanwhile` programs start at the
+                    // first pause.
+                    let goes_on = |flow: &ControlFlow<(), bool>| {
+                        matches!(step.action, Action::Exec(_))
+                            && *flow == ControlFlow::Continue(true)
+                    };
                     let mut flow = runner.advance(ctx, task);
                     while goes_on(&flow) {
                         flow = runner.advance(ctx, task);
@@ -233,9 +307,14 @@ impl Runner<'_, '_> {
                         return Err(Stop::Violated(Vec::new()));
                     }
                 }
-                let has_failed = runner.violations.len() > seen && !runner.only_expected_violations();
+                let has_failed =
+                    runner.violations.len() > seen && !runner.only_expected_violations();
                 // The violations are already recorded.
-                if has_failed { Err(Stop::Violated(Vec::new())) } else { Ok(()) }
+                if has_failed {
+                    Err(Stop::Violated(Vec::new()))
+                } else {
+                    Ok(())
+                }
             };
             execute::execute(ctx, step, Some(&mut between))
         })
@@ -251,10 +330,20 @@ impl Runner<'_, '_> {
     ) -> ControlFlow<(), Outcome> {
         self.number += 1;
         let number = self.number;
-        let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-        self.observer.control.enter(Phase::Step { number, line: step.position.line, text: described(step, None) }, limit);
+        let limit = step
+            .time_limit
+            .map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+        self.observer.control.enter(
+            Phase::Step {
+                number,
+                line: step.position.line,
+                text: described(step, None),
+            },
+            limit,
+        );
         ctx.rig.begin_step(number);
-        ctx.rig.describe_step(|| described(step, iteration.as_deref()));
+        ctx.rig
+            .describe_step(|| described(step, iteration.as_deref()));
         let seen = self.violations.len();
         let done = act(self, ctx).and_then(|result| self.check_health(ctx).map(|()| result));
         let mut result = match done {
@@ -282,10 +371,14 @@ impl Runner<'_, '_> {
             self.find(finding, Some(step));
         }
         if let Some(figures) = result.as_ref().and_then(|result| result.program) {
-            let name = step.id.as_ref().map_or_else(|| step.action.to_string(), ToString::to_string);
+            let name = step
+                .id
+                .as_ref()
+                .map_or_else(|| step.action.to_string(), ToString::to_string);
             // Other steps ran at the same time.
             let is_alone = self.number == number && ctx.rig.running_programs == 0;
-            ctx.processes.note_exec(&mut ctx.rig, &name, figures, is_alone);
+            ctx.processes
+                .note_exec(&mut ctx.rig, &name, figures, is_alone);
         }
         // A step that was cut short leaves partial state, so later checks would be meaningless.
         let cut_short = result.is_none() || ended.is_none();
@@ -295,40 +388,90 @@ impl Runner<'_, '_> {
         }
         self.check_time(Some(step));
         let failed = self.violations.len() > seen;
-        let outcome = result.as_ref().map_or(Outcome::Failed, |result| result.outcome.clone());
+        let outcome = result
+            .as_ref()
+            .map_or(Outcome::Failed, |result| result.outcome.clone());
         // An interrupted step has neither succeeded nor failed.
         if !self.interrupted {
-            let mut result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
+            let mut result = result.unwrap_or_else(|| StepResult {
+                outcome: Outcome::Failed,
+                ..StepResult::default()
+            });
             result.notes.extend(self.injected_calls());
-            self.record(ctx, StepOver { step, number, iteration, result, failed }, ended);
+            self.record(
+                ctx,
+                StepOver {
+                    step,
+                    number,
+                    iteration,
+                    result,
+                    failed,
+                },
+                ended,
+            );
         }
         let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
-        if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
+        if stops {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(outcome)
+        }
     }
 
     fn record(&mut self, ctx: &mut RunContext, over: StepOver<'_>, ended: Option<StepEnd>) {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
         let reports = over.result.reports_with(duration);
         // Only named steps report figures.
-        let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
+        let named = over
+            .step
+            .id
+            .iter()
+            .flat_map(|_| &reports)
+            .map(|(key, value)| (key.name().to_owned(), *value))
+            .collect();
         if let Some(id) = &over.step.id {
             ctx.reports.insert(id.clone(), reports);
         }
         if let Some(duration) = duration {
-            self.times.push((over.number, StepTimes { duration, reports: named, recovery: over.result.recovery }));
+            self.times.push((
+                over.number,
+                StepTimes {
+                    duration,
+                    reports: named,
+                    recovery: over.result.recovery,
+                },
+            ));
             return;
         }
-        let accounts = if self.checks == Checks::Timing { None } else { accounts.or_else(|| ctx.rig.accounts().ok()) };
+        let accounts = if self.checks == Checks::Timing {
+            None
+        } else {
+            accounts.or_else(|| ctx.rig.accounts().ok())
+        };
         let Some(accounts) = accounts else { return };
         let inside = ctx.inside.as_ref().map(|inside| &inside.process);
-        let accounts = inside.and_then(|process| ctx.processes.accounts(process)).unwrap_or(accounts);
-        let process = inside.map(ToString::to_string).or_else(|| ctx.name_of_program(self.request.scenario));
+        let accounts = inside
+            .and_then(|process| ctx.processes.accounts(process))
+            .unwrap_or(accounts);
+        let process = inside
+            .map(ToString::to_string)
+            .or_else(|| ctx.name_of_program(self.request.scenario));
         if !self.steps.keeps() {
             self.steps.count();
             return;
         }
-        let StepOver { step, number, iteration, result, failed } = over;
-        let outcome = if failed && result.outcome == Outcome::Done { Outcome::Failed } else { result.outcome };
+        let StepOver {
+            step,
+            number,
+            iteration,
+            result,
+            failed,
+        } = over;
+        let outcome = if failed && result.outcome == Outcome::Done {
+            Outcome::Failed
+        } else {
+            result.outcome
+        };
         let step = StepRecord {
             number,
             line: step.position.line,
@@ -361,16 +504,22 @@ impl Runner<'_, '_> {
         if completed {
             ctx.rig.begin_step(self.number + 1);
             let finished = ctx.processes.finish(&mut ctx.rig, self.number + 1);
-            let ended = finished.and_then(|()| ctx.free_everything()).and_then(|()| ctx.rig.finish());
+            let ended = finished
+                .and_then(|()| ctx.free_everything())
+                .and_then(|()| ctx.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);
             }
         }
         self.contention = ctx.rig.contention().map(str::to_owned);
-        ctx.processes.close(&mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
+        ctx.processes
+            .close(&mut ctx.rig)
+            .into_iter()
+            .for_each(|stop| self.stop(stop, None));
         if let Err(stop) = ctx.close()
-            // After an injected failure, the main process must release everything if the device still works.
+            // After an injected failure, the main process must release everything if the device
+            // still works.
             && (clean || self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken()))
         {
             self.stop(stop, None);

@@ -1,5 +1,6 @@
-//! A session: scenarios × allocators × repetitions. Arms are interleaved, and each gets a fresh device. The session
-//! reports [events](Event). [`supervise`] runs a session in a separate thread and enforces its time limits.
+//! A session: scenarios × allocators × repetitions. Arms are interleaved, and each gets a fresh
+//! device. The session reports [events](Event). [`supervise`] runs a session in a separate thread
+//! and enforces its time limits.
 
 mod comparisons;
 pub mod every_fault;
@@ -25,7 +26,8 @@ use crate::workload::exec;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::{
-    Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict, Violation, timeline::Timeline,
+    Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict,
+    Violation, timeline::Timeline,
 };
 use harness_scenario::{Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
@@ -43,7 +45,8 @@ pub struct Plan {
     pub memory: Option<Bytes>,
     /// The number of runs of each arm.
     pub repetitions: u32,
-    /// True if every operation is audited. Only measurements of the allocators' speed turn this off.
+    /// True if every operation is audited. Only measurements of the allocators' speed turn this
+    /// off.
     pub audit: bool,
     /// Stops after the first failed run.
     pub fail_fast: bool,
@@ -64,23 +67,36 @@ pub struct Sinks {
 pub struct Selection {
     /// The names of the scenarios' allocators to run; `None`: all.
     pub only: Option<Vec<String>>,
-    /// Additional allocators: PyTorch's for every scenario that lists it with any settings, libraries for every scenario.
+    /// Additional allocators: PyTorch's for every scenario that lists it with any settings,
+    /// libraries for every scenario.
     pub added: Vec<AllocatorSpec>,
-    /// Restricts everything to these pairs of a scenario's [id](Scenario::id) and an allocator's name; `None`: no restriction.
+    /// Restricts everything to these pairs of a scenario's [id](Scenario::id) and an allocator's
+    /// name; `None`: no restriction.
     pub pairs: Option<BTreeSet<(String, String)>>,
 }
 
 impl Selection {
     /// Selects allocators by name.
     pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
-        Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), ..Self::default() }
+        Self {
+            only: Some(names.into_iter().map(|name| name.to_string()).collect()),
+            ..Self::default()
+        }
     }
 
     /// The allocators of a scenario in its order, then the added ones.
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
-        let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
+        let wanted = |arm: &&AllocatorSpec| {
+            self.only
+                .as_ref()
+                .is_none_or(|only| only.contains(&arm.to_string()))
+        };
         let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
-        for added in self.added.iter().filter(|added| !added.is_pytorch() || has_pytorchs(scenario)) {
+        for added in self
+            .added
+            .iter()
+            .filter(|added| !added.is_pytorch() || has_pytorchs(scenario))
+        {
             let arm = listed_as(scenario, added).unwrap_or(added);
             if !arms.iter().any(|there| there.is_equivalent_to(arm)) {
                 arms.push(arm);
@@ -95,7 +111,10 @@ impl Selection {
 
 /// The allocator of the scenario that is equivalent to this one.
 pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
-    scenario.allocators.iter().find(|listed| listed.is_equivalent_to(added))
+    scenario
+        .allocators
+        .iter()
+        .find(|listed| listed.is_equivalent_to(added))
 }
 
 /// Returns whether the scenario lists PyTorch's allocator.
@@ -112,7 +131,8 @@ pub struct ArmRun<'a> {
 }
 
 impl ArmRun<'_> {
-    /// Returns whether the user added this allocator. The scenario's expectations are then noted, not judged.
+    /// Returns whether the user added this allocator. The scenario's expectations are then noted,
+    /// not judged.
     pub fn only_observed(&self) -> bool {
         !self.scenario.allocators.contains(self.allocator)
     }
@@ -123,16 +143,29 @@ impl ArmRun<'_> {
         emit: Option<&'o mut dyn FnMut(Event)>,
         record: Option<&'o mut dyn FnMut(Snapshot)>,
     ) -> Observer<'o> {
-        Observer { control: Arc::clone(control), only_observed: self.only_observed(), emit, record }
+        Observer {
+            control: Arc::clone(control),
+            only_observed: self.only_observed(),
+            emit,
+            record,
+        }
     }
 }
 
 impl Plan {
-    /// All runs in order. Repetitions form the outer loop, so drift of the machine affects all arms alike.
+    /// All runs in order. Repetitions form the outer loop, so drift of the machine affects all arms
+    /// alike.
     pub fn arms(&self) -> impl Iterator<Item = ArmRun<'_>> {
         let arms = move |repetition| {
             self.scenarios.iter().flat_map(move |scenario| {
-                self.selection.of(scenario).into_iter().map(move |allocator| ArmRun { scenario, allocator, repetition })
+                self.selection
+                    .of(scenario)
+                    .into_iter()
+                    .map(move |allocator| ArmRun {
+                        scenario,
+                        allocator,
+                        repetition,
+                    })
             })
         };
         (0..self.repetitions).flat_map(arms)
@@ -148,10 +181,16 @@ impl Plan {
     }
 
     /// Runs everything in this thread and collects the records.
-    pub fn run(&self, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<Records, DeviceError> {
+    pub fn run(
+        &self,
+        source: &DeviceSource,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<Records, DeviceError> {
         let mut collector = Collector::default();
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
-        self.observe(source, &control, &Sinks::default(), &mut |event| collector.add(event))?;
+        self.observe(source, &control, &Sinks::default(), &mut |event| {
+            collector.add(event)
+        })?;
         Ok(collector.into_records())
     }
 
@@ -164,7 +203,11 @@ impl Plan {
         emit: &mut dyn FnMut(Event),
     ) -> Result<(), DeviceError> {
         let harness = env!("CARGO_PKG_VERSION").to_owned();
-        emit(Event::Started { version: RECORD_VERSION, harness, planned: self.planned() });
+        emit(Event::Started {
+            version: RECORD_VERSION,
+            harness,
+            planned: self.planned(),
+        });
         let mut device: Option<DeviceInfo> = None;
         let mut is_lost = false;
         let mut comparisons = Comparisons::default();
@@ -175,9 +218,20 @@ impl Plan {
             let record = match &device {
                 Some(device) if is_lost => {
                     let reason = "the device could not be opened for an earlier run".to_owned();
-                    self.not_run(&arm, source, device.clone(), Verdict::Skipped { reason, kind: SkipKind::Insufficient })
+                    self.not_run(
+                        &arm,
+                        source,
+                        device.clone(),
+                        Verdict::Skipped {
+                            reason,
+                            kind: SkipKind::Insufficient,
+                        },
+                    )
                 }
-                _ => match (self.observe_arm(&arm, source, control, sinks, emit), &device) {
+                _ => match (
+                    self.observe_arm(&arm, source, control, sinks, emit),
+                    &device,
+                ) {
                     (Ok((mut record, figures)), _) => {
                         comparisons.add(arm.scenario, &mut record, figures);
                         judge_expected_failure(&arm, &mut record);
@@ -186,7 +240,15 @@ impl Plan {
                     (Err(error), None) => return Err(error),
                     (Err(error), Some(device)) => {
                         is_lost = true;
-                        self.not_run(&arm, source, device.clone(), device_failed("the device to open again, as for the run before", &error))
+                        self.not_run(
+                            &arm,
+                            source,
+                            device.clone(),
+                            device_failed(
+                                "the device to open again, as for the run before",
+                                &error,
+                            ),
+                        )
                     }
                 },
             };
@@ -202,16 +264,27 @@ impl Plan {
     }
 
     /// Runs one arm in this thread.
-    pub fn run_arm(&self, arm: &ArmRun<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
+    pub fn run_arm(
+        &self,
+        arm: &ArmRun<'_>,
+        source: &DeviceSource,
+        interrupt: &Arc<AtomicBool>,
+    ) -> Result<RunRecord, DeviceError> {
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
         let mut comparisons = Comparisons::default();
         let mut run = |arm: &ArmRun<'_>| -> Result<RunRecord, DeviceError> {
-            let (mut record, figures) = self.observe_arm(arm, source, &control, &Sinks::default(), &mut |_| {})?;
+            let (mut record, figures) =
+                self.observe_arm(arm, source, &control, &Sinks::default(), &mut |_| {})?;
             comparisons.add(arm.scenario, &mut record, figures);
             Ok(record)
         };
         let needed = comparisons::needed_for(arm.scenario, &arm.allocator.to_string());
-        for allocator in arm.scenario.allocators.iter().filter(|allocator| needed.contains(&allocator.to_string())) {
+        for allocator in arm
+            .scenario
+            .allocators
+            .iter()
+            .filter(|allocator| needed.contains(&allocator.to_string()))
+        {
             run(&ArmRun { allocator, ..*arm })?;
         }
         let mut record = run(arm)?;
@@ -231,34 +304,59 @@ impl Plan {
         control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
         let scenario = &*self.sized(arm.scenario);
         let request = self.request(arm, scenario, source);
-        let recordings = sinks.snapshots.as_ref().filter(|_| arm.allocator.not_recorded().is_none());
+        let recordings = sinks
+            .snapshots
+            .as_ref()
+            .filter(|_| arm.allocator.not_recorded().is_none());
         // The receiver is gone if the session was aborted.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let group = ProcessGroup::of(scenario, arm.allocator, (request.seed, self.audit), source, StartedBy::Exec)?;
-        let RunResult { mut record, mut figures, .. } = match open(source, scenario, arm.allocator, group.as_ref())? {
+        let group = ProcessGroup::of(
+            scenario,
+            arm.allocator,
+            (request.seed, self.audit),
+            source,
+            StartedBy::Exec,
+        )?;
+        let RunResult {
+            mut record,
+            mut figures,
+            ..
+        } = match open(source, scenario, arm.allocator, group.as_ref())? {
             Ok(device) => {
                 match Run::new(&request, device)
                     .observed(arm.observer(control, Some(emit), record))
                     .with_processes(group)
                     .checked_with_figures()
                 {
-                    // If an injected fault prevents the start, the run has failed; the device is not lost.
+                    // If an injected fault prevents the start, the run has failed; the device is
+                    // not lost.
                     Err(error) if !scenario.faults.is_empty() => {
                         let info = source.open()?.info().clone();
-                        let expected = "the device to create streams and report its memory before the first step";
-                        return Ok((self.not_run(arm, source, info, device_failed(expected, &error)), Figures::new()));
+                        let expected = "the device to create streams and report its memory before \
+                             the first step";
+                        return Ok((
+                            self.not_run(arm, source, info, device_failed(expected, &error)),
+                            Figures::new(),
+                        ));
                     }
                     observed => observed?,
                 }
             }
-            Err((info, kind, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason, kind }), Figures::new())),
+            Err((info, kind, reason)) => {
+                return Ok((
+                    self.not_run(arm, source, info, Verdict::Skipped { reason, kind }),
+                    Figures::new(),
+                ));
+            }
         };
         // Another run on a fresh device, if one can still be opened.
         let again = || -> Result<Option<Run<'_, '_>>, DeviceError> {
             control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             let device = open(source, scenario, arm.allocator, None)?.ok();
-            Ok(device.map(|device| Run::new(&request, device).observed(arm.observer(control, None, None))))
+            Ok(device.map(|device| {
+                Run::new(&request, device).observed(arm.observer(control, None, None))
+            }))
         };
         // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
@@ -272,8 +370,9 @@ impl Plan {
             repeated::judge(&mut record, &run.checked()?);
         }
         // Thread interleaving differs from run to run, so times would too.
-        let has_times =
-            is_alone && !scenario.has_threads() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
+        let has_times = is_alone
+            && !scenario.has_threads()
+            && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
         if record.verdict == Verdict::Passed
             && has_times
             && let Some(run) = again()?
@@ -294,7 +393,13 @@ impl Plan {
     /// The scenario with the memory of the plan.
     fn sized<'s>(&self, scenario: &'s Scenario) -> Cow<'s, Scenario> {
         match self.memory {
-            Some(memory) => Cow::Owned(Scenario { needs: Needs { memory, ..scenario.needs.clone() }, ..scenario.clone() }),
+            Some(memory) => Cow::Owned(Scenario {
+                needs: Needs {
+                    memory,
+                    ..scenario.needs.clone()
+                },
+                ..scenario.clone()
+            }),
             None => Cow::Borrowed(scenario),
         }
     }
@@ -303,32 +408,70 @@ impl Plan {
         self.seed.unwrap_or(arm.scenario.seed)
     }
 
-    fn request<'a>(&self, arm: &ArmRun<'a>, scenario: &'a Scenario, source: &DeviceSource) -> RunRequest<'a> {
+    fn request<'a>(
+        &self,
+        arm: &ArmRun<'a>,
+        scenario: &'a Scenario,
+        source: &DeviceSource,
+    ) -> RunRequest<'a> {
         let seed = self.seed_of(arm);
         let reproduce = self.reproduce(arm, source, seed);
-        let ArmRun { allocator, repetition, .. } = *arm;
-        RunRequest { scenario, allocator, seed, repetition, reproduce, audit: self.audit, interrupt: Arc::default() }
+        let ArmRun {
+            allocator,
+            repetition,
+            ..
+        } = *arm;
+        RunRequest {
+            scenario,
+            allocator,
+            seed,
+            repetition,
+            reproduce,
+            audit: self.audit,
+            interrupt: Arc::default(),
+        }
     }
 
-    fn not_run(&self, arm: &ArmRun<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
-        self.request(arm, &self.sized(arm.scenario), source).record(device, arm.only_observed(), verdict)
+    fn not_run(
+        &self,
+        arm: &ArmRun<'_>,
+        source: &DeviceSource,
+        device: DeviceInfo,
+        verdict: Verdict,
+    ) -> RunRecord {
+        self.request(arm, &self.sized(arm.scenario), source).record(
+            device,
+            arm.only_observed(),
+            verdict,
+        )
     }
 
     fn reproduce(&self, arm: &ArmRun<'_>, source: &DeviceSource, seed: u64) -> String {
-        let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
+        let memory = self
+            .memory
+            .map(|memory| format!(" --memory {}B", memory.0))
+            .unwrap_or_default();
         let (program, path) = (&self.program, quoted(&arm.scenario.path.to_string_lossy()));
         let allocator = quoted(&arm.allocator.to_string());
         let audit = if self.audit { "" } else { " --skip-checks" };
-        let set = |(name, value): &(String, String)| format!(" --set {}", quoted(&format!("{name}={value}")));
+        let set = |(name, value): &(String, String)| {
+            format!(" --set {}", quoted(&format!("{name}={value}")))
+        };
         let parameters: String = arm.scenario.parameters.iter().map(set).collect();
         let others = comparisons::needed_for(arm.scenario, &arm.allocator.to_string());
-        let others: String = others.iter().map(|other| format!("--allocator {} ", quoted(other))).collect();
+        let others: String = others
+            .iter()
+            .map(|other| format!("--allocator {} ", quoted(other)))
+            .collect();
         let fail = |planned: &PlannedFault| match &planned.origin {
             Origin::File(_) => None,
             Origin::Option(text) => Some(format!(" --fail {text}")),
         };
         let faults: String = arm.scenario.faults.iter().filter_map(fail).collect();
-        format!("{program} run {path} --device {source} {others}--allocator {allocator} --seed {seed}{parameters}{memory}{audit}{faults}")
+        format!(
+            "{program} run {path} --device {source} {others}--allocator {allocator} --seed \
+             {seed}{parameters}{memory}{audit}{faults}"
+        )
     }
 }
 
@@ -346,47 +489,87 @@ fn open(
     let reason = scenario.skip.of(&allocator.to_string(), kind_of(&info));
     let skip = reason
         .map(|reason| (SkipKind::OnPurpose, reason.to_owned()))
-        .or_else(|| not_applicable(&info, scenario, allocator).map(|reason| (SkipKind::NotApplicable, reason)))
+        .or_else(|| {
+            not_applicable(&info, scenario, allocator)
+                .map(|reason| (SkipKind::NotApplicable, reason))
+        })
         // A library fails here only if it is optional and was not built.
         .or_else(|| {
-            let kind = if allocator.as_library().is_some() { SkipKind::OnPurpose } else { SkipKind::Insufficient };
-            allocator.build().check_device(&mut *device).err().map(|error| (kind, error.to_string()))
+            let kind = if allocator.as_library().is_some() {
+                SkipKind::OnPurpose
+            } else {
+                SkipKind::Insufficient
+            };
+            allocator
+                .build()
+                .check_device(&mut *device)
+                .err()
+                .map(|error| (kind, error.to_string()))
         })
-        .or_else(|| insufficient(&mut *device, source, scenario).map(|reason| (SkipKind::Insufficient, reason)));
+        .or_else(|| {
+            insufficient(&mut *device, source, scenario)
+                .map(|reason| (SkipKind::Insufficient, reason))
+        });
     if let Some((kind, reason)) = skip {
         return Ok(Err((info, kind, reason)));
     }
     let memory = scenario.needs.memory;
     let limited = match group {
         None => source.limit(device, memory),
-        Some(group) => source.admit(&mut *device, memory).and_then(|()| group.share(device, memory)),
+        Some(group) => source
+            .admit(&mut *device, memory)
+            .and_then(|()| group.share(device, memory)),
     };
     match limited {
         Ok(device) => Ok(Ok(device)),
-        Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, SkipKind::Insufficient, error.to_string()))),
+        Err(error @ DeviceError::Unavailable { .. }) => {
+            Ok(Err((info, SkipKind::Insufficient, error.to_string())))
+        }
         Err(error) => Err(error),
     }
 }
 
 /// Why the scenario is for another kind of device or for other allocators.
-fn not_applicable(device: &DeviceInfo, scenario: &Scenario, allocator: &AllocatorSpec) -> Option<String> {
-    if let Some(wanted) = scenario.needs.device.filter(|wanted| *wanted != kind_of(device)) {
-        return Some(format!("the scenario needs the device `{}`, and this is `{}`", wanted.name(), kind_of(device).name()));
+fn not_applicable(
+    device: &DeviceInfo,
+    scenario: &Scenario,
+    allocator: &AllocatorSpec,
+) -> Option<String> {
+    if let Some(wanted) = scenario
+        .needs
+        .device
+        .filter(|wanted| *wanted != kind_of(device))
+    {
+        return Some(format!(
+            "the scenario needs the device `{}`, and this is `{}`",
+            wanted.name(),
+            kind_of(device).name()
+        ));
     }
     let mut execs = scenario.execs().into_iter().filter(|exec| !exec.optional);
-    if let Some(reason) = execs.find_map(|exec| exec::not_applicable(exec, device, allocator.effective().is_some())) {
+    if let Some(reason) =
+        execs.find_map(|exec| exec::not_applicable(exec, device, allocator.effective().is_some()))
+    {
         return Some(reason);
     }
     if scenario.has_threads() && allocator.effective().is_none() {
-        return Some(format!("a storm of the scenario needs threads, which `{allocator}` does not support"));
+        return Some(format!(
+            "a storm of the scenario needs threads, which `{allocator}` does not support"
+        ));
     }
     (scenario.uses_private_pools() && allocator.build().private_pools().is_none())
         .then(|| format!("the scenario uses private pools, which `{allocator}` does not support"))
 }
 
 /// The first requirement of the scenario that the device or the machine does not meet.
-fn insufficient(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Scenario) -> Option<String> {
-    let Needs { devices, features, .. } = &scenario.needs;
+fn insufficient(
+    device: &mut dyn TestDevice,
+    source: &DeviceSource,
+    scenario: &Scenario,
+) -> Option<String> {
+    let Needs {
+        devices, features, ..
+    } = &scenario.needs;
     let there = source.devices();
     if *devices > there {
         return Some(format!(
@@ -402,22 +585,45 @@ fn insufficient(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &S
             Feature::ProcessMemory => device.memory().is_ok_and(|memory| memory.process.is_some()),
         };
         if !is_there {
-            return Some(format!("the scenario needs `{}`, which this device does not have", feature.name()));
+            return Some(format!(
+                "the scenario needs `{}`, which this device does not have",
+                feature.name()
+            ));
         }
     }
-    scenario.execs().into_iter().filter(|exec| !exec.optional).find_map(|exec| exec::cannot_start(exec, device.info()))
+    scenario
+        .execs()
+        .into_iter()
+        .filter(|exec| !exec.optional)
+        .find_map(|exec| exec::cannot_start(exec, device.info()))
 }
 
 /// Applies `expected_to_fail`. Comparisons between allocators have been judged before.
 fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
     let kind = kind_of(&record.device);
-    let Some(reason) = arm.scenario.expected_to_fail.of(&record.allocator, kind).filter(|_| !arm.only_observed()) else { return };
+    let Some(reason) = arm
+        .scenario
+        .expected_to_fail
+        .of(&record.allocator, kind)
+        .filter(|_| !arm.only_observed())
+    else {
+        return;
+    };
     let reason = reason.to_owned();
     record.verdict = match std::mem::replace(&mut record.verdict, Verdict::Passed) {
-        Verdict::Failed { first, rest } => Verdict::FailedAsExpected { reason, first, rest },
+        Verdict::Failed { first, rest } => Verdict::FailedAsExpected {
+            reason,
+            first,
+            rest,
+        },
         Verdict::Passed => {
             let expected = format!("the run to fail: {reason}");
-            Violation::before_steps(Rule::ExpectedFailure, expected, "it passed; remove `expected_to_fail`").into()
+            Violation::before_steps(
+                Rule::ExpectedFailure,
+                expected,
+                "it passed; remove `expected_to_fail`",
+            )
+            .into()
         }
         other => other,
     };

@@ -34,7 +34,9 @@ pub fn serve_process() -> ExitCode {
 
 pub(super) fn serve_in_copy(socket: UnixStream, inherited: &Inherited) -> ! {
     let orders = File::from(OwnedFd::from(socket));
-    let served = catch_unwind(AssertUnwindSafe(|| exit_code(|| converse(orders, |_| Ok(inherited.clone())))));
+    let served = catch_unwind(AssertUnwindSafe(|| {
+        exit_code(|| converse(orders, |_| Ok(inherited.clone())))
+    }));
     // A panic must not unwind into the main process's code.
     leave(served.unwrap_or(PANICKED))
 }
@@ -44,17 +46,33 @@ fn exit_code(converse: impl FnOnce() -> io::Result<()>) -> u8 {
     match converse() {
         Ok(()) => 0,
         Err(error) => {
-            let _ = io::Write::write_all(&mut io::stderr(), format!("a process of a scenario: {error}\n").as_bytes());
+            let _ = io::Write::write_all(
+                &mut io::stderr(),
+                format!("a process of a scenario: {error}\n").as_bytes(),
+            );
             1
         }
     }
 }
 
-fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Inherited, String>) -> io::Result<()> {
+fn converse(
+    mut to: File,
+    read: impl FnOnce(&Start) -> Result<Inherited, String>,
+) -> io::Result<()> {
     let mut from = BufReader::new(to.try_clone()?);
-    let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("only `harness run` starts this process")) };
+    let Some(Order::Start(start)) = next(&mut from)? else {
+        return Err(io::Error::other("only `harness run` starts this process"));
+    };
     let faults = start.faults.clone().map(Injector::from_state);
-    let mut answer = |reply| wire::send(&mut to, &Answer { reply, faults: faults.as_ref().map(Injector::take_state) });
+    let mut answer = |reply| {
+        wire::send(
+            &mut to,
+            &Answer {
+                reply,
+                faults: faults.as_ref().map(Injector::take_state),
+            },
+        )
+    };
     let mut process = match Process::start(&start, read, faults.as_ref()) {
         Ok(process) => process,
         Err(why) => return answer(why),
@@ -74,7 +92,11 @@ fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Inherited, String>
 fn next(from: &mut BufReader<File>) -> io::Result<Option<Order>> {
     let mut line = Vec::new();
     from.read_until(b'\n', &mut line)?;
-    if line.is_empty() { Ok(None) } else { wire::read(&line).map(Some) }
+    if line.is_empty() {
+        Ok(None)
+    } else {
+        wire::read(&line).map(Some)
+    }
 }
 
 struct Process {
@@ -85,16 +107,36 @@ struct Process {
 
 impl Process {
     /// Reads the scenario and opens the device. An error is the reply to send.
-    fn start(start: &Start, read: impl FnOnce(&Start) -> Result<Inherited, String>, faults: Option<&Injector>) -> Result<Self, Reply> {
+    fn start(
+        start: &Start,
+        read: impl FnOnce(&Start) -> Result<Inherited, String>,
+        faults: Option<&Injector>,
+    ) -> Result<Self, Reply> {
         let Inherited { mut scenario, arm } = read(start).map_err(Reply::Refused)?;
         // Only the main process runs external programs.
         scenario.programs.clear();
-        let device = open(start, &scenario, faults).map_err(|error| Reply::Refused(error.to_string()))?;
-        let checks = if start.audit { Checks::Audit } else { Checks::Accounts };
-        let options = RigOptions { checks, seed: start.seed, faults: faults.cloned(), ..RigOptions::default() };
-        let rig = Rig::new(device, arm.build(), &options).map_err(|error| Reply::Refused(error.to_string()))?;
-        let ctx = RunContext::new(rig, &scenario, &arm, start.seed).map_err(|stop| stopped(stop, faults))?;
-        Ok(Self { scenario, ctx, faults: faults.cloned() })
+        let device =
+            open(start, &scenario, faults).map_err(|error| Reply::Refused(error.to_string()))?;
+        let checks = if start.audit {
+            Checks::Audit
+        } else {
+            Checks::Accounts
+        };
+        let options = RigOptions {
+            checks,
+            seed: start.seed,
+            faults: faults.cloned(),
+            ..RigOptions::default()
+        };
+        let rig = Rig::new(device, arm.build(), &options)
+            .map_err(|error| Reply::Refused(error.to_string()))?;
+        let ctx = RunContext::new(rig, &scenario, &arm, start.seed)
+            .map_err(|stop| stopped(stop, faults))?;
+        Ok(Self {
+            scenario,
+            ctx,
+            faults: faults.cloned(),
+        })
     }
 
     /// Runs a step in the same way as the main process.
@@ -102,13 +144,17 @@ impl Process {
         let Some(step) = self.scenario.step_with_number(order.step) else {
             return Reply::Refused(format!("there is no step with the number {}", order.step));
         };
-        let loops = order.loops.iter().filter_map(|(number, iterations)| value(self.scenario.step_with_number(*number)?, *iterations));
+        let loops = order.loops.iter().filter_map(|(number, iterations)| {
+            value(self.scenario.step_with_number(*number)?, *iterations)
+        });
         self.ctx.set_variables(loops);
         self.ctx.rig.begin_step(order.number);
         let result = execute(&mut self.ctx, step, None);
         let ended = self.ctx.rig.end_step(result.is_err());
         if let (Ok(result), Some(id)) = (&result, &step.id) {
-            self.ctx.reports.insert(id.clone(), result.reports_with(None));
+            self.ctx
+                .reports
+                .insert(id.clone(), result.reports_with(None));
         }
         self.done(result.and_then(|result| ended.map(|_| result)))
     }
@@ -117,9 +163,20 @@ impl Process {
         let done = result.and_then(|result| Ok((result, self.ctx.readings(true)?)));
         match done {
             Ok((result, readings)) => {
-                let (findings, readings) = (self.ctx.rig.take_findings(), Readings { now: Nanos::ZERO, ..readings });
+                let (findings, readings) = (
+                    self.ctx.rig.take_findings(),
+                    Readings {
+                        now: Nanos::ZERO,
+                        ..readings
+                    },
+                );
                 let curve = self.ctx.rig.take_curve();
-                Reply::Done(Box::new(Done { result, findings, readings, curve }))
+                Reply::Done(Box::new(Done {
+                    result,
+                    findings,
+                    readings,
+                    curve,
+                }))
             }
             Err(stop) => stopped(stop, self.faults.as_ref()),
         }
@@ -127,7 +184,10 @@ impl Process {
 
     fn finish(&mut self, number: u32) -> Reply {
         self.ctx.rig.begin_step(number);
-        let freed = self.ctx.free_everything().and_then(|()| self.ctx.rig.finish());
+        let freed = self
+            .ctx
+            .free_everything()
+            .and_then(|()| self.ctx.rig.finish());
         self.done(freed.map(|()| StepResult::default()))
     }
 
@@ -145,25 +205,56 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
         Stop::Device(error) => {
             let (rule, expected) = of_device(&error);
             let fault = faults.and_then(|faults| faults.cause_of(&error));
-            Reply::Failed { rule, expected: expected.to_owned(), seen: error.to_string(), fault }
+            Reply::Failed {
+                rule,
+                expected: expected.to_owned(),
+                seen: error.to_string(),
+                fault,
+            }
         }
-        Stop::Process { rule, expected, seen, .. } => Reply::Failed { rule, expected, seen, fault: None },
+        Stop::Process {
+            rule,
+            expected,
+            seen,
+            ..
+        } => Reply::Failed {
+            rule,
+            expected,
+            seen,
+            fault: None,
+        },
         Stop::Interrupted => {
             let (expected, seen) = ("it to go on".to_owned(), "it was interrupted".to_owned());
-            Reply::Failed { rule: Rule::DeviceFailure, expected, seen, fault: None }
+            Reply::Failed {
+                rule: Rule::DeviceFailure,
+                expected,
+                seen,
+                fault: None,
+            }
         }
     }
 }
 
 fn read(start: &Start) -> Result<Inherited, String> {
-    let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
+    let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters)
+        .map_err(|error| error.to_string())?;
     let scenario = points.pop().ok_or("the scenario has no points")?;
-    let listed = scenario.allocators.iter().find(|arm| arm.to_string() == start.allocator).cloned();
-    let arm = listed.map_or_else(|| start.allocator.parse().map_err(|error| format!("{error}")), Ok)?;
+    let listed = scenario
+        .allocators
+        .iter()
+        .find(|arm| arm.to_string() == start.allocator)
+        .cloned();
+    let arm = listed.map_or_else(
+        || start.allocator.parse().map_err(|error| format!("{error}")),
+        Ok,
+    )?;
     Ok(Inherited { scenario, arm })
 }
 
-fn value(step: &Step, iterations: u64) -> Option<(&harness_scenario::VariableName, harness_scenario::Number)> {
+fn value(
+    step: &Step,
+    iterations: u64,
+) -> Option<(&harness_scenario::VariableName, harness_scenario::Number)> {
     match &step.action {
         Action::For(steps) | Action::Repeat(steps) => steps.rounds.value(iterations),
         _ => None,
@@ -171,11 +262,19 @@ fn value(step: &Step, iterations: u64) -> Option<(&harness_scenario::VariableNam
 }
 
 /// Opens the device with the limits and faults of this process.
-fn open(start: &Start, scenario: &Scenario, faults: Option<&Injector>) -> Result<Box<dyn TestDevice>, DeviceError> {
+fn open(
+    start: &Start,
+    scenario: &Scenario,
+    faults: Option<&Injector>,
+) -> Result<Box<dyn TestDevice>, DeviceError> {
     let device = DeviceSource::of_arguments(&start.device)?.open()?;
     let ledger = Ledger::open(&start.ledger).map_err(|error| unavailable(&error))?;
     let shared: Box<dyn TestDevice> = Box::new(Shared::new(device, start.memory, ledger)?);
-    let own = scenario.processes.iter().find(|process| process.name.name() == start.process).and_then(|process| process.memory);
+    let own = scenario
+        .processes
+        .iter()
+        .find(|process| process.name.name() == start.process)
+        .and_then(|process| process.memory);
     let limited: Box<dyn TestDevice> = match own {
         Some(limit) => Box::new(Limited::shared(shared, limit)?),
         None => shared,

@@ -26,17 +26,35 @@ pub enum End {
 
 /// Runs a plan in a separate thread, calls `on_event` in this one, and sends recordings to `sinks`.
 #[must_use]
-pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, sinks: Sinks, mut on_event: impl FnMut(Event)) -> End {
+pub fn supervise(
+    plan: Plan,
+    source: DeviceSource,
+    interrupt: Arc<AtomicBool>,
+    sinks: Sinks,
+    mut on_event: impl FnMut(Event),
+) -> End {
     let control = Arc::new(Control::new(interrupt));
     let (sender, events) = mpsc::channel();
-    let worker = thread::Builder::new().name("session".to_owned()).stack_size(STACK).spawn({
-        let control = Arc::clone(&control);
-        // The receiver is gone if the session was aborted.
-        move || plan.observe(&source, &control, &sinks, &mut |event| drop(sender.send(event)))
-    });
+    let worker = thread::Builder::new()
+        .name("session".to_owned())
+        .stack_size(STACK)
+        .spawn({
+            let control = Arc::clone(&control);
+            // The receiver is gone if the session was aborted.
+            move || {
+                plan.observe(&source, &control, &sinks, &mut |event| {
+                    drop(sender.send(event))
+                })
+            }
+        });
     let worker = match worker {
         Ok(worker) => worker,
-        Err(error) => return End::Device(DeviceError::Unavailable { what: "a thread".to_owned(), why: error.to_string() }),
+        Err(error) => {
+            return End::Device(DeviceError::Unavailable {
+                what: "a thread".to_owned(),
+                why: error.to_string(),
+            });
+        }
     };
     let mut running: Option<RunRecord> = None;
     loop {
@@ -45,14 +63,18 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, s
                 match &event {
                     Event::RunStarted(run) => running = Some(RunRecord::clone(run)),
                     Event::RunEnded(_) => running = None,
-                    Event::StepEnded(step) => running.iter_mut().for_each(|run| run.steps.push(StepRecord::clone(step))),
+                    Event::StepEnded(step) => running
+                        .iter_mut()
+                        .for_each(|run| run.steps.push(StepRecord::clone(step))),
                     Event::Started { .. } => {}
                 }
                 on_event(event);
             }
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(overrun) = control.watch() {
-                    running.into_iter().for_each(|run| on_event(Event::RunEnded(Box::new(stuck(run, &overrun)))));
+                    running
+                        .into_iter()
+                        .for_each(|run| on_event(Event::RunEnded(Box::new(stuck(run, &overrun)))));
                     return End::Stuck(overrun);
                 }
             }
@@ -68,9 +90,25 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, s
 
 fn stuck(run: RunRecord, overrun: &Overrun) -> RunRecord {
     let (step, at) = match overrun.phase {
-        Phase::Step { number, line, .. } => (number, Some(SourceLine { path: run.scenario.path.clone(), line, column: 1 })),
+        Phase::Step { number, line, .. } => (
+            number,
+            Some(SourceLine {
+                path: run.scenario.path.clone(),
+                line,
+                column: 1,
+            }),
+        ),
         Phase::Opening | Phase::Closing => (0, None),
     };
-    let first = Violation { step, at, rule: Rule::TimeLimit, expected: overrun.expected(), seen: overrun.seen_stuck() };
-    RunRecord { verdict: first.into(), ..run }
+    let first = Violation {
+        step,
+        at,
+        rule: Rule::TimeLimit,
+        expected: overrun.expected(),
+        seen: overrun.seen_stuck(),
+    };
+    RunRecord {
+        verdict: first.into(),
+        ..run
+    }
 }

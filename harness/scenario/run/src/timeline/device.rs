@@ -2,8 +2,8 @@
 
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
 use harness_allocator::device::{
-    DeviceError, DevicePtr, EventId, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId, Tag,
-    TestDevice,
+    DeviceError, DevicePtr, EventId, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PoolId,
+    PoolMemory, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::timeline::{Entry, Track};
@@ -41,7 +41,14 @@ impl TracedDevice {
         device.record_event(event, StreamId::DEFAULT)?;
         device.synchronize_event(event)?;
         let origin = (event, device.now());
-        Ok(Self { inner, tracer, origin, pending: Vec::new(), spare: Vec::new(), events: 1 })
+        Ok(Self {
+            inner,
+            tracer,
+            origin,
+            pending: Vec::new(),
+            spare: Vec::new(),
+            events: 1,
+        })
     }
 
     fn call<T>(
@@ -54,7 +61,14 @@ impl TracedDevice {
         let answer = call(&mut *self.inner);
         let duration = self.inner_mut().now().saturating_sub(start);
         let failure = answer.as_ref().err().map(ToString::to_string);
-        self.tracer.push(Entry::Span { track: Track::Calls, name: name.to_owned(), start, duration, size, failure });
+        self.tracer.push(Entry::Span {
+            track: Track::Calls,
+            name: name.to_owned(),
+            start,
+            duration,
+            size,
+            failure,
+        });
         answer
     }
 
@@ -72,7 +86,13 @@ impl TracedDevice {
         self.inner_mut().record_event(start, stream)?;
         let answer = queue(&mut *self.inner)?;
         self.inner_mut().record_event(end, stream)?;
-        self.pending.push(Pending { stream, name, size, start, end });
+        self.pending.push(Pending {
+            stream,
+            name,
+            size,
+            start,
+            end,
+        });
         Ok(answer)
     }
 
@@ -91,7 +111,13 @@ impl TracedDevice {
                 waiting.push(work);
                 continue;
             }
-            let Pending { stream, name, size, start, end } = work;
+            let Pending {
+                stream,
+                name,
+                size,
+                start,
+                end,
+            } = work;
             let (origin, opened) = self.origin;
             let began = self.inner_mut().elapsed(origin, start)?;
             let duration = self.inner_mut().elapsed(start, end)?;
@@ -130,12 +156,16 @@ impl DeviceWrapper for TracedDevice {
     }
 
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.call("synchronize_event", None, |device| device.synchronize_event(event))?;
+        self.call("synchronize_event", None, |device| {
+            device.synchronize_event(event)
+        })?;
         self.collect()
     }
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.call("synchronize_stream", None, |device| device.synchronize_stream(stream))?;
+        self.call("synchronize_stream", None, |device| {
+            device.synchronize_stream(stream)
+        })?;
         self.collect()
     }
 
@@ -145,25 +175,49 @@ impl DeviceWrapper for TracedDevice {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner_mut().mapped().is_some() { Some(self) } else { None }
+        if self.inner_mut().mapped().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner_mut().pooled().is_some() { Some(self) } else { None }
+        if self.inner_mut().pooled().is_some() {
+            Some(self)
+        } else {
+            None
+        }
     }
 }
 
 impl TestDeviceWrapper for TracedDevice {
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.work("fill", stream, Some(range.len), |device| device.fill(stream, range, tag))
+        self.work("fill", stream, Some(range.len), |device| {
+            device.fill(stream, range, tag)
+        })
     }
 
-    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.work("verify", stream, Some(range.len), |device| device.verify(stream, range, tag))
+    fn verify(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), DeviceError> {
+        self.work("verify", stream, Some(range.len), |device| {
+            device.verify(stream, range, tag)
+        })
     }
 
-    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.work("read", stream, Some(range.len), |device| device.verify_later(stream, range, tag))
+    fn verify_later(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), DeviceError> {
+        self.work("read", stream, Some(range.len), |device| {
+            device.verify_later(stream, range, tag)
+        })
     }
 
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
@@ -171,64 +225,106 @@ impl TestDeviceWrapper for TracedDevice {
     }
 
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
-        self.call("host_alloc", Some(size), |device| device.host_alloc(size, memory))
+        self.call("host_alloc", Some(size), |device| {
+            device.host_alloc(size, memory)
+        })
     }
 
     fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
         self.call("host_free", None, |device| device.host_free(host))
     }
 
-    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
-        self.work("copy to host", stream, Some(from.len), |device| device.copy_to_host(stream, from, to))
+    fn copy_to_host(
+        &mut self,
+        stream: StreamId,
+        from: MemoryRange,
+        to: HostId,
+    ) -> Result<(), DeviceError> {
+        self.work("copy to host", stream, Some(from.len), |device| {
+            device.copy_to_host(stream, from, to)
+        })
     }
 
-    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
-        self.work("copy to device", stream, Some(to.len), |device| device.copy_to_device(stream, from, to))
+    fn copy_to_device(
+        &mut self,
+        stream: StreamId,
+        from: HostId,
+        to: MemoryRange,
+    ) -> Result<(), DeviceError> {
+        self.work("copy to device", stream, Some(to.len), |device| {
+            device.copy_to_device(stream, from, to)
+        })
     }
 
     fn leaks(&self) -> Leaks {
         let leaks = self.inner().leaks();
-        Leaks { events: leaks.events.saturating_sub(self.events), ..leaks }
+        Leaks {
+            events: leaks.events.saturating_sub(self.events),
+            ..leaks
+        }
     }
 }
 
 impl MappedDevice for TracedDevice {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.call("reserve", Some(size), |device| device.required_mapped()?.reserve(size))
+        self.call("reserve", Some(size), |device| {
+            device.required_mapped()?.reserve(size)
+        })
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.call("unreserve", None, |device| device.required_mapped()?.unreserve(start))
+        self.call("unreserve", None, |device| {
+            device.required_mapped()?.unreserve(start)
+        })
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        self.call("map", Some(range.len), |device| device.required_mapped()?.map(range, page))
+        self.call("map", Some(range.len), |device| {
+            device.required_mapped()?.map(range, page)
+        })
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        self.call("unmap", Some(range.len), |device| device.required_mapped()?.unmap(range))
+        self.call("unmap", Some(range.len), |device| {
+            device.required_mapped()?.unmap(range)
+        })
     }
 }
 
 impl PooledDevice for TracedDevice {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
-        self.inner_mut().required_pooled()?.create_pool(release_threshold)
+        self.inner_mut()
+            .required_pooled()?
+            .create_pool(release_threshold)
     }
 
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
-        self.call("destroy_pool", None, |device| device.required_pooled()?.destroy_pool(pool))
+        self.call("destroy_pool", None, |device| {
+            device.required_pooled()?.destroy_pool(pool)
+        })
     }
 
-    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
-        self.call("malloc_async", Some(size), |device| device.required_pooled()?.malloc_async(pool, size, stream))
+    fn malloc_async(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<DevicePtr, DeviceError> {
+        self.call("malloc_async", Some(size), |device| {
+            device.required_pooled()?.malloc_async(pool, size, stream)
+        })
     }
 
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
-        self.call("free_async", None, |device| device.required_pooled()?.free_async(ptr, stream))
+        self.call("free_async", None, |device| {
+            device.required_pooled()?.free_async(ptr, stream)
+        })
     }
 
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
-        self.call("trim_pool", None, |device| device.required_pooled()?.trim_pool(pool, keep))
+        self.call("trim_pool", None, |device| {
+            device.required_pooled()?.trim_pool(pool, keep)
+        })
     }
 
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {

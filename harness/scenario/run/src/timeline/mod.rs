@@ -1,7 +1,8 @@
-//! Traced runs: a timeline of the steps, the driver calls, the stream work and the memory. Tracing takes time, so a
-//! traced run is neither checked nor timed.
+//! Traced runs: a timeline of the steps, the driver calls, the stream work and the memory. Tracing
+//! takes time, so a traced run is neither checked nor timed.
 //!
-//! The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and, with events, the work of streams.
+//! The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and,
+//! with events, the work of streams.
 
 mod device;
 
@@ -26,7 +27,11 @@ struct State {
 
 impl Tracer {
     pub fn new(timeline: Timeline) -> Self {
-        Self(Arc::new(Mutex::new(State { timeline, open: Vec::new(), last: None })))
+        Self(Arc::new(Mutex::new(State {
+            timeline,
+            open: Vec::new(),
+            last: None,
+        })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -39,7 +44,10 @@ impl Tracer {
     }
 
     pub fn name_stream(&self, stream: StreamId, name: &str) {
-        self.state().timeline.streams.push((stream, name.to_owned()));
+        self.state()
+            .timeline
+            .streams
+            .push((stream, name.to_owned()));
     }
 
     pub fn begin_step(&self, name: String, now: Nanos) {
@@ -49,17 +57,34 @@ impl Tracer {
     pub fn end_step(&self, now: Nanos) {
         let mut state = self.state();
         if let Some((name, start)) = state.open.pop() {
-            let span = Entry::Span { track: Track::Steps, name, start, duration: now.saturating_sub(start), size: None, failure: None };
+            let span = Entry::Span {
+                track: Track::Steps,
+                name,
+                start,
+                duration: now.saturating_sub(start),
+                size: None,
+                failure: None,
+            };
             state.timeline.push(span);
         }
     }
 
     pub fn memory(&self, stats: &MemoryStats, now: Nanos) {
-        let values = [&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes].map(|bytes| bytes.all.current);
+        let values = [
+            &stats.allocated_bytes,
+            &stats.active_bytes,
+            &stats.reserved_bytes,
+        ]
+        .map(|bytes| bytes.all.current);
         let mut state = self.state();
         if state.last.replace(values) != Some(values) {
             let [allocated, active, reserved] = values.map(Bytes);
-            state.timeline.push(Entry::Memory { at: now, allocated, active, reserved });
+            state.timeline.push(Entry::Memory {
+                at: now,
+                allocated,
+                active,
+                reserved,
+            });
         }
     }
 

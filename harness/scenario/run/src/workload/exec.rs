@@ -1,5 +1,5 @@
-//! Runs an unmodified PyTorch program on a simulated GPU with the memory of the scenario's device, or on the run's real
-//! GPU under that limit. The scenario and other programs share the memory.
+//! Runs an unmodified PyTorch program on a simulated GPU with the memory of the scenario's device,
+//! or on the run's real GPU under that limit. The scenario and other programs share the memory.
 
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs::File, io, process::Stdio, time::Duration};
@@ -22,7 +22,10 @@ use harness_scenario::steps::exec::{Exec, ProgramEnd};
 use crate::between::{Between, pause};
 use crate::rig::{Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
-use crate::{context::RunContext, control::DEFAULT_TIME_LIMIT, processes::await_memory, shared_memory::SharedMemory};
+use crate::{
+    context::RunContext, control::DEFAULT_TIME_LIMIT, processes::await_memory,
+    shared_memory::SharedMemory,
+};
 
 /// The program's standard error, in the folder of its run.
 const ERROR_OUTPUT: &str = "stderr";
@@ -30,7 +33,12 @@ const ERROR_OUTPUT: &str = "stderr";
 /// Builds the error for a program that cannot run or be observed.
 fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
     let what = what.to_string();
-    move |why| Stop::Device(DeviceError::Unavailable { what: what.clone(), why: why.to_string() })
+    move |why| {
+        Stop::Device(DeviceError::Unavailable {
+            what: what.clone(),
+            why: why.to_string(),
+        })
+    }
 }
 
 /// Finds the installation that a program needs.
@@ -43,47 +51,94 @@ fn setup(exec: &Exec, device: &DeviceInfo) -> Result<Setup, SetupError> {
     setup?.with_modules(&exec.modules)
 }
 
-/// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns the machine that the program sees.
-fn prepare(setup: &Setup, exec: &Exec, rig: &Rig, alloc_conf: Option<&str>, ledger: &Path) -> Result<(Prepared, Machine), LaunchError> {
+/// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns
+/// the machine that the program sees.
+fn prepare(
+    setup: &Setup,
+    exec: &Exec,
+    rig: &Rig,
+    alloc_conf: Option<&str>,
+    ledger: &Path,
+) -> Result<(Prepared, Machine), LaunchError> {
     let (info, faults) = (rig.info(), exec.fail.clone());
     let machine = match info.clock {
-        Clock::Simulated => {
-            Machine::Simulated(Settings { faults, devices: exec.ranks, ..setup.settings(exec.simulated_gpu(), info.total) })
-        }
+        Clock::Simulated => Machine::Simulated(Settings {
+            faults,
+            devices: exec.ranks,
+            ..setup.settings(exec.simulated_gpu(), info.total)
+        }),
         Clock::Measured => {
             let device = info.fingerprint.memory.unwrap_or(info.total);
             // A real device has an ordinal.
-            Machine::Real(rig.ordinal().unwrap_or_default(), Limits { device, memory: Some(info.total), faults, latencies: Vec::new() })
+            Machine::Real(
+                rig.ordinal().unwrap_or_default(),
+                Limits {
+                    device,
+                    memory: Some(info.total),
+                    faults,
+                    latencies: Vec::new(),
+                },
+            )
         }
     };
     let command = with_python(&exec.command);
-    let launch = Launch { command: &command, machine: &machine, setup, alloc_conf, snapshot: false, ledger: Some(ledger) };
+    let launch = Launch {
+        command: &command,
+        machine: &machine,
+        setup,
+        alloc_conf,
+        snapshot: false,
+        ledger: Some(ledger),
+    };
     Ok((launch.prepare()?, machine))
 }
 
 /// Why a program is for another GPU or another allocator, if so.
-pub(crate) fn not_applicable(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) -> Option<String> {
+pub(crate) fn not_applicable(
+    exec: &Exec,
+    device: &DeviceInfo,
+    is_pytorchs: bool,
+) -> Option<String> {
     if !is_pytorchs {
-        return Some("`exec` runs programs with PyTorch's own allocator, and this allocator is a different one".to_owned());
+        return Some(
+            "`exec` runs programs with PyTorch's own allocator, and this allocator is a \
+             different one"
+                .to_owned(),
+        );
     }
     if exec.ranks > 1 && device.clock == Clock::Measured {
         return Some(format!("`{exec}` requires {} simulated GPUs", exec.ranks));
     }
-    let gpu = exec.gpu.filter(|gpu| device.clock == Clock::Measured && gpu.device != device.name)?;
-    Some(format!("`{exec}` requires the GPU {} ({}), but this GPU is {}", gpu.name, gpu.device, device.name))
+    let gpu = exec
+        .gpu
+        .filter(|gpu| device.clock == Clock::Measured && gpu.device != device.name)?;
+    Some(format!(
+        "`{exec}` requires the GPU {} ({}), but this GPU is {}",
+        gpu.name, gpu.device, device.name
+    ))
 }
 
 /// Why a program cannot start on this machine, if so.
 pub(crate) fn cannot_start(exec: &Exec, device: &DeviceInfo) -> Option<String> {
     let error = setup(exec, device).err()?;
-    let gpu = if device.clock == Clock::Simulated { "a simulated GPU" } else { "a real GPU" };
+    let gpu = if device.clock == Clock::Simulated {
+        "a simulated GPU"
+    } else {
+        "a real GPU"
+    };
     Some(format!("`{exec}` cannot run on {gpu}: {error}"))
 }
 
 /// Runs the program to its end. `between` is called once after the start.
-pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    ctx: &mut RunContext,
+    step: &Step,
+    exec: &Exec,
+    between: Between<'_>,
+) -> Result<StepResult, Stop> {
     if exec.optional
-        && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.alloc_conf.is_some()).or_else(|| cannot_start(exec, ctx.rig.info()))
+        && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.alloc_conf.is_some())
+            .or_else(|| cannot_start(exec, ctx.rig.info()))
     {
         ctx.not_run.extend(step.id.clone());
         return Ok(StepResult::with_note(format!("not run: {why}")));
@@ -92,37 +147,65 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
     let setup = setup(exec, ctx.rig.info()).map_err(|error| stop(&error))?;
     let memory = ctx.rig.memory()?;
     let ledger = shared_memory(ctx, memory).map_err(|error| stop(&error))?;
-    let conf = exec.alloc_conf.clone().or_else(|| ctx.alloc_conf.as_ref().map(ToString::to_string));
-    let (prepared, machine) = prepare(&setup, exec, &ctx.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
-    let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+    let conf = exec
+        .alloc_conf
+        .clone()
+        .or_else(|| ctx.alloc_conf.as_ref().map(ToString::to_string));
+    let (prepared, machine) =
+        prepare(&setup, exec, &ctx.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
+    let limit = step
+        .time_limit
+        .map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let (end, prepared) = run_prepared(ctx, exec, prepared, limit, between)?;
     // The driver may release a process's memory shortly after its end.
     if ctx.rig.running_programs == 0 {
         await_memory(&mut ctx.rig, memory.used)?;
     }
-    let ended = prepared.ended(end.unwrap_or(End::Signal(9))).map_err(|error| stop(&error))?;
-    let ending = (ended.end, end.map_or(Ending::Hang, |_| Ending::By(ended.end)));
-    let (record, observed) =
-        machine.read(ended.folder(), ending, Some(&ended.folder().join(ERROR_OUTPUT))).map_err(|error| stop(&error))?;
+    let ended = prepared
+        .ended(end.unwrap_or(End::Signal(9)))
+        .map_err(|error| stop(&error))?;
+    let ending = (
+        ended.end,
+        end.map_or(Ending::Hang, |_| Ending::By(ended.end)),
+    );
+    let (record, observed) = machine
+        .read(
+            ended.folder(),
+            ending,
+            Some(&ended.folder().join(ERROR_OUTPUT)),
+        )
+        .map_err(|error| stop(&error))?;
     if let Some(id) = &step.id {
         ctx.torch_stats.insert(id.clone(), torch_stats(&record));
     }
-    let timelines = machine.timelines(ended.folder()).map_err(|error| stop(&error))?;
+    let timelines = machine
+        .timelines(ended.folder())
+        .map_err(|error| stop(&error))?;
     let missed = faults::not_reached(&exec.fail, &timelines).map(ToString::to_string);
     let again = reproduce(exec, &machine, conf.as_deref());
-    Ok(result(step, (exec.expected(&ctx.arm, ctx.device), limit), (&record, &observed), missed, again))
+    Ok(result(
+        step,
+        (exec.expected(&ctx.arm, ctx.device), limit),
+        (&record, &observed),
+        missed,
+        again,
+    ))
 }
 
 fn shared_memory(ctx: &mut RunContext, memory: DeviceMemory) -> io::Result<PathBuf> {
     if ctx.shared_memory.is_none() {
         ctx.shared_memory = Some(SharedMemory::new()?);
     }
-    // While other programs run, the scenario is idle, and on a real GPU their memory would be counted twice.
+    // While other programs run, the scenario is idle, and on a real GPU their memory would be
+    // counted twice.
     let held = (ctx.rig.running_programs == 0).then(|| memory.total.saturating_sub(memory.free));
-    Ok(ctx.shared_memory.as_mut().map_or_else(PathBuf::new, |shared| {
-        held.into_iter().for_each(|held| shared.hold(held));
-        shared.ledger()
-    }))
+    Ok(ctx
+        .shared_memory
+        .as_mut()
+        .map_or_else(PathBuf::new, |shared| {
+            held.into_iter().for_each(|held| shared.hold(held));
+            shared.ledger()
+        }))
 }
 
 /// Runs the command to its end; `None` if it exceeded the limit and was killed.
@@ -134,9 +217,17 @@ fn run_prepared(
     mut between: Between<'_>,
 ) -> Result<(Option<End>, Prepared), Stop> {
     let stop = unavailable(exec);
-    let errors = File::create(prepared.folder().join(ERROR_OUTPUT)).map_err(|error| stop(&error))?;
-    prepared.command.current_dir(&exec.folder).envs(exec.env.iter().map(|(name, value)| (name, value)));
-    prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    let errors =
+        File::create(prepared.folder().join(ERROR_OUTPUT)).map_err(|error| stop(&error))?;
+    prepared
+        .command
+        .current_dir(&exec.folder)
+        .envs(exec.env.iter().map(|(name, value)| (name, value)));
+    prepared
+        .command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(errors);
     let started = Started::start(&mut prepared.command).map_err(|error| stop(&error))?;
     ctx.rig.running_programs += 1;
     let paused = pause(&mut between, ctx);
@@ -146,7 +237,11 @@ fn run_prepared(
         is_over || ctx.rig.is_interrupted()
     };
     // If `pause` failed, dropping `started` kills the program.
-    let end = paused.and_then(|()| started.wait(give_up, |program| prepared.look(program)).map_err(|error| stop(&error)));
+    let end = paused.and_then(|()| {
+        started
+            .wait(give_up, |program| prepared.look(program))
+            .map_err(|error| stop(&error))
+    });
     ctx.rig.running_programs -= 1;
     match end? {
         None if !is_over => Err(Stop::Interrupted),
@@ -154,11 +249,24 @@ fn run_prepared(
     }
 }
 
-/// Counters of PyTorch's allocator, summed over the processes that reported them. Empty if none did.
+/// Counters of PyTorch's allocator, summed over the processes that reported them. Empty if none
+/// did.
 fn torch_stats(record: &Record) -> BTreeMap<StatKey, u64> {
-    let torches: Vec<_> = record.processes.iter().filter_map(|process| process.torch.as_ref()).collect();
-    let sum = |key: &StatKey| torches.iter().map(|torch| torch.sum(&key.to_string())).sum();
-    StatKey::all().filter(|_| !torches.is_empty()).map(|key| (key, sum(&key))).collect()
+    let torches: Vec<_> = record
+        .processes
+        .iter()
+        .filter_map(|process| process.torch.as_ref())
+        .collect();
+    let sum = |key: &StatKey| {
+        torches
+            .iter()
+            .map(|torch| torch.sum(&key.to_string()))
+            .sum()
+    };
+    StatKey::all()
+        .filter(|_| !torches.is_empty())
+        .map(|key| (key, sum(&key)))
+        .collect()
 }
 
 fn result(
@@ -173,10 +281,22 @@ fn result(
         (ReportKey::ExitCode, record.exit_code.into()),
         (ReportKey::Processes, observed.processes as u64),
         (ReportKey::PeakReserved, observed.peak_reserved.0),
-        (ReportKey::MallocCalls, devices().map(|device| device.mallocs).sum()),
-        (ReportKey::MallocFailures, devices().map(|device| device.failed).sum()),
-        (ReportKey::InjectedFailures, devices().map(|device| device.injected).sum()),
-        (ReportKey::FreeCalls, devices().map(|device| device.frees).sum()),
+        (
+            ReportKey::MallocCalls,
+            devices().map(|device| device.mallocs).sum(),
+        ),
+        (
+            ReportKey::MallocFailures,
+            devices().map(|device| device.failed).sum(),
+        ),
+        (
+            ReportKey::InjectedFailures,
+            devices().map(|device| device.injected).sum(),
+        ),
+        (
+            ReportKey::FreeCalls,
+            devices().map(|device| device.frees).sum(),
+        ),
         (ReportKey::Ooms, observed.ooms),
     ]);
     let is_as_expected = match (expected, observed.ending) {
@@ -188,17 +308,37 @@ fn result(
     let mut unmet = Vec::new();
     if !is_as_expected {
         let expected = match observed.ending {
-            Ending::Hang => format!("the program to end in {}", Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))),
+            Ending::Hang => format!(
+                "the program to end in {}",
+                Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
+            ),
             Ending::By(_) => format!("the program {expected}"),
         };
         unmet.push(Unmet::at(step, expected, seen(record, observed)));
     }
-    unmet.extend(missed.map(|fault| Unmet::at(step, format!("`{fault}` to be reached"), "the program made too few allocation attempts")));
-    let outcome = if observed.ended_out_of_memory { Outcome::OutOfMemory } else { Outcome::Done };
+    unmet.extend(missed.map(|fault| {
+        Unmet::at(
+            step,
+            format!("`{fault}` to be reached"),
+            "the program made too few allocation attempts",
+        )
+    }));
+    let outcome = if observed.ended_out_of_memory {
+        Outcome::OutOfMemory
+    } else {
+        Outcome::Done
+    };
     let figures = figures(record, observed);
     let known = |figure: Option<String>| figure.unwrap_or_else(|| "unknown".to_owned());
-    let per_process = if observed.processes > 1 { " of a process" } else { "" };
-    let (retries, ooms) = (figures.retries.map(|many| count(many, "retry")), figures.ooms.map(|many| count(many, "out of memory error")));
+    let per_process = if observed.processes > 1 {
+        " of a process"
+    } else {
+        ""
+    };
+    let (retries, ooms) = (
+        figures.retries.map(|many| count(many, "retry")),
+        figures.ooms.map(|many| count(many, "out of memory error")),
+    );
     let mut notes = vec![format!(
         "peak reserved{per_process} {}, peak allocated {}, {}, {}",
         observed.peak_reserved,
@@ -211,12 +351,23 @@ fn result(
     if !unmet.is_empty() {
         notes.push(again);
     }
-    StepResult { outcome, reports, notes, unmet, program: Some(figures), ..StepResult::default() }
+    StepResult {
+        outcome,
+        reports,
+        notes,
+        unmet,
+        program: Some(figures),
+        ..StepResult::default()
+    }
 }
 
 /// The program's figures, as far as they are known. Peaks of several processes need not coincide.
 fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
-    let has_torch = observed.unreported.is_none() && record.processes.iter().any(|process| process.torch.is_some());
+    let has_torch = observed.unreported.is_none()
+        && record
+            .processes
+            .iter()
+            .any(|process| process.torch.is_some());
     let is_single = observed.processes <= 1;
     MemoryFigures {
         peak_reserved: is_single.then_some(observed.peak_reserved),
@@ -232,23 +383,45 @@ fn seen(record: &Record, observed: &Observed) -> String {
         (Ending::By(_), Some(signal)) => format!("signal {signal} ended it"),
         (Ending::By(_), None) => format!("exit code {}", record.exit_code),
     };
-    let oom = if observed.ended_out_of_memory { ", by an out of memory error" } else { "" };
+    let oom = if observed.ended_out_of_memory {
+        ", by an out of memory error"
+    } else {
+        ""
+    };
     // The program's last lines, each on its own line.
-    let lines: String = observed.last_lines.iter().map(|line| format!("\n            | {line}")).collect();
+    let lines: String = observed
+        .last_lines
+        .iter()
+        .map(|line| format!("\n            | {line}"))
+        .collect();
     format!("{end}{oom}{lines}")
 }
 
 /// A command that repeats the program alone on such a GPU.
 fn reproduce(exec: &Exec, machine: &Machine, conf: Option<&str>) -> String {
-    let env = exec.env.iter().map(|(name, value)| format!("{name}={} ", shell::quoted(value)));
+    let env = exec
+        .env
+        .iter()
+        .map(|(name, value)| format!("{name}={} ", shell::quoted(value)));
     let faults = exec.fail.iter().map(|fault| format!(" --fail {fault}"));
-    let conf = conf.map(|conf| format!(" --alloc-conf {}", shell::quoted(conf))).unwrap_or_default();
+    let conf = conf
+        .map(|conf| format!(" --alloc-conf {}", shell::quoted(conf)))
+        .unwrap_or_default();
     let on = match machine {
         Machine::Simulated(settings) => {
-            let devices = if exec.ranks > 1 { format!(" --devices {}", exec.ranks) } else { String::new() };
-            format!("--gpu {} --memory {}B{devices}", settings.gpu.name, settings.memory.0)
+            let devices = if exec.ranks > 1 {
+                format!(" --devices {}", exec.ranks)
+            } else {
+                String::new()
+            };
+            format!(
+                "--gpu {} --memory {}B{devices}",
+                settings.gpu.name, settings.memory.0
+            )
         }
-        Machine::Real(ordinal, limits) => format!("--device cuda:{ordinal} --memory {}B", limits.visible().0),
+        Machine::Real(ordinal, limits) => {
+            format!("--device cuda:{ordinal} --memory {}B", limits.visible().0)
+        }
     };
     format!(
         "alone on such a GPU: cd {} && {}harness exec {on}{conf}{} -- {exec}",

@@ -39,11 +39,23 @@ struct Serving<'a> {
     counts: Counts,
 }
 
-pub(crate) fn run(ctx: &mut RunContext, step: &Step, infer: &Infer, mut between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    ctx: &mut RunContext,
+    step: &Step,
+    infer: &Infer,
+    mut between: Between<'_>,
+) -> Result<StepResult, Stop> {
     ctx.rig.name_buffers(&infer.id, step.position.line);
     let (stream, waiting) = (ctx.stream(&infer.stream), arrivals(ctx.seed, infer));
     let recovery = Recovery::new(infer.on_oom.as_ref());
-    let mut serving = Serving { infer, stream, waiting, requests: Requests::default(), recovery, counts: Counts::default() };
+    let mut serving = Serving {
+        infer,
+        stream,
+        waiting,
+        requests: Requests::default(),
+        recovery,
+        counts: Counts::default(),
+    };
     let mut now = 0;
     let mut failed = None;
     while failed.is_none() && !(serving.waiting.is_empty() && serving.requests.running.is_empty()) {
@@ -64,8 +76,12 @@ fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_add(infer.id.index() as u64));
     let mut arrives = 0;
     let next = |number| {
-        let sequence =
-            Sequence { number, arrives, words: rng.random_range(infer.prompt.clone()), left: rng.random_range(infer.output.clone()) };
+        let sequence = Sequence {
+            number,
+            arrives,
+            words: rng.random_range(infer.prompt.clone()),
+            left: rng.random_range(infer.output.clone()),
+        };
         arrives += rng.random_range(infer.gap.clone());
         sequence
     };
@@ -73,12 +89,17 @@ fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
 }
 
 impl Serving<'_> {
-    /// Runs one decoding step: begins requests while there is room, then adds a token to each running one.
+    /// Runs one decoding step: begins requests while there is room, then adds a token to each
+    /// running one.
     fn decode(&mut self, ctx: &mut RunContext, now: u64) -> Result<Option<AllocatorError>, Stop> {
         let mut progress = self.waiting.front().is_some_and(|next| next.arrives > now);
         let mut refused = None;
         while (self.requests.running.len() as u64) < self.infer.max_running
-            && let Some(next) = self.waiting.front().copied().filter(|next| next.arrives <= now)
+            && let Some(next) = self
+                .waiting
+                .front()
+                .copied()
+                .filter(|next| next.arrives <= now)
         {
             match self.begin(ctx, next)? {
                 Ok(()) => progress = true,
@@ -88,7 +109,10 @@ impl Serving<'_> {
                 }
             }
         }
-        self.counts.peak_running = self.counts.peak_running.max(self.requests.running.len() as u64);
+        self.counts.peak_running = self
+            .counts
+            .peak_running
+            .max(self.requests.running.len() as u64);
         let numbers: Vec<u64> = self.requests.running.keys().copied().collect();
         for number in numbers {
             // An earlier request may have evicted this one.
@@ -101,7 +125,11 @@ impl Serving<'_> {
                 Err(error) => return Ok(Some(error)),
             }
         }
-        for (_, Running { cache, .. }) in self.requests.running.extract_if(.., |_, running| running.sequence.left == 0) {
+        for (_, Running { cache, .. }) in self
+            .requests
+            .running
+            .extract_if(.., |_, running| running.sequence.left == 0)
+        {
             self.counts.served += 1;
             free_all(ctx, cache)?;
         }
@@ -110,11 +138,19 @@ impl Serving<'_> {
     }
 
     fn evicts_requests(&self) -> bool {
-        self.infer.on_oom.as_ref().is_some_and(Chain::evicts_requests)
+        self.infer
+            .on_oom
+            .as_ref()
+            .is_some_and(Chain::evicts_requests)
     }
 
-    /// Begins the next request and allocates its cache. A new request waits instead of evicting others.
-    fn begin(&mut self, ctx: &mut RunContext, sequence: Sequence) -> Result<Result<(), AllocatorError>, Stop> {
+    /// Begins the next request and allocates its cache. A new request waits instead of evicting
+    /// others.
+    fn begin(
+        &mut self,
+        ctx: &mut RunContext,
+        sequence: Sequence,
+    ) -> Result<Result<(), AllocatorError>, Stop> {
         let (count, size) = match self.infer.cache {
             Cache::Growing => (2 * self.infer.layers, self.of_words(sequence.words)),
             Cache::Paged(words) => (sequence.words.div_ceil(words), self.page(words)),
@@ -122,7 +158,11 @@ impl Serving<'_> {
         let recovers = self.requests.running.is_empty() || !self.evicts_requests();
         let mut cache = Vec::new();
         let made = (0..count).try_for_each(|_| {
-            let made = if recovers { self.make(ctx, size, sequence.number) } else { make(ctx, size, self.stream) };
+            let made = if recovers {
+                self.make(ctx, size, sequence.number)
+            } else {
+                make(ctx, size, self.stream)
+            };
             made.map(|buffer| cache.push(buffer))
         });
         match self.answer(made)? {
@@ -139,27 +179,49 @@ impl Serving<'_> {
     }
 
     fn make(&mut self, ctx: &mut RunContext, size: Bytes, number: u64) -> Result<Buffer, Failed> {
-        let request = Request { size, stream: self.stream };
+        let request = Request {
+            size,
+            stream: self.stream,
+        };
         self.requests.trying = Some(number);
         ctx.requests = std::mem::take(&mut self.requests);
-        let recovered =
-            self.recovery.run(ctx, AttemptKind::Request(size), Plan::of_batch(1), &mut None, |ctx, _| ctx.rig.allocate(request));
+        let recovered = self.recovery.run(
+            ctx,
+            AttemptKind::Request(size),
+            Plan::of_batch(1),
+            &mut None,
+            |ctx, _| ctx.rig.allocate(request),
+        );
         self.requests = std::mem::take(&mut ctx.requests);
         self.counts.evicted += self.requests.evicted.len() as u64;
-        self.counts.recomputed += self.requests.evicted.iter().map(|sequence| sequence.words).sum::<u64>();
-        self.requests.evicted.drain(..).for_each(|sequence| self.waiting.push_front(sequence));
+        self.counts.recomputed += self
+            .requests
+            .evicted
+            .iter()
+            .map(|sequence| sequence.words)
+            .sum::<u64>();
+        self.requests
+            .evicted
+            .drain(..)
+            .for_each(|sequence| self.waiting.push_front(sequence));
         let mut buffer = answered(ctx, request, recovered?.answer)?;
         ctx.rig.fill(&mut buffer, self.stream)?;
         Ok(buffer)
     }
 
     /// Makes room for one more token. If memory runs out midway, the buffers made so far are kept.
-    fn grow(&mut self, ctx: &mut RunContext, number: u64) -> Result<Result<(), AllocatorError>, Stop> {
+    fn grow(
+        &mut self,
+        ctx: &mut RunContext,
+        number: u64,
+    ) -> Result<Result<(), AllocatorError>, Stop> {
         let words = self.requests.running[&number].sequence.words + 1;
         let held = self.cache(number).len() as u64;
         let done = match self.infer.cache {
             Cache::Paged(page) if held * page >= words => Ok(()),
-            Cache::Paged(page) => self.make(ctx, self.page(page), number).map(|buffer| self.cache(number).push(buffer)),
+            Cache::Paged(page) => self
+                .make(ctx, self.page(page), number)
+                .map(|buffer| self.cache(number).push(buffer)),
             Cache::Growing => self.copy_to_larger(ctx, number, words),
         };
         let answer = self.answer(done)?;
@@ -170,11 +232,22 @@ impl Serving<'_> {
     }
 
     fn cache(&mut self, number: u64) -> &mut Vec<Buffer> {
-        &mut self.requests.running.get_mut(&number).expect("an allocating request keeps its cache").cache
+        &mut self
+            .requests
+            .running
+            .get_mut(&number)
+            .expect("an allocating request keeps its cache")
+            .cache
     }
 
-    /// Grows the keys and values of each layer: allocates a larger buffer, then reads and frees the old one.
-    fn copy_to_larger(&mut self, ctx: &mut RunContext, number: u64, words: u64) -> Result<(), Failed> {
+    /// Grows the keys and values of each layer: allocates a larger buffer, then reads and frees the
+    /// old one.
+    fn copy_to_larger(
+        &mut self,
+        ctx: &mut RunContext,
+        number: u64,
+        words: u64,
+    ) -> Result<(), Failed> {
         let size = self.of_words(words);
         for place in 0..self.cache(number).len() {
             if self.cache(number)[place].requested() < size {
@@ -201,7 +274,13 @@ impl Serving<'_> {
     }
 }
 
-fn conclude(ctx: &RunContext, step: &Step, infer: &Infer, counts: Counts, failed: Option<AllocatorError>) -> StepResult {
+fn conclude(
+    ctx: &RunContext,
+    step: &Step,
+    infer: &Infer,
+    counts: Counts,
+    failed: Option<AllocatorError>,
+) -> StepResult {
     let mut result = StepResult::default();
     result.reports.extend([
         (ReportKey::Served, counts.served),
@@ -210,8 +289,18 @@ fn conclude(ctx: &RunContext, step: &Step, infer: &Infer, counts: Counts, failed
         (ReportKey::RecomputedTokens, counts.recomputed),
         (ReportKey::Ooms, counts.ooms),
     ]);
-    let served = format!("{} of {} served", counts.served, count(infer.requests, "request"));
+    let served = format!(
+        "{} of {} served",
+        counts.served,
+        count(infer.requests, "request")
+    );
     let wanted = ["serving to run out of memory", "every request to be served"];
-    result.ends(step, infer.expect.of(&ctx.arm, ctx.device), wanted, served, failed.map(|error| (error, counts.failed_request)));
+    result.ends(
+        step,
+        infer.expect.of(&ctx.arm, ctx.device),
+        wanted,
+        served,
+        failed.map(|error| (error, counts.failed_request)),
+    );
     result
 }

@@ -53,7 +53,11 @@ pub(super) fn take(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Resul
 }
 
 /// Returns the buffer of a served request. After an OOM, collects the facts.
-pub(super) fn answered(ctx: &mut RunContext, request: Request, answer: Result<Buffer, AllocatorError>) -> Result<Buffer, Failed> {
+pub(super) fn answered(
+    ctx: &mut RunContext,
+    request: Request,
+    answer: Result<Buffer, AllocatorError>,
+) -> Result<Buffer, Failed> {
     match answer {
         Ok(buffer) => Ok(buffer),
         Err(error) => {
@@ -63,6 +67,11 @@ pub(super) fn answered(ctx: &mut RunContext, request: Request, answer: Result<Bu
     }
 }
 
-pub(super) fn free_all(ctx: &mut RunContext, buffers: impl IntoIterator<Item = Buffer>) -> Result<(), Stop> {
-    buffers.into_iter().try_for_each(|buffer| ctx.rig.free(buffer))
+pub(super) fn free_all(
+    ctx: &mut RunContext,
+    buffers: impl IntoIterator<Item = Buffer>,
+) -> Result<(), Stop> {
+    buffers
+        .into_iter()
+        .try_for_each(|buffer| ctx.rig.free(buffer))
 }

@@ -1,5 +1,5 @@
-//! Blocks that pin segments: live blocks of a storm that keep free memory from being released to the driver. [`list`]
-//! names them. [`free_for`] frees as few of them as a request needs.
+//! Blocks that pin segments: live blocks of a storm that keep free memory from being released to
+//! the driver. [`list`] names them. [`free_for`] frees as few of them as a request needs.
 //!
 //! The driver gets back whole segments, or whole pages of expandable segments.
 
@@ -31,10 +31,20 @@ struct Pinned {
 
 impl Pinned {
     fn new(segment: SegmentInfo, blocks: &BTreeSet<DevicePtr>, page: Bytes) -> Self {
-        let live = segment.blocks.iter().filter(|block| block.state != BlockState::Inactive);
-        let (ours, others): (Vec<&BlockInfo>, Vec<_>) = live.partition(|block| blocks.contains(&block.address));
+        let live = segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Inactive);
+        let (ours, others): (Vec<&BlockInfo>, Vec<_>) =
+            live.partition(|block| blocks.contains(&block.address));
         let bytes = ours.iter().map(|block| block.size).sum();
-        Self { blocks: ours.len() as u64, others: others.len() as u64, bytes, free: held_back(&segment, page), segment }
+        Self {
+            blocks: ours.len() as u64,
+            others: others.len() as u64,
+            bytes,
+            free: held_back(&segment, page),
+            segment,
+        }
     }
 }
 
@@ -47,7 +57,12 @@ fn ratio(live: Bytes, size: Bytes) -> u128 {
 fn segments(ctx: &mut RunContext, storm: &StepName) -> Vec<Pinned> {
     let blocks: BTreeSet<DevicePtr> = ctx.storm(storm).addresses().collect();
     let page = ctx.rig.reserve_unit();
-    let mut segments: Vec<Pinned> = ctx.rig.snapshot().into_iter().map(|segment| Pinned::new(segment, &blocks, page)).collect();
+    let mut segments: Vec<Pinned> = ctx
+        .rig
+        .snapshot()
+        .into_iter()
+        .map(|segment| Pinned::new(segment, &blocks, page))
+        .collect();
     segments.sort_by_key(|pinned| ratio(pinned.bytes, pinned.segment.size));
     segments
 }
@@ -55,20 +70,30 @@ fn segments(ctx: &mut RunContext, storm: &StepName) -> Vec<Pinned> {
 /// Lists the segments that the storm pins, with totals.
 pub(crate) fn list(ctx: &mut RunContext, storm: &StepName) -> Result<StepResult, Stop> {
     let segments = segments(ctx, storm);
-    let pinned: Vec<_> = segments.iter().filter(|segment| segment.blocks > 0).collect();
-    let whole = segments.iter().filter(|segment| segment.blocks + segment.others == 0).count();
+    let pinned: Vec<_> = segments
+        .iter()
+        .filter(|segment| segment.blocks > 0)
+        .collect();
+    let whole = segments
+        .iter()
+        .filter(|segment| segment.blocks + segment.others == 0)
+        .count();
     let pinning_bytes: Bytes = pinned.iter().map(|segment| segment.bytes).sum();
     let free: Bytes = pinned.iter().map(|segment| segment.free).sum();
     let mut result = StepResult::default();
     result.reports.extend([
         (ReportKey::PinnedSegments, pinned.len() as u64),
-        (ReportKey::PinningBlocks, pinned.iter().map(|segment| segment.blocks).sum()),
+        (
+            ReportKey::PinningBlocks,
+            pinned.iter().map(|segment| segment.blocks).sum(),
+        ),
         (ReportKey::PinningBytes, pinning_bytes.0),
         (ReportKey::FreeInPinnedSegments, free.0),
         (ReportKey::FreeSegments, whole as u64),
     ]);
     result.notes.push(format!(
-        "{} of {} segments are pinned: {pinning_bytes} of live blocks keep {free} of free memory from being released to the driver",
+        "{} of {} segments are pinned: {pinning_bytes} of live blocks keep {free} of free memory \
+         from being released to the driver",
         pinned.len(),
         segments.len()
     ));
@@ -78,17 +103,53 @@ pub(crate) fn list(ctx: &mut RunContext, storm: &StepName) -> Result<StepResult,
 
 fn table(pinned: &[&Pinned]) -> Table {
     let more = pinned.len().saturating_sub(MOST_ROWS);
-    let rest = if more > 0 { format!("; {more} more are not shown") } else { String::new() };
-    let columns = ["segment", "size", "pool", "stream", "pinning blocks", "pinning bytes", "free", "largest free block"];
-    let row = |Pinned { segment, blocks, bytes, free, .. }: &&Pinned| {
-        let pool = if segment.pool == PoolKind::Small { "small" } else { "large" };
-        let stream = segment.stream.map_or_else(|| "several".to_owned(), |stream| stream.0.to_string());
-        let largest = segment.blocks.iter().filter(|block| block.state == BlockState::Inactive).map(|block| block.size).max();
+    let rest = if more > 0 {
+        format!("; {more} more are not shown")
+    } else {
+        String::new()
+    };
+    let columns = [
+        "segment",
+        "size",
+        "pool",
+        "stream",
+        "pinning blocks",
+        "pinning bytes",
+        "free",
+        "largest free block",
+    ];
+    let row = |Pinned {
+                   segment,
+                   blocks,
+                   bytes,
+                   free,
+                   ..
+               }: &&Pinned| {
+        let pool = if segment.pool == PoolKind::Small {
+            "small"
+        } else {
+            "large"
+        };
+        let stream = segment
+            .stream
+            .map_or_else(|| "several".to_owned(), |stream| stream.0.to_string());
+        let largest = segment
+            .blocks
+            .iter()
+            .filter(|block| block.state == BlockState::Inactive)
+            .map(|block| block.size)
+            .max();
         let sizes = [bytes, free, &largest.unwrap_or_default()].map(Bytes::to_string);
-        [segment.address.to_string(), segment.size.to_string(), pool.to_owned(), stream, blocks.to_string()]
-            .into_iter()
-            .chain(sizes)
-            .collect()
+        [
+            segment.address.to_string(),
+            segment.size.to_string(),
+            pool.to_owned(),
+            stream,
+            blocks.to_string(),
+        ]
+        .into_iter()
+        .chain(sizes)
+        .collect()
     };
     Table {
         title: format!("Pinned segments, the emptiest first{rest}"),
@@ -121,8 +182,15 @@ impl Layout {
     fn add(&mut self, segment: &SegmentInfo, page: Bytes, storm: &BTreeSet<DevicePtr>) {
         let (unit, first) = (release_unit(segment, page).0.max(1), self.parts.len());
         let starts = (0..segment.size.0).step_by(usize::try_from(unit).unwrap_or(usize::MAX));
-        self.parts.extend(starts.map(|start| Part { size: Bytes(unit.min(segment.size.0 - start)), ..Part::default() }));
-        for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive && block.size > Bytes::ZERO) {
+        self.parts.extend(starts.map(|start| Part {
+            size: Bytes(unit.min(segment.size.0 - start)),
+            ..Part::default()
+        }));
+        for block in segment
+            .blocks
+            .iter()
+            .filter(|block| block.state != BlockState::Inactive && block.size > Bytes::ZERO)
+        {
             let start = block.address.0 - segment.address.0;
             let end = start + block.size.0;
             let index = |at: u64| first + usize::try_from(at / unit).unwrap_or(usize::MAX);
@@ -141,17 +209,27 @@ impl Layout {
         }
     }
 
-    /// The indexes of the parts that only the storm pins, in ascending order of the ratio of live bytes to size.
+    /// The indexes of the parts that only the storm pins, in ascending order of the ratio of live
+    /// bytes to size.
     fn cheapest(&self) -> Vec<usize> {
-        let pinned = self.parts.iter().enumerate().filter(|(_, part)| !part.others && !part.blocks.is_empty());
-        let mut pinned: Vec<(u128, usize)> = pinned.map(|(index, part)| (ratio(part.bytes, part.size), index)).collect();
+        let pinned = self
+            .parts
+            .iter()
+            .enumerate()
+            .filter(|(_, part)| !part.others && !part.blocks.is_empty());
+        let mut pinned: Vec<(u128, usize)> = pinned
+            .map(|(index, part)| (ratio(part.bytes, part.size), index))
+            .collect();
         pinned.sort_unstable();
         pinned.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Removes a freed block. Returns its size, and the sizes of the parts that can now be released.
+    /// Removes a freed block. Returns its size, and the sizes of the parts that can now be
+    /// released.
     fn free(&mut self, address: DevicePtr) -> (Bytes, Vec<Bytes>) {
-        let Some((size, range)) = self.blocks.remove(&address) else { return Default::default() };
+        let Some((size, range)) = self.blocks.remove(&address) else {
+            return Default::default();
+        };
         let mut released = Vec::new();
         for part in &mut self.parts[range] {
             part.blocks.remove(&address);
@@ -163,17 +241,28 @@ impl Layout {
     }
 }
 
-/// Frees blocks of the storm until the driver has room for the request. Starts with the segments, or pages of
-/// expandable ones, with the lowest ratio of live bytes to size. Returns a summary.
-pub(crate) fn free_for(ctx: &mut RunContext, storm: &StepName, request: Bytes) -> Result<String, Stop> {
+/// Frees blocks of the storm until the driver has room for the request. Starts with the segments,
+/// or pages of expandable ones, with the lowest ratio of live bytes to size. Returns a summary.
+pub(crate) fn free_for(
+    ctx: &mut RunContext,
+    storm: &StepName,
+    request: Bytes,
+) -> Result<String, Stop> {
     let page = ctx.rig.reserve_unit();
     let wanted = request.checked_round_up(page).unwrap_or(request);
     let addresses: BTreeSet<DevicePtr> = ctx.storm(storm).addresses().collect();
     let segments = ctx.rig.snapshot();
     let mut layout = Layout::default();
-    segments.iter().for_each(|segment| layout.add(segment, page, &addresses));
+    segments
+        .iter()
+        .for_each(|segment| layout.add(segment, page, &addresses));
     let free = ctx.rig.free_memory()?;
-    let back: Bytes = layout.parts.iter().filter(|part| !part.others && part.blocks.is_empty()).map(|part| part.size).sum();
+    let back: Bytes = layout
+        .parts
+        .iter()
+        .filter(|part| !part.others && part.blocks.is_empty())
+        .map(|part| part.size)
+        .sum();
     // Only whole pages of the device's free memory can serve the request.
     let mut room = Bytes(free.0 / page.0.max(1) * page.0) + back;
     let (mut freed, mut blocks, mut bytes) = (0, 0_u64, Bytes::ZERO);
@@ -182,7 +271,10 @@ pub(crate) fn free_for(ctx: &mut RunContext, storm: &StepName, request: Bytes) -
             break;
         }
         let inside = layout.parts[part].blocks.clone();
-        for buffer in ctx.storm(storm).take_where(|address| inside.contains(&address)) {
+        for buffer in ctx
+            .storm(storm)
+            .take_where(|address| inside.contains(&address))
+        {
             let (size, released) = layout.free(buffer.range().start);
             ctx.rig.free(buffer)?;
             blocks += 1;
@@ -191,10 +283,20 @@ pub(crate) fn free_for(ctx: &mut RunContext, storm: &StepName, request: Bytes) -
             room += released.into_iter().sum();
         }
     }
-    let unit = if segments.iter().any(|segment| segment.expandable) { "page" } else { "segment" };
-    let enough = if room < wanted { format!(", not enough for {wanted}: other live blocks pin the rest") } else { String::new() };
+    let unit = if segments.iter().any(|segment| segment.expandable) {
+        "page"
+    } else {
+        "segment"
+    };
+    let enough = if room < wanted {
+        format!(", not enough for {wanted}: other live blocks pin the rest")
+    } else {
+        String::new()
+    };
     let (blocks, freed) = (count(blocks, "block"), count(freed, unit));
-    Ok(format!("{blocks} ({bytes}) in {freed} freed: room for {room} in whole {unit}s{enough}"))
+    Ok(format!(
+        "{blocks} ({bytes}) in {freed} freed: room for {room} in whole {unit}s{enough}"
+    ))
 }
 
 #[cfg(test)]

@@ -27,10 +27,22 @@ struct Counts {
 }
 
 /// Replays all operations of a trace and calls `between` after each.
-pub(crate) fn run(ctx: &mut RunContext, step: &Step, replay: &Replay, mut between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    ctx: &mut RunContext,
+    step: &Step,
+    replay: &Replay,
+    mut between: Between<'_>,
+) -> Result<StepResult, Stop> {
     let mut counts = Counts::default();
     let (line, place) = (step.position.line, ctx.rig.place());
-    let mut replayer = Replayer { replay, line, pools: BTreeMap::new(), pressure: Bytes::ZERO, place, named: None };
+    let mut replayer = Replayer {
+        replay,
+        line,
+        pools: BTreeMap::new(),
+        pressure: Bytes::ZERO,
+        place,
+        named: None,
+    };
     for operation in 0..replay.trace.events.len() {
         replayer.operate(ctx, operation, &mut counts)?;
         pause(&mut between, ctx)?;
@@ -50,9 +62,16 @@ struct Replayer<'a> {
 }
 
 impl<'a> Replayer<'a> {
-    fn operate(&mut self, ctx: &mut RunContext, operation: usize, counts: &mut Counts) -> Result<(), Stop> {
+    fn operate(
+        &mut self,
+        ctx: &mut RunContext,
+        operation: usize,
+        counts: &mut Counts,
+    ) -> Result<(), Stop> {
         match self.replay.trace.events[operation] {
-            TraceEvent::Allocate { id, size, stream } => return self.allocate(ctx, operation, (id, size, stream), counts),
+            TraceEvent::Allocate { id, size, stream } => {
+                return self.allocate(ctx, operation, (id, size, stream), counts);
+            }
             TraceEvent::Free { id } => {
                 if let Some(buffer) = ctx.storm(&self.replay.id).take_of(id) {
                     counts.frees += 1;
@@ -76,7 +95,9 @@ impl<'a> Replayer<'a> {
             TraceEvent::SetFraction(fraction) => ctx.rig.set_memory_fraction(fraction),
             TraceEvent::ResetPeaks => ctx.rig.reset_peaks(),
             TraceEvent::Pressure(change) => {
-                self.pressure = ctx.rig.set_external_memory(Bytes(self.pressure.0.saturating_add_signed(change)))?;
+                self.pressure = ctx
+                    .rig
+                    .set_external_memory(Bytes(self.pressure.0.saturating_add_signed(change)))?;
             }
             TraceEvent::BeginPool(pool) => {
                 let pool = self.pool(ctx, pool);
@@ -110,10 +131,17 @@ impl<'a> Replayer<'a> {
             ctx.rig.set_site(self.place, site);
             self.named = Some(site);
         }
-        let request = Request { size, stream: self.stream(ctx, stream) };
+        let request = Request {
+            size,
+            stream: self.stream(ctx, stream),
+        };
         match ctx.rig.allocate(request)? {
             Ok(mut buffer) => {
-                let filled = if self.replay.fill { ctx.rig.fill(&mut buffer, request.stream) } else { Ok(()) };
+                let filled = if self.replay.fill {
+                    ctx.rig.fill(&mut buffer, request.stream)
+                } else {
+                    Ok(())
+                };
                 let live = ctx.storm(&self.replay.id);
                 live.insert(id, buffer);
                 counts.allocations += 1;
@@ -125,16 +153,28 @@ impl<'a> Replayer<'a> {
     }
 
     fn stream(&self, ctx: &RunContext, stream: StreamId) -> StreamId {
-        self.replay.streams.get(&stream).map_or(StreamId::DEFAULT, |name| ctx.stream(name))
+        self.replay
+            .streams
+            .get(&stream)
+            .map_or(StreamId::DEFAULT, |name| ctx.stream(name))
     }
 
     fn pool(&mut self, ctx: &mut RunContext, pool: PrivatePoolId) -> PrivatePoolId {
-        *self.pools.entry(pool).or_insert_with(|| ctx.rig.name_private_pool())
+        *self
+            .pools
+            .entry(pool)
+            .or_insert_with(|| ctx.rig.name_private_pool())
     }
 }
 
 /// Handles a refused request. The replay continues, as the recorded program did or would have done.
-fn refused(ctx: &mut RunContext, operation: usize, request: Request, error: &AllocatorError, counts: &mut Counts) -> Result<(), Stop> {
+fn refused(
+    ctx: &mut RunContext,
+    operation: usize,
+    request: Request,
+    error: &AllocatorError,
+    counts: &mut Counts,
+) -> Result<(), Stop> {
     counts.ooms += 1;
     if counts.refused.is_none() {
         counts.refused = Some((operation as u64 + 1, request.size, error.to_string()));
@@ -143,17 +183,23 @@ fn refused(ctx: &mut RunContext, operation: usize, request: Request, error: &All
     Ok(())
 }
 
-/// Notes a misused pool. Allocators without private pools serve all requests from one pool, which is no misuse.
+/// Notes a misused pool. Allocators without private pools serve all requests from one pool, which
+/// is no misuse.
 fn note_misuse(answer: Result<(), PoolRefused>, operation: usize, counts: &mut Counts) {
     if let Err(PoolRefused::Misuse(why)) = answer {
-        counts.misused.get_or_insert_with(|| format!("operation {}: {why}", operation + 1));
+        counts
+            .misused
+            .get_or_insert_with(|| format!("operation {}: {why}", operation + 1));
     }
 }
 
 fn conclude(ctx: &mut RunContext, step: &Step, replay: &Replay, counts: Counts) -> StepResult {
     let live = ctx.storm(&replay.id);
     let mut result = StepResult::default();
-    let (operation, size) = counts.refused.as_ref().map_or((0, Bytes::ZERO), |&(operation, size, _)| (operation, size));
+    let (operation, size) = counts
+        .refused
+        .as_ref()
+        .map_or((0, Bytes::ZERO), |&(operation, size, _)| (operation, size));
     result.reports.extend([
         (ReportKey::Operations, replay.trace.events.len() as u64),
         (ReportKey::Allocations, counts.allocations),
@@ -165,13 +211,26 @@ fn conclude(ctx: &mut RunContext, step: &Step, replay: &Replay, counts: Counts) 
         (ReportKey::LiveBytes, live.bytes()),
         (ReportKey::PeakLiveBytes, counts.peak_live),
     ]);
-    result.unmet.extend(counts.misused.map(|why| Unmet::at(step, "private pools to be used correctly", why)));
+    result.unmet.extend(
+        counts
+            .misused
+            .map(|why| Unmet::at(step, "private pools to be used correctly", why)),
+    );
     let expected = replay.expect.of(&ctx.arm, ctx.device);
     match counts.refused {
         Some((operation, _, why)) => {
-            let seen = format!("{} refused, the first in operation {operation}: {why}", counts.ooms);
+            let seen = format!(
+                "{} refused, the first in operation {operation}: {why}",
+                counts.ooms
+            );
             let wanted = ("every request of the trace to be served", seen);
-            result.runs_out(step, expected, format!("operation {operation}: {why}"), wanted, counts.failed_request);
+            result.runs_out(
+                step,
+                expected,
+                format!("operation {operation}: {why}"),
+                wanted,
+                counts.failed_request,
+            );
         }
         None => {
             let seen = format!("all {} are served", counts.allocations);

@@ -14,13 +14,13 @@ use super::*;
 use crate::rig::{ProgramId, Rig, RigOptions, Stop};
 use crate::{between::Between, context::RunContext, step_result::StepResult};
 
-const STORM: &str =
-    "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";
-const TRAIN: &str =
-    "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 16MiB, batch: 4, iterations: 10, expect: { caching: oom } }";
+const STORM: &str = "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, \
+     lifetime: { min: 5, max: 50 }, fill: true }";
+const TRAIN: &str = "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 16MiB, \
+     batch: 4, iterations: 10, expect: { caching: oom } }";
 
-const INFER: &str =
-    "infer: { id: i, layers: 2, kv_heads: 4, head_dim: 64, requests: 5, prompt: { min: 10, max: 90 }, output: { min: 4, max: 9 } }";
+const INFER: &str = "infer: { id: i, layers: 2, kv_heads: 4, head_dim: 64, requests: 5, prompt: { \
+     min: 10, max: 90 }, output: { min: 4, max: 9 } }";
 
 fn scenario(step: &str) -> Scenario {
     scenario_in("256MiB", step)
@@ -32,16 +32,27 @@ pub(super) fn scenario_in(memory: &str, step: &str) -> Scenario {
 }
 
 fn ctx(scenario: &Scenario) -> RunContext {
-    context_on(Box::new(simulated(scenario)), scenario, &RigOptions::default())
+    context_on(
+        Box::new(simulated(scenario)),
+        scenario,
+        &RigOptions::default(),
+    )
 }
 
 /// A device with the memory that the scenario needs.
 pub(super) fn simulated(scenario: &Scenario) -> SimDevice {
     let config = SimConfig::default();
-    SimDevice::new(SimConfig { total: config.context_overhead + scenario.needs.memory, ..config })
+    SimDevice::new(SimConfig {
+        total: config.context_overhead + scenario.needs.memory,
+        ..config
+    })
 }
 
-pub(super) fn context_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> RunContext {
+pub(super) fn context_on(
+    device: Box<dyn TestDevice>,
+    scenario: &Scenario,
+    options: &RigOptions,
+) -> RunContext {
     let rig = Rig::new(device, AllocatorKind::Caching.build(), options).unwrap();
     let ctx = RunContext::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
     ctx.unwrap_or_else(|failed| panic!("{failed:?}"))
@@ -77,15 +88,27 @@ fn a_callback_between_operations_can_stop_a_workload() {
         let mut left = 3;
         let mut stop_at_third = |_: &mut RunContext| {
             left -= 1;
-            if left == 0 { Err(Stop::Interrupted) } else { Ok(()) }
+            if left == 0 {
+                Err(Stop::Interrupted)
+            } else {
+                Ok(())
+            }
         };
-        let stopped = run(&mut ctx(&scenario), &scenario.steps[0], Some(&mut stop_at_third));
-        assert_eq!((stopped.map(drop), left), (Err(Stop::Interrupted), 0), "{step}");
+        let stopped = run(
+            &mut ctx(&scenario),
+            &scenario.steps[0],
+            Some(&mut stop_at_third),
+        );
+        assert_eq!(
+            (stopped.map(drop), left),
+            (Err(Stop::Interrupted), 0),
+            "{step}"
+        );
     }
 }
 
-/// A failing iteration leaves nothing allocated, wherever it fails and whatever its plan is. Neither does the
-/// training.
+/// A failing iteration leaves nothing allocated, wherever it fails and whatever its plan is.
+/// Neither does the training.
 #[test]
 fn a_training_frees_everything_wherever_it_fails() {
     let options = [
@@ -95,21 +118,31 @@ fn a_training_frees_everything_wherever_it_fails() {
         "precision: mixed, optimizer: sgd, checkpoint_every: 3, accumulate: 2, ",
         "retain_graph: true, ",
         "on_oom: [ spill_to_host, { spill_to_host: { what: optimizer_state } } ], ",
-        "checkpoint_every: 2, zero_grad: zero, on_oom: [ { spill_to_host: { memory: pageable } }, split_and_accumulate ], ",
+        "checkpoint_every: 2, zero_grad: zero, on_oom: [ { spill_to_host: { memory: pageable } }, \
+         split_and_accumulate ], ",
         "retain_graph: true, on_oom: { spill_to_host: { memory: mapped_file } }, ",
     ];
     for options in options {
         let mut ends = Vec::new();
         for memory in (24..220).step_by(7) {
             let step = format!(
-                "train: {{ id: t, parameters: 8MiB, layers: 6, activations_per_sample: 12MiB, batch: 11, {options}iterations: 4, expect: any }}"
+                "train: {{ id: t, parameters: 8MiB, layers: 6, activations_per_sample: 12MiB, \
+                 batch: 11, {options}iterations: 4, expect: any }}"
             );
             let scenario = scenario_in(&format!("{memory}MiB"), &step);
             let mut ctx = ctx(&scenario);
             let result = run(&mut ctx, &scenario.steps[0], None).unwrap();
-            assert_eq!(ctx.rig.stats().allocated_bytes.all.current, 0, "{options} in {memory} MiB");
+            assert_eq!(
+                ctx.rig.stats().allocated_bytes.all.current,
+                0,
+                "{options} in {memory} MiB"
+            );
             assert_eq!(ctx.rig.take_findings(), [], "{options} in {memory} MiB");
-            assert_eq!(result.reports[&harness_scenario::ReportKey::RetainedAfterOom], 0, "{options} in {memory} MiB");
+            assert_eq!(
+                result.reports[&harness_scenario::ReportKey::RetainedAfterOom],
+                0,
+                "{options} in {memory} MiB"
+            );
             ends.push(result.outcome);
             ctx.rig.finish().unwrap();
         }
@@ -119,10 +152,14 @@ fn a_training_frees_everything_wherever_it_fails() {
 
 /// The peak of allocated bytes of a training that spills these parts from the start.
 fn peak_of(fields: &str, spilled: harness_scenario::Spilled) -> u64 {
-    let text = format!("about: A test.\nneeds: {{ memory: 16GiB }}\nsteps:\n  - train: {{ id: t, {fields} }}\n");
+    let text = format!(
+        "about: A test.\nneeds: {{ memory: 16GiB }}\nsteps:\n  - train: {{ id: t, {fields} }}\n"
+    );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios/test.yaml");
     let scenario = Scenario::parse(&text, &path).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let Action::Train(train) = &scenario.steps[0].action else { panic!("{fields}") };
+    let Action::Train(train) = &scenario.steps[0].action else {
+        panic!("{fields}")
+    };
     let mut train = train.clone();
     train.plan.spilled = spilled;
     let mut ctx = ctx(&scenario);
@@ -134,32 +171,47 @@ fn peak_of(fields: &str, spilled: harness_scenario::Spilled) -> u64 {
     peak
 }
 
-/// The expected values are `torch.cuda.max_memory_allocated()` in MiB for the same models. They were measured with
-/// PyTorch 2.11 on a simulated H100, with and without `save_on_cpu`, over two iterations with SGD. Pinned and
-/// pageable memory gave the same values.
+/// The expected values are `torch.cuda.max_memory_allocated()` in MiB for the same models. They
+/// were measured with PyTorch 2.11 on a simulated H100, with and without `save_on_cpu`, over two
+/// iterations with SGD. Pinned and pageable memory gave the same values.
 #[test]
 fn with_saved_activations_on_the_host_the_peak_matches_pytorch() {
     use harness_scenario::{Spilled, SpilledPart};
-    let on_host = Spilled::from([(SpilledPart::Activations, harness_allocator::device::HostMemory::Pinned)]);
-    // The programs sum the outputs of the MLPs. The gradients of that sum take one or two activations of 64 MiB,
-    // which the models without a loss omit: an eighth of the smallest total.
-    for (model, batch, plain, saved, most) in
-        [("mlp_8x2048", 16384, 1509.1, 833.1, 0.1), ("mlp_16x1024", 16384, 2373.1, 509.1, 0.13), ("gpt2", 4, 5304.6, 2898.5, 0.1)]
-    {
+    let on_host = Spilled::from([(
+        SpilledPart::Activations,
+        harness_allocator::device::HostMemory::Pinned,
+    )]);
+    // The programs sum the outputs of the MLPs. The gradients of that sum take one or two
+    // activations of 64 MiB, which the models without a loss omit: an eighth of the smallest total.
+    for (model, batch, plain, saved, most) in [
+        ("mlp_8x2048", 16384, 1509.1, 833.1, 0.1),
+        ("mlp_16x1024", 16384, 2373.1, 509.1, 0.13),
+        ("gpt2", 4, 5304.6, 2898.5, 0.1),
+    ] {
         for (spilled, pytorch) in [(Spilled::new(), plain), (on_host.clone(), saved)] {
-            let fields = format!("model: models/{model}.yaml, batch: {batch}, iterations: 2, optimizer: sgd");
+            let fields = format!(
+                "model: models/{model}.yaml, batch: {batch}, iterations: 2, optimizer: sgd"
+            );
             let ours = peak_of(&fields, spilled.clone()) as f64 / (1 << 20) as f64;
             let off = ours / pytorch - 1.0;
-            println!("{model} {spilled:?}: {ours:.1} MiB, PyTorch {pytorch} MiB, {:+.1} %", off * 100.0);
-            assert!(off.abs() < most, "{model} {spilled:?}: {ours:.1} MiB instead of {pytorch} MiB");
+            println!(
+                "{model} {spilled:?}: {ours:.1} MiB, PyTorch {pytorch} MiB, {:+.1} %",
+                off * 100.0
+            );
+            assert!(
+                off.abs() < most,
+                "{model} {spilled:?}: {ours:.1} MiB instead of {pytorch} MiB"
+            );
         }
     }
 }
 
-const DEEP: &str = "parameters: 64MiB, layers: 8, activations_per_sample: 8MiB, batch: 64, iterations: 3";
+const DEEP: &str =
+    "parameters: 64MiB, layers: 8, activations_per_sample: 8MiB, batch: 64, iterations: 3";
 
-/// There are 8 layers of 64 MiB. In the forward pass, the device holds a layer's input and output. In the backward
-/// pass, it holds a fetched activation and its gradient, and then the gradients of all parameters.
+/// There are 8 layers of 64 MiB. In the forward pass, the device holds a layer's input and output.
+/// In the backward pass, it holds a fetched activation and its gradient, and then the gradients of
+/// all parameters.
 #[test]
 fn with_saved_activations_on_the_host_one_layer_is_on_the_device() {
     use harness_allocator::device::HostMemory;
@@ -167,13 +219,33 @@ fn with_saved_activations_on_the_host_one_layer_is_on_the_device() {
     let mib = |bytes: u64| bytes >> 20;
     let spilled = |part, memory: HostMemory| Spilled::from([(part, memory)]);
     assert_eq!(mib(peak_of(DEEP, Spilled::new())), 192 + 512 + 64 + 8);
-    for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
-        assert_eq!(mib(peak_of(DEEP, spilled(SpilledPart::Activations, memory.clone()))), 192 + 64 + 64 + 64, "{memory}");
+    for memory in [
+        HostMemory::Pinned,
+        HostMemory::Pageable,
+        HostMemory::MappedFile { folder: None },
+    ] {
         assert_eq!(
-            mib(peak_of(&format!("{DEEP}, checkpoint_every: 2"), spilled(SpilledPart::Activations, memory.clone()))),
+            mib(peak_of(
+                DEEP,
+                spilled(SpilledPart::Activations, memory.clone())
+            )),
+            192 + 64 + 64 + 64,
+            "{memory}"
+        );
+        assert_eq!(
+            mib(peak_of(
+                &format!("{DEEP}, checkpoint_every: 2"),
+                spilled(SpilledPart::Activations, memory.clone())
+            )),
             192 + 3 * 64 + 64 + 5 * 8
         );
-        assert_eq!(mib(peak_of(&DEEP.replace("batch: 64", "batch: 128"), spilled(SpilledPart::Activations, memory))), 192 + 128 + 128 + 64);
+        assert_eq!(
+            mib(peak_of(
+                &DEEP.replace("batch: 64", "batch: 128"),
+                spilled(SpilledPart::Activations, memory)
+            )),
+            192 + 128 + 128 + 64
+        );
     }
     // The state is spilled before the first forward pass, so only its creation peaks on the device.
     let state = spilled(SpilledPart::OptimizerState, HostMemory::Pinned);
@@ -184,7 +256,8 @@ fn with_saved_activations_on_the_host_one_layer_is_on_the_device() {
 fn cache_growth_and_evictions_do_not_change_the_served_requests() {
     let served = |memory: &str, fields: &str| {
         let step = format!(
-            "infer: {{ id: i, layers: 4, kv_heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
+            "infer: {{ id: i, layers: 4, kv_heads: 8, head_dim: 64, requests: 20, prompt: {{ min: \
+             50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
         );
         let scenario = scenario_in(memory, &step);
         let mut ctx = ctx(&scenario);
@@ -195,9 +268,15 @@ fn cache_growth_and_evictions_do_not_change_the_served_requests() {
         [Served, Evicted, PeakRunning, RecomputedTokens].map(|key| result.reports[&key])
     };
     assert_eq!(served("256MiB", ""), [20, 0, 20, 0]);
-    assert_eq!(served("256MiB", ", page: 16, max_running: 7"), [20, 0, 7, 0]);
+    assert_eq!(
+        served("256MiB", ", page: 16, max_running: 7"),
+        [20, 0, 7, 0]
+    );
     let [done, evicted, running, again] = served("24MiB", ", page: 16");
-    assert!(done == 20 && evicted > 0 && running < 20 && again >= evicted * 50, "{done} {evicted} {running} {again}");
+    assert!(
+        done == 20 && evicted > 0 && running < 20 && again >= evicted * 50,
+        "{done} {evicted} {running} {again}"
+    );
 }
 
 /// Another program takes more memory after each iteration, until the training runs out.
@@ -217,10 +296,14 @@ fn another_program_can_grow_while_a_training_runs() {
     };
     let result = run(&mut ctx, &scenario.steps[0], Some(&mut grow)).unwrap();
     assert_eq!(result.outcome, Outcome::OutOfMemory);
-    assert!(live.len() < 10 && live.iter().all(|bytes| *bytes == live[0] && *bytes > 0), "only parameters and optimizer state: {live:?}");
+    assert!(
+        live.len() < 10 && live.iter().all(|bytes| *bytes == live[0] && *bytes > 0),
+        "only parameters and optimizer state: {live:?}"
+    );
     let failed_request = result.failed_request.unwrap();
     let others: Bytes = held.iter().map(crate::rig::Buffer::size).sum();
     assert_eq!(failed_request.accounts.device.pressure, others);
-    held.into_iter().for_each(|buffer| ctx.rig.free(buffer).unwrap());
+    held.into_iter()
+        .for_each(|buffer| ctx.rig.free(buffer).unwrap());
     ctx.rig.finish().unwrap();
 }

@@ -1,8 +1,12 @@
-//! The contract of an [`Allocator`], run with every allocator on every device. The harness's audit checks each
-//! operation.
+//! The contract of an [`Allocator`], run with every allocator on every device. The harness's audit
+//! checks each operation.
 
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
-use harness_allocator::device::faulty::{CallRecord, Calls, Effect, Fault, Faulty, InjectedError, Injector, Numbered};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request,
+};
+use harness_allocator::device::faulty::{
+    CallRecord, Calls, Effect, Fault, Faulty, InjectedError, Injector, Numbered,
+};
 use harness_allocator::device::{DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::{Bytes, Nanos};
@@ -45,7 +49,9 @@ pub(crate) fn cases() -> Vec<Case> {
         at_every_memory_size_failures_leave_the_accounts_right,
         random_programs_keep_every_invariant,
     ];
-    let kinds = AllocatorKind::ALL.iter().map(|&kind| AllocatorSpec::from(kind));
+    let kinds = AllocatorKind::ALL
+        .iter()
+        .map(|&kind| AllocatorSpec::from(kind));
     let arms = kinds.chain(library::allocators());
     let pairs = arms.flat_map(|arm| bodies.map(|(name, body)| (arm.clone(), name, body)));
     let case = |(arm, name, body): (AllocatorSpec, &str, Call)| Case {
@@ -56,12 +62,17 @@ pub(crate) fn cases() -> Vec<Case> {
             fixture.finish()
         }),
     };
-    pairs.filter(|(arm, name, _)| can_be_told(arm, name)).map(case).collect()
+    pairs
+        .filter(|(arm, name, _)| can_be_told(arm, name))
+        .map(case)
+        .collect()
 }
 
 /// Returns whether a library's interface supports everything that a body uses.
 fn can_be_told(arm: &AllocatorSpec, body: &str) -> bool {
-    let Some(library) = arm.as_library() else { return true };
+    let Some(library) = arm.as_library() else {
+        return true;
+    };
     match body {
         // A library with a cache must know which other streams use a block.
         "memory_used_by_another_stream_is_not_handed_out_while_it_works" => {
@@ -88,7 +99,13 @@ impl<'a> Fixture<'a> {
     fn new(arm: &'a AllocatorSpec, device: &'a mut dyn TestDevice) -> Result<Self, DeviceError> {
         let memory = device.memory()?;
         let audit = Audit::new(device, memory);
-        Ok(Self { arm, allocator: arm.build(), device, audit, streams: Vec::new() })
+        Ok(Self {
+            arm,
+            allocator: arm.build(),
+            device,
+            audit,
+            streams: Vec::new(),
+        })
     }
 
     fn stream(&mut self) -> Result<StreamId, DeviceError> {
@@ -105,14 +122,18 @@ impl<'a> Fixture<'a> {
     fn allocate(&mut self, request: Request) -> Result<Option<Allocation>, DeviceError> {
         match self.allocator.allocate(self.device, request) {
             Ok(allocation) => {
-                let found = self.audit.allocated(&*self.allocator, self.device, request, &allocation);
+                let found =
+                    self.audit
+                        .allocated(&*self.allocator, self.device, request, &allocation);
                 found.unwrap_or_else(|findings| panic!("{findings:?}"));
                 Ok(Some(allocation))
             }
             Err(AllocatorError::Device(error)) => Err(error),
             Err(error) => {
                 let counted = matches!(error, AllocatorError::OutOfMemory(_));
-                let found = self.audit.out_of_memory(&*self.allocator, self.device, counted);
+                let found = self
+                    .audit
+                    .out_of_memory(&*self.allocator, self.device, counted);
                 found.unwrap_or_else(|findings| panic!("{findings:?}"));
                 Ok(None)
             }
@@ -142,7 +163,8 @@ impl<'a> Fixture<'a> {
     fn set_limit(&mut self, limit: Bytes) -> Bytes {
         let total = self.device.info().total;
         // The half byte makes truncation give the limit itself.
-        let fraction = MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64).expect("less than there is");
+        let fraction = MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64)
+            .expect("less than there is");
         assert_eq!(fraction.limit(total), Some(limit));
         self.allocator.set_memory_fraction(self.device, fraction);
         limit
@@ -155,7 +177,11 @@ impl<'a> Fixture<'a> {
     /// All free memory except one granule, in whole reserve units.
     fn nearly_all(&mut self) -> Result<Bytes, DeviceError> {
         let unit = self.allocator.reserve_unit(self.device);
-        let most = self.device.memory()?.free.saturating_sub(self.device.info().granularity);
+        let most = self
+            .device
+            .memory()?
+            .free
+            .saturating_sub(self.device.info().granularity);
         Ok(Bytes(most.0 - most.0 % unit.0))
     }
 
@@ -164,7 +190,9 @@ impl<'a> Fixture<'a> {
         self.device.synchronize()?;
         self.device.set_external_memory(Bytes::ZERO)?;
         self.allocator.close(self.device)?;
-        self.streams.iter().try_for_each(|&stream| self.device.destroy_stream(stream))
+        self.streams
+            .iter()
+            .try_for_each(|&stream| self.device.destroy_stream(stream))
     }
 }
 
@@ -179,34 +207,71 @@ fn a_request_for_nothing_is_null_and_costs_nothing(fixture: &mut Fixture<'_>) ->
     let calls = fixture.device.calls();
     let nothing = fixture.must_allocate(Bytes::ZERO)?;
     assert!(nothing.is_null() && nothing.size() == Bytes::ZERO);
-    fixture.allocator.record_stream(&nothing, StreamId::DEFAULT)?;
+    fixture
+        .allocator
+        .record_stream(&nothing, StreamId::DEFAULT)?;
     fixture.free(nothing)?;
-    assert_eq!((fixture.allocator.stats(), fixture.device.calls()), (Default::default(), calls));
+    assert_eq!(
+        (fixture.allocator.stats(), fixture.device.calls()),
+        (Default::default(), calls)
+    );
     Ok(())
 }
 
 fn allocations_are_counted_and_disjoint(fixture: &mut Fixture<'_>) -> Outcome {
-    let sizes = [1, 511, 512, 513, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20];
-    let live = sizes.iter().map(|&size| fixture.must_allocate(Bytes(size))).collect::<Result<Vec<_>, _>>()?;
+    let sizes = [
+        1,
+        511,
+        512,
+        513,
+        4096,
+        1 << 20,
+        (1 << 20) + 1,
+        3 << 20,
+        11 << 20,
+    ];
+    let live = sizes
+        .iter()
+        .map(|&size| fixture.must_allocate(Bytes(size)))
+        .collect::<Result<Vec<_>, _>>()?;
     let stats = fixture.allocator.stats();
     assert_eq!(stats.allocation.all.current, sizes.len() as u64);
     assert_eq!(stats.requested_bytes.all.current, sizes.iter().sum::<u64>());
-    assert_eq!(Bytes(stats.allocated_bytes.all.current), live.iter().map(Allocation::size).sum());
+    assert_eq!(
+        Bytes(stats.allocated_bytes.all.current),
+        live.iter().map(Allocation::size).sum()
+    );
     for (index, allocation) in live.iter().enumerate() {
-        fixture.device.fill(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
+        fixture
+            .device
+            .fill(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
     }
     for (index, allocation) in live.iter().enumerate() {
-        fixture.device.verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
-        let segment = fixture.allocator.segment_at(allocation.ptr()).expect("every allocation is in a segment");
-        assert!(segment.address <= allocation.ptr() && allocation.range().end() <= segment.address.offset(segment.size));
+        fixture
+            .device
+            .verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
+        let segment = fixture
+            .allocator
+            .segment_at(allocation.ptr())
+            .expect("every allocation is in a segment");
+        assert!(
+            segment.address <= allocation.ptr()
+                && allocation.range().end() <= segment.address.offset(segment.size)
+        );
     }
-    live.into_iter().try_for_each(|allocation| fixture.free(allocation))
+    live.into_iter()
+        .try_for_each(|allocation| fixture.free(allocation))
 }
 
-fn everything_is_released_after_the_last_free_and_empty_cache(fixture: &mut Fixture<'_>) -> Outcome {
+fn everything_is_released_after_the_last_free_and_empty_cache(
+    fixture: &mut Fixture<'_>,
+) -> Outcome {
     let before = fixture.device.memory()?;
-    let live = (0..20).map(|n| fixture.must_allocate(Bytes(700_000 * (n % 5 + 1)))).collect::<Result<Vec<_>, _>>()?;
-    live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+    let live = (0..20)
+        .map(|n| fixture.must_allocate(Bytes(700_000 * (n % 5 + 1))))
+        .collect::<Result<Vec<_>, _>>()?;
+    live.into_iter()
+        .try_for_each(|allocation| fixture.free(allocation))?;
     assert_eq!(fixture.allocator.stats().allocated_bytes.all.current, 0);
     fixture.empty_cache()?;
     assert_eq!(fixture.reserved(), 0);
@@ -217,36 +282,62 @@ fn everything_is_released_after_the_last_free_and_empty_cache(fixture: &mut Fixt
 
 fn an_out_of_memory_is_an_answer_that_changes_nothing_live(fixture: &mut Fixture<'_>) -> Outcome {
     let kept = fixture.must_allocate(Bytes::mib(8))?;
-    fixture.device.fill(StreamId::DEFAULT, kept.range(), Tag(7))?;
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, kept.range(), Tag(7))?;
     let before = fixture.allocator.stats();
     // A driver that can remap a pool's memory merges free and unallocated reserved memory.
     let unallocated = Bytes(fixture.reserved() - before.allocated_bytes.all.current);
     let too_much = fixture.device.memory()?.free + unallocated + Bytes::mib(2);
-    let error = fixture.allocator.allocate(fixture.device, Request::new(too_much)).expect_err("more than there is");
-    let AllocatorError::OutOfMemory(oom) = &error else { panic!("{error:?}") };
-    assert_eq!((oom.requested, oom.allocated), (too_much, Bytes(before.allocated_bytes.all.current)));
+    let error = fixture
+        .allocator
+        .allocate(fixture.device, Request::new(too_much))
+        .expect_err("more than there is");
+    let AllocatorError::OutOfMemory(oom) = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(
+        (oom.requested, oom.allocated),
+        (too_much, Bytes(before.allocated_bytes.all.current))
+    );
     assert!(error.to_string().contains("out of memory"), "{error}");
     assert_eq!(fixture.allocator.stats().num_ooms, before.num_ooms + 1);
-    fixture.device.verify(StreamId::DEFAULT, kept.range(), Tag(7))?;
+    fixture
+        .device
+        .verify(StreamId::DEFAULT, kept.range(), Tag(7))?;
     fixture.free(kept)
 }
 
 fn a_request_that_can_never_fit_is_reported(fixture: &mut Fixture<'_>) -> Outcome {
-    let ask = |fixture: &mut Fixture<'_>, size| fixture.allocator.allocate(fixture.device, Request::new(Bytes(size)));
+    let ask = |fixture: &mut Fixture<'_>, size| {
+        fixture
+            .allocator
+            .allocate(fixture.device, Request::new(Bytes(size)))
+    };
     let too_large = fixture.device.info().total.0 + 1;
     match ask(fixture, too_large).expect_err("more than the device has") {
         AllocatorError::OutOfMemory(oom) => assert!(oom.segment > oom.total),
         AllocatorError::TooLarge { .. } => {}
         AllocatorError::Device(error) => return Err(error),
     }
-    assert!(ask(fixture, u64::MAX).expect_err("no device has that").is_out_of_memory());
+    assert!(
+        ask(fixture, u64::MAX)
+            .expect_err("no device has that")
+            .is_out_of_memory()
+    );
     assert_eq!(fixture.reserved(), 0);
     Ok(())
 }
 
 fn after_an_out_of_memory_a_smaller_request_fits(fixture: &mut Fixture<'_>) -> Outcome {
     let nearly_all = fixture.nearly_all()?;
-    assert!(fixture.allocate(Request::new(nearly_all + fixture.allocator.reserve_unit(fixture.device) + Bytes::mib(2)))?.is_none());
+    assert!(
+        fixture
+            .allocate(Request::new(
+                nearly_all + fixture.allocator.reserve_unit(fixture.device) + Bytes::mib(2)
+            ))?
+            .is_none()
+    );
     let most = fixture.must_allocate(nearly_all)?;
     fixture.free(most)
 }
@@ -254,9 +345,15 @@ fn after_an_out_of_memory_a_smaller_request_fits(fixture: &mut Fixture<'_>) -> O
 fn the_memory_fraction_refuses_without_asking_the_device(fixture: &mut Fixture<'_>) -> Outcome {
     let limit = fixture.set_limit(Bytes::mib(16));
     let before = fixture.device.calls();
-    assert!(fixture.allocate(Request::new(limit + Bytes::mib(2)))?.is_none());
+    assert!(
+        fixture
+            .allocate(Request::new(limit + Bytes::mib(2)))?
+            .is_none()
+    );
     assert_eq!(fixture.device.calls().malloc, before.malloc);
-    fixture.allocator.set_memory_fraction(fixture.device, MemoryFraction::ALL);
+    fixture
+        .allocator
+        .set_memory_fraction(fixture.device, MemoryFraction::ALL);
     let fits = fixture.must_allocate(limit + Bytes::mib(2))?;
     fixture.free(fits)
 }
@@ -270,28 +367,38 @@ fn a_limit_equal_to_the_request_is_enough(fixture: &mut Fixture<'_>) -> Outcome 
 
 fn pressure_by_others_is_an_out_of_memory_like_any_other(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
-    fixture.device.set_external_memory(free.saturating_sub(Bytes::mib(4)))?;
+    fixture
+        .device
+        .set_external_memory(free.saturating_sub(Bytes::mib(4)))?;
     assert!(fixture.allocate(Request::new(Bytes::mib(12)))?.is_none());
     fixture.device.set_external_memory(Bytes::ZERO)?;
     let fits = fixture.must_allocate(Bytes::mib(12))?;
     fixture.free(fits)
 }
 
-fn freed_memory_is_not_handed_to_another_stream_that_could_race(fixture: &mut Fixture<'_>) -> Outcome {
+fn freed_memory_is_not_handed_to_another_stream_that_could_race(
+    fixture: &mut Fixture<'_>,
+) -> Outcome {
     let (first, second) = (fixture.stream()?, fixture.stream()?);
     let size = Bytes::mib(4);
-    let written = fixture.allocate(Request::new(size).on(first))?.expect("there is room");
+    let written = fixture
+        .allocate(Request::new(size).on(first))?
+        .expect("there is room");
     fixture.device.busy(first, Nanos::millis(20))?;
     fixture.device.fill(first, written.range(), Tag(1))?;
     fixture.free(written)?;
-    let other = fixture.allocate(Request::new(size).on(second))?.expect("there is room");
+    let other = fixture
+        .allocate(Request::new(size).on(second))?
+        .expect("there is room");
     fixture.device.fill(second, other.range(), Tag(2))?;
     fixture.device.synchronize()?;
     fixture.device.verify(second, other.range(), Tag(2))?;
     fixture.free(other)
 }
 
-fn memory_used_by_another_stream_is_not_handed_out_while_it_works(fixture: &mut Fixture<'_>) -> Outcome {
+fn memory_used_by_another_stream_is_not_handed_out_while_it_works(
+    fixture: &mut Fixture<'_>,
+) -> Outcome {
     let side = fixture.stream()?;
     let size = Bytes::mib(4);
     let shared = fixture.must_allocate(size)?;
@@ -301,13 +408,21 @@ fn memory_used_by_another_stream_is_not_handed_out_while_it_works(fixture: &mut 
     fixture.device.fill(side, shared.range(), Tag(1))?;
     fixture.free(shared)?;
     let next = fixture.must_allocate(size)?;
-    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, next.range(), Tag(2))?;
     fixture.device.synchronize()?;
-    fixture.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture
+        .device
+        .verify(StreamId::DEFAULT, next.range(), Tag(2))?;
     fixture.free(next)?;
     let later = fixture.must_allocate(size)?;
     fixture.free(later)?;
-    assert_eq!(fixture.allocator.stats().active.all.current, 0, "after the event nothing waits any more");
+    assert_eq!(
+        fixture.allocator.stats().active.all.current,
+        0,
+        "after the event nothing waits any more"
+    );
     Ok(())
 }
 
@@ -319,14 +434,23 @@ fn a_destroyed_stream_that_used_memory_blocks_nothing(fixture: &mut Fixture<'_>)
         fixture.device.busy(side, Nanos::millis(5))?;
         fixture.device.fill(side, allocation.range(), Tag(1))?;
     }
-    // One block waits for an event of the stream. The other is freed when no stream is left to record an event on.
+    // One block waits for an event of the stream. The other is freed when no stream is left to
+    // record an event on.
     fixture.free(before)?;
     fixture.destroy_stream(side)?;
     fixture.free(after)?;
     let next = fixture.must_allocate(size)?;
-    assert_eq!(fixture.allocator.stats().active.all.current, 1, "nothing waits for the stream");
-    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
-    fixture.device.verify(StreamId::DEFAULT, next.range(), Tag(2))?;
+    assert_eq!(
+        fixture.allocator.stats().active.all.current,
+        1,
+        "nothing waits for the stream"
+    );
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture
+        .device
+        .verify(StreamId::DEFAULT, next.range(), Tag(2))?;
     fixture.free(next)?;
     fixture.empty_cache()?;
     assert_eq!(fixture.reserved(), 0);
@@ -338,13 +462,20 @@ fn memory_of_a_destroyed_stream_is_released(fixture: &mut Fixture<'_>) -> Outcom
     let sizes = [Bytes(1000), Bytes::mib(3), Bytes::mib(24)];
     let mut live = Vec::new();
     for size in sizes {
-        live.push(fixture.allocate(Request::new(size).on(side))?.expect("there is room"));
+        live.push(
+            fixture
+                .allocate(Request::new(size).on(side))?
+                .expect("there is room"),
+        );
     }
-    fixture.allocator.record_stream(&live[1], StreamId::DEFAULT)?;
+    fixture
+        .allocator
+        .record_stream(&live[1], StreamId::DEFAULT)?;
     fixture.device.fill(side, live[2].range(), Tag(1))?;
     fixture.free(live.remove(0))?;
     fixture.destroy_stream(side)?;
-    live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+    live.into_iter()
+        .try_for_each(|allocation| fixture.free(allocation))?;
     fixture.empty_cache()?;
     assert_eq!(fixture.reserved(), 0);
     Ok(())
@@ -354,8 +485,15 @@ fn a_released_stream_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
     // The first allocation may keep its memory, like a pool's initial size.
     let first = fixture.must_allocate(Bytes::mib(1))?;
     let side = fixture.stream()?;
-    let [own, shared] = [Request::new(Bytes::mib(24)).on(side), Request::new(Bytes::mib(1))].map(|request| fixture.allocate(request));
-    let [own, shared] = [own?.expect("there is room"), shared?.expect("there is room")];
+    let [own, shared] = [
+        Request::new(Bytes::mib(24)).on(side),
+        Request::new(Bytes::mib(1)),
+    ]
+    .map(|request| fixture.allocate(request));
+    let [own, shared] = [
+        own?.expect("there is room"),
+        shared?.expect("there is room"),
+    ];
     fixture.device.busy(side, Nanos::millis(5))?;
     fixture.device.fill(side, own.range(), Tag(1))?;
     fixture.allocator.record_stream(&shared, side)?;
@@ -364,23 +502,49 @@ fn a_released_stream_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
     fixture.allocator.release_stream(fixture.device, side)?;
     fixture.destroy_stream(side)?;
     fixture.allocator.release_stream(fixture.device, side)?;
-    assert_eq!(fixture.allocator.stats().active.all.current, 1, "nothing waits for the stream");
-    let streams = |segment: SegmentInfo| segment.blocks.into_iter().map(|block| block.stream).collect::<Vec<_>>();
-    assert!(fixture.allocator.snapshot().into_iter().flat_map(streams).all(|stream| stream != side), "nothing is kept for the stream");
+    assert_eq!(
+        fixture.allocator.stats().active.all.current,
+        1,
+        "nothing waits for the stream"
+    );
+    let streams = |segment: SegmentInfo| {
+        segment
+            .blocks
+            .into_iter()
+            .map(|block| block.stream)
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        fixture
+            .allocator
+            .snapshot()
+            .into_iter()
+            .flat_map(streams)
+            .all(|stream| stream != side),
+        "nothing is kept for the stream"
+    );
     let again = fixture.must_allocate(Bytes::mib(24))?;
     fixture.free(again)?;
     fixture.free(first)
 }
 
-fn memory_that_is_live_when_its_stream_is_released_stays_valid(fixture: &mut Fixture<'_>) -> Outcome {
+fn memory_that_is_live_when_its_stream_is_released_stays_valid(
+    fixture: &mut Fixture<'_>,
+) -> Outcome {
     let (side, size) = (fixture.stream()?, Bytes::mib(4));
-    let live = fixture.allocate(Request::new(size).on(side))?.expect("there is room");
+    let live = fixture
+        .allocate(Request::new(size).on(side))?
+        .expect("there is room");
     fixture.device.fill(side, live.range(), Tag(1))?;
     fixture.allocator.release_stream(fixture.device, side)?;
     fixture.destroy_stream(side)?;
     let next = fixture.must_allocate(size)?;
-    fixture.device.fill(StreamId::DEFAULT, next.range(), Tag(2))?;
-    fixture.device.verify(StreamId::DEFAULT, live.range(), Tag(1))?;
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, next.range(), Tag(2))?;
+    fixture
+        .device
+        .verify(StreamId::DEFAULT, live.range(), Tag(1))?;
     fixture.free(live)?;
     fixture.free(next)?;
     fixture.empty_cache()?;
@@ -401,12 +565,20 @@ fn peaks_stay_until_they_are_reset(fixture: &mut Fixture<'_>) -> Outcome {
 fn an_allocation_of_another_allocator_is_refused(fixture: &mut Fixture<'_>) -> Outcome {
     let mut other = fixture.arm.build();
     let ours = fixture.must_allocate(Bytes::mib(1))?;
-    let theirs = other.allocate(fixture.device, Request::new(Bytes::mib(1))).expect("there is room");
+    let theirs = other
+        .allocate(fixture.device, Request::new(Bytes::mib(1)))
+        .expect("there is room");
     let before = fixture.allocator.stats();
     let refused = fixture.allocator.record_stream(&theirs, StreamId::DEFAULT);
-    assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(DeviceError::InvalidFree { .. })),
+        "{refused:?}"
+    );
     let refused = fixture.allocator.free(fixture.device, theirs);
-    assert!(matches!(refused, Err(DeviceError::InvalidFree { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(DeviceError::InvalidFree { .. })),
+        "{refused:?}"
+    );
     assert_eq!(fixture.allocator.stats(), before);
     other.close(fixture.device)?;
     fixture.free(ours)
@@ -415,7 +587,8 @@ fn an_allocation_of_another_allocator_is_refused(fixture: &mut Fixture<'_>) -> O
 fn close_releases_everything_including_live_memory(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
     let side = fixture.stream()?;
-    let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| fixture.must_allocate(size));
+    let live =
+        [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| fixture.must_allocate(size));
     for allocation in live {
         let allocation = allocation?;
         fixture.allocator.record_stream(&allocation, side)?;
@@ -435,13 +608,18 @@ fn close_waits_for_work_in_flight(fixture: &mut Fixture<'_>) -> Outcome {
     let [own, shared] = [Bytes::mib(3), Bytes::mib(3)].map(|size| fixture.must_allocate(size));
     let (own, shared) = (own?, shared?);
     fixture.allocator.record_stream(&shared, side)?;
-    fixture.device.fill(StreamId::DEFAULT, own.range(), Tag(1))?;
+    fixture
+        .device
+        .fill(StreamId::DEFAULT, own.range(), Tag(1))?;
     fixture.device.busy(side, Nanos::millis(20))?;
     fixture.device.fill(side, shared.range(), Tag(2))?;
     fixture.device.record_event(event, side)?;
     fixture.free(shared)?;
     fixture.allocator.close(fixture.device)?;
-    assert!(fixture.device.event_done(event)?, "the memory was released while a stream worked on it");
+    assert!(
+        fixture.device.event_done(event)?,
+        "the memory was released while a stream worked on it"
+    );
     fixture.device.destroy_event(event)
 }
 
@@ -459,7 +637,8 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
                 fixture.free(live.remove(0))?;
             }
         }
-        live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+        live.into_iter()
+            .try_for_each(|allocation| fixture.free(allocation))?;
         fixture.empty_cache()?;
         assert_eq!(fixture.reserved(), 0);
         fixture.device.set_external_memory(Bytes::ZERO)?;
@@ -468,11 +647,20 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
     Ok(())
 }
 
-/// A program in which an allocator makes most kinds of device calls. It ends with `close`, while memory is live, or
-/// with the first error.
-fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, side: StreamId) -> Result<(), AllocatorError> {
+/// A program in which an allocator makes most kinds of device calls. It ends with `close`, while
+/// memory is live, or with the first error.
+fn small_program(
+    allocator: &mut dyn Allocator,
+    device: &mut dyn TestDevice,
+    side: StreamId,
+) -> Result<(), AllocatorError> {
     let mut live = Vec::new();
-    for (size, stream) in [(Bytes::mib(3), StreamId::DEFAULT), (Bytes(512), side), (Bytes::mib(6), side), (Bytes::mib(30), side)] {
+    for (size, stream) in [
+        (Bytes::mib(3), StreamId::DEFAULT),
+        (Bytes(512), side),
+        (Bytes::mib(6), side),
+        (Bytes::mib(30), side),
+    ] {
         match allocator.allocate(device, Request { size, stream }) {
             Ok(allocation) => live.push(allocation),
             Err(error) if error.is_out_of_memory() => {}
@@ -480,7 +668,14 @@ fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, sid
         }
     }
     for allocation in live {
-        allocator.record_stream(&allocation, if allocation.stream() == side { StreamId::DEFAULT } else { side })?;
+        allocator.record_stream(
+            &allocation,
+            if allocation.stream() == side {
+                StreamId::DEFAULT
+            } else {
+                side
+            },
+        )?;
         allocator.free(device, allocation)?;
     }
     match allocator.allocate(device, Request::new(Bytes::mib(50))) {
@@ -491,7 +686,13 @@ fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, sid
     allocator.empty_cache(device)?;
     for stream in [StreamId::DEFAULT, side] {
         // They are released when the allocator is closed.
-        match allocator.allocate(device, Request { size: Bytes::mib(12), stream }) {
+        match allocator.allocate(
+            device,
+            Request {
+                size: Bytes::mib(12),
+                stream,
+            },
+        ) {
             Ok(allocation) => allocator.record_stream(&allocation, side)?,
             Err(error) if error.is_out_of_memory() => {}
             Err(error) => return Err(error),
@@ -500,9 +701,12 @@ fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, sid
     Ok(allocator.close(device)?)
 }
 
-/// Runs the small program with faults and releases everything without faults. After any failure, the allocator must
-/// still know its memory.
-fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<(), AllocatorError>, DeviceError> {
+/// Runs the small program with faults and releases everything without faults. After any failure,
+/// the allocator must still know its memory.
+fn with_faults(
+    fixture: &mut Fixture<'_>,
+    faults: &Injector,
+) -> Result<Result<(), AllocatorError>, DeviceError> {
     let side = fixture.device.create_stream()?;
     let mut allocator = fixture.arm.build();
     let mut device = Faulty::new(&mut *fixture.device, faults.clone());
@@ -522,19 +726,31 @@ fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<()
 fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<CallRecord>, DeviceError> {
     let faults = Injector::new(&[], 0).logging();
     with_faults(fixture, &faults)?.unwrap_or_else(|error| panic!("without faults: {error}"));
-    Ok(faults.calls_made().into_iter().map(|noted| noted.made).collect())
+    Ok(faults
+        .calls_made()
+        .into_iter()
+        .map(|noted| noted.made)
+        .collect())
 }
 
 fn each_failing_call_is_reported_and_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
     let calls = calls_of_the_small_program(fixture)?;
     assert!(calls.len() > 4, "{calls:?}");
     for made in &calls {
-        let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
-        let faults = Injector::new(&[Fault::failing(Calls::Of(made.call), numbered)], 0).with_budget(10 * calls.len() as u64);
+        let numbered = Numbered {
+            first: made.number,
+            count: 1,
+            min_size: Bytes::ZERO,
+        };
+        let faults = Injector::new(&[Fault::failing(Calls::Of(made.call), numbered)], 0)
+            .with_budget(10 * calls.len() as u64);
         let ended = with_faults(fixture, &faults)?;
         assert_eq!(faults.injected_by(0).0, 1, "{made} is made again");
         if let Err(error) = ended {
-            assert!(error.to_string().starts_with(made.call.name()), "{made}: {error}");
+            assert!(
+                error.to_string().starts_with(made.call.name()),
+                "{made}: {error}"
+            );
         }
     }
     Ok(())
@@ -543,12 +759,28 @@ fn each_failing_call_is_reported_and_leaks_nothing(fixture: &mut Fixture<'_>) ->
 fn after_a_lost_device_every_call_returns_that_error(fixture: &mut Fixture<'_>) -> Outcome {
     let calls = calls_of_the_small_program(fixture)?;
     for made in &calls {
-        let effect = Effect::Fails { error: InjectedError::DeviceLost, sticky: true };
-        let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
-        let fault = Fault { effect, ..Fault::failing(Calls::Of(made.call), numbered) };
+        let effect = Effect::Fails {
+            error: InjectedError::DeviceLost,
+            sticky: true,
+        };
+        let numbered = Numbered {
+            first: made.number,
+            count: 1,
+            min_size: Bytes::ZERO,
+        };
+        let fault = Fault {
+            effect,
+            ..Fault::failing(Calls::Of(made.call), numbered)
+        };
         let faults = Injector::new(&[fault], 0).with_budget(10 * calls.len() as u64);
-        let error = with_faults(fixture, &faults)?.err().unwrap_or_else(|| panic!("the error of {made} is lost")).to_string();
-        assert!(error.contains("CUDA_ERROR_DEVICE_UNAVAILABLE"), "{made}: {error}");
+        let error = with_faults(fixture, &faults)?
+            .err()
+            .unwrap_or_else(|| panic!("the error of {made} is lost"))
+            .to_string();
+        assert!(
+            error.contains("CUDA_ERROR_DEVICE_UNAVAILABLE"),
+            "{made}: {error}"
+        );
     }
     Ok(())
 }
@@ -571,15 +803,20 @@ fn random_programs_keep_every_invariant(fixture: &mut Fixture<'_>) -> Outcome {
             }
             17 if !live.is_empty() => {
                 let stream = streams[rng.random_range(0..streams.len())];
-                fixture.allocator.record_stream(&live[rng.random_range(0..live.len())], stream)?;
+                fixture
+                    .allocator
+                    .record_stream(&live[rng.random_range(0..live.len())], stream)?;
                 fixture.device.busy(stream, Nanos::micros(20))?;
             }
-            18 => fixture.device.synchronize_stream(streams[rng.random_range(0..streams.len())])?,
+            18 => fixture
+                .device
+                .synchronize_stream(streams[rng.random_range(0..streams.len())])?,
             19 if rng.random_range(0..5) == 0 => fixture.empty_cache()?,
             _ => {}
         }
     }
-    live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
+    live.into_iter()
+        .try_for_each(|allocation| fixture.free(allocation))?;
     fixture.empty_cache()?;
     assert_eq!(fixture.reserved(), 0);
     Ok(())

@@ -1,10 +1,12 @@
 //! The contract of a [`Device`]: the promises of each call, on real and simulated hardware.
 //!
-//! Properties that only a strict device checks (races, use after free) are tested with that device. Bodies get a
-//! device without allocations and free everything. Work that must still run when the host looks is long enough for a
-//! busy machine.
+//! Properties that only a strict device checks (races, use after free) are tested with that device.
+//! Bodies get a device without allocations and free everything. Work that must still run when the
+//! host looks is long enough for a busy machine.
 
-use harness_allocator::device::{DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag, TestDevice};
+use harness_allocator::device::{
+    DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag, TestDevice,
+};
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::{Case, Outcome};
@@ -64,7 +66,13 @@ pub(crate) fn cases() -> Vec<Case> {
         time_goes_on_over_work_that_is_waited_for,
         time_goes_on_while_the_host_sleeps,
     ];
-    bodies.into_iter().map(|(name, body)| Case { name: format!("device::{name}"), run: Box::new(body) }).collect()
+    bodies
+        .into_iter()
+        .map(|(name, body)| Case {
+            name: format!("device::{name}"),
+            run: Box::new(body),
+        })
+        .collect()
 }
 
 fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
@@ -80,12 +88,18 @@ fn whole_granules(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
 fn assert_moved(device: &dyn TestDevice, what: &str, before: Bytes, after: Bytes, by: Bytes) {
     let tolerance = device.info().used_tolerance;
     let moved = Bytes(before.0.abs_diff(after.0));
-    assert!(moved.0.abs_diff(by.0) <= tolerance.0, "{what} moved by {moved} ({before} to {after}), expected {by} give or take {tolerance}");
+    assert!(
+        moved.0.abs_diff(by.0) <= tolerance.0,
+        "{what} moved by {moved} ({before} to {after}), expected {by} give or take {tolerance}"
+    );
 }
 
 fn at_least(what: &str, time: Nanos, least: Nanos) {
     // Timers of real devices are rounded.
-    assert!(time.0 >= least.0 - least.0 / 100, "{what} is {time}, expected {least} or more");
+    assert!(
+        time.0 >= least.0 - least.0 / 100,
+        "{what} is {time}, expected {least} or more"
+    );
 }
 
 fn a_fresh_device_has_nothing_leaked_and_no_calls(device: &mut dyn TestDevice) -> Outcome {
@@ -97,16 +111,37 @@ fn a_fresh_device_has_nothing_leaked_and_no_calls(device: &mut dyn TestDevice) -
 fn memory_adds_up(device: &mut dyn TestDevice) -> Outcome {
     let memory = device.memory()?;
     assert_eq!(memory.total, device.info().total);
-    assert!(memory.free > Bytes::ZERO && memory.free <= memory.total, "{memory:?}");
-    assert!(memory.used >= memory.process.unwrap_or_default(), "{memory:?}");
-    assert_eq!((memory.pressure, device.free_memory()?), (Bytes::ZERO, memory.free));
+    assert!(
+        memory.free > Bytes::ZERO && memory.free <= memory.total,
+        "{memory:?}"
+    );
+    assert!(
+        memory.used >= memory.process.unwrap_or_default(),
+        "{memory:?}"
+    );
+    assert_eq!(
+        (memory.pressure, device.free_memory()?),
+        (Bytes::ZERO, memory.free)
+    );
     let ptr = device.malloc(Bytes::mib(3))?;
-    assert_eq!((device.free_memory()?, device.memory()?.free), (memory.free - Bytes::mib(4), memory.free - Bytes::mib(4)));
+    assert_eq!(
+        (device.free_memory()?, device.memory()?.free),
+        (memory.free - Bytes::mib(4), memory.free - Bytes::mib(4))
+    );
     device.free(ptr)
 }
 
 fn malloc_returns_aligned_addresses_that_do_not_overlap(device: &mut dyn TestDevice) -> Outcome {
-    let sizes = [1, 511, 512, 4096, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 5 << 20];
+    let sizes = [
+        1,
+        511,
+        512,
+        4096,
+        (2 << 20) - 1,
+        2 << 20,
+        (2 << 20) + 1,
+        5 << 20,
+    ];
     let mut ranges = Vec::new();
     for size in sizes.map(Bytes) {
         let ptr = device.malloc(size)?;
@@ -114,7 +149,10 @@ fn malloc_returns_aligned_addresses_that_do_not_overlap(device: &mut dyn TestDev
         ranges.push(MemoryRange::new(ptr, size));
     }
     ranges.sort_by_key(|range| range.start);
-    assert!(ranges.is_sorted_by(|a, b| a.end() <= b.start), "{ranges:x?}");
+    assert!(
+        ranges.is_sorted_by(|a, b| a.end() <= b.start),
+        "{ranges:x?}"
+    );
     ranges.iter().try_for_each(|range| device.free(range.start))
 }
 
@@ -131,8 +169,19 @@ fn free_gives_the_memory_back_exactly(device: &mut dyn TestDevice) -> Outcome {
 fn oom_changes_nothing_and_reports_free_memory(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let (memory, leaks) = (device.memory()?, device.leaks());
-    for requested in [memory.free + Bytes(1), memory.total, Bytes::gib(1 << 20), Bytes(u64::MAX)] {
-        assert_eq!(device.malloc(requested), Err(DeviceError::OutOfMemory { requested, free: memory.free }));
+    for requested in [
+        memory.free + Bytes(1),
+        memory.total,
+        Bytes::gib(1 << 20),
+        Bytes(u64::MAX),
+    ] {
+        assert_eq!(
+            device.malloc(requested),
+            Err(DeviceError::OutOfMemory {
+                requested,
+                free: memory.free
+            })
+        );
         assert_eq!((free_bytes(device)?, device.leaks()), (memory.free, leaks));
     }
     device.free(ptr)
@@ -141,12 +190,24 @@ fn oom_changes_nothing_and_reports_free_memory(device: &mut dyn TestDevice) -> O
 fn the_memory_can_be_allocated_to_the_last_granule(device: &mut dyn TestDevice) -> Outcome {
     let granule = device.info().granularity;
     let count = whole_granules(device)?.0 / granule.0;
-    let mut all = (0..count).map(|_| device.malloc(granule)).collect::<Result<Vec<_>, _>>()?;
-    assert!(device.malloc(Bytes(1)).is_err_and(|error| error.is_out_of_memory()), "one more than fits");
+    let mut all = (0..count)
+        .map(|_| device.malloc(granule))
+        .collect::<Result<Vec<_>, _>>()?;
+    assert!(
+        device
+            .malloc(Bytes(1))
+            .is_err_and(|error| error.is_out_of_memory()),
+        "one more than fits"
+    );
     for index in [0, all.len() / 2, all.len() - 1] {
         device.free(all[index])?;
         all[index] = device.malloc(granule)?;
-        assert!(device.malloc(granule).is_err_and(|error| error.is_out_of_memory()), "only what was freed fits again");
+        assert!(
+            device
+                .malloc(granule)
+                .is_err_and(|error| error.is_out_of_memory()),
+            "only what was freed fits again"
+        );
     }
     all.iter().try_for_each(|ptr| device.free(*ptr))?;
     let most = whole_granules(device)?;
@@ -160,17 +221,33 @@ fn freeing_twice_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     device.free(freed)?;
     let (free, leaks) = (free_bytes(device)?, device.leaks());
     let error = device.free(freed);
-    assert!(matches!(error, Err(DeviceError::DoubleFree { ptr, .. } | DeviceError::InvalidFree { ptr, .. }) if ptr == freed), "{error:?}");
-    assert_eq!((free_bytes(device)?, device.leaks()), (free, leaks), "nothing changed");
+    assert!(
+        matches!(error, Err(DeviceError::DoubleFree { ptr, .. } | DeviceError::InvalidFree { ptr, .. }) if ptr == freed),
+        "{error:?}"
+    );
+    assert_eq!(
+        (free_bytes(device)?, device.leaks()),
+        (free, leaks),
+        "nothing changed"
+    );
     device.free(kept)
 }
 
 fn freeing_an_address_that_is_no_allocation_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let free = free_bytes(device)?;
-    for wrong in [ptr.offset(Bytes(256)), ptr.offset(Bytes::mib(2)), ptr.offset(Bytes::mib(4)), DevicePtr::NULL, DevicePtr(4096)] {
+    for wrong in [
+        ptr.offset(Bytes(256)),
+        ptr.offset(Bytes::mib(2)),
+        ptr.offset(Bytes::mib(4)),
+        DevicePtr::NULL,
+        DevicePtr(4096),
+    ] {
         let error = device.free(wrong);
-        assert!(matches!(error, Err(DeviceError::InvalidFree { ptr, .. }) if ptr == wrong), "{wrong}: {error:?}");
+        assert!(
+            matches!(error, Err(DeviceError::InvalidFree { ptr, .. }) if ptr == wrong),
+            "{wrong}: {error:?}"
+        );
         assert_eq!(free_bytes(device)?, free, "nothing changed");
     }
     device.free(ptr)
@@ -183,7 +260,11 @@ fn a_free_waits_for_work_in_flight(device: &mut dyn TestDevice) -> Outcome {
     device.busy(stream, LONG)?;
     device.fill(stream, MemoryRange::new(ptr, Bytes::mib(2)), TAG)?;
     device.free(ptr)?;
-    at_least("the time over the free", device.now().saturating_sub(start), LONG);
+    at_least(
+        "the time over the free",
+        device.now().saturating_sub(start),
+        LONG,
+    );
     device.destroy_stream(stream)
 }
 
@@ -207,15 +288,28 @@ fn used_moves_by_the_charge_of_an_allocation(device: &mut dyn TestDevice) -> Out
 fn pressure_takes_at_most_the_free_memory(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let before = device.memory()?;
-    for wanted in [Bytes::mib(8), Bytes::mib(24), Bytes::mib(2), Bytes::gib(1 << 10)] {
+    for wanted in [
+        Bytes::mib(8),
+        Bytes::mib(24),
+        Bytes::mib(2),
+        Bytes::gib(1 << 10),
+    ] {
         let held = device.set_external_memory(wanted)?;
         assert!(held <= wanted && held <= before.free, "{held} of {wanted}");
-        assert!(held == wanted || held == before.free, "at most the free memory: {held} of {wanted}");
+        assert!(
+            held == wanted || held == before.free,
+            "at most the free memory: {held} of {wanted}"
+        );
         let memory = device.memory()?;
         assert_eq!((memory.pressure, memory.free), (held, before.free - held));
         assert_moved(device, "device used", before.used, memory.used, held);
     }
-    assert!(device.malloc(Bytes(1)).is_err_and(|error| error.is_out_of_memory()), "others have everything");
+    assert!(
+        device
+            .malloc(Bytes(1))
+            .is_err_and(|error| error.is_out_of_memory()),
+        "others have everything"
+    );
     assert_eq!(device.leaks().allocations, 1, "external memory is no leak");
     assert_eq!(device.set_external_memory(Bytes::ZERO)?, Bytes::ZERO);
     assert_eq!(free_bytes(device)?, before.free);
@@ -230,23 +324,36 @@ fn an_event_never_recorded_is_done(device: &mut dyn TestDevice) -> Outcome {
 }
 
 /// Two streams and two events, destroyed afterward.
-fn with_handles(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, [StreamId; 2], [EventId; 2]) -> Outcome) -> Outcome {
+fn with_handles(
+    device: &mut dyn TestDevice,
+    body: impl FnOnce(&mut dyn TestDevice, [StreamId; 2], [EventId; 2]) -> Outcome,
+) -> Outcome {
     let streams = [device.create_stream()?, device.create_stream()?];
     let events = [device.create_event()?, device.create_event()?];
     body(device, streams, events)?;
-    events.into_iter().try_for_each(|event| device.destroy_event(event))?;
-    streams.into_iter().try_for_each(|stream| device.destroy_stream(stream))
+    events
+        .into_iter()
+        .try_for_each(|event| device.destroy_event(event))?;
+    streams
+        .into_iter()
+        .try_for_each(|stream| device.destroy_stream(stream))
 }
 
 fn an_event_is_done_when_the_work_in_front_of_it_is(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, _], [event, _]| {
         type Wait<'a> = &'a dyn Fn(&mut dyn TestDevice) -> Outcome;
-        let waits: [Wait<'_>; 3] =
-            [&|device| device.synchronize_event(event), &|device| device.synchronize_stream(stream), &|device| device.synchronize()];
+        let waits: [Wait<'_>; 3] = [
+            &|device| device.synchronize_event(event),
+            &|device| device.synchronize_stream(stream),
+            &|device| device.synchronize(),
+        ];
         for wait in waits {
             device.busy(stream, LONG)?;
             device.record_event(event, stream)?;
-            assert!(!device.event_done(event)?, "the earlier work is still running");
+            assert!(
+                !device.event_done(event)?,
+                "the earlier work is still running"
+            );
             wait(device)?;
             assert!(device.event_done(event)?, "it was waited for");
         }
@@ -262,9 +369,15 @@ fn recording_again_forgets_the_earlier_record(device: &mut dyn TestDevice) -> Ou
         device.record_event(event, idle)?;
         device.synchronize_event(event)?;
         assert!(device.event_done(event)?);
-        assert!(!device.event_done(end)?, "waiting for the event was not waiting for where it was recorded first");
+        assert!(
+            !device.event_done(end)?,
+            "waiting for the event was not waiting for where it was recorded first"
+        );
         device.record_event(event, busy)?;
-        assert!(!device.event_done(event)?, "that it was done once counts no more");
+        assert!(
+            !device.event_done(event)?,
+            "that it was done once counts no more"
+        );
         device.synchronize_event(event)
     })
 }
@@ -290,7 +403,11 @@ fn streams_do_not_wait_for_one_another(device: &mut dyn TestDevice) -> Outcome {
         for stream in [idle, StreamId::DEFAULT] {
             device.record_event(event, stream)?;
             device.synchronize_stream(stream)?;
-            assert!(device.event_done(event)? && !device.event_done(end)?, "stream {} waited for another", stream.0);
+            assert!(
+                device.event_done(event)? && !device.event_done(end)?,
+                "stream {} waited for another",
+                stream.0
+            );
         }
         device.synchronize()
     })
@@ -302,7 +419,10 @@ fn a_wait_orders_streams(device: &mut dyn TestDevice) -> Outcome {
         device.record_event(event, first)?;
         device.wait_event(second, event)?;
         device.record_event(end, second)?;
-        assert!(!device.event_done(end)?, "the second stream waits for the first");
+        assert!(
+            !device.event_done(end)?,
+            "the second stream waits for the first"
+        );
         device.synchronize_event(end)?;
         assert!(device.event_done(event)?, "and so is behind it");
         Ok(())
@@ -333,23 +453,40 @@ fn a_queued_wait_outlives_its_event(device: &mut dyn TestDevice) -> Outcome {
 }
 
 /// Runs with a stream and two timed events, and destroys them.
-fn with_timed_events(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, StreamId, [EventId; 2]) -> Outcome) -> Outcome {
+fn with_timed_events(
+    device: &mut dyn TestDevice,
+    body: impl FnOnce(&mut dyn TestDevice, StreamId, [EventId; 2]) -> Outcome,
+) -> Outcome {
     with_handles(device, |device, [stream, _], _| {
         let events = [device.create_timed_event()?, device.create_timed_event()?];
         body(device, stream, events)?;
-        events.into_iter().try_for_each(|event| device.destroy_event(event))
+        events
+            .into_iter()
+            .try_for_each(|event| device.destroy_event(event))
     })
 }
 
 fn elapsed_needs_both_events_done(device: &mut dyn TestDevice) -> Outcome {
     with_timed_events(device, |device, stream, [start, end]| {
-        assert_eq!(device.elapsed(start, end), Err(DeviceError::NotReady(start.0)), "never recorded");
+        assert_eq!(
+            device.elapsed(start, end),
+            Err(DeviceError::NotReady(start.0)),
+            "never recorded"
+        );
         device.record_event(start, stream)?;
         device.synchronize_event(start)?;
-        assert_eq!(device.elapsed(start, end), Err(DeviceError::NotReady(end.0)), "never recorded");
+        assert_eq!(
+            device.elapsed(start, end),
+            Err(DeviceError::NotReady(end.0)),
+            "never recorded"
+        );
         device.busy(stream, LONG)?;
         device.record_event(end, stream)?;
-        assert_eq!(device.elapsed(start, end), Err(DeviceError::NotReady(end.0)), "not done");
+        assert_eq!(
+            device.elapsed(start, end),
+            Err(DeviceError::NotReady(end.0)),
+            "not done"
+        );
         device.synchronize_event(end)?;
         device.elapsed(start, end).map(drop)
     })
@@ -362,7 +499,10 @@ fn elapsed_is_refused_for_an_event_that_keeps_no_time(device: &mut dyn TestDevic
             device.record_event(event, stream)?;
             device.synchronize_event(event)?;
         }
-        let refused = DeviceError::UnknownHandle { kind: "timed event", number: plain.0 };
+        let refused = DeviceError::UnknownHandle {
+            kind: "timed event",
+            number: plain.0,
+        };
         assert_eq!(device.elapsed(plain, timed), Err(refused.clone()));
         assert_eq!(device.elapsed(timed, plain), Err(refused));
         device.destroy_event(plain)
@@ -376,7 +516,11 @@ fn elapsed_covers_the_work_between(device: &mut dyn TestDevice) -> Outcome {
             device.busy(stream, duration)?;
             device.record_event(end, stream)?;
             device.synchronize_event(end)?;
-            at_least("the time between the events", device.elapsed(start, end)?, duration);
+            at_least(
+                "the time between the events",
+                device.elapsed(start, end)?,
+                duration,
+            );
         }
         Ok(())
     })
@@ -392,7 +536,11 @@ fn destroying_a_stream_waits_for_its_work(device: &mut dyn TestDevice) -> Outcom
 }
 
 fn a_destroyed_stream_is_an_error(device: &mut dyn TestDevice) -> Outcome {
-    let (ptr, event, stream) = (device.malloc(Bytes::mib(2))?, device.create_event()?, device.create_stream()?);
+    let (ptr, event, stream) = (
+        device.malloc(Bytes::mib(2))?,
+        device.create_event()?,
+        device.create_stream()?,
+    );
     device.destroy_stream(stream)?;
     let next = device.create_stream()?;
     assert_ne!(next, stream, "numbers of streams are never reused");
@@ -409,7 +557,14 @@ fn a_destroyed_stream_is_an_error(device: &mut dyn TestDevice) -> Outcome {
         device.finish_verifications(stream),
     ];
     for (index, result) in results.into_iter().enumerate() {
-        assert_eq!(result, Err(DeviceError::UnknownHandle { kind: "stream", number: stream.0 }), "call {index}");
+        assert_eq!(
+            result,
+            Err(DeviceError::UnknownHandle {
+                kind: "stream",
+                number: stream.0
+            }),
+            "call {index}"
+        );
     }
     device.destroy_stream(next)?;
     device.destroy_event(event)?;
@@ -427,7 +582,14 @@ fn a_destroyed_event_is_an_error(device: &mut dyn TestDevice) -> Outcome {
         device.synchronize_event(event),
     ];
     for (index, result) in results.into_iter().enumerate() {
-        assert_eq!(result, Err(DeviceError::UnknownHandle { kind: "event", number: event.0 }), "call {index}");
+        assert_eq!(
+            result,
+            Err(DeviceError::UnknownHandle {
+                kind: "event",
+                number: event.0
+            }),
+            "call {index}"
+        );
     }
     assert!(device.elapsed(event, event).is_err());
     Ok(())
@@ -435,7 +597,10 @@ fn a_destroyed_event_is_an_error(device: &mut dyn TestDevice) -> Outcome {
 
 fn the_default_stream_stays(device: &mut dyn TestDevice) -> Outcome {
     let error = device.destroy_stream(StreamId::DEFAULT);
-    assert!(matches!(error, Err(DeviceError::UnknownHandle { number: 0, .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(DeviceError::UnknownHandle { number: 0, .. })),
+        "{error:?}"
+    );
     device.busy(StreamId::DEFAULT, Nanos::micros(10))?;
     device.synchronize_stream(StreamId::DEFAULT)
 }
@@ -445,7 +610,10 @@ fn what_was_not_lent_is_not_released(device: &mut dyn TestDevice) -> Outcome {
     device.destroy_stream(gone)?;
     for stream in [StreamId::DEFAULT, kept, gone, StreamId(u32::MAX)] {
         let refused = device.release_stream(stream);
-        assert!(matches!(refused, Err(DeviceError::UnknownHandle { number, .. }) if number == stream.0), "{refused:?}");
+        assert!(
+            matches!(refused, Err(DeviceError::UnknownHandle { number, .. }) if number == stream.0),
+            "{refused:?}"
+        );
     }
     device.busy(kept, Nanos::ZERO)?;
     device.destroy_stream(kept)
@@ -477,7 +645,13 @@ fn a_part_of_a_fill_verifies_at_every_multiple_of_eight(device: &mut dyn TestDev
         }
     }
     let shifted = MemoryRange::new(start.offset(Bytes(4)), Bytes(8));
-    assert!(matches!(device.verify(StreamId::DEFAULT, shifted, TAG), Err(DeviceError::Corrupted { .. })), "half a word on");
+    assert!(
+        matches!(
+            device.verify(StreamId::DEFAULT, shifted, TAG),
+            Err(DeviceError::Corrupted { .. })
+        ),
+        "half a word on"
+    );
     device.free(ptr)
 }
 
@@ -489,7 +663,8 @@ fn a_fill_changes_only_its_range(device: &mut dyn TestDevice) -> Outcome {
     device.verify(StreamId::DEFAULT, range(0, 101), TAG)?;
     device.verify(StreamId::DEFAULT, range(101, 37), OTHER)?;
     device.verify(StreamId::DEFAULT, range(144, 880), TAG)?;
-    // When two fills overlap, the second continues with the words of the first one, so together they verify as one.
+    // When two fills overlap, the second continues with the words of the first one, so together
+    // they verify as one.
     let from_the_third_byte = Tag(TAG.0.rotate_right(16));
     device.fill(StreamId::DEFAULT, range(138, 6), from_the_third_byte)?;
     device.verify(StreamId::DEFAULT, range(138, 886), from_the_third_byte)?;
@@ -504,7 +679,12 @@ fn the_first_wrong_byte_is_named(device: &mut dyn TestDevice) -> Outcome {
         let at = ptr.offset(Bytes(offset));
         device.fill(StreamId::DEFAULT, MemoryRange::new(at, Bytes(1)), Tag(0))?;
         match device.verify(StreamId::DEFAULT, range, TAG) {
-            Err(DeviceError::Corrupted { range: told, at: wrong, expected, found }) => {
+            Err(DeviceError::Corrupted {
+                range: told,
+                at: wrong,
+                expected,
+                found,
+            }) => {
                 assert_eq!((told, wrong, expected), (range, at, TAG.0));
                 assert!(!found.is_empty());
             }
@@ -530,9 +710,11 @@ fn an_event_makes_contents_visible_to_another_stream(device: &mut dyn TestDevice
     })
 }
 
-/// The read observes neither the contents at queue time nor those when the result is requested, and the memory is freed
-/// before that.
-fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device: &mut dyn TestDevice) -> Outcome {
+/// The read observes neither the contents at queue time nor those when the result is requested, and
+/// the memory is freed before that.
+fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(
+    device: &mut dyn TestDevice,
+) -> Outcome {
     let (stream, ptr) = (device.create_stream()?, device.malloc(Bytes::mib(2))?);
     let range = MemoryRange::new(ptr.offset(Bytes(3)), Bytes(4099));
     device.fill(stream, range, OTHER)?;
@@ -545,7 +727,11 @@ fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device:
     let queued = device.now().saturating_sub(start);
     assert!(queued < LONG, "{queued} to queue work after work of {LONG}");
     device.finish_verifications(stream)?;
-    at_least("the time until the read is done", device.now().saturating_sub(start), LONG);
+    at_least(
+        "the time until the read is done",
+        device.now().saturating_sub(start),
+        LONG,
+    );
     device.synchronize_stream(stream)?;
     device.verify_later(stream, range, OTHER)?;
     device.synchronize_stream(stream)?;
@@ -555,7 +741,9 @@ fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device:
     device.destroy_stream(stream)
 }
 
-fn a_queued_read_of_wrong_contents_is_reported_once_by_its_stream(device: &mut dyn TestDevice) -> Outcome {
+fn a_queued_read_of_wrong_contents_is_reported_once_by_its_stream(
+    device: &mut dyn TestDevice,
+) -> Outcome {
     with_handles(device, |device, [stream, other], [_, _]| {
         let ptr = device.malloc(Bytes::mib(2))?;
         let range = MemoryRange::new(ptr.offset(Bytes(5)), Bytes(70_001));
@@ -570,8 +758,17 @@ fn a_queued_read_of_wrong_contents_is_reported_once_by_its_stream(device: &mut d
         device.verify_later(stream, part, OTHER)?;
         device.finish_verifications(other)?;
         match device.finish_verifications(stream) {
-            Err(DeviceError::Corrupted { range: told, at: wrong, expected, found }) => {
-                assert_eq!((told, wrong, expected), (range, at, TAG.0), "the first read that met it");
+            Err(DeviceError::Corrupted {
+                range: told,
+                at: wrong,
+                expected,
+                found,
+            }) => {
+                assert_eq!(
+                    (told, wrong, expected),
+                    (range, at, TAG.0),
+                    "the first read that met it"
+                );
                 assert!(!found.is_empty());
             }
             answer => panic!("a wrong byte gives {answer:?}"),
@@ -595,7 +792,10 @@ fn as_many_reads_as_one_likes_can_be_queued(device: &mut dyn TestDevice) -> Outc
         }
         device.finish_verifications(second)?;
         let told = device.finish_verifications(first);
-        assert!(matches!(told, Err(DeviceError::Corrupted { expected, .. }) if expected == OTHER.0), "{told:?}");
+        assert!(
+            matches!(told, Err(DeviceError::Corrupted { expected, .. }) if expected == OTHER.0),
+            "{told:?}"
+        );
         device.free(ptr)
     })
 }
@@ -604,7 +804,11 @@ fn calls_are_counted_failed_ones_too(device: &mut dyn TestDevice) -> Outcome {
     let (event, stream) = (device.create_event()?, device.create_stream()?);
     let ptr = device.malloc(Bytes::mib(2))?;
     let too_much = device.info().total + Bytes(1);
-    assert!(device.malloc(too_much).is_err_and(|error| error.is_out_of_memory()));
+    assert!(
+        device
+            .malloc(too_much)
+            .is_err_and(|error| error.is_out_of_memory())
+    );
     device.free(ptr)?;
     assert!(device.free(DevicePtr::NULL).is_err());
     for _ in 0..3 {
@@ -618,8 +822,15 @@ fn calls_are_counted_failed_ones_too(device: &mut dyn TestDevice) -> Outcome {
     }
     device.destroy_event(event)?;
     device.destroy_stream(stream)?;
-    let expected =
-        DeviceCalls { malloc: 2, malloc_failures: 1, free: 2, event_record: 3, event_query: 4, synchronize: 3, ..DeviceCalls::default() };
+    let expected = DeviceCalls {
+        malloc: 2,
+        malloc_failures: 1,
+        free: 2,
+        event_record: 3,
+        event_query: 4,
+        synchronize: 3,
+        ..DeviceCalls::default()
+    };
     assert_eq!(device.calls(), expected);
     Ok(())
 }
@@ -628,11 +839,36 @@ fn leaks_are_counted_and_cleared(device: &mut dyn TestDevice) -> Outcome {
     let (first, second) = (device.malloc(Bytes(1))?, device.malloc(Bytes::mib(3))?);
     let (stream, event) = (device.create_stream()?, device.create_event()?);
     let granule = device.info().granularity;
-    let bytes = [Bytes(1), Bytes::mib(3)].iter().filter_map(|size| size.checked_round_up(granule)).sum();
-    assert_eq!(device.leaks(), Leaks { allocations: 2, reservations: 0, pools: 0, bytes, streams: 1, events: 1, host: 0 });
+    let bytes = [Bytes(1), Bytes::mib(3)]
+        .iter()
+        .filter_map(|size| size.checked_round_up(granule))
+        .sum();
+    assert_eq!(
+        device.leaks(),
+        Leaks {
+            allocations: 2,
+            reservations: 0,
+            pools: 0,
+            bytes,
+            streams: 1,
+            events: 1,
+            host: 0
+        }
+    );
     device.free(first)?;
     device.destroy_event(event)?;
-    assert_eq!(device.leaks(), Leaks { allocations: 1, reservations: 0, pools: 0, bytes: Bytes::mib(4), streams: 1, events: 0, host: 0 });
+    assert_eq!(
+        device.leaks(),
+        Leaks {
+            allocations: 1,
+            reservations: 0,
+            pools: 0,
+            bytes: Bytes::mib(4),
+            streams: 1,
+            events: 0,
+            host: 0
+        }
+    );
     device.free(second)?;
     device.destroy_stream(stream)?;
     assert!(device.leaks().is_empty());

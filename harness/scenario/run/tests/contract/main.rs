@@ -1,12 +1,15 @@
-//! Contracts: the obligations of every implementation of a trait, written once and run on all of them.
+//! Contracts: the obligations of every implementation of a trait, written once and run on all of
+//! them.
 //!
-//! A [`Case`] is a test body that knows no implementation. A [`Row`] is an implementation of a device that knows no
-//! body. Every case runs on every row with a fresh device, and must leave nothing on it. A new body is a line in its
-//! module's table, a new module of bodies a line in [`cases`], a new implementation a line in [`rows`].
+//! A [`Case`] is a test body that knows no implementation. A [`Row`] is an implementation of a
+//! device that knows no body. Every case runs on every row with a fresh device, and must leave
+//! nothing on it. A new body is a line in its module's table, a new module of bodies a line in
+//! [`cases`], a new implementation a line in [`rows`].
 //!
-//! Some rows need their own process, for example because a driver library is loaded permanently. Their cases run in
-//! a child process: this program, with the case and the row in [`CHILD`]. Unavailable rows are listed as ignored with
-//! the reason, because nextest would count a run-time skip as passed.
+//! Some rows need their own process, for example because a driver library is loaded permanently.
+//! Their cases run in a child process: this program, with the case and the row in [`CHILD`].
+//! Unavailable rows are listed as ignored with the reason, because nextest would count a run-time
+//! skip as passed.
 
 mod allocator;
 mod device;
@@ -77,25 +80,64 @@ enum Machine {
 
 /// All bodies of all contracts.
 fn cases() -> Vec<Case> {
-    [device::cases(), host::cases(), mapped::cases(), pooled::cases(), allocator::cases()].into_iter().flatten().collect()
+    [
+        device::cases(),
+        host::cases(),
+        mapped::cases(),
+        pooled::cases(),
+        allocator::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// All implementations of a device.
 fn rows() -> Vec<Row> {
     vec![
-        Row { name: "simulated", make: simulated, process: Process::Here, unavailable: None },
-        Row { name: "simulated_limited", make: simulated_limited, process: Process::Here, unavailable: None },
-        Row { name: "simulated_reusing_addresses", make: simulated_reusing_addresses, process: Process::Here, unavailable: None },
+        Row {
+            name: "simulated",
+            make: simulated,
+            process: Process::Here,
+            unavailable: None,
+        },
+        Row {
+            name: "simulated_limited",
+            make: simulated_limited,
+            process: Process::Here,
+            unavailable: None,
+        },
+        Row {
+            name: "simulated_reusing_addresses",
+            make: simulated_reusing_addresses,
+            process: Process::Here,
+            unavailable: None,
+        },
         // The child process itself is tested on a device that always exists.
-        Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
-        Row { name: "cuda_on_the_simulated_gpu", make: cuda, process: Process::Child(Machine::Simulated), unavailable: None },
+        Row {
+            name: "simulated_in_a_child",
+            make: simulated,
+            process: Process::Child(Machine::Real),
+            unavailable: None,
+        },
+        Row {
+            name: "cuda_on_the_simulated_gpu",
+            make: cuda,
+            process: Process::Child(Machine::Simulated),
+            unavailable: None,
+        },
         Row {
             name: "cuda_on_the_simulated_gpu_limited",
             make: cuda_limited,
             process: Process::Child(Machine::RoomySimulated),
             unavailable: None,
         },
-        Row { name: "cuda_limited", make: cuda_limited, process: Process::Child(Machine::Real), unavailable: no_cuda_device() },
+        Row {
+            name: "cuda_limited",
+            make: cuda_limited,
+            process: Process::Child(Machine::Real),
+            unavailable: no_cuda_device(),
+        },
     ]
 }
 
@@ -114,17 +156,29 @@ fn cuda_limited() -> Result<Box<dyn TestDevice>, DeviceError> {
 
 fn simulated() -> Result<Box<dyn TestDevice>, DeviceError> {
     let config = SimConfig::default();
-    Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
+    Ok(Box::new(SimDevice::new(SimConfig {
+        total: MEMORY + config.context_overhead,
+        ..config
+    })))
 }
 
 /// Reuses freed addresses, as drivers do.
 fn simulated_reusing_addresses() -> Result<Box<dyn TestDevice>, DeviceError> {
-    let config = SimConfig { addresses: AddressOrder::Reuse, ..SimConfig::default() };
-    Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
+    let config = SimConfig {
+        addresses: AddressOrder::Reuse,
+        ..SimConfig::default()
+    };
+    Ok(Box::new(SimDevice::new(SimConfig {
+        total: MEMORY + config.context_overhead,
+        ..config
+    })))
 }
 
 fn simulated_limited() -> Result<Box<dyn TestDevice>, DeviceError> {
-    Ok(Box::new(Limited::new(Box::new(SimDevice::new(SimConfig::default())), MEMORY)?))
+    Ok(Box::new(Limited::new(
+        Box::new(SimDevice::new(SimConfig::default())),
+        MEMORY,
+    )?))
 }
 
 fn main() -> ExitCode {
@@ -137,12 +191,19 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let cases: Vec<Arc<Case>> = cases().into_iter().map(Arc::new).collect();
     let rows: Vec<Arc<Row>> = rows().into_iter().map(Arc::new).collect();
-    let mut trials = vec![Trial::test("a_case_that_fails_in_a_child_fails_here_with_its_message", a_failing_child_is_noticed)];
+    let mut trials = vec![Trial::test(
+        "a_case_that_fails_in_a_child_fails_here_with_its_message",
+        a_failing_child_is_noticed,
+    )];
     for row in &rows {
         if let Some(reason) = row.unavailable.as_ref().filter(|_| !arguments.list) {
             eprintln!("{}: ignored, {reason}", row.name);
         }
-        trials.extend(cases.iter().map(|case| trial(Arc::clone(row), Arc::clone(case))));
+        trials.extend(
+            cases
+                .iter()
+                .map(|case| trial(Arc::clone(row), Arc::clone(case))),
+        );
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -152,10 +213,14 @@ fn trial(row: Arc<Row>, case: Arc<Case>) -> Trial {
     match &row.unavailable {
         None => Trial::test(name, move || match &row.process {
             Process::Here => run(&row, &case),
-            Process::Child(machine) => run_in_child(&format!("{}::{}", row.name, case.name), *machine),
+            Process::Child(machine) => {
+                run_in_child(&format!("{}::{}", row.name, case.name), *machine)
+            }
         }),
         // The reason was printed once, for the whole row.
-        Some(_) => Trial::test(name, || Err("an ignored trial was run".into())).with_ignored_flag(true),
+        Some(_) => {
+            Trial::test(name, || Err("an ignored trial was run".into())).with_ignored_flag(true)
+        }
     }
 }
 
@@ -164,11 +229,15 @@ fn run(row: &Row, case: &Case) -> Result<(), Failed> {
     let mut device = (row.make)()?;
     (case.run)(device.as_mut())?;
     let leaks = device.leaks();
-    if leaks.is_empty() { Ok(()) } else { Err(format!("left behind: {leaks}").into()) }
+    if leaks.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("left behind: {leaks}").into())
+    }
 }
 
-/// Returns whether a device was made for these tests and supports everything. A real device may lack what virtual GPUs
-/// lack.
+/// Returns whether a device was made for these tests and supports everything. A real device may
+/// lack what virtual GPUs lack.
 pub(crate) fn is_made_for_tests(device: &dyn TestDevice) -> bool {
     device.info().clock == Clock::Simulated || device.info().name == "Simulated GPU"
 }
@@ -182,7 +251,10 @@ fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
         Machine::Real => None,
         Machine::Simulated => {
             let config = strict();
-            Some(Staging::new(&Settings { memory: MEMORY + config.context_overhead, ..config })?)
+            Some(Staging::new(&Settings {
+                memory: MEMORY + config.context_overhead,
+                ..config
+            })?)
         }
         Machine::RoomySimulated => Some(Staging::new(&strict())?),
     };
@@ -193,14 +265,23 @@ fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+    Err(format!(
+        "{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    )
+    .into())
 }
 
 /// Runs the case that the parent requested. Its standard error is the parent's message.
 fn child(wanted: &str) -> ExitCode {
     let (rows, cases) = (rows(), cases());
-    let pairs = rows.iter().flat_map(|row| cases.iter().map(move |case| (row, case)));
-    let found = pairs.into_iter().find(|(row, case)| format!("{}::{}", row.name, case.name) == wanted);
+    let pairs = rows
+        .iter()
+        .flat_map(|row| cases.iter().map(move |case| (row, case)));
+    let found = pairs
+        .into_iter()
+        .find(|(row, case)| format!("{}::{}", row.name, case.name) == wanted);
     let result = match found {
         Some((row, case)) => run(row, case),
         None => Err(format!("there is no case {wanted}").into()),
@@ -216,7 +297,13 @@ fn child(wanted: &str) -> ExitCode {
 
 fn a_failing_child_is_noticed() -> Result<(), Failed> {
     match run_in_child("no_row::no_case", Machine::Real) {
-        Err(failed) if failed.message().is_some_and(|text| text.contains("there is no case no_row::no_case")) => Ok(()),
+        Err(failed)
+            if failed
+                .message()
+                .is_some_and(|text| text.contains("there is no case no_row::no_case")) =>
+        {
+            Ok(())
+        }
         Err(failed) => Err(format!("another message: {failed:?}").into()),
         Ok(()) => Err("the child's failure was not noticed".into()),
     }

@@ -1,10 +1,13 @@
-//! The contract of a [`MappedDevice`]: addresses and physical memory apart, on hardware and simulated alike.
+//! The contract of a [`MappedDevice`]: addresses and physical memory apart, on hardware and
+//! simulated alike.
 //!
-//! Bodies get a device with nothing reserved and give everything back. Memory may be unmapped once the host has waited for the work on it;
-//! before that a simulated device refuses, and a GPU's context breaks.
+//! Bodies get a device with nothing reserved and give everything back. Memory may be unmapped once
+//! the host has waited for the work on it; before that a simulated device refuses, and a GPU's
+//! context breaks.
 
 use harness_allocator::device::{
-    Clock, DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange, StreamId, Tag, TestDevice,
+    Clock, DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MappedDevice, MemoryRange,
+    StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -46,19 +49,30 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     let case = |(name, body): (&str, Call)| Case {
         name: format!("mapped::{name}"),
-        run: Box::new(move |device| if has_mapping(device) { body(device) } else { Ok(()) }),
+        run: Box::new(move |device| {
+            if has_mapping(device) {
+                body(device)
+            } else {
+                Ok(())
+            }
+        }),
     };
     bodies.into_iter().map(case).collect()
 }
 
 fn has_mapping(device: &mut dyn TestDevice) -> bool {
     let has = device.mapped().is_some();
-    assert!(has || !is_made_for_tests(device), "a device made for these tests has mapping");
+    assert!(
+        has || !is_made_for_tests(device),
+        "a device made for these tests has mapping"
+    );
     has
 }
 
 fn mapped(device: &mut dyn TestDevice) -> &mut dyn MappedDevice {
-    device.mapped().expect("the device has mapping, as was asked before")
+    device
+        .mapped()
+        .expect("the device has mapping, as was asked before")
 }
 
 fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
@@ -70,27 +84,45 @@ fn range(start: DevicePtr, offset: Bytes, len: Bytes) -> MemoryRange {
 }
 
 /// Reserves addresses and releases them afterward. The body must unmap everything.
-fn with_reservation(device: &mut dyn TestDevice, size: Bytes, body: impl FnOnce(&mut dyn TestDevice, DevicePtr) -> Outcome) -> Outcome {
+fn with_reservation(
+    device: &mut dyn TestDevice,
+    size: Bytes,
+    body: impl FnOnce(&mut dyn TestDevice, DevicePtr) -> Outcome,
+) -> Outcome {
     let start = mapped(device).reserve(size)?;
     body(device, start)?;
     mapped(device).unreserve(start)
 }
 
 fn invalid_free(result: Outcome, at: DevicePtr) {
-    assert!(matches!(&result, Err(DeviceError::InvalidFree { ptr, .. }) if *ptr == at), "{result:?}");
+    assert!(
+        matches!(&result, Err(DeviceError::InvalidFree { ptr, .. }) if *ptr == at),
+        "{result:?}"
+    );
 }
 
 fn invalid_access(result: Outcome, of: MemoryRange) {
-    assert!(matches!(&result, Err(DeviceError::InvalidAccess { range, .. }) if *range == of), "{result:?}");
+    assert!(
+        matches!(&result, Err(DeviceError::InvalidAccess { range, .. }) if *range == of),
+        "{result:?}"
+    );
 }
 
 fn a_reservation_takes_addresses_and_no_memory(device: &mut dyn TestDevice) -> Outcome {
     let before = device.memory()?;
     // More addresses than memory, as for a segment that can grow to the whole device.
-    let size = Bytes(before.total.0 * 2).checked_round_up(PAGE).expect("it is no more than a device's memory twice");
+    let size = Bytes(before.total.0 * 2)
+        .checked_round_up(PAGE)
+        .expect("it is no more than a device's memory twice");
     with_reservation(device, size, |device, start| {
-        assert!(start != DevicePtr::NULL && start.0.is_multiple_of(device.info().granularity.0), "{start}");
-        assert_eq!((device.memory()?.free, device.memory()?.used), (before.free, before.used));
+        assert!(
+            start != DevicePtr::NULL && start.0.is_multiple_of(device.info().granularity.0),
+            "{start}"
+        );
+        assert_eq!(
+            (device.memory()?.free, device.memory()?.used),
+            (before.free, before.used)
+        );
         Ok(())
     })
 }
@@ -104,12 +136,20 @@ fn reservations_do_not_overlap(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     ranges.push(MemoryRange::new(ptr, Bytes::mib(2)));
     ranges.sort_by_key(|range| range.start);
-    assert!(ranges.is_sorted_by(|a, b| a.end() <= b.start), "{ranges:x?}");
+    assert!(
+        ranges.is_sorted_by(|a, b| a.end() <= b.start),
+        "{ranges:x?}"
+    );
     device.free(ptr)?;
-    ranges.iter().filter(|range| range.start != ptr).try_for_each(|range| mapped(device).unreserve(range.start))
+    ranges
+        .iter()
+        .filter(|range| range.start != ptr)
+        .try_for_each(|range| mapped(device).unreserve(range.start))
 }
 
-fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &mut dyn TestDevice) -> Outcome {
+fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(
+    device: &mut dyn TestDevice,
+) -> Outcome {
     with_reservation(device, Bytes::mib(40), |device, start| {
         let before = device.memory()?;
         let tolerance = device.info().used_tolerance.0;
@@ -120,7 +160,11 @@ fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &
             held += whole.len;
             let now = device.memory()?;
             assert_eq!(now.free, before.free - held);
-            assert!((now.used - before.used).0.abs_diff(held.0) <= tolerance, "{} for {held}", now.used - before.used);
+            assert!(
+                (now.used - before.used).0.abs_diff(held.0) <= tolerance,
+                "{} for {held}",
+                now.used - before.used
+            );
         }
         for (offset, len) in [(20, 2), (0, 20), (30, 6), (22, 2)] {
             mapped(device).unmap(range(start, Bytes::mib(offset), Bytes::mib(len)))?;
@@ -133,7 +177,13 @@ fn a_mapping_takes_its_pages_to_the_byte_and_unmapping_gives_them_back(device: &
 
 fn reservations_and_pages_are_whole_granules(device: &mut dyn TestDevice) -> Outcome {
     for size in [Bytes::ZERO, Bytes(PAGE.0 - 1), Bytes(PAGE.0 + 512)] {
-        assert!(matches!(mapped(device).reserve(size), Err(DeviceError::Driver { .. })), "{size}");
+        assert!(
+            matches!(
+                mapped(device).reserve(size),
+                Err(DeviceError::Driver { .. })
+            ),
+            "{size}"
+        );
     }
     with_reservation(device, Bytes::mib(8), |device, start| {
         let free = free_bytes(device)?;
@@ -159,11 +209,28 @@ fn a_page_that_cannot_be_had_takes_those_before_it_back(device: &mut dyn TestDev
     with_reservation(device, size, |device, start| {
         let (before, leaks) = (device.calls(), device.leaks());
         let all = range(start, Bytes::ZERO, size);
-        assert_eq!(mapped(device).map(all, PAGE), Err(DeviceError::OutOfMemory { requested: size, free }));
-        assert_eq!((free_bytes(device)?, device.leaks()), (free, leaks), "nothing of it stays");
+        assert_eq!(
+            mapped(device).map(all, PAGE),
+            Err(DeviceError::OutOfMemory {
+                requested: size,
+                free
+            })
+        );
+        assert_eq!(
+            (free_bytes(device)?, device.leaks()),
+            (free, leaks),
+            "nothing of it stays"
+        );
         let calls = device.calls();
-        assert_eq!((calls.create - before.create, calls.release - before.release), (fitting + 1, fitting), "the last one was refused");
-        invalid_access(device.fill(StreamId::DEFAULT, range(start, Bytes::ZERO, PAGE), TAG), range(start, Bytes::ZERO, PAGE));
+        assert_eq!(
+            (calls.create - before.create, calls.release - before.release),
+            (fitting + 1, fitting),
+            "the last one was refused"
+        );
+        invalid_access(
+            device.fill(StreamId::DEFAULT, range(start, Bytes::ZERO, PAGE), TAG),
+            range(start, Bytes::ZERO, PAGE),
+        );
         let most = range(start, Bytes::ZERO, Bytes(fitting * PAGE.0));
         mapped(device).map(most, PAGE)?;
         mapped(device).unmap(most)
@@ -177,13 +244,20 @@ fn the_memory_can_be_mapped_to_the_last_granule(device: &mut dyn TestDevice) -> 
         for index in 0..count {
             mapped(device).map(page(index), PAGE)?;
         }
-        let full = |result: Outcome| assert!(result.as_ref().is_err_and(DeviceError::is_out_of_memory), "one more than fits: {result:?}");
+        let full = |result: Outcome| {
+            assert!(
+                result.as_ref().is_err_and(DeviceError::is_out_of_memory),
+                "one more than fits: {result:?}"
+            )
+        };
         full(mapped(device).map(page(count), PAGE));
         full(device.malloc(Bytes(1)).map(drop));
         mapped(device).unmap(page(count / 2))?;
         mapped(device).map(page(count), PAGE)?;
         full(mapped(device).map(page(count / 2), PAGE));
-        (0..=count).filter(|index| *index != count / 2).try_for_each(|index| mapped(device).unmap(page(index)))
+        (0..=count)
+            .filter(|index| *index != count / 2)
+            .try_for_each(|index| mapped(device).unmap(page(index)))
     })
 }
 
@@ -207,12 +281,19 @@ fn only_reserved_addresses_are_mapped(device: &mut dyn TestDevice) -> Outcome {
     let mut gone = DevicePtr::NULL;
     with_reservation(device, Bytes::mib(4), |device, start| {
         gone = start;
-        for bad in [range(start, Bytes::ZERO, Bytes::mib(6)), range(start, Bytes::mib(4), PAGE), range(aligned, Bytes::ZERO, PAGE)] {
+        for bad in [
+            range(start, Bytes::ZERO, Bytes::mib(6)),
+            range(start, Bytes::mib(4), PAGE),
+            range(aligned, Bytes::ZERO, PAGE),
+        ] {
             invalid_access(mapped(device).map(bad, PAGE), bad);
         }
         Ok(())
     })?;
-    invalid_access(mapped(device).map(range(gone, Bytes::ZERO, PAGE), PAGE), range(gone, Bytes::ZERO, PAGE));
+    invalid_access(
+        mapped(device).map(range(gone, Bytes::ZERO, PAGE), PAGE),
+        range(gone, Bytes::ZERO, PAGE),
+    );
     device.free(ptr)
 }
 
@@ -221,11 +302,23 @@ fn half_a_page_is_not_unmapped(device: &mut dyn TestDevice) -> Outcome {
         let whole = range(start, Bytes::mib(4), Bytes::mib(8));
         mapped(device).map(whole, Bytes::mib(4))?;
         let (free, calls) = (free_bytes(device)?, device.calls());
-        for (offset, len) in [(4, 2), (6, 2), (6, 6), (4, 6), (2, 6), (4, 10), (0, 2), (4, 0)] {
+        for (offset, len) in [
+            (4, 2),
+            (6, 2),
+            (6, 6),
+            (4, 6),
+            (2, 6),
+            (4, 10),
+            (0, 2),
+            (4, 0),
+        ] {
             let bad = range(start, Bytes::mib(offset), Bytes::mib(len));
             invalid_free(mapped(device).unmap(bad), bad.start);
         }
-        assert_eq!((free_bytes(device)?, device.calls().release), (free, calls.release));
+        assert_eq!(
+            (free_bytes(device)?, device.calls().release),
+            (free, calls.release)
+        );
         mapped(device).unmap(whole)?;
         invalid_free(mapped(device).unmap(whole), whole.start);
         Ok(())
@@ -287,7 +380,13 @@ fn pages_side_by_side_are_one_range(device: &mut dyn TestDevice) -> Outcome {
         mapped(device).map(range(start, Bytes::ZERO, Bytes::mib(4)), PAGE)?;
         mapped(device).map(range(start, Bytes::mib(4), Bytes::mib(4)), Bytes::mib(4))?;
         let stream = device.create_stream()?;
-        for (offset, len) in [(0, 8 << 20), (1, (8 << 20) - 1), ((2 << 20) - 3, 7), ((4 << 20) - 8, 16), (100, 5 << 20)] {
+        for (offset, len) in [
+            (0, 8 << 20),
+            (1, (8 << 20) - 1),
+            ((2 << 20) - 3, 7),
+            ((4 << 20) - 8, 16),
+            (100, 5 << 20),
+        ] {
             let part = range(start, Bytes(offset), Bytes(len));
             device.fill(stream, part, TAG)?;
             device.verify(stream, part, TAG)?;
@@ -306,7 +405,14 @@ fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn TestDevice) -> Out
         mapped(device).map(page(index), PAGE)?;
     }
     let hole = range(start, PAGE, Bytes::mib(6));
-    for bad in [page(0), page(2), hole, range(start, Bytes(PAGE.0 - 1), Bytes(2)), range(start, Bytes::mib(4), Bytes(1)), page(6)] {
+    for bad in [
+        page(0),
+        page(2),
+        hole,
+        range(start, Bytes(PAGE.0 - 1), Bytes(2)),
+        range(start, Bytes::mib(4), Bytes(1)),
+        page(6),
+    ] {
         invalid_access(device.fill(StreamId::DEFAULT, bad, TAG), bad);
         invalid_access(device.verify(StreamId::DEFAULT, bad, TAG), bad);
     }
@@ -320,7 +426,9 @@ fn memory_that_is_not_mapped_is_not_accessed(device: &mut dyn TestDevice) -> Out
     device.synchronize()
 }
 
-fn memory_is_unmapped_once_the_host_has_waited_for_its_work(device: &mut dyn TestDevice) -> Outcome {
+fn memory_is_unmapped_once_the_host_has_waited_for_its_work(
+    device: &mut dyn TestDevice,
+) -> Outcome {
     type Wait = fn(&mut dyn TestDevice, StreamId, EventId) -> Outcome;
     let waits: [Wait; 4] = [
         |device, _, event| device.synchronize_event(event),
@@ -360,8 +468,15 @@ fn memory_with_work_in_flight_is_not_unmapped(device: &mut dyn TestDevice) -> Ou
         let (free, calls) = (free_bytes(device)?, device.calls());
         device.fill(stream, range(start, Bytes::mib(3), Bytes(64)), TAG)?;
         let refused = mapped(device).unmap(whole);
-        assert!(matches!(&refused, Err(DeviceError::InUse { access, .. }) if access.stream == stream), "{refused:?}");
-        assert_eq!((free_bytes(device)?, device.calls().release), (free, calls.release), "nothing was unmapped");
+        assert!(
+            matches!(&refused, Err(DeviceError::InUse { access, .. }) if access.stream == stream),
+            "{refused:?}"
+        );
+        assert_eq!(
+            (free_bytes(device)?, device.calls().release),
+            (free, calls.release),
+            "nothing was unmapped"
+        );
         mapped(device).unmap(range(start, Bytes::ZERO, PAGE))?;
         device.verify(stream, range(start, Bytes::mib(3), Bytes(64)), TAG)?;
         mapped(device).unmap(range(start, PAGE, PAGE))
@@ -371,9 +486,18 @@ fn memory_with_work_in_flight_is_not_unmapped(device: &mut dyn TestDevice) -> Ou
 
 fn more_addresses_than_there_are_is_out_of_memory(device: &mut dyn TestDevice) -> Outcome {
     let free = free_bytes(device)?;
-    let refused = mapped(device).reserve(Bytes(1 << 62)).expect_err("no address space is that large");
-    assert!(refused.is_out_of_memory() || !is_made_for_tests(device), "{refused}");
-    assert_eq!((free_bytes(device)?, device.leaks()), (free, Leaks::default()), "nothing of it stays");
+    let refused = mapped(device)
+        .reserve(Bytes(1 << 62))
+        .expect_err("no address space is that large");
+    assert!(
+        refused.is_out_of_memory() || !is_made_for_tests(device),
+        "{refused}"
+    );
+    assert_eq!(
+        (free_bytes(device)?, device.leaks()),
+        (free, Leaks::default()),
+        "nothing of it stays"
+    );
     with_reservation(device, PAGE, |_, _| Ok(()))
 }
 
@@ -383,13 +507,26 @@ fn allocations_and_pages_share_one_memory(device: &mut dyn TestDevice) -> Outcom
     let rest = Bytes((free.0 - Bytes::mib(10).0) / PAGE.0 * PAGE.0);
     with_reservation(device, rest + PAGE, |device, start| {
         let too_much = range(start, Bytes::ZERO, rest + PAGE);
-        assert!(mapped(device).map(too_much, PAGE).is_err_and(|error| error.is_out_of_memory()));
+        assert!(
+            mapped(device)
+                .map(too_much, PAGE)
+                .is_err_and(|error| error.is_out_of_memory())
+        );
         let most = range(start, Bytes::ZERO, rest);
         mapped(device).map(most, PAGE)?;
-        assert!(device.malloc(PAGE).is_err_and(|error| error.is_out_of_memory()));
+        assert!(
+            device
+                .malloc(PAGE)
+                .is_err_and(|error| error.is_out_of_memory())
+        );
         mapped(device).unmap(most)?;
         let held = device.set_external_memory(Bytes::gib(1 << 10))?;
-        assert!(mapped(device).map(range(start, Bytes::ZERO, PAGE), PAGE).is_err_and(|error| error.is_out_of_memory()), "{held} held");
+        assert!(
+            mapped(device)
+                .map(range(start, Bytes::ZERO, PAGE), PAGE)
+                .is_err_and(|error| error.is_out_of_memory()),
+            "{held} held"
+        );
         device.set_external_memory(Bytes::ZERO).map(drop)
     })?;
     device.free(ptr)
@@ -398,12 +535,32 @@ fn allocations_and_pages_share_one_memory(device: &mut dyn TestDevice) -> Outcom
 fn leaks_of_reservations_and_pages_are_counted(device: &mut dyn TestDevice) -> Outcome {
     let first = mapped(device).reserve(Bytes::mib(8))?;
     let second = mapped(device).reserve(Bytes::mib(2))?;
-    assert_eq!(device.leaks(), Leaks { reservations: 2, ..Leaks::default() });
+    assert_eq!(
+        device.leaks(),
+        Leaks {
+            reservations: 2,
+            ..Leaks::default()
+        }
+    );
     mapped(device).map(range(first, Bytes::mib(2), Bytes::mib(6)), PAGE)?;
-    assert_eq!(device.leaks(), Leaks { reservations: 2, bytes: Bytes::mib(6), ..Leaks::default() });
+    assert_eq!(
+        device.leaks(),
+        Leaks {
+            reservations: 2,
+            bytes: Bytes::mib(6),
+            ..Leaks::default()
+        }
+    );
     mapped(device).unmap(range(first, Bytes::mib(4), PAGE))?;
     mapped(device).unreserve(second)?;
-    assert_eq!(device.leaks(), Leaks { reservations: 1, bytes: Bytes::mib(4), ..Leaks::default() });
+    assert_eq!(
+        device.leaks(),
+        Leaks {
+            reservations: 1,
+            bytes: Bytes::mib(4),
+            ..Leaks::default()
+        }
+    );
     mapped(device).unmap(range(first, Bytes::mib(2), PAGE))?;
     mapped(device).unmap(range(first, Bytes::mib(6), PAGE))?;
     mapped(device).unreserve(first)?;
@@ -415,11 +572,21 @@ fn pages_are_counted_as_calls(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(8), |device, start| {
         let whole = range(start, Bytes::ZERO, Bytes::mib(8));
         mapped(device).map(whole, PAGE)?;
-        assert!(mapped(device).map(whole, PAGE).is_err(), "refused before any page was asked for");
+        assert!(
+            mapped(device).map(whole, PAGE).is_err(),
+            "refused before any page was asked for"
+        );
         mapped(device).unmap(whole)?;
         mapped(device).map(whole, Bytes::mib(8))?;
         mapped(device).unmap(whole)?;
-        assert_eq!(device.calls(), DeviceCalls { create: 5, release: 5, ..DeviceCalls::default() });
+        assert_eq!(
+            device.calls(),
+            DeviceCalls {
+                create: 5,
+                release: 5,
+                ..DeviceCalls::default()
+            }
+        );
         Ok(())
     })
 }

@@ -12,12 +12,27 @@ use harness_scenario::Scenario;
 /// The steps begin at line 4.
 fn run(steps: &str) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 256MiB }}\nsteps:\n{steps}\n");
-    let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let scenario = Scenario::parse(&text, Path::new("test.yaml"))
+        .unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (selection, program) = (Selection::default(), "harness".to_owned());
     let scenarios = vec![scenario.clone()];
-    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-    let arm = ArmRun { scenario: &scenario, allocator: &AllocatorKind::Caching.into(), repetition: 0 };
-    plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap()
+    let plan = Plan {
+        scenarios,
+        selection,
+        seed: None,
+        memory: None,
+        repetitions: 1,
+        audit: true,
+        fail_fast: false,
+        program,
+    };
+    let arm = ArmRun {
+        scenario: &scenario,
+        allocator: &AllocatorKind::Caching.into(),
+        repetition: 0,
+    };
+    plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default())
+        .unwrap()
 }
 
 fn passes(steps: &str) -> RunRecord {
@@ -35,13 +50,17 @@ fn violations(steps: &str) -> Vec<Violation> {
 }
 
 fn found(steps: &str) -> String {
-    violations(steps).iter().map(|violation| format!("{violation}\n")).collect()
+    violations(steps)
+        .iter()
+        .map(|violation| format!("{violation}\n"))
+        .collect()
 }
 
 #[test]
 fn a_retained_graph_is_found_by_the_purpose_of_its_tensors() {
     insta::assert_snapshot!(found(
-        "  - train: { id: kept, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: 8, iterations: 10, retain_graph: true, leak_check: {} }"
+        "  - train: { id: kept, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: \
+         8, iterations: 10, retain_graph: true, leak_check: {} }"
     ));
 }
 
@@ -66,7 +85,9 @@ fn a_cache_that_is_never_evicted_is_found_though_the_run_breaks_off_before_the_l
     steps:
       - alloc: { buffer: \"kv[i]\", size: 20MiB }",
     );
-    let [oom, leak] = all.as_slice() else { panic!("{all:#?}") };
+    let [oom, leak] = all.as_slice() else {
+        panic!("{all:#?}")
+    };
     assert!(oom.expected.contains("to fit"), "{oom}");
     insta::assert_snapshot!(leak.to_string());
 }
@@ -97,7 +118,12 @@ fn a_cache_filled_during_the_warm_up_is_no_leak() {
       - free: batch
   - train: { id: release_gradient, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: [8, 3, 5], iterations: 13, leak_check: {} }",
     );
-    let notes: Vec<&String> = run.steps.iter().flat_map(|step| &step.notes).filter(|note| note.contains("no site grows")).collect();
+    let notes: Vec<&String> = run
+        .steps
+        .iter()
+        .flat_map(|step| &step.notes)
+        .filter(|note| note.contains("no site grows"))
+        .collect();
     assert_eq!(notes.len(), 3, "{}", step_table(&run));
 }
 
@@ -110,14 +136,21 @@ fn growth_within_its_limits_passes_and_is_reported() {
       - alloc: { buffer: losses, size: 1MiB, leak: true }",
     );
     let tables = &run.steps.last().unwrap().tables;
-    assert_eq!(tables[0].rows, [["losses (line 7)", "3 MiB", "11 MiB", "1 MiB"].map(str::to_owned)], "{tables:?}");
+    assert_eq!(
+        tables[0].rows,
+        [["losses (line 7)", "3 MiB", "11 MiB", "1 MiB"].map(str::to_owned)],
+        "{tables:?}"
+    );
     let too_much = found(
         "  - repeat: 11
     leak_check: { per_iteration: 1MiB, total: 7MiB }
     steps:
       - alloc: { buffer: losses, size: 1MiB, leak: true }",
     );
-    assert!(too_much.contains("1 MiB per iteration or 7 MiB in total"), "{too_much}");
+    assert!(
+        too_much.contains("1 MiB per iteration or 7 MiB in total"),
+        "{too_much}"
+    );
 }
 
 #[test]
@@ -134,7 +167,15 @@ fn a_comparison_lists_what_has_grown_since_a_measure() {
   - compare: { since: start, id: in_all }
   - expect: [ nothing.grown_sites == 0, since_warm.grown_sites == 2, since_warm.grown_bytes == 13MiB, in_all.grown_bytes == allocated ]",
     );
-    let table = &run.steps.iter().find(|step| step.text == "since warm" && !step.tables.is_empty()).unwrap().tables[0];
-    let rows = [["kv (line 8)", "0 B", "12 MiB", "12 MiB"], ["losses (line 9)", "0 B", "1 MiB", "1 MiB"]];
+    let table = &run
+        .steps
+        .iter()
+        .find(|step| step.text == "since warm" && !step.tables.is_empty())
+        .unwrap()
+        .tables[0];
+    let rows = [
+        ["kv (line 8)", "0 B", "12 MiB", "12 MiB"],
+        ["losses (line 9)", "0 B", "1 MiB", "1 MiB"],
+    ];
     assert_eq!(table.rows, rows.map(|row| row.map(str::to_owned).to_vec()));
 }

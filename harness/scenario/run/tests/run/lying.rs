@@ -4,10 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, MemoryFraction, Request,
+};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
-use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat, StatFamily};
+use harness_allocator::stats::{
+    BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat, StatFamily,
+};
 use harness_allocator::units::Bytes;
 
 /// The size of the request that starts most lies. No other request has this size.
@@ -100,7 +104,10 @@ impl Lying {
         let allocator = Self {
             lie,
             told: false,
-            inner: CachingAllocator::new(Config { expandable_segments: lie == Lie::LosesContents, ..Config::default() }),
+            inner: CachingAllocator::new(Config {
+                expandable_segments: lie == Lie::LosesContents,
+                ..Config::default()
+            }),
             elsewhere: SimDevice::new(SimConfig::default()),
             twin: CachingAllocator::default(),
             first: None,
@@ -111,13 +118,39 @@ impl Lying {
     }
 
     /// The effect of the lie on the request at which it begins.
-    fn tell(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn tell(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         match self.lie {
             // The second allocator has no allocations, so it starts at the first block's address.
-            Lie::HandedOutTwice | Lie::HandedOutOverlapping => return self.twin.allocate(&mut self.elsewhere, request),
-            Lie::TooSmall => return self.inner.allocate(device, Request { size: Bytes(request.size.0 / 2), ..request }),
-            Lie::WrongStream => return self.inner.allocate(device, request.on(StreamId(request.stream.0 + 1))),
-            Lie::Null => return self.inner.allocate(device, Request { size: Bytes::ZERO, ..request }),
+            Lie::HandedOutTwice | Lie::HandedOutOverlapping => {
+                return self.twin.allocate(&mut self.elsewhere, request);
+            }
+            Lie::TooSmall => {
+                return self.inner.allocate(
+                    device,
+                    Request {
+                        size: Bytes(request.size.0 / 2),
+                        ..request
+                    },
+                );
+            }
+            Lie::WrongStream => {
+                return self
+                    .inner
+                    .allocate(device, request.on(StreamId(request.stream.0 + 1)));
+            }
+            Lie::Null => {
+                return self.inner.allocate(
+                    device,
+                    Request {
+                        size: Bytes::ZERO,
+                        ..request
+                    },
+                );
+            }
             Lie::LosesContents => self.swap_memory(device)?,
             Lie::Hoards => self.hoard = Some(device.malloc(Bytes::mib(2))?),
             Lie::LeaksAnEvent => drop(device.create_event()?),
@@ -143,31 +176,53 @@ impl Lying {
     }
 
     fn twist(&self, mut segment: SegmentInfo) -> SegmentInfo {
-        let last = segment.blocks.last().copied().filter(|block| block.state == BlockState::Inactive && segment.blocks.len() > 1);
+        let last = segment
+            .blocks
+            .last()
+            .copied()
+            .filter(|block| block.state == BlockState::Inactive && segment.blocks.len() > 1);
         if let (true, Some(last)) = (self.told, last) {
             let place = segment.blocks.len() - 1;
             match self.lie {
                 Lie::Gap => segment.blocks[place].address = last.address.offset(Bytes(512)),
                 Lie::Overlap => segment.blocks[place].address = DevicePtr(last.address.0 - 512),
-                Lie::Unmerged if segment.address == self.first.expect("handed out before").start => {
+                Lie::Unmerged
+                    if segment.address == self.first.expect("handed out before").start =>
+                {
                     segment.blocks[place].size = Bytes(512);
                     let rest = Bytes(last.size.0 - 512);
-                    segment.blocks.push(BlockInfo { address: last.address.offset(Bytes(512)), size: rest, ..last });
+                    segment.blocks.push(BlockInfo {
+                        address: last.address.offset(Bytes(512)),
+                        size: rest,
+                        ..last
+                    });
                 }
-                Lie::SwappedRequests if segment.address == self.first.expect("handed out before").start => {
+                Lie::SwappedRequests
+                    if segment.address == self.first.expect("handed out before").start =>
+                {
                     let earlier = segment.blocks[place - 2].requested;
-                    segment.blocks[place - 2].requested = std::mem::replace(&mut segment.blocks[place - 1].requested, earlier);
+                    segment.blocks[place - 2].requested =
+                        std::mem::replace(&mut segment.blocks[place - 1].requested, earlier);
                 }
                 Lie::ListedForAnotherStream => {
                     segment.stream = segment.stream.map(|stream| StreamId(stream.0 + 1));
-                    segment.blocks.iter_mut().for_each(|block| block.stream = StreamId(block.stream.0 + 1));
+                    segment
+                        .blocks
+                        .iter_mut()
+                        .for_each(|block| block.stream = StreamId(block.stream.0 + 1));
                 }
-                Lie::HoldsABlockOfAnotherStream => segment.blocks[place].stream = StreamId(last.stream.0 + 1),
+                Lie::HoldsABlockOfAnotherStream => {
+                    segment.blocks[place].stream = StreamId(last.stream.0 + 1)
+                }
                 _ => {}
             }
         }
         if self.lie == Lie::ChargesPending {
-            for block in segment.blocks.iter_mut().filter(|block| block.state == BlockState::PendingFree) {
+            for block in segment
+                .blocks
+                .iter_mut()
+                .filter(|block| block.state == BlockState::PendingFree)
+            {
                 block.requested += PENDING_SURCHARGE;
             }
         }
@@ -176,7 +231,9 @@ impl Lying {
 
     fn read(&self, segments: &[SegmentInfo]) {
         let blocks: usize = segments.iter().map(|segment| segment.blocks.len()).sum();
-        self.reads.blocks.fetch_add(blocks as u64, Ordering::Relaxed);
+        self.reads
+            .blocks
+            .fetch_add(blocks as u64, Ordering::Relaxed);
     }
 }
 
@@ -199,7 +256,11 @@ impl Allocator for Lying {
         "lying"
     }
 
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         if self.lie == Lie::FromNowhere {
             return self.inner.allocate(&mut self.elsewhere, request);
         }
@@ -211,7 +272,9 @@ impl Allocator for Lying {
         };
         match &answer {
             Ok(allocation) if self.first.is_none() => self.first = Some(allocation.range()),
-            Err(AllocatorError::OutOfMemory(_)) if self.lie == Lie::OomDropsLive => self.inner.close(device)?,
+            Err(AllocatorError::OutOfMemory(_)) if self.lie == Lie::OomDropsLive => {
+                self.inner.close(device)?
+            }
             _ => {}
         }
         answer
@@ -224,14 +287,22 @@ impl Allocator for Lying {
         self.inner.free(device, allocation)
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         if self.lie == Lie::ForgetsStreams {
             return Ok(());
         }
         self.inner.record_stream(allocation, stream)
     }
 
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         self.inner.release_stream(device, stream)
     }
 
@@ -256,19 +327,32 @@ impl Allocator for Lying {
         let mut stats = self.inner.stats();
         match self.lie {
             Lie::Counter(counter) if self.told => {
-                let Stat { current, peak, allocated, .. } = &mut family(&mut stats, counter).all;
+                let Stat {
+                    current,
+                    peak,
+                    allocated,
+                    ..
+                } = &mut family(&mut stats, counter).all;
                 *current += 1;
                 *peak += 1;
                 *allocated += 1;
             }
-            Lie::Peak if self.told => stats.active_bytes.all.peak = stats.active_bytes.all.current - 1,
+            Lie::Peak if self.told => {
+                stats.active_bytes.all.peak = stats.active_bytes.all.current - 1
+            }
             Lie::SumOfIncreases if self.told => stats.segment.large_pool.allocated += 1,
             // Counted as it is listed.
             Lie::Unmerged if self.told => stats.inactive_split.increase(PoolKind::Small, 1),
             Lie::ChargesPending => {
-                let pending = self.inner.snapshot().into_iter().flat_map(|segment| segment.blocks);
+                let pending = self
+                    .inner
+                    .snapshot()
+                    .into_iter()
+                    .flat_map(|segment| segment.blocks);
                 for _ in pending.filter(|block| block.state == BlockState::PendingFree) {
-                    stats.requested_bytes.increase(PoolKind::Large, PENDING_SURCHARGE.0);
+                    stats
+                        .requested_bytes
+                        .increase(PoolKind::Large, PENDING_SURCHARGE.0);
                 }
             }
             Lie::OomUncounted => stats.num_ooms = 0,
@@ -279,7 +363,12 @@ impl Allocator for Lying {
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
         self.reads.snapshots.fetch_add(1, Ordering::Relaxed);
-        let segments: Vec<_> = self.inner.snapshot().into_iter().map(|segment| self.twist(segment)).collect();
+        let segments: Vec<_> = self
+            .inner
+            .snapshot()
+            .into_iter()
+            .map(|segment| self.twist(segment))
+            .collect();
         self.read(&segments);
         segments
     }

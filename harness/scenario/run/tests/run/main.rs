@@ -1,5 +1,6 @@
-//! The harness detects what it promises: failing scenarios explain themselves, broken allocators violate the right
-//! invariant, correct allocators violate none, and the audit stays within its budget.
+//! The harness detects what it promises: failing scenarios explain themselves, broken allocators
+//! violate the right invariant, correct allocators violate none, and the audit stays within its
+//! budget.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod broken;

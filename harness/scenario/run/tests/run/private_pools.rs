@@ -1,4 +1,5 @@
-//! Private pools through the rig: audited like all memory, refused if unsupported, released at the end of a run.
+//! Private pools through the rig: audited like all memory, refused if unsupported, released at the
+//! end of a run.
 
 use harness_allocator::allocator::{AllocatorKind, PrivatePoolError, PrivatePoolId, Request};
 use harness_allocator::device::StreamId;
@@ -11,7 +12,12 @@ use crate::program::MEMORY;
 fn rig(kind: AllocatorKind) -> Rig {
     let mut config = SimConfig::default();
     config.total = config.context_overhead + MEMORY;
-    let mut rig = Rig::new(Box::new(SimDevice::new(config)), kind.build(), &RigOptions::default()).unwrap();
+    let mut rig = Rig::new(
+        Box::new(SimDevice::new(config)),
+        kind.build(),
+        &RigOptions::default(),
+    )
+    .unwrap();
     rig.begin_scenario().unwrap();
     rig.begin_step(1);
     rig
@@ -45,12 +51,18 @@ fn memory_of_a_private_pool_stays_its_own_until_the_pool_is_released() {
         let kept = reserved(&rig);
         assert!(kept >= Bytes::mib(12), "{kind:?} keeps {kept}");
         let outside = allocate(&mut rig, Bytes::mib(12));
-        assert!(reserved(&rig) >= kept + Bytes::mib(12), "{kind:?}: a request outside of the pool is not served from it");
+        assert!(
+            reserved(&rig) >= kept + Bytes::mib(12),
+            "{kind:?}: a request outside of the pool is not served from it"
+        );
         rig.end_step(false).unwrap();
         let before = reserved(&rig);
         rig.release_private_pool(pool).unwrap().unwrap();
         assert_eq!(before - reserved(&rig), kept, "{kind:?}");
-        assert_eq!(rig.release_private_pool(pool).unwrap(), Err(PoolRefused::Misuse(PrivatePoolError::Unknown(pool))));
+        assert_eq!(
+            rig.release_private_pool(pool).unwrap(),
+            Err(PoolRefused::Misuse(PrivatePoolError::Unknown(pool)))
+        );
         rig.free(outside).unwrap();
         end(rig);
     }
@@ -61,7 +73,10 @@ fn a_block_that_lives_when_its_pool_is_released_stays_valid() {
     let mut rig = rig(AllocatorKind::Caching);
     let pool = rig.name_private_pool();
     rig.begin_private_pool(pool).unwrap().unwrap();
-    let (gone, kept) = (allocate(&mut rig, Bytes::mib(12)), allocate(&mut rig, Bytes::mib(12)));
+    let (gone, kept) = (
+        allocate(&mut rig, Bytes::mib(12)),
+        allocate(&mut rig, Bytes::mib(12)),
+    );
     rig.end_private_pool(pool).unwrap().unwrap();
     rig.free(gone).unwrap();
     rig.release_private_pool(pool).unwrap().unwrap();
@@ -85,13 +100,27 @@ fn pools_that_are_still_open_at_the_end_of_a_run_go_back_with_everything_else() 
 
 #[test]
 fn an_allocator_without_private_pools_refuses_them() {
-    for kind in [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct] {
+    for kind in [
+        AllocatorKind::Bfc,
+        AllocatorKind::RmmPool,
+        AllocatorKind::AsyncPool,
+        AllocatorKind::Direct,
+    ] {
         let mut rig = rig(kind);
         let pool = rig.name_private_pool();
-        for answer in [rig.begin_private_pool(pool).unwrap(), rig.end_private_pool(pool).unwrap(), rig.release_private_pool(pool).unwrap()]
-        {
+        for answer in [
+            rig.begin_private_pool(pool).unwrap(),
+            rig.end_private_pool(pool).unwrap(),
+            rig.release_private_pool(pool).unwrap(),
+        ] {
             let refused = answer.expect_err("there are none");
-            assert_eq!(refused.to_string(), format!("the allocator `{}` does not support private pools", kind.name()));
+            assert_eq!(
+                refused.to_string(),
+                format!(
+                    "the allocator `{}` does not support private pools",
+                    kind.name()
+                )
+            );
         }
         let buffer = allocate(&mut rig, Bytes::mib(3));
         rig.free(buffer).unwrap();
@@ -103,12 +132,24 @@ fn an_allocator_without_private_pools_refuses_them() {
 fn misuse_is_answered_and_changes_nothing() {
     let mut rig = rig(AllocatorKind::Caching);
     let (pool, never_made) = (rig.name_private_pool(), PrivatePoolId(77));
-    assert_eq!(rig.end_private_pool(pool).unwrap(), Err(PoolRefused::Misuse(PrivatePoolError::NotOpen(pool))));
+    assert_eq!(
+        rig.end_private_pool(pool).unwrap(),
+        Err(PoolRefused::Misuse(PrivatePoolError::NotOpen(pool)))
+    );
     rig.begin_private_pool(pool).unwrap().unwrap();
-    assert_eq!(rig.begin_private_pool(pool).unwrap(), Err(PoolRefused::Misuse(PrivatePoolError::AlreadyOpen(pool))));
-    assert_eq!(rig.release_private_pool(pool).unwrap(), Err(PoolRefused::Misuse(PrivatePoolError::ContextOpen(pool))));
+    assert_eq!(
+        rig.begin_private_pool(pool).unwrap(),
+        Err(PoolRefused::Misuse(PrivatePoolError::AlreadyOpen(pool)))
+    );
+    assert_eq!(
+        rig.release_private_pool(pool).unwrap(),
+        Err(PoolRefused::Misuse(PrivatePoolError::ContextOpen(pool)))
+    );
     rig.end_private_pool(pool).unwrap().unwrap();
-    assert_eq!(rig.release_private_pool(never_made).unwrap(), Err(PoolRefused::Misuse(PrivatePoolError::Unknown(never_made))));
+    assert_eq!(
+        rig.release_private_pool(never_made).unwrap(),
+        Err(PoolRefused::Misuse(PrivatePoolError::Unknown(never_made)))
+    );
     end(rig);
 }
 
@@ -122,14 +163,23 @@ fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
     rig.free(inside).unwrap();
     let outcome = |rig: &mut Rig| {
         let request = Request::new(MEMORY);
-        let error = rig.allocate(request).unwrap().expect_err("the pool keeps a part of the device");
-        rig.failed_request(request, &error).unwrap().and_then(|failed_request| failed_request.lanes).unwrap()
+        let error = rig
+            .allocate(request)
+            .unwrap()
+            .expect_err("the pool keeps a part of the device");
+        rig.failed_request(request, &error)
+            .unwrap()
+            .and_then(|failed_request| failed_request.lanes)
+            .unwrap()
     };
     // An open pool releases nothing, and its memory serves the request.
     let largest = outcome(&mut rig).iter().map(|lane| lane.free.largest).max();
     assert_eq!(largest, Some(reserved(&rig)));
     rig.end_private_pool(pool).unwrap().unwrap();
-    assert_eq!((outcome(&mut rig), reserved(&rig) >= Bytes::mib(12)), (Vec::new(), true));
+    assert_eq!(
+        (outcome(&mut rig), reserved(&rig) >= Bytes::mib(12)),
+        (Vec::new(), true)
+    );
     end(rig);
 }
 
@@ -143,9 +193,16 @@ fn programs_do_not_see_each_others_pools() {
     rig.enter(other);
     let theirs = rig.name_private_pool();
     assert_eq!(mine, theirs);
-    assert_eq!(rig.end_private_pool(theirs).unwrap(), Err(PoolRefused::Misuse(PrivatePoolError::NotOpen(theirs))));
+    assert_eq!(
+        rig.end_private_pool(theirs).unwrap(),
+        Err(PoolRefused::Misuse(PrivatePoolError::NotOpen(theirs)))
+    );
     let buffer = allocate(&mut rig, Bytes::mib(3));
-    assert!(rig.snapshot().iter().all(|segment| segment.private_pool.is_none()));
+    assert!(
+        rig.snapshot()
+            .iter()
+            .all(|segment| segment.private_pool.is_none())
+    );
     rig.free(buffer).unwrap();
     rig.enter(ProgramId::FIRST);
     end(rig);

@@ -13,7 +13,15 @@ use harness_scenario::Scenario;
 
 /// Runs a scenario with an audit and seed 0, without interruption.
 pub(crate) fn request<'a>(scenario: &'a Scenario, allocator: &'a AllocatorSpec) -> RunRequest<'a> {
-    RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt: Arc::default() }
+    RunRequest {
+        scenario,
+        allocator,
+        seed: 0,
+        repetition: 0,
+        reproduce: String::new(),
+        audit: true,
+        interrupt: Arc::default(),
+    }
 }
 
 /// The memory of programs, without the context.
@@ -21,8 +29,8 @@ pub(crate) const MEMORY: Bytes = Bytes::mib(64);
 /// Streams besides the default one.
 pub(crate) const STREAMS: usize = 2;
 
-/// Streams are numbered from 0, the default stream. These programs are correct: an event orders the streams that share
-/// a buffer.
+/// Streams are numbered from 0, the default stream. These programs are correct: an event orders the
+/// streams that share a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
     Alloc(usize, Bytes, usize),
@@ -73,33 +81,58 @@ impl Machine {
     pub(crate) fn new(allocator: Box<dyn Allocator>) -> Self {
         let mut config = SimConfig::default();
         config.total = config.context_overhead + MEMORY;
-        let mut rig = Rig::new(Box::new(SimDevice::new(config)), allocator, &RigOptions::default()).unwrap();
+        let mut rig = Rig::new(
+            Box::new(SimDevice::new(config)),
+            allocator,
+            &RigOptions::default(),
+        )
+        .unwrap();
         let mut streams = vec![StreamId::DEFAULT];
         streams.extend((0..STREAMS).map(|_| rig.create_stream().unwrap()));
         let event = rig.create_event().unwrap();
         rig.begin_step(1);
-        Self { rig, streams, event, buffers: BTreeMap::new(), step: 1, ooms: 0 }
+        Self {
+            rig,
+            streams,
+            event,
+            buffers: BTreeMap::new(),
+            step: 1,
+            ooms: 0,
+        }
     }
 
     /// Runs a program, frees everything, and checks the end.
     pub(crate) fn run(mut self, program: &[Op]) -> Result<(), Stopped> {
         for &op in program {
-            self.op(op).map_err(|stop| Stopped { at: format!("{op:?}"), stop })?;
+            self.op(op).map_err(|stop| Stopped {
+                at: format!("{op:?}"),
+                stop,
+            })?;
         }
         self.finish()
     }
 
     pub(crate) fn finish(mut self) -> Result<(), Stopped> {
         for (buffer, _) in std::mem::take(&mut self.buffers).into_values() {
-            self.rig.free(buffer).map_err(|stop| Stopped { at: "the last frees".to_owned(), stop })?;
+            self.rig.free(buffer).map_err(|stop| Stopped {
+                at: "the last frees".to_owned(),
+                stop,
+            })?;
         }
-        self.rig.finish().map_err(|stop| Stopped { at: "the end".to_owned(), stop })?;
-        self.close().map_err(|stop| Stopped { at: "closing".to_owned(), stop })
+        self.rig.finish().map_err(|stop| Stopped {
+            at: "the end".to_owned(),
+            stop,
+        })?;
+        self.close().map_err(|stop| Stopped {
+            at: "closing".to_owned(),
+            stop,
+        })
     }
 
     /// Closes without freeing anything first, as after a failure.
     pub(crate) fn close(self) -> Result<(), Stop> {
-        self.rig.close(self.streams.into_iter().skip(1).collect(), vec![self.event])
+        self.rig
+            .close(self.streams.into_iter().skip(1).collect(), vec![self.event])
     }
 
     /// Operations on missing buffers do nothing; their requests may have failed.
@@ -144,7 +177,11 @@ impl Machine {
             Op::EmptyCache => drop(rig.empty_cache()?),
             Op::Pressure(held) => drop(rig.set_external_memory(held)?),
             Op::Fraction(fraction) => {
-                let share = if fraction < 1.0 { fraction * MEMORY.0 as f64 / rig.info().total.0 as f64 } else { 1.0 };
+                let share = if fraction < 1.0 {
+                    fraction * MEMORY.0 as f64 / rig.info().total.0 as f64
+                } else {
+                    1.0
+                };
                 rig.set_memory_fraction(MemoryFraction::new(share).unwrap());
             }
             Op::EndStep => {

@@ -34,7 +34,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 prop_compose! {
-    /// Settings of PyTorch's allocator with an effect in little memory. Drivers map pages of whole 2 MiB only.
+    /// Settings of PyTorch's allocator with an effect in little memory. Drivers map pages of whole
+    /// 2 MiB only.
     fn settings()(
         large in prop_oneof![Just(20), (6_u64..20).prop_map(|pages| 2 * pages)],
         split in proptest::option::of(0_u64..20),

@@ -1,4 +1,5 @@
-//! Asynchronous reads: compared in stream order and reported at the next wait; races are reported immediately.
+//! Asynchronous reads: compared in stream order and reported at the next wait; races are reported
+//! immediately.
 
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::StreamId;
@@ -13,7 +14,12 @@ use crate::program::MEMORY;
 fn rig_with(allocator: Box<dyn harness_allocator::allocator::Allocator>) -> (Rig, StreamId) {
     let mut config = SimConfig::default();
     config.total = config.context_overhead + MEMORY;
-    let mut rig = Rig::new(Box::new(SimDevice::new(config)), allocator, &RigOptions::default()).unwrap();
+    let mut rig = Rig::new(
+        Box::new(SimDevice::new(config)),
+        allocator,
+        &RigOptions::default(),
+    )
+    .unwrap();
     let side = rig.create_stream().unwrap();
     rig.begin_scenario().unwrap();
     rig.begin_step(1);
@@ -40,7 +46,12 @@ fn handed_over(rig: &mut Rig, side: StreamId, tell: bool) -> Buffer {
 fn accused(result: Result<(), Stop>) -> String {
     match result {
         Err(Stop::Violated(findings)) => {
-            assert!(findings.iter().all(|finding| finding.invariant == Invariant::ContentsAreIntact), "{findings:?}");
+            assert!(
+                findings
+                    .iter()
+                    .all(|finding| finding.invariant == Invariant::ContentsAreIntact),
+                "{findings:?}"
+            );
             findings[0].seen.clone()
         }
         other => panic!("{other:?}"),

@@ -1,5 +1,5 @@
-//! Scenarios that must fail, with their messages, and similar scenarios that must pass, so the message is about the
-//! mistake.
+//! Scenarios that must fail, with their messages, and similar scenarios that must pass, so the
+//! message is about the mistake.
 
 use std::path::Path;
 use std::sync::{Arc, atomic::AtomicBool};
@@ -9,7 +9,9 @@ use harness_allocator::device::Leaks;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
-use harness_record::{Invariant, Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
+use harness_record::{
+    Invariant, Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation,
+};
 use harness_report::text::step_table;
 use harness_run::run::{Run, RunRequest};
 use harness_run::session::{ArmRun, Plan, Selection};
@@ -20,16 +22,39 @@ use crate::watched::{Watched, launch_failed};
 
 /// The steps begin at line 5.
 fn scenario(steps: &str) -> Scenario {
-    let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nsteps:\n{steps}\n");
+    let text =
+        format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nsteps:\n{steps}\n");
     Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-fn run_with(scenario: &Scenario, allocator: AllocatorKind, interrupt: bool, seed: Option<u64>) -> RunRecord {
+fn run_with(
+    scenario: &Scenario,
+    allocator: AllocatorKind,
+    interrupt: bool,
+    seed: Option<u64>,
+) -> RunRecord {
     let (selection, program) = (Selection::default(), "harness".to_owned());
-    let plan =
-        Plan { scenarios: vec![scenario.clone()], selection, seed, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-    let arm = ArmRun { scenario, allocator: &allocator.into(), repetition: 0 };
-    plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::new(AtomicBool::new(interrupt))).unwrap()
+    let plan = Plan {
+        scenarios: vec![scenario.clone()],
+        selection,
+        seed,
+        memory: None,
+        repetitions: 1,
+        audit: true,
+        fail_fast: false,
+        program,
+    };
+    let arm = ArmRun {
+        scenario,
+        allocator: &allocator.into(),
+        repetition: 0,
+    };
+    plan.run_arm(
+        &arm,
+        &DeviceSource::simulated(),
+        &Arc::new(AtomicBool::new(interrupt)),
+    )
+    .unwrap()
 }
 
 fn run(steps: &str) -> RunRecord {
@@ -39,9 +64,11 @@ fn run(steps: &str) -> RunRecord {
 fn violations(run: &RunRecord) -> Vec<&Violation> {
     match &run.verdict {
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).collect(),
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
-            Vec::new()
-        }
+        Verdict::Passed
+        | Verdict::FailedAsExpected { .. }
+        | Verdict::Skipped { .. }
+        | Verdict::Contended { .. }
+        | Verdict::Interrupted => Vec::new(),
     }
 }
 
@@ -72,17 +99,44 @@ fn a_failed_expectation_names_its_place_and_every_figure() {
 
 #[test]
 fn an_expectation_of_counts_and_times_shows_their_units() {
-    let steps = |expect| format!("  - alloc: {{ buffer: a, size: 3MiB, id: request }}\n  - expect: {expect}");
+    let steps = |expect| {
+        format!("  - alloc: {{ buffer: a, size: 3MiB, id: request }}\n  - expect: {expect}")
+    };
     let run_of = |expect| run(&steps(expect));
     let run = run_of("[ num_device_alloc == 2, request.time > 1s, device.external_memory > 0B ]");
-    let at = |column| Some(SourceLine { path: "test.yaml".to_owned(), line: 6, column });
-    let seen: Vec<_> =
-        violations(&run).into_iter().map(|found| (found.step, found.at.clone(), found.rule.clone(), found.expected.clone())).collect();
+    let at = |column| {
+        Some(SourceLine {
+            path: "test.yaml".to_owned(),
+            line: 6,
+            column,
+        })
+    };
+    let seen: Vec<_> = violations(&run)
+        .into_iter()
+        .map(|found| {
+            (
+                found.step,
+                found.at.clone(),
+                found.rule.clone(),
+                found.expected.clone(),
+            )
+        })
+        .collect();
     assert_eq!(
         seen,
         [
-            (2, at(15), Rule::Expectation, "num_device_alloc == 2".to_owned()),
-            (2, at(57), Rule::Expectation, "device.external_memory > 0B".to_owned()),
+            (
+                2,
+                at(15),
+                Rule::Expectation,
+                "num_device_alloc == 2".to_owned()
+            ),
+            (
+                2,
+                at(57),
+                Rule::Expectation,
+                "device.external_memory > 0B".to_owned()
+            ),
         ]
     );
     assert_eq!(violations(&run)[0].seen, "num_device_alloc = 1");
@@ -90,9 +144,18 @@ fn an_expectation_of_counts_and_times_shows_their_units() {
     // The timed run judges times. It follows a passed checked run.
     let timed = run_of("[ num_device_alloc == 1, request.time > 1s ]");
     let told = violations(&timed);
-    let [found] = told.as_slice() else { panic!("{:?}", timed.verdict) };
-    assert_eq!((found.step, found.at.clone(), found.expected.as_str()), (2, at(38), "request.time > 1s"));
-    assert!(found.seen.starts_with("request.time = ") && found.seen.ends_with("µs, in the timed run"), "{}", found.seen);
+    let [found] = told.as_slice() else {
+        panic!("{:?}", timed.verdict)
+    };
+    assert_eq!(
+        (found.step, found.at.clone(), found.expected.as_str()),
+        (2, at(38), "request.time > 1s")
+    );
+    assert!(
+        found.seen.starts_with("request.time = ") && found.seen.ends_with("µs, in the timed run"),
+        "{}",
+        found.seen
+    );
 }
 
 #[test]
@@ -103,9 +166,16 @@ fn an_invariant_of_the_scenario_fails_at_the_first_step_that_breaks_it() {
 invariants: [ reserved_bytes.all.current < 20MiB ]");
     assert_eq!(
         told(&run),
-        ["test.yaml:8:15: expectation: expected reserved_bytes.all.current < 20MiB, seen reserved_bytes.all.current = 23068672 B (22 MiB)"]
+        [
+            "test.yaml:8:15: expectation: expected reserved_bytes.all.current < 20MiB, seen \
+             reserved_bytes.all.current = 23068672 B (22 MiB)"
+        ]
     );
-    assert_eq!((violations(&run)[0].step, run.steps.len()), (2, 2), "the run stops there");
+    assert_eq!(
+        (violations(&run)[0].step, run.steps.len()),
+        (2, 2),
+        "the run stops there"
+    );
 }
 
 #[test]
@@ -113,7 +183,10 @@ fn a_request_that_should_not_fit_and_does_fails_the_run() {
     let run = run("  - alloc: { buffer: a, size: 1000B, expect: oom }");
     assert_eq!(
         told(&run),
-        ["test.yaml:5:5: expectation: expected the request for 1000 B to run out of memory, seen it fits: 1 KiB handed out"]
+        [
+            "test.yaml:5:5: expectation: expected the request for 1000 B to run out of memory, \
+             seen it fits: 1 KiB handed out"
+        ]
     );
     assert_eq!(last(&run).outcome, Outcome::Fits { retries: 0 });
 }
@@ -132,8 +205,12 @@ fn an_invariant_that_should_be_violated_and_holds_fails_the_run() {
 expect_violation: retry_makes_progress");
     assert_eq!(
         told(&run),
-        ["test.yaml:6:19: expected violation: expected the run to violate `retry_makes_progress`: a retry succeeds, requests less, or \
-          starts from another memory state than the attempt before must not hold, seen it was never violated"]
+        [
+            "test.yaml:6:19: expected violation: expected the run to violate \
+             `retry_makes_progress`: a retry succeeds, requests less, or \
+          starts from another memory state than the attempt before must not hold, seen it was \
+          never violated"
+        ]
     );
 }
 
@@ -146,10 +223,24 @@ const RACE: &str = "  - alloc: { buffer: a, size: 1MiB }
 fn a_race_of_the_scenario_is_a_violation_that_names_both_steps() {
     let run = run(RACE);
     let told = violations(&run);
-    let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
-    assert_eq!((found.step, &found.rule), (3, &Rule::Invariant(Invariant::ContentsAreIntact)));
-    assert_eq!(found.at.as_ref().map(ToString::to_string).as_deref(), Some("test.yaml:7:5"));
-    assert!(found.seen.contains("written on stream 1 at step 3 while it may still be written on stream 0 at step 2"), "{}", found.seen);
+    let [found] = told.as_slice() else {
+        panic!("{:?}", run.verdict)
+    };
+    assert_eq!(
+        (found.step, &found.rule),
+        (3, &Rule::Invariant(Invariant::ContentsAreIntact))
+    );
+    assert_eq!(
+        found.at.as_ref().map(ToString::to_string).as_deref(),
+        Some("test.yaml:7:5")
+    );
+    assert!(
+        found.seen.contains(
+            "written on stream 1 at step 3 while it may still be written on stream 0 at step 2"
+        ),
+        "{}",
+        found.seen
+    );
     assert_eq!(last(&run).outcome, Outcome::Failed);
 }
 
@@ -177,8 +268,13 @@ fn freeing_memory_in_use_by_another_stream_is_a_race_without_record_stream() {
     };
     let run = run(&steps(""));
     let told = violations(&run);
-    let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
-    assert_eq!((found.step, &found.rule), (3, &Rule::Invariant(Invariant::ContentsAreIntact)));
+    let [found] = told.as_slice() else {
+        panic!("{:?}", run.verdict)
+    };
+    assert_eq!(
+        (found.step, &found.rule),
+        (3, &Rule::Invariant(Invariant::ContentsAreIntact))
+    );
     passes(&steps("  - record_stream: { buffer: a, stream: side }\n"));
 }
 
@@ -196,7 +292,13 @@ expect_violation: contents_are_intact"
         "{RACE}
 expect_violation: retry_makes_progress"
     ));
-    assert_eq!(violations(&run).iter().map(|found| &found.rule).collect::<Vec<_>>(), [&Rule::Invariant(Invariant::ContentsAreIntact)]);
+    assert_eq!(
+        violations(&run)
+            .iter()
+            .map(|found| &found.rule)
+            .collect::<Vec<_>>(),
+        [&Rule::Invariant(Invariant::ContentsAreIntact)]
+    );
 }
 
 /// A retry without progress is noted and the run continues, so the later race is found too.
@@ -207,15 +309,30 @@ fn the_end_is_checked_although_a_violation_was_expected_before() {
   - fill: { buffer: a, stream: side }
 expect_violation: retry_makes_progress";
     let run = run(steps);
-    let rules: Vec<_> = violations(&run).iter().map(|found| (found.step, found.rule.clone())).collect();
-    assert_eq!(rules, [(1, Rule::Invariant(Invariant::RetryMakesProgress)), (3, Rule::Invariant(Invariant::ContentsAreIntact))]);
+    let rules: Vec<_> = violations(&run)
+        .iter()
+        .map(|found| (found.step, found.rule.clone()))
+        .collect();
+    assert_eq!(
+        rules,
+        [
+            (1, Rule::Invariant(Invariant::RetryMakesProgress)),
+            (3, Rule::Invariant(Invariant::ContentsAreIntact))
+        ]
+    );
 }
 
 #[test]
 fn pressure_beyond_free_memory_fails_and_reports_the_amount() {
     let run = run("  - alloc: { buffer: a, size: 40MiB }
   - external_memory: 30MiB");
-    assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be allocated"]);
+    assert_eq!(
+        told(&run),
+        [
+            "test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be \
+             allocated"
+        ]
+    );
     assert_eq!(last(&run).accounts.device.pressure, Bytes::mib(24));
 }
 
@@ -228,26 +345,35 @@ fn a_fraction_limits_the_allocator_and_is_lifted_again() {
   - set_memory_fraction: 1
   - alloc: { buffer: a, size: 40MiB }",
     );
-    assert!(run.steps[1].notes[0].contains("the memory fraction allows 32 MiB"), "{:?}", run.steps[1].notes);
+    assert!(
+        run.steps[1].notes[0].contains("the memory fraction allows 32 MiB"),
+        "{:?}",
+        run.steps[1].notes
+    );
 }
 
 #[test]
 fn a_storm_that_never_fragments_fails_if_it_should_and_says_what_to_raise() {
     let seen = |live: &str, max: u64| {
         let run = run(&format!(
-            "  - storm: {{ id: s, operations: 50, sizes: 1MiB, live: {live}, lifetime: {{ min: 1, max: {max} }}, until: fragmented }}"
+            "  - storm: {{ id: s, operations: 50, sizes: 1MiB, live: {live}, lifetime: {{ min: 1, \
+             max: {max} }}, until: fragmented }}"
         ));
-        let expected = "test.yaml:5:5: expectation: expected a request that fails although reserved − allocated is at least its size, seen 50 \
+        let expected = "test.yaml:5:5: expectation: expected a request that fails although \
+             reserved − allocated is at least its size, seen 50 \
                         operations with 0 failed requests, none because of fragmentation; ";
         told(&run)[0].strip_prefix(expected).unwrap().to_owned()
     };
-    let sizes = "at most 8 MiB were allocated: raise `live` towards the memory of `needs`, or mix small and large `sizes`";
+    let sizes = "at most 8 MiB were allocated: raise `live` towards the memory of `needs`, or mix \
+         small and large `sizes`";
     assert_eq!(seen("8MiB", 40), sizes);
-    let lifetime = "at most 2 MiB of the 32 MiB of `live` were allocated, since blocks live for at most 2 operations: raise `lifetime`";
+    let lifetime = "at most 2 MiB of the 32 MiB of `live` were allocated, since blocks live for at \
+         most 2 operations: raise `lifetime`";
     assert_eq!(seen("32MiB", 2), lifetime);
 }
 
-/// Repeats the same request. `w` has most of the memory, and the cached block belongs to another stream.
+/// Repeats the same request. `w` has most of the memory, and the cached block belongs to another
+/// stream.
 fn recovery(policy: &str, expect: &str, figures: &str, violates: &str) -> String {
     format!(
         "  - alloc: {{ buffer: w, size: 40MiB }}
@@ -266,8 +392,10 @@ fn a_policy_that_changes_nothing_makes_no_progress() {
     assert_eq!(
         told(&run),
         [
-            "test.yaml:6:5: invariant retry_makes_progress: expected the retry to succeed, to ask for less, or to find memory changed since the failed \
-          attempt, seen it asked for 30 MiB again and failed again: the allocator's blocks and the 24 MiB free on the device were the same"
+            "test.yaml:6:5: invariant retry_makes_progress: expected the retry to succeed, to ask \
+             for less, or to find memory changed since the failed \
+          attempt, seen it asked for 30 MiB again and failed again: the allocator's blocks and the \
+          24 MiB free on the device were the same"
         ]
     );
 }
@@ -275,7 +403,9 @@ fn a_policy_that_changes_nothing_makes_no_progress() {
 /// Releasing the cache joins its fragments: total free memory is the same, but the retry fits.
 #[test]
 fn a_retry_that_fits_because_emptying_the_cache_made_pieces_whole_makes_progress() {
-    let pieces: String = (0..10).map(|n| format!("  - alloc: {{ buffer: p{n}, size: 3MiB, stream: side }}\n")).collect();
+    let pieces: String = (0..10)
+        .map(|n| format!("  - alloc: {{ buffer: p{n}, size: 3MiB, stream: side }}\n"))
+        .collect();
     let freed: String = (0..10).map(|n| format!("  - free: p{n}\n")).collect();
     let run = passes(&format!(
         "{pieces}{freed}  - train: {{ id: t, parameters: 2MiB, layers: 1, activations_per_sample: 11MiB, batch: 1, iterations: 1 }}
@@ -292,7 +422,8 @@ fn a_retry_that_fits_because_emptying_the_cache_made_pieces_whole_makes_progress
     assert!(run.steps.iter().any(|step| step.kind == "train"));
 }
 
-/// A failed iteration frees its memory and nothing else changes, so another attempt must fail in the same way.
+/// A failed iteration frees its memory and nothing else changes, so another attempt must fail in
+/// the same way.
 #[test]
 fn an_iteration_that_meets_the_same_memory_again_makes_no_progress() {
     passes(
@@ -312,12 +443,15 @@ expect_violation: retry_makes_progress",
 
 #[test]
 fn a_request_that_is_refused_without_a_policy_is_not_lost_to_a_retry() {
-    let run = passes("  - alloc: { buffer: w, size: 40MiB }\n  - alloc: { buffer: x, size: 30MiB, expect: oom }");
+    let run = passes(
+        "  - alloc: { buffer: w, size: 40MiB }\n  - alloc: { buffer: x, size: 30MiB, expect: oom }",
+    );
     assert_eq!(run.timings.lost_to_retry, Nanos::ZERO);
     assert!(run.timings.scenario > Nanos::ZERO);
 }
 
-/// The driver's pool refuses the racing free, so the buffer stays. At the end, that is no second violation.
+/// The driver's pool refuses the racing free, so the buffer stays. At the end, that is no second
+/// violation.
 #[test]
 fn consequences_of_an_expected_violation_do_not_fail_the_run() {
     let steps = "  - alloc: { buffer: a, size: 1MiB }
@@ -325,24 +459,61 @@ fn consequences_of_an_expected_violation_do_not_fail_the_run() {
   - free: a
   - empty_cache
 expect_violation: contents_are_intact";
-    for allocator in [AllocatorKind::AsyncPool, AllocatorKind::Caching, AllocatorKind::Direct] {
-        let run = run_with(&scenario(&format!("{steps}\nallocators: [{}]", allocator.name())), allocator, false, None);
-        assert_eq!(run.verdict, Verdict::Passed, "{}: {}", allocator.name(), step_table(&run));
+    for allocator in [
+        AllocatorKind::AsyncPool,
+        AllocatorKind::Caching,
+        AllocatorKind::Direct,
+    ] {
+        let run = run_with(
+            &scenario(&format!("{steps}\nallocators: [{}]", allocator.name())),
+            allocator,
+            false,
+            None,
+        );
+        assert_eq!(
+            run.verdict,
+            Verdict::Passed,
+            "{}: {}",
+            allocator.name(),
+            step_table(&run)
+        );
         let failed = steps.replace("expect_violation: contents_are_intact", "");
-        let run = run_with(&scenario(&format!("{failed}allocators: [{}]", allocator.name())), allocator, false, None);
-        assert_eq!(told(&run).len(), 1, "{}: {:?}", allocator.name(), told(&run));
+        let run = run_with(
+            &scenario(&format!("{failed}allocators: [{}]", allocator.name())),
+            allocator,
+            false,
+            None,
+        );
+        assert_eq!(
+            told(&run).len(),
+            1,
+            "{}: {:?}",
+            allocator.name(),
+            told(&run)
+        );
     }
 }
 
 #[test]
 fn all_of_any_small_memory_is_had_again_at_the_end() {
-    for memory in ["2MiB", "4MiB", "6MiB", "8MiB", "10MiB", "22MiB", "100MiB", "200MiB", "1000MiB"] {
+    for memory in [
+        "2MiB", "4MiB", "6MiB", "8MiB", "10MiB", "22MiB", "100MiB", "200MiB", "1000MiB",
+    ] {
         for &allocator in AllocatorKind::ALL {
-            let text =
-                format!("about: A test.\nneeds: {{ memory: {memory} }}\nsteps:\n  - empty_cache\nallocators: [{}]\n", allocator.name());
-            let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
+            let text = format!(
+                "about: A test.\nneeds: {{ memory: {memory} }}\nsteps:\n  - \
+                 empty_cache\nallocators: [{}]\n",
+                allocator.name()
+            );
+            let scenario = Scenario::parse(&text, Path::new("test.yaml"))
+                .unwrap_or_else(|error| panic!("{error}\n{text}"));
             let run = run_with(&scenario, allocator, false, None);
-            assert_eq!(run.verdict, Verdict::Passed, "{} in {memory}", allocator.name());
+            assert_eq!(
+                run.verdict,
+                Verdict::Passed,
+                "{} in {memory}",
+                allocator.name()
+            );
         }
     }
 }
@@ -350,11 +521,15 @@ fn all_of_any_small_memory_is_had_again_at_the_end() {
 /// The driver's pool releases memory in a call that no counter shows.
 #[test]
 fn the_picture_of_a_drivers_pool_follows_an_emptied_cache() {
-    let steps = "  - alloc: { buffer: a, size: 30MiB }\n  - free: a\n  - empty_cache\nallocators: [async_pool]";
+    let steps = "  - alloc: { buffer: a, size: 30MiB }\n  - free: a\n  - empty_cache\nallocators: \
+         [async_pool]";
     let run = run_with(&scenario(steps), AllocatorKind::AsyncPool, false, None);
     assert_eq!(run.verdict, Verdict::Passed);
     let point = run.curve.last().unwrap();
-    assert_eq!((point.step, point.reserved, point.used), (3, Bytes::ZERO, Bytes::ZERO));
+    assert_eq!(
+        (point.step, point.reserved, point.used),
+        (3, Bytes::ZERO, Bytes::ZERO)
+    );
     assert!(run.curve.iter().any(|point| point.used >= Bytes::mib(30)));
 }
 
@@ -371,16 +546,23 @@ fn of_a_long_run_the_first_and_the_last_steps_are_recorded_and_the_picture_shows
     );
     let numbers: Vec<u32> = run.steps.iter().map(|step| step.number).collect();
     assert_eq!((numbers.len(), run.unrecorded_steps), (10_000, 14_001));
-    assert_eq!((numbers[0], numbers[4_999], numbers[5_000], numbers[9_999]), (1, 5_000, 19_002, 24_001));
+    assert_eq!(
+        (numbers[0], numbers[4_999], numbers[5_000], numbers[9_999]),
+        (1, 5_000, 19_002, 24_001)
+    );
     let steps: Vec<u32> = run.curve.iter().map(|point| point.step).collect();
     assert_eq!((steps.first(), steps.last()), (Some(&1), Some(&24_001)));
     let widest = steps.windows(2).map(|pair| pair[1] - pair[0]).max();
-    assert!(widest < Some(100), "{widest:?} steps in a row are not in the picture");
+    assert!(
+        widest < Some(100),
+        "{widest:?} steps in a row are not in the picture"
+    );
 }
 
 #[test]
 fn a_policy_that_frees_makes_progress() {
-    let figures = "x.retries == 1, x.retries_without_progress == 0, x.attempts == 2, num_ooms == 1, allocated_bytes.all.current == 30MiB";
+    let figures = "x.retries == 1, x.retries_without_progress == 0, x.attempts == 2, num_ooms == \
+         1, allocated_bytes.all.current == 30MiB";
     let run = passes(&recovery("{ free: { buffers: [w] } }", "fits", figures, ""));
     assert_eq!(run.steps[1].outcome, Outcome::Fits { retries: 1 });
     assert_eq!(run.steps[1].reports["retries"], 1);
@@ -388,8 +570,8 @@ fn a_policy_that_frees_makes_progress() {
 
 #[test]
 fn a_policy_that_waits_for_deferred_frees_makes_progress() {
-    // The pending block is next to a live one, so its segment stays. The failed request waits for the events, and the
-    // next one uses the block.
+    // The pending block is next to a live one, so its segment stays. The failed request waits for
+    // the events, and the next one uses the block.
     passes(
         "  - alloc: { buffer: w, size: 16MiB }
   - alloc: { buffer: p, size: 30MiB }
@@ -408,11 +590,17 @@ fn expectations_of_an_allocator_are_held_against_it_only() {
   - expect: { caching: [ reserved_bytes.all.current == 20MiB ], direct: [ reserved_bytes.all.current == 4MiB ] }
 allocators: [caching, direct]",
     );
-    assert_eq!(run_with(&scenario, AllocatorKind::Caching, false, None).verdict, Verdict::Passed);
+    assert_eq!(
+        run_with(&scenario, AllocatorKind::Caching, false, None).verdict,
+        Verdict::Passed
+    );
     let direct = run_with(&scenario, AllocatorKind::Direct, false, None);
     assert_eq!(
         told(&direct),
-        ["test.yaml:6:75: expectation: expected reserved_bytes.all.current == 4MiB, seen reserved_bytes.all.current = 3145728 B (3 MiB)"]
+        [
+            "test.yaml:6:75: expectation: expected reserved_bytes.all.current == 4MiB, seen \
+             reserved_bytes.all.current = 3145728 B (3 MiB)"
+        ]
     );
 }
 
@@ -440,8 +628,22 @@ fn repeated_steps_are_recorded_once_an_iteration() {
         - alloc: { buffer: a, size: 3MiB }
         - free: a",
     );
-    let steps: Vec<_> = run.steps.iter().map(|step| (step.number, step.line, step.kind.as_str())).collect();
-    assert_eq!(steps, [(1, 8, "alloc"), (2, 9, "free"), (3, 8, "alloc"), (4, 9, "free"), (5, 8, "alloc"), (6, 9, "free")]);
+    let steps: Vec<_> = run
+        .steps
+        .iter()
+        .map(|step| (step.number, step.line, step.kind.as_str()))
+        .collect();
+    assert_eq!(
+        steps,
+        [
+            (1, 8, "alloc"),
+            (2, 9, "free"),
+            (3, 8, "alloc"),
+            (4, 9, "free"),
+            (5, 8, "alloc"),
+            (6, 9, "free")
+        ]
+    );
     assert_eq!(run.unrecorded_steps, 0);
 }
 
@@ -455,7 +657,14 @@ fn a_very_long_repeat_is_counted_and_the_step_that_fails_is_recorded() {
         - free: a
   - expect: num_ooms == 1");
     assert_eq!((run.steps.len(), run.unrecorded_steps), (10_000, 2_001));
-    assert_eq!((last(&run).number, last(&run).kind.as_str(), last(&run).outcome.clone()), (12_001, "expect", Outcome::Failed));
+    assert_eq!(
+        (
+            last(&run).number,
+            last(&run).kind.as_str(),
+            last(&run).outcome.clone()
+        ),
+        (12_001, "expect", Outcome::Failed)
+    );
 }
 
 #[test]
@@ -481,14 +690,25 @@ fn a_storm_that_is_interrupted_leaves_nothing_on_the_device() {
     let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), 2);
     let (allocator, reproduce) = (&AllocatorKind::Caching.into(), String::new());
     let run = Run::new(
-        &RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt },
+        &RunRequest {
+            scenario: &scenario,
+            allocator,
+            seed: 0,
+            repetition: 0,
+            reproduce,
+            audit: true,
+            interrupt,
+        },
         Box::new(device),
     )
     .checked()
     .unwrap();
     assert_eq!(run.verdict, Verdict::Interrupted);
     assert_eq!(
-        run.steps.iter().map(|step| step.kind.as_str()).collect::<Vec<_>>(),
+        run.steps
+            .iter()
+            .map(|step| step.kind.as_str())
+            .collect::<Vec<_>>(),
         ["alloc", "fill"],
         "the storm is neither done nor failed"
     );
@@ -508,14 +728,17 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
         let interrupt = Arc::<AtomicBool>::default();
         let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
         let spec = AllocatorKind::Caching.into();
-        let request = RunRequest { interrupt, ..request(&scenario, &spec) };
+        let request = RunRequest {
+            interrupt,
+            ..request(&scenario, &spec)
+        };
         Run::new(&request, Box::new(device)).checked().unwrap();
         assert_eq!(*left.lock().unwrap(), Some(Leaks::default()), "{steps}");
     }
 }
 
-/// One device call for the segment and one for the whole limit at the end, each with a free. The scenario's calls count
-/// none of them.
+/// One device call for the segment and one for the whole limit at the end, each with a free. The
+/// scenario's calls count none of them.
 #[test]
 fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let scenario = scenario(
@@ -527,15 +750,18 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
     let mallocs = device.mallocs();
     let spec = AllocatorKind::Caching.into();
-    let request = RunRequest { interrupt, ..request(&scenario, &spec) };
+    let request = RunRequest {
+        interrupt,
+        ..request(&scenario, &spec)
+    };
     let run = Run::new(&request, Box::new(device)).checked().unwrap();
     assert_eq!(run.verdict, Verdict::Passed);
     assert_eq!(*mallocs.lock().unwrap(), [Bytes::mib(20), Bytes::mib(64)]);
     assert_eq!((run.calls.malloc, run.calls.free), (1, 0));
 }
 
-/// Expandable segments reserve an eighth more addresses than the device has memory, for each pool and stream, and anew after `empty_cache`.
-/// Their pages are large here, so that there are few.
+/// Expandable segments reserve an eighth more addresses than the device has memory, for each pool
+/// and stream, and anew after `empty_cache`. Their pages are large here, so that there are few.
 #[test]
 fn the_whole_limit_of_a_huge_device_fits_with_every_allocator() {
     let text = r#"about: A test.
@@ -559,12 +785,27 @@ steps:
       - synchronize: device
       - empty_cache
 "#;
-    let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
-    let device = SimConfig { total: scenario.needs.memory, context_overhead: Bytes::ZERO, ..SimConfig::default() };
+    let scenario =
+        Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    let device = SimConfig {
+        total: scenario.needs.memory,
+        context_overhead: Bytes::ZERO,
+        ..SimConfig::default()
+    };
     for allocator in &scenario.allocators {
         let (reproduce, interrupt) = (String::new(), Arc::default());
-        let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
-        let run = Run::new(&request, Box::new(SimDevice::new(device.clone()))).checked().unwrap();
+        let request = RunRequest {
+            scenario: &scenario,
+            allocator,
+            seed: 0,
+            repetition: 0,
+            reproduce,
+            audit: true,
+            interrupt,
+        };
+        let run = Run::new(&request, Box::new(SimDevice::new(device.clone())))
+            .checked()
+            .unwrap();
         assert_eq!(run.verdict, Verdict::Passed, "{allocator}");
     }
 }
@@ -572,12 +813,24 @@ steps:
 #[test]
 fn the_same_seed_gives_the_same_record_and_another_one_another() {
     let scenario = scenario(
-        "  - storm: { id: s, operations: 500, sizes: { min: 1KiB, max: 8MiB }, live: 48MiB, lifetime: { min: 1, max: 50 }, streams: [default, side], fill: true }",
+        "  - storm: { id: s, operations: 500, sizes: { min: 1KiB, max: 8MiB }, live: 48MiB, \
+         lifetime: { min: 1, max: 50 }, streams: [default, side], fill: true }",
     );
-    let record = |seed| serde_json::to_string(&run_with(&scenario, AllocatorKind::Caching, false, Some(seed))).unwrap();
+    let record = |seed| {
+        serde_json::to_string(&run_with(
+            &scenario,
+            AllocatorKind::Caching,
+            false,
+            Some(seed),
+        ))
+        .unwrap()
+    };
     let first = record(7);
     assert_eq!(first, record(7));
-    assert_ne!(first.replace("\"seed\":7", "").replace("--seed 7", ""), record(8).replace("\"seed\":8", "").replace("--seed 8", ""));
+    assert_ne!(
+        first.replace("\"seed\":7", "").replace("--seed 7", ""),
+        record(8).replace("\"seed\":8", "").replace("--seed 8", "")
+    );
 }
 
 #[test]
@@ -585,9 +838,12 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_the_figures() 
     let mut scenario = scenario("  - alloc: { buffer: a, size: 3MiB }");
     scenario.needs.memory = Bytes::gib(100);
     let run = run_with(&scenario, AllocatorKind::Caching, false, None);
-    let Verdict::Skipped { reason, .. } = &run.verdict else { panic!("{:?}", run.verdict) };
+    let Verdict::Skipped { reason, .. } = &run.verdict else {
+        panic!("{:?}", run.verdict)
+    };
     assert!(
-        reason.starts_with("100 GiB of device memory: the simulated device has ") && reason.contains("`--device-profile h200-141`"),
+        reason.starts_with("100 GiB of device memory: the simulated device has ")
+            && reason.contains("`--device-profile h200-141`"),
         "{reason}"
     );
     assert!(run.steps.is_empty());
@@ -603,8 +859,20 @@ fn a_training_that_cannot_even_begin_counts_its_failed_request() {
 
 /// Runs a scenario on the test's own device.
 fn run_on_device(scenario: &Scenario, device: Watched) -> RunRecord {
-    let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
-    let request = RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
+    let (allocator, reproduce, interrupt) = (
+        &AllocatorKind::Caching.into(),
+        String::new(),
+        Arc::default(),
+    );
+    let request = RunRequest {
+        scenario,
+        allocator,
+        seed: 0,
+        repetition: 0,
+        reproduce,
+        audit: true,
+        interrupt,
+    };
     Run::new(&request, Box::new(device)).checked().unwrap()
 }
 
@@ -617,20 +885,35 @@ fn a_device_failure_during_an_expectation_is_reported_with_its_code() {
 invariants: [ device.free > 0B ]",
     );
     let failing = |nth| run_on_device(&scenario, Watched::failing(scenario.needs.memory, 2, nth));
-    let last = (1..).take_while(|&nth| failing(nth).verdict != Verdict::Passed).count() as u64;
-    assert!(last > 2, "the accounts after the step are asked for between the two");
+    let last = (1..)
+        .take_while(|&nth| failing(nth).verdict != Verdict::Passed)
+        .count() as u64;
+    assert!(
+        last > 2,
+        "the accounts after the step are asked for between the two"
+    );
     for nth in [1, last] {
         let run = failing(nth);
         let told = violations(&run);
-        let [found] = told.as_slice() else { panic!("{:?}", run.verdict) };
-        assert_eq!((&found.rule, &found.seen), (&Rule::DeviceFailure, &launch_failed().to_string()), "question {nth}");
+        let [found] = told.as_slice() else {
+            panic!("{:?}", run.verdict)
+        };
+        assert_eq!(
+            (&found.rule, &found.seen),
+            (&Rule::DeviceFailure, &launch_failed().to_string()),
+            "question {nth}"
+        );
         let at = found.at.as_ref().map(ToString::to_string);
-        assert_eq!((found.step, at.as_deref()), (2, Some("test.yaml:6:5")), "question {nth}");
+        assert_eq!(
+            (found.step, at.as_deref()),
+            (2, Some("test.yaml:6:5")),
+            "question {nth}"
+        );
     }
 }
 
-/// 40 MiB are cached for another stream. The allocator releases them for the first layer, and the second layer does not
-/// fit.
+/// 40 MiB are cached for another stream. The allocator releases them for the first layer, and the
+/// second layer does not fit.
 #[test]
 fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
     let run = passes(
@@ -646,12 +929,20 @@ fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
       on_oom: { halve_batch: { floor: 1, retries: 1, empty_cache: true } }
   - expect: [ num_alloc_retries == 2, t.ooms == 1, t.retries == 1 ]",
     );
-    assert_eq!(run.timings.lost_to_retry, Nanos(run.steps[2].reports["retry_time"]), "the failed try holds all that was tried again");
-    assert!(run.timings.lost_to_retry < run.timings.scenario, "{:?}", run.timings);
+    assert_eq!(
+        run.timings.lost_to_retry,
+        Nanos(run.steps[2].reports["retry_time"]),
+        "the failed try holds all that was tried again"
+    );
+    assert!(
+        run.timings.lost_to_retry < run.timings.scenario,
+        "{:?}",
+        run.timings
+    );
 }
 
-/// Stream `side` works for 50 ms, and the default stream waits for it. The free of a filled buffer checks its contents,
-/// and must not wait.
+/// Stream `side` works for 50 ms, and the default stream waits for it. The free of a filled buffer
+/// checks its contents, and must not wait.
 #[test]
 fn filling_a_buffer_changes_no_metric() {
     let steps = |fill: &str| {
@@ -667,9 +958,18 @@ fn filling_a_buffer_changes_no_metric() {
   - alloc: {{ buffer: d, size: 1MiB }}"
         )
     };
-    let (plain, filled) = (passes(&steps("")), passes(&steps("  - fill: { buffer: b }\n")));
-    assert_eq!((filled.stats, filled.calls.memory_calls()), (plain.stats, plain.calls.memory_calls()));
-    assert_eq!(plain.stats.active.all.current, 2, "`c` waits for the other stream");
+    let (plain, filled) = (
+        passes(&steps("")),
+        passes(&steps("  - fill: { buffer: b }\n")),
+    );
+    assert_eq!(
+        (filled.stats, filled.calls.memory_calls()),
+        (plain.stats, plain.calls.memory_calls())
+    );
+    assert_eq!(
+        plain.stats.active.all.current, 2,
+        "`c` waits for the other stream"
+    );
 }
 
 #[test]
@@ -682,12 +982,12 @@ fn a_storm_whose_sizes_overflow_64_bits_frees_the_block_due_next() {
     assert_eq!(run.unrecorded_steps, 0);
 }
 
-/// The storm's segment has 3 MiB of another buffer. A segment with only other buffers is neither free nor pinned by the
-/// storm.
+/// The storm's segment has 3 MiB of another buffer. A segment with only other buffers is neither
+/// free nor pinned by the storm.
 #[test]
 fn pins_tell_free_memory_from_memory_of_others() {
-    let figures =
-        "p.pinned_segments == 1, p.pinning_blocks == 4, p.pinning_bytes == 12MiB, p.free_in_pinned_segments == 5MiB, p.free_segments == 0";
+    let figures = "p.pinned_segments == 1, p.pinning_blocks == 4, p.pinning_bytes == 12MiB, \
+         p.free_in_pinned_segments == 5MiB, p.free_segments == 0";
     let run = passes(&format!(
         "  - alloc: {{ buffer: apart, size: 12MiB }}
   - alloc: {{ buffer: beside, size: 3MiB }}
@@ -699,6 +999,9 @@ fn pins_tell_free_memory_from_memory_of_others() {
     ));
     assert_eq!(
         run.steps[5].notes,
-        ["0 blocks (0 B) in 0 segments freed: room for 32 MiB in whole segments, not enough for 60 MiB: other live blocks pin the rest"]
+        [
+            "0 blocks (0 B) in 0 segments freed: room for 32 MiB in whole segments, not enough for \
+             60 MiB: other live blocks pin the rest"
+        ]
     );
 }

@@ -1,12 +1,13 @@
-//! A simulated device with properties of a real one: other processes use memory, streams cost memory, and memory
-//! queries take time during which queued work continues. It counts its queries.
+//! A simulated device with properties of a real one: other processes use memory, streams cost
+//! memory, and memory queries take time during which queued work continues. It counts its queries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{
-    Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, Leaks, MemoryRange, StreamId, Tag, TestDevice, wrapper,
+    Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, Leaks, MemoryRange,
+    StreamId, Tag, TestDevice, wrapper,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -27,7 +28,12 @@ pub(crate) struct Stage {
 
 impl Default for Stage {
     fn default() -> Self {
-        Self { others: None, tells_process: true, stream_cost: Bytes::ZERO, nvml_takes: Nanos::ZERO }
+        Self {
+            others: None,
+            tells_process: true,
+            stream_cost: Bytes::ZERO,
+            nvml_takes: Nanos::ZERO,
+        }
     }
 }
 
@@ -64,13 +70,26 @@ impl Staged {
         let mut config = SimConfig::default();
         config.total = config.context_overhead + memory;
         let mut device = SimDevice::new(config);
-        let aside = device.create_stream().expect("a simulated device makes streams");
+        let aside = device
+            .create_stream()
+            .expect("a simulated device makes streams");
         let mut info = device.info().clone();
         if stage.others.is_some() {
             info.clock = Clock::Measured;
         }
         let asked = Arc::<Asked>::default();
-        (Self { device, info, stage, aside, streams: 0, waits: 0, asked: Arc::clone(&asked) }, asked)
+        (
+            Self {
+                device,
+                info,
+                stage,
+                aside,
+                streams: 0,
+                waits: 0,
+                asked: Arc::clone(&asked),
+            },
+            asked,
+        )
     }
 }
 
@@ -108,12 +127,18 @@ impl wrapper::DeviceWrapper for Staged {
 impl wrapper::TestDeviceWrapper for Staged {
     fn calls(&self) -> DeviceCalls {
         let calls = self.device.calls();
-        DeviceCalls { synchronize: calls.synchronize - self.waits, ..calls }
+        DeviceCalls {
+            synchronize: calls.synchronize - self.waits,
+            ..calls
+        }
     }
 
     fn leaks(&self) -> Leaks {
         let leaks = self.device.leaks();
-        Leaks { streams: leaks.streams - 1, ..leaks }
+        Leaks {
+            streams: leaks.streams - 1,
+            ..leaks
+        }
     }
 
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
@@ -125,14 +150,34 @@ impl wrapper::TestDeviceWrapper for Staged {
         }
         let memory = self.device.memory()?;
         let streams = Bytes(self.streams * self.stage.stream_cost.0);
-        let others = self.stage.others.as_ref().map_or(Bytes::ZERO, |others| others(nth));
+        let others = self
+            .stage
+            .others
+            .as_ref()
+            .map_or(Bytes::ZERO, |others| others(nth));
         // On a real device, this process itself allocates the external memory.
-        let pressure = if self.stage.others.is_some() { memory.pressure } else { Bytes::ZERO };
-        let process = memory.process.filter(|_| self.stage.tells_process).map(|process| process + streams + pressure);
-        Ok(DeviceMemory { used: memory.used + streams + others, process, ..memory })
+        let pressure = if self.stage.others.is_some() {
+            memory.pressure
+        } else {
+            Bytes::ZERO
+        };
+        let process = memory
+            .process
+            .filter(|_| self.stage.tells_process)
+            .map(|process| process + streams + pressure);
+        Ok(DeviceMemory {
+            used: memory.used + streams + others,
+            process,
+            ..memory
+        })
     }
 
-    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+    fn verify(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), DeviceError> {
         self.asked.verify.fetch_add(1, Ordering::Relaxed);
         self.device.verify(stream, range, tag)
     }

@@ -1,10 +1,13 @@
-//! A simulated device that reports leaks when it is closed, can interrupt the run, and can fail memory queries.
+//! A simulated device that reports leaks when it is closed, can interrupt the run, and can fail
+//! memory queries.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{CallSite, Device, DeviceError, DeviceMemory, DevicePtr, Leaks, TestDevice, wrapper};
+use harness_allocator::device::{
+    CallSite, Device, DeviceError, DeviceMemory, DevicePtr, Leaks, TestDevice, wrapper,
+};
 use harness_allocator::units::Bytes;
 
 pub(crate) struct Watched {
@@ -22,11 +25,20 @@ pub(crate) struct Watched {
 
 /// The error of a failing memory query.
 pub(crate) fn launch_failed() -> DeviceError {
-    DeviceError::Driver { call: "cuMemGetInfo_v2", code: 719, name: "CUDA_ERROR_LAUNCH_FAILED".into(), advice: "start again" }
+    DeviceError::Driver {
+        call: "cuMemGetInfo_v2",
+        code: 719,
+        name: "CUDA_ERROR_LAUNCH_FAILED".into(),
+        advice: "start again",
+    }
 }
 
 impl Watched {
-    pub(crate) fn new(memory: Bytes, interrupt: Arc<AtomicBool>, at: u64) -> (Self, Arc<Mutex<Option<Leaks>>>) {
+    pub(crate) fn new(
+        memory: Bytes,
+        interrupt: Arc<AtomicBool>,
+        at: u64,
+    ) -> (Self, Arc<Mutex<Option<Leaks>>>) {
         let mut config = SimConfig::default();
         config.total = config.context_overhead + memory;
         let left = Arc::default();
@@ -85,7 +97,11 @@ impl wrapper::DeviceWrapper for Watched {
 impl wrapper::TestDeviceWrapper for Watched {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         self.asked += 1;
-        if self.fails_at == Some((self.place, self.asked)) { Err(launch_failed()) } else { self.device.memory() }
+        if self.fails_at == Some((self.place, self.asked)) {
+            Err(launch_failed())
+        } else {
+            self.device.memory()
+        }
     }
 
     fn set_call_site(&mut self, place: CallSite) {

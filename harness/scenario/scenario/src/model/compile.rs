@@ -1,10 +1,13 @@
-//! Compiles layers to a [`Program`]: the tensors that each layer allocates and saves in PyTorch 2.11, forward and backward.
+//! Compiles layers to a [`Program`]: the tensors that each layer allocates and saves in PyTorch 2.11,
+//! forward and backward.
 //!
 //! An operation saves the tensors that its formula in PyTorch's `derivatives.yaml` uses
-//! (<https://github.com/pytorch/pytorch/blob/v2.11.0/tools/autograd/derivatives.yaml>). Autocast decides which operations use 16 bits
-//! (<https://docs.pytorch.org/docs/2.11/amp.html#autocast-op-reference>). The workspace of a convolution is a model, the same as in
-//! `harness exec`: the bytes of input, filter and result, plus four times the filter for the gradient of the filter.
-//! Temporaries of a few bytes per sample are ignored.
+//! (<https://github.com/pytorch/pytorch/blob/v2.11.0/tools/autograd/derivatives.yaml>). Autocast
+//! decides which operations use 16 bits
+//! (<https://docs.pytorch.org/docs/2.11/amp.html#autocast-op-reference>). The workspace of a
+//! convolution is a model, the same as in `harness exec`: the bytes of input, filter and result,
+//! plus four times the filter for the gradient of the filter. Temporaries of a few bytes per sample
+//! are ignored.
 
 use harness_allocator::units::Bytes;
 
@@ -12,7 +15,8 @@ use super::layers::{Layer, Shape};
 use super::program::{Backward, Gradient, Operation, ParameterId, Program, TensorId, Unit};
 use crate::plan::Precision;
 
-/// Rounding of PyTorch's allocator. The simulated GPU rounds the operands of a convolution in the same way.
+/// Rounding of PyTorch's allocator. The simulated GPU rounds the operands of a convolution in the
+/// same way.
 const ROUNDING: u64 = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -39,19 +43,45 @@ pub(super) struct Compiler {
     unit: usize,
 }
 
-pub(super) fn compile(layers: &[Layer], input: Shape, samples: u64, length: u64, precision: Precision) -> Compiler {
-    let mut compiler = Compiler { samples, length, is_mixed: precision == Precision::Mixed, ..Compiler::default() };
+pub(super) fn compile(
+    layers: &[Layer],
+    input: Shape,
+    samples: u64,
+    length: u64,
+    precision: Precision,
+) -> Compiler {
+    let mut compiler = Compiler {
+        samples,
+        length,
+        is_mixed: precision == Precision::Mixed,
+        ..Compiler::default()
+    };
     let (elements, bytes, targets) = match input {
         Shape::Tokens => (product(&[samples, length]), 8, product(&[samples, length])),
-        Shape::Sequence { width } => (product(&[samples, length, width]), 4, product(&[samples, length])),
+        Shape::Sequence { width } => (
+            product(&[samples, length, width]),
+            4,
+            product(&[samples, length]),
+        ),
         Shape::Features { width } => (product(&[samples, width]), 4, samples),
-        Shape::Image { channels, height, width } => (product(&[samples, channels, height, width]), 4, samples),
+        Shape::Image {
+            channels,
+            height,
+            width,
+        } => (product(&[samples, channels, height, width]), 4, samples),
     };
     let id = compiler.tensor(elements, bytes);
     compiler.targets = compiler.tensor(targets, 8);
     compiler.program.inputs = vec![id, compiler.targets];
-    let has_blocks = layers.iter().any(|layer| matches!(layer, Layer::Block { .. }));
-    let mut value = Value { id, elements, is_half: false, wants_gradient: false };
+    let has_blocks = layers
+        .iter()
+        .any(|layer| matches!(layer, Layer::Block { .. }));
+    let mut value = Value {
+        id,
+        elements,
+        is_half: false,
+        wants_gradient: false,
+    };
     for layer in layers {
         value = compiler.layer(layer, value);
         compiler.end_unit(!has_blocks || matches!(layer, Layer::Block { .. }));
@@ -64,7 +94,10 @@ fn product(factors: &[u64]) -> u64 {
 }
 
 fn rounded(bytes: Bytes) -> u64 {
-    bytes.0.checked_next_multiple_of(ROUNDING).unwrap_or(u64::MAX)
+    bytes
+        .0
+        .checked_next_multiple_of(ROUNDING)
+        .unwrap_or(u64::MAX)
 }
 
 impl Compiler {
@@ -72,19 +105,29 @@ impl Compiler {
     fn end_unit(&mut self, may_be_done_again: bool) {
         let end = self.program.operations.len();
         if end > self.unit {
-            self.program.units.push(Unit { operations: self.unit..end, may_be_done_again });
+            self.program.units.push(Unit {
+                operations: self.unit..end,
+                may_be_done_again,
+            });
             self.unit = end;
         }
     }
 
     fn tensor(&mut self, elements: u64, bytes: u64) -> TensorId {
-        self.program.tensors.push(Bytes(elements.saturating_mul(bytes)));
+        self.program
+            .tensors
+            .push(Bytes(elements.saturating_mul(bytes)));
         self.program.tensors.len() - 1
     }
 
     fn made(&mut self, elements: u64, is_half: bool) -> Value {
         let id = self.tensor(elements, if is_half { 2 } else { 4 });
-        Value { id, elements, is_half, wants_gradient: true }
+        Value {
+            id,
+            elements,
+            is_half,
+            wants_gradient: true,
+        }
     }
 
     fn parameter(&mut self, elements: u64) -> ParameterId {
@@ -92,14 +135,22 @@ impl Compiler {
         self.parameters.len() - 1
     }
 
-    /// Adds an operation that reads these values and allocates these tensors, the first of which is its result. `complete` sets the rest.
+    /// Adds an operation that reads these values and allocates these tensors, the first of which is
+    /// its result. `complete` sets the rest.
     fn push(&mut self, reads: &[Value], makes: &[TensorId], complete: impl FnOnce(&mut Operation)) {
-        let gradients = reads.iter().filter(|value| value.wants_gradient).map(|value| Gradient::Made(value.id)).collect();
+        let gradients = reads
+            .iter()
+            .filter(|value| value.wants_gradient)
+            .map(|value| Gradient::Made(value.id))
+            .collect();
         let mut operation = Operation {
             reads: reads.iter().map(|value| value.id).collect(),
             makes: makes.to_vec(),
             output: makes.first().copied().unwrap_or_default(),
-            backward: Backward { gradients, ..Backward::default() },
+            backward: Backward {
+                gradients,
+                ..Backward::default()
+            },
             ..Operation::default()
         };
         complete(&mut operation);
@@ -111,18 +162,35 @@ impl Compiler {
         if value.is_half == is_half {
             return value;
         }
-        let cast = Value { wants_gradient: value.wants_gradient, ..self.made(value.elements, is_half) };
+        let cast = Value {
+            wants_gradient: value.wants_gradient,
+            ..self.made(value.elements, is_half)
+        };
         self.push(&[value], &[cast.id], |_| ());
         cast
     }
 
     fn layer(&mut self, layer: &Layer, value: Value) -> Value {
         match layer {
-            Layer::Linear { inputs, outputs, bias, tied } => self.linear(value, *inputs, *outputs, *bias, *tied),
-            Layer::Conv2d { input, output, kernel, bias } => self.convolution(value, *input, *output, *kernel, *bias),
+            Layer::Linear {
+                inputs,
+                outputs,
+                bias,
+                tied,
+            } => self.linear(value, *inputs, *outputs, *bias, *tied),
+            Layer::Conv2d {
+                input,
+                output,
+                kernel,
+                bias,
+            } => self.convolution(value, *input, *output, *kernel, *bias),
             Layer::BatchNorm { channels } => {
                 // Running mean and variance, and the number of batches.
-                self.constants.extend([Bytes(channels.saturating_mul(4)), Bytes(channels.saturating_mul(4)), Bytes(8)]);
+                self.constants.extend([
+                    Bytes(channels.saturating_mul(4)),
+                    Bytes(channels.saturating_mul(4)),
+                    Bytes(8),
+                ]);
                 self.normalization(value, value.is_half, *channels, *channels, 1)
             }
             Layer::LayerNorm { width } => {
@@ -131,7 +199,9 @@ impl Compiler {
                 self.normalization(value, false, *width, value.elements / width, 2)
             }
             Layer::Relu { in_place: true } => {
-                self.push(&[value], &[], |relu| (relu.output, relu.saves) = (value.id, vec![value.id]));
+                self.push(&[value], &[], |relu| {
+                    (relu.output, relu.saves) = (value.id, vec![value.id])
+                });
                 value
             }
             Layer::Relu { in_place: false } | Layer::Tanh => {
@@ -147,7 +217,9 @@ impl Compiler {
                 let mask = self.tensor(value.elements, 1);
                 self.simple(value, result, vec![mask], &[mask])
             }
-            Layer::MaxPool { output: (channels, height, width) } => {
+            Layer::MaxPool {
+                output: (channels, height, width),
+            } => {
                 let elements = product(&[self.samples, *channels, *height, *width]);
                 let result = self.made(elements, value.is_half);
                 let places = self.tensor(elements, 8);
@@ -157,30 +229,67 @@ impl Compiler {
                 let result = self.made(product(&[self.samples, *width]), value.is_half);
                 self.simple(value, result, Vec::new(), &[])
             }
-            Layer::Embedding { vocabulary, width, positions, types } => self.embedding(value, *vocabulary, *width, *positions, *types),
+            Layer::Embedding {
+                vocabulary,
+                width,
+                positions,
+                types,
+            } => self.embedding(value, *vocabulary, *width, *positions, *types),
             Layer::SelfAttention { width, heads } => self.attention(value, *width, *heads),
             Layer::CrossEntropy => self.cross_entropy(value),
-            Layer::Residual { layers, shortcut, in_place } => {
-                let inner = layers.iter().fold(value, |value, layer| self.layer(layer, value));
-                let beside = shortcut.iter().fold(value, |value, layer| self.layer(layer, value));
+            Layer::Residual {
+                layers,
+                shortcut,
+                in_place,
+            } => {
+                let inner = layers
+                    .iter()
+                    .fold(value, |value, layer| self.layer(layer, value));
+                let beside = shortcut
+                    .iter()
+                    .fold(value, |value, layer| self.layer(layer, value));
                 self.sum(inner, beside, *in_place)
             }
-            Layer::Block { layers } => layers.iter().fold(value, |value, layer| self.layer(layer, value)),
+            Layer::Block { layers } => layers
+                .iter()
+                .fold(value, |value, layer| self.layer(layer, value)),
         }
     }
 
     /// Adds an operation with one input and one result, and other tensors that it allocates.
-    fn simple(&mut self, value: Value, result: Value, saves: Vec<TensorId>, more: &[TensorId]) -> Value {
-        self.push(&[value], &[&[result.id], more].concat(), |operation| operation.saves = saves);
+    fn simple(
+        &mut self,
+        value: Value,
+        result: Value,
+        saves: Vec<TensorId>,
+        more: &[TensorId],
+    ) -> Value {
+        self.push(&[value], &[&[result.id], more].concat(), |operation| {
+            operation.saves = saves
+        });
         result
     }
 
     fn sum(&mut self, left: Value, right: Value, in_place: bool) -> Value {
-        let result = if in_place { left } else { self.made(left.elements, left.is_half && right.is_half) };
+        let result = if in_place {
+            left
+        } else {
+            self.made(left.elements, left.is_half && right.is_half)
+        };
         let tensors = &self.program.tensors;
         // The gradient of a 16-bit summand is a separate copy.
-        let gradient = |id: TensorId| if tensors[id] == tensors[result.id] { Gradient::HandedOn(id) } else { Gradient::Made(id) };
-        let gradients = [left, right].into_iter().filter(|value| value.wants_gradient).map(|value| gradient(value.id)).collect();
+        let gradient = |id: TensorId| {
+            if tensors[id] == tensors[result.id] {
+                Gradient::HandedOn(id)
+            } else {
+                Gradient::Made(id)
+            }
+        };
+        let gradients = [left, right]
+            .into_iter()
+            .filter(|value| value.wants_gradient)
+            .map(|value| gradient(value.id))
+            .collect();
         self.push(&[left, right], &[result.id], |sum| {
             sum.backward.gradients = gradients;
             if in_place {
@@ -205,7 +314,9 @@ impl Compiler {
         let mut saves_parameters = Vec::new();
         if self.is_mixed {
             let copy = self.made(self.parameters[weight].0 / 4, true);
-            self.push(&[], &[copy.id], |cast| cast.backward.parameters = vec![weight]);
+            self.push(&[], &[copy.id], |cast| {
+                cast.backward.parameters = vec![weight]
+            });
             reads.push(copy);
         } else {
             parameters.insert(0, weight);
@@ -232,24 +343,41 @@ impl Compiler {
         })
     }
 
-    fn convolution(&mut self, value: Value, input: (u64, u64, u64), output: (u64, u64, u64), kernel: u64, bias: bool) -> Value {
+    fn convolution(
+        &mut self,
+        value: Value,
+        input: (u64, u64, u64),
+        output: (u64, u64, u64),
+        kernel: u64,
+        bias: bool,
+    ) -> Value {
         let filter = product(&[output.0, input.0, kernel, kernel]);
         let weight = self.parameter(filter);
         let bias = bias.then(|| self.parameter(output.0));
         let elements = product(&[self.samples, output.0, output.1, output.2]);
         let bytes = if self.is_mixed { 2 } else { 4 };
-        let operands = [value.elements, filter, elements].map(|elements| rounded(Bytes(elements.saturating_mul(bytes))));
+        let operands = [value.elements, filter, elements]
+            .map(|elements| rounded(Bytes(elements.saturating_mul(bytes))));
         let workspace = operands.into_iter().fold(0, u64::saturating_add);
         self.weighted(value, weight, bias, elements, |convolution| {
             convolution.workspace = Bytes(workspace);
             convolution.backward.workspace = Bytes(workspace);
-            convolution.backward.parameter_workspace = Bytes(workspace.saturating_add(filter.saturating_mul(bytes * 4)));
+            convolution.backward.parameter_workspace =
+                Bytes(workspace.saturating_add(filter.saturating_mul(bytes * 4)));
             convolution.work = product(&[elements, input.0, kernel, kernel]);
         })
     }
 
-    /// Adds an operation with two parameters of this width, the first of which it saves, or both, and as many means and deviations as groups.
-    fn normalization(&mut self, value: Value, is_half: bool, width: u64, groups: u64, saved: usize) -> Value {
+    /// Adds an operation with two parameters of this width, the first of which it saves, or both,
+    /// and as many means and deviations as groups.
+    fn normalization(
+        &mut self,
+        value: Value,
+        is_half: bool,
+        width: u64,
+        groups: u64,
+        saved: usize,
+    ) -> Value {
         let parameters = vec![self.parameter(width), self.parameter(width)];
         let result = self.made(value.elements, is_half);
         let (mean, deviation) = (self.tensor(groups, 4), self.tensor(groups, 4));
@@ -261,7 +389,14 @@ impl Compiler {
         result
     }
 
-    fn embedding(&mut self, value: Value, vocabulary: u64, width: u64, positions: u64, types: u64) -> Value {
+    fn embedding(
+        &mut self,
+        value: Value,
+        vocabulary: u64,
+        width: u64,
+        positions: u64,
+        types: u64,
+    ) -> Value {
         let weight = self.parameter(product(&[vocabulary, width]));
         self.embedding = Some(weight);
         let elements = product(&[value.elements, width]);
@@ -271,11 +406,16 @@ impl Compiler {
             embedding.backward.parameters = vec![weight];
         });
         let mut sum = words;
-        for (entries, elements) in [(positions, product(&[self.length, width])), (types, elements)] {
+        for (entries, elements) in [
+            (positions, product(&[self.length, width])),
+            (types, elements),
+        ] {
             if entries > 0 {
                 let weight = self.parameter(product(&[entries, width]));
                 let more = self.made(elements, false);
-                self.push(&[], &[more.id], |embedding| embedding.backward.parameters = vec![weight]);
+                self.push(&[], &[more.id], |embedding| {
+                    embedding.backward.parameters = vec![weight]
+                });
                 sum = self.sum(sum, more, false);
             }
         }
@@ -287,13 +427,23 @@ impl Compiler {
         let projected = self.linear(value, width, width.saturating_mul(3), true, false);
         let result = self.made(projected.elements / 3, projected.is_half);
         let rows = product(&[self.samples, heads]);
-        let length = self.length.checked_next_multiple_of(if self.is_mixed { 1 } else { 32 }).unwrap_or(u64::MAX);
+        let length = self
+            .length
+            .checked_next_multiple_of(if self.is_mixed { 1 } else { 32 })
+            .unwrap_or(u64::MAX);
         let sums = self.tensor(product(&[rows, length]), 4);
         let parts = self.program.tensors[projected.id];
-        let padded = self.length.checked_next_multiple_of(128).unwrap_or(u64::MAX);
+        let padded = self
+            .length
+            .checked_next_multiple_of(128)
+            .unwrap_or(u64::MAX);
         let scratch = if self.is_mixed {
             let accumulated = product(&[self.samples, padded, width, 4]);
-            vec![parts, Bytes(accumulated), Bytes(product(&[rows, padded, 4]))]
+            vec![
+                parts,
+                Bytes(accumulated),
+                Bytes(product(&[rows, padded, 4])),
+            ]
         } else {
             vec![parts, Bytes(product(&[rows, self.length, 4]))]
         };

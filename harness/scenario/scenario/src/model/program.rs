@@ -10,7 +10,8 @@ pub type TensorId = usize;
 
 pub type ParameterId = usize;
 
-/// The operations of one forward pass and their backward passes, for one number of samples, one length and one precision.
+/// The operations of one forward pass and their backward passes, for one number of samples, one
+/// length and one precision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
     pub tensors: Vec<Bytes>,
@@ -39,7 +40,8 @@ pub struct Operation {
     pub workspace: Bytes,
     /// Tensors that are saved for its backward pass.
     pub saves: Vec<TensorId>,
-    /// Parameters that are saved for its backward pass. They exist anyway, unless saved tensors move to the host.
+    /// Parameters that are saved for its backward pass. They exist anyway, unless saved tensors
+    /// move to the host.
     pub saves_parameters: Vec<ParameterId>,
     pub backward: Backward,
     /// `true` if it uses cuBLAS, which allocates its own workspace once and keeps it.
@@ -79,16 +81,25 @@ impl Program {
     pub fn segments(&self, checkpoint_every: Option<u64>) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         let mut units_in_last = 0;
-        for Unit { operations, may_be_done_again } in &self.units {
+        for Unit {
+            operations,
+            may_be_done_again,
+        } in &self.units
+        {
             let is_checkpointed = checkpoint_every.is_some() && *may_be_done_again;
-            let room = |units: u64| !is_checkpointed || checkpoint_every.is_some_and(|every| units < every);
+            let room = |units: u64| {
+                !is_checkpointed || checkpoint_every.is_some_and(|every| units < every)
+            };
             match segments.last_mut() {
                 Some(last) if last.is_checkpointed == is_checkpointed && room(units_in_last) => {
                     last.operations.end = operations.end;
                     units_in_last += 1;
                 }
                 _ => {
-                    segments.push(Segment { operations: operations.clone(), is_checkpointed });
+                    segments.push(Segment {
+                        operations: operations.clone(),
+                        is_checkpointed,
+                    });
                     units_in_last = 1;
                 }
             }
@@ -108,7 +119,10 @@ impl Program {
     }
 
     pub fn work(&self) -> u64 {
-        self.operations.iter().map(|operation| operation.work).fold(0, u64::saturating_add)
+        self.operations
+            .iter()
+            .map(|operation| operation.work)
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -126,7 +140,8 @@ impl Uniform {
         Bytes(self.parameters.0 / self.layers)
     }
 
-    /// Each layer saves its result for the backward pass. The gradient of the result lives during the layer's backward pass.
+    /// Each layer saves its result for the backward pass. The gradient of the result lives during
+    /// the layer's backward pass.
     pub fn program(&self, samples: u64, precision: Precision) -> Program {
         let all = self.activations_per_sample.0 * samples / self.layers;
         let size = Bytes(match precision {
@@ -139,14 +154,23 @@ impl Uniform {
             makes: vec![layer],
             output: layer,
             saves: vec![layer],
-            backward: Backward { scratch: vec![size], parameters: vec![layer], ..Backward::default() },
+            backward: Backward {
+                scratch: vec![size],
+                parameters: vec![layer],
+                ..Backward::default()
+            },
             ..Operation::default()
         };
         Program {
             tensors: vec![size; layers],
             inputs: Vec::new(),
             operations: (0..layers).map(operation).collect(),
-            units: (0..layers).map(|layer| Unit { operations: layer..layer + 1, may_be_done_again: true }).collect(),
+            units: (0..layers)
+                .map(|layer| Unit {
+                    operations: layer..layer + 1,
+                    may_be_done_again: true,
+                })
+                .collect(),
         }
     }
 }

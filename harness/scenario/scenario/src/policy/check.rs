@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use harness_allocator::{device::HostMemory, units::Nanos};
 
-use super::wire::{BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SplitWire};
+use super::wire::{
+    BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SplitWire,
+};
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
 use crate::{checker::Checker, metric::BufferName};
@@ -26,7 +28,16 @@ impl Recoverable {
     /// Steps that can recover, with the parts of a plan that they support.
     pub(crate) const STEPS: [(&'static str, &'static [PlanPart]); 3] = [
         ("alloc", &[PlanPart::Buffers]),
-        ("train", &[PlanPart::Batch, PlanPart::MicroBatches, PlanPart::Checkpointing, PlanPart::Precision, PlanPart::Spilled]),
+        (
+            "train",
+            &[
+                PlanPart::Batch,
+                PlanPart::MicroBatches,
+                PlanPart::Checkpointing,
+                PlanPart::Precision,
+                PlanPart::Spilled,
+            ],
+        ),
         ("infer", &[PlanPart::Buffers, PlanPart::Requests]),
     ];
 
@@ -44,7 +55,13 @@ impl Recoverable {
 
     const fn of(step: usize, first: Plan, layers: u64, has_state: bool) -> Self {
         let (step, parts) = Self::STEPS[step];
-        Self { step, parts, first, layers, has_state }
+        Self {
+            step,
+            parts,
+            first,
+            layers,
+            has_state,
+        }
     }
 
     fn serves_requests(&self) -> bool {
@@ -53,7 +70,10 @@ impl Recoverable {
 
     /// The policies that a step with these parts supports.
     pub(crate) fn accepted(parts: &'static [PlanPart]) -> impl Iterator<Item = PolicyKind> {
-        PolicyKind::ALL.iter().copied().filter(|kind| kind.needs().is_none_or(|part| parts.contains(&part)))
+        PolicyKind::ALL
+            .iter()
+            .copied()
+            .filter(|kind| kind.needs().is_none_or(|part| parts.contains(&part)))
     }
 
     fn names(&self) -> Vec<&'static str> {
@@ -61,25 +81,41 @@ impl Recoverable {
     }
 }
 
-pub(crate) fn check(wire: &ChainWire, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
+pub(crate) fn check(
+    wire: &ChainWire,
+    step: &Recoverable,
+    checker: &mut Checker<'_>,
+) -> Result<Chain, Problem> {
     let (wires, at) = wire.policies();
     if wires.is_empty() {
         return Err(
-            Problem::new(at, "this list of policies is empty").help(format!("write one or more of {}", quoted(&step.names(), ", ")))
+            Problem::new(at, "this list of policies is empty").help(format!(
+                "write one or more of {}",
+                quoted(&step.names(), ", ")
+            )),
         );
     }
     if let Some(surplus) = wires.get(MAX_POLICIES) {
         let message = format!("more than {MAX_POLICIES} policies");
-        return Err(Problem::new(surplus.at, message).help(format!("use at most {MAX_POLICIES} policies per step")));
+        return Err(Problem::new(surplus.at, message)
+            .help(format!("use at most {MAX_POLICIES} policies per step")));
     }
-    let policies = wires.iter().map(|wire| check_one(wire, step, checker)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
+    let policies = wires
+        .iter()
+        .map(|wire| check_one(wire, step, checker))
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some(last) = policies
+        .iter()
+        .position(|policy| ends_recovery(policy, step))
         && let Some(unreachable) = wires.get(last + 1)
     {
         let kind = policies[last].kind();
-        return Err(Problem::new(unreachable.at, format!("this policy is never tried, because `{kind}` comes before it"))
-            .see(wires[last].at, "ends the recovery")
-            .help(format!("move `{kind}` to the end, or remove it")));
+        return Err(Problem::new(
+            unreachable.at,
+            format!("this policy is never tried, because `{kind}` comes before it"),
+        )
+        .see(wires[last].at, "ends the recovery")
+        .help(format!("move `{kind}` to the end, or remove it")));
     }
     Ok(Chain(policies))
 }
@@ -93,52 +129,95 @@ fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
     }
 }
 
-fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
+fn check_one(
+    wire: &Located<Variant<PolicyWire>>,
+    step: &Recoverable,
+    checker: &mut Checker<'_>,
+) -> Result<Policy, Problem> {
     let at = wire.at;
     let (name, policy) = wire.value.known(at, &step.names())?;
     if !step.names().contains(&name) {
         let message = format!("`{}` does not support `{name}`", step.step);
-        return Err(Problem::new(at, message).help(format!("`{}` recovers with {}", step.step, quoted(&step.names(), ", "))));
+        return Err(Problem::new(at, message).help(format!(
+            "`{}` recovers with {}",
+            step.step,
+            quoted(&step.names(), ", ")
+        )));
     }
     match policy {
         PolicyWire::GiveUp(_) => Ok(Policy::GiveUp),
-        PolicyWire::EmptyCache(fields) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref(), 1, checker)? }),
-        PolicyWire::Synchronize(fields) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref(), 1, checker)? }),
-        PolicyWire::Free(fields) => Ok(Policy::Free { buffers: buffers(&fields.buffers, name, at, &mut |name| checker.live_named(name))? }),
-        PolicyWire::Evict(fields) if fields.buffers.is_empty() && step.serves_requests() => Ok(Policy::Evict { buffers: Vec::new() }),
-        PolicyWire::Evict(fields) => {
-            Ok(Policy::Evict { buffers: buffers(&fields.buffers, name, at, &mut |name| checker.live_or_numbered(name))? })
+        PolicyWire::EmptyCache(fields) => Ok(Policy::EmptyCache {
+            retries: retries(fields.retries.as_ref(), 1, checker)?,
+        }),
+        PolicyWire::Synchronize(fields) => Ok(Policy::Synchronize {
+            retries: retries(fields.retries.as_ref(), 1, checker)?,
+        }),
+        PolicyWire::Free(fields) => Ok(Policy::Free {
+            buffers: buffers(&fields.buffers, name, at, &mut |name| {
+                checker.live_named(name)
+            })?,
+        }),
+        PolicyWire::Evict(fields) if fields.buffers.is_empty() && step.serves_requests() => {
+            Ok(Policy::Evict {
+                buffers: Vec::new(),
+            })
         }
+        PolicyWire::Evict(fields) => Ok(Policy::Evict {
+            buffers: buffers(&fields.buffers, name, at, &mut |name| {
+                checker.live_or_numbered(name)
+            })?,
+        }),
         PolicyWire::HalveBatch(fields) => batch(fields, BatchRule::Halve, step, checker),
         PolicyWire::ShrinkBatch(fields) => batch(fields, BatchRule::Shrink, step, checker),
         PolicyWire::BisectBatch(fields) => batch(fields, BatchRule::Bisect, step, checker),
-        PolicyWire::ScaleBatch(fields) => Ok(Policy::ScaleBatch { mode: fields.mode.unwrap_or_default() }),
-        PolicyWire::HalveMicroBatch(_) if step.first.samples_at_once() == 1 => {
-            Err(nothing_to_do(at, "micro-batches have one sample already", "use a larger batch, or remove the policy"))
-        }
+        PolicyWire::ScaleBatch(fields) => Ok(Policy::ScaleBatch {
+            mode: fields.mode.unwrap_or_default(),
+        }),
+        PolicyWire::HalveMicroBatch(_) if step.first.samples_at_once() == 1 => Err(nothing_to_do(
+            at,
+            "micro-batches have one sample already",
+            "use a larger batch, or remove the policy",
+        )),
         PolicyWire::HalveMicroBatch(_) => Ok(Policy::HalveMicroBatch),
         PolicyWire::SplitAndAccumulate(fields) => split_and_accumulate(fields, at, step, checker),
         PolicyWire::CheckpointMore(fields) => checkpoint_more(fields, at, step, checker),
         PolicyWire::HalfPrecision(_) => match step.first.precision {
             Precision::Fp32 => Ok(Policy::HalfPrecision),
-            Precision::Mixed => Err(nothing_to_do(at, "the precision is mixed already", "start with `fp32`, or remove the policy")),
+            Precision::Mixed => Err(nothing_to_do(
+                at,
+                "the precision is mixed already",
+                "start with `fp32`, or remove the policy",
+            )),
         },
         PolicyWire::Wait(fields)
-            if step.serves_requests() && (fields.first.is_some() || fields.factor.is_some() || fields.retries.is_some()) =>
+            if step.serves_requests()
+                && (fields.first.is_some()
+                    || fields.factor.is_some()
+                    || fields.retries.is_some()) =>
         {
-            Err(Problem::new(at, format!("`wait` takes no fields in `{}`", step.step))
-                .help("write `wait`; a request waits without a limit until other requests end"))
+            Err(
+                Problem::new(at, format!("`wait` takes no fields in `{}`", step.step))
+                    .help("write `wait`; a request waits without a limit until other requests end"),
+            )
         }
         PolicyWire::SpillToHost(fields) => spill(fields, at, step, checker),
         PolicyWire::Wait(fields) => Ok(Policy::Wait {
-            first: fields.first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
+            first: fields
+                .first
+                .as_ref()
+                .map_or(Ok(Nanos::millis(10)), duration)?,
             factor: checker.whole_or(fields.factor.as_ref(), "factor", 1..=10, 2)? as u32,
             retries: retries(fields.retries.as_ref(), 5, checker)?,
         }),
     }
 }
 
-fn split_and_accumulate(fields: &SplitWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+fn split_and_accumulate(
+    fields: &SplitWire,
+    at: Position,
+    step: &Recoverable,
+    checker: &Checker<'_>,
+) -> Result<Policy, Problem> {
     let samples = step.first.samples_at_once();
     let floor = floor(fields.floor.as_ref(), samples, "part", "split", checker)?;
     if floor == samples {
@@ -151,10 +230,29 @@ fn split_and_accumulate(fields: &SplitWire, at: Position, step: &Recoverable, ch
     Ok(Policy::SplitAndAccumulate { floor })
 }
 
-fn checkpoint_more(fields: &CheckpointWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
-    let most = checker.whole_or(fields.most.as_ref(), "most", 2..=step.layers.max(2), step.layers.isqrt().max(2))?;
-    if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
-        return Err(nothing_to_do(at, "no layers are left to checkpoint", "use more layers, or a larger `most`"));
+fn checkpoint_more(
+    fields: &CheckpointWire,
+    at: Position,
+    step: &Recoverable,
+    checker: &Checker<'_>,
+) -> Result<Policy, Problem> {
+    let most = checker.whole_or(
+        fields.most.as_ref(),
+        "most",
+        2..=step.layers.max(2),
+        step.layers.isqrt().max(2),
+    )?;
+    if step.layers < 2
+        || step
+            .first
+            .checkpoint_every
+            .is_some_and(|every| every >= most)
+    {
+        return Err(nothing_to_do(
+            at,
+            "no layers are left to checkpoint",
+            "use more layers, or a larger `most`",
+        ));
     }
     Ok(Policy::CheckpointMore { most })
 }
@@ -170,20 +268,29 @@ fn buffers(
     find: &mut dyn FnMut(&NameText) -> Result<BufferName, Problem>,
 ) -> Result<Vec<BufferName>, Problem> {
     if names.is_empty() {
-        return Err(Problem::new(at, format!("`{policy}` names no buffer")).help(format!("as in `{policy}: {{ buffers: [cache] }}`")));
+        return Err(Problem::new(at, format!("`{policy}` names no buffer"))
+            .help(format!("as in `{policy}: {{ buffers: [cache] }}`")));
     }
     let (mut buffers, mut seen) = (Vec::new(), BTreeSet::new());
     for name in names {
         let buffer = find(name)?;
         if !seen.insert(buffer.index()) {
-            return Err(Problem::new(name.at, format!("buffer `{buffer}` is named twice")).help("name it once"));
+            return Err(
+                Problem::new(name.at, format!("buffer `{buffer}` is named twice"))
+                    .help("name it once"),
+            );
         }
         buffers.push(buffer);
     }
     Ok(buffers)
 }
 
-fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
+fn batch(
+    fields: &BatchWire,
+    rule: BatchRule,
+    step: &Recoverable,
+    checker: &Checker<'_>,
+) -> Result<Policy, Problem> {
     let (verb, default) = match rule {
         BatchRule::Halve => ("halve", 1),
         BatchRule::Shrink => ("shrink", MAX_RETRIES),
@@ -191,48 +298,94 @@ fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Chec
     };
     Ok(Policy::Batch {
         rule,
-        floor: floor(fields.floor.as_ref(), step.first.batch, "batch", verb, checker)?,
+        floor: floor(
+            fields.floor.as_ref(),
+            step.first.batch,
+            "batch",
+            verb,
+            checker,
+        )?,
         retries: retries(fields.retries.as_ref(), default, checker)?,
         empty_cache: fields.empty_cache,
     })
 }
 
-fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
-    let part = fields.what.as_ref().map(|what| what.value).unwrap_or_default();
+fn spill(
+    fields: &SpillWire,
+    at: Position,
+    step: &Recoverable,
+    checker: &Checker<'_>,
+) -> Result<Policy, Problem> {
+    let part = fields
+        .what
+        .as_ref()
+        .map(|what| what.value)
+        .unwrap_or_default();
     if part == SpilledPart::OptimizerState && !step.has_state {
         let at = fields.what.as_ref().map_or(at, |given| given.at);
-        return Err(nothing_to_do(at, "the optimizer has no state", "use an `optimizer` with state, or `what: activations`"));
+        return Err(nothing_to_do(
+            at,
+            "the optimizer has no state",
+            "use an `optimizer` with state, or `what: activations`",
+        ));
     }
-    let memory = match fields.memory.as_ref().map_or(HostMemoryWire::Pinned, |memory| memory.value) {
+    let memory = match fields
+        .memory
+        .as_ref()
+        .map_or(HostMemoryWire::Pinned, |memory| memory.value)
+    {
         HostMemoryWire::Pinned => HostMemory::Pinned,
         HostMemoryWire::Pageable => HostMemory::Pageable,
-        HostMemoryWire::MappedFile => {
-            HostMemory::MappedFile { folder: fields.folder.as_ref().map(|folder| checker.declared.folder.join(&folder.value)) }
-        }
+        HostMemoryWire::MappedFile => HostMemory::MappedFile {
+            folder: fields
+                .folder
+                .as_ref()
+                .map(|folder| checker.declared.folder.join(&folder.value)),
+        },
     };
     match (&fields.folder, &memory) {
         (Some(folder), HostMemory::Pinned | HostMemory::Pageable) => {
-            Err(Problem::new(folder.at, "`folder` needs `memory: mapped_file`").help("add `memory: mapped_file`, or remove `folder`"))
+            Err(
+                Problem::new(folder.at, "`folder` needs `memory: mapped_file`").help(
+                    "add `memory: \
+                 mapped_file`, or remove `folder`",
+                ),
+            )
         }
         (Some(folder), HostMemory::MappedFile { folder: Some(path) }) if !path.is_dir() => {
-            Err(Problem::new(folder.at, format!("the folder {} does not exist", path.display()))
-                .help("name an existing folder, relative to the scenario's, or remove `folder` for TMPDIR"))
+            Err(Problem::new(
+                folder.at,
+                format!("the folder {} does not exist", path.display()),
+            )
+            .help(
+                "name an existing folder, relative to the scenario's, or remove `folder` for \
+                     TMPDIR",
+            ))
         }
         _ => Ok(Policy::SpillToHost { part, memory }),
     }
 }
 
 /// Parses a floor, which is at most the start value.
-fn floor(given: Option<&CountText>, start: u64, what: &str, verb: &str, checker: &Checker<'_>) -> Result<u64, Problem> {
+fn floor(
+    given: Option<&CountText>,
+    start: u64,
+    what: &str,
+    verb: &str,
+    checker: &Checker<'_>,
+) -> Result<u64, Problem> {
     let Some(given) = given else { return Ok(1) };
     let floor = checker.whole(given, "floor", 1..=u64::MAX)?;
     if floor <= start {
         return Ok(floor);
     }
-    let message = format!("the floor {floor} is above the {what} {start}, so there is nothing to {verb}");
+    let message =
+        format!("the floor {floor} is above the {what} {start}, so there is nothing to {verb}");
     Err(Problem::new(given.at, message).help(format!("use a floor from 1 to {start}")))
 }
 
 fn retries(given: Option<&CountText>, default: u32, checker: &Checker<'_>) -> Result<u32, Problem> {
-    checker.whole_or(given, "retries", 1..=u64::from(MAX_RETRIES), default.into()).map(|retries| retries as u32)
+    checker
+        .whole_or(given, "retries", 1..=u64::from(MAX_RETRIES), default.into())
+        .map(|retries| retries as u32)
 }

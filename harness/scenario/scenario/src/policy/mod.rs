@@ -1,6 +1,7 @@
 //! Recovery policies of `on_oom`: actions between a failed request and the next attempt.
 //!
-//! A new policy needs a row of [`PolicyKind`], a variant of [`PolicyWire`](wire::PolicyWire) and a variant of [`Policy`].
+//! A new policy needs a row of [`PolicyKind`], a variant of [`PolicyWire`](wire::PolicyWire) and a
+//! variant of [`Policy`].
 
 mod check;
 mod wire;
@@ -51,7 +52,9 @@ impl PolicyKind {
         match self {
             Self::GiveUp | Self::EmptyCache | Self::Synchronize | Self::Wait => None,
             Self::Free | Self::Evict => Some(PlanPart::Buffers),
-            Self::HalveBatch | Self::ShrinkBatch | Self::BisectBatch | Self::ScaleBatch => Some(PlanPart::Batch),
+            Self::HalveBatch | Self::ShrinkBatch | Self::BisectBatch | Self::ScaleBatch => {
+                Some(PlanPart::Batch)
+            }
             Self::SplitAndAccumulate | Self::HalveMicroBatch => Some(PlanPart::MicroBatches),
             Self::CheckpointMore => Some(PlanPart::Checkpointing),
             Self::HalfPrecision => Some(PlanPart::Precision),
@@ -70,25 +73,40 @@ pub enum Policy {
     Free { buffers: Vec<BufferName> },
     /// Waits for the device.
     Synchronize { retries: u32 },
-    /// Drops the failed iteration and retries it with another batch. `empty_cache` releases the cache to the driver before each retry.
-    Batch { rule: BatchRule, floor: u64, retries: u32, empty_cache: bool },
+    /// Drops the failed iteration and retries it with another batch. `empty_cache` releases the
+    /// cache to the driver before each retry.
+    Batch {
+        rule: BatchRule,
+        floor: u64,
+        retries: u32,
+        empty_cache: bool,
+    },
     /// Searches for a batch that fits as Lightning does, from the batch of the step on.
     ScaleBatch { mode: ScaleMode },
-    /// Drops the failed iteration and retries it in twice as many parts, each of at least `floor` samples.
+    /// Drops the failed iteration and retries it in twice as many parts, each of at least `floor`
+    /// samples.
     SplitAndAccumulate { floor: u64 },
     /// Drops the failed iteration and retries it with half the samples per part, rounded down.
     HalveMicroBatch,
-    /// Drops the failed iteration and keeps fewer activations, with at most `most` layers per checkpoint.
+    /// Drops the failed iteration and keeps fewer activations, with at most `most` layers per
+    /// checkpoint.
     CheckpointMore { most: u64 },
     /// Drops the failed iteration and uses 16-bit activations.
     HalfPrecision,
     /// Drops the failed iteration and moves a part of the training to host memory.
-    SpillToHost { part: SpilledPart, memory: HostMemory },
-    /// Frees the least recently used of these buffers before each attempt. A name of numbered buffers names all of them. Empty: the caches
-    /// of running requests.
+    SpillToHost {
+        part: SpilledPart,
+        memory: HostMemory,
+    },
+    /// Frees the least recently used of these buffers before each attempt. A name of numbered
+    /// buffers names all of them. Empty: the caches of running requests.
     Evict { buffers: Vec<BufferName> },
     /// Waits before each attempt, `factor` times as long as before the last one.
-    Wait { first: Nanos, factor: u32, retries: u32 },
+    Wait {
+        first: Nanos,
+        factor: u32,
+        retries: u32,
+    },
 }
 
 /// The rule for a smaller batch.
@@ -96,7 +114,8 @@ pub enum Policy {
 pub enum BatchRule {
     Halve,
     Shrink,
-    /// Half way to the largest batch that worked. After a success, half way to the smallest batch that failed.
+    /// Half way to the largest batch that worked. After a success, half way to the smallest batch
+    /// that failed.
     Bisect,
 }
 
@@ -121,9 +140,18 @@ impl Policy {
             Self::EmptyCache { .. } => PolicyKind::EmptyCache,
             Self::Free { .. } => PolicyKind::Free,
             Self::Synchronize { .. } => PolicyKind::Synchronize,
-            Self::Batch { rule: BatchRule::Halve, .. } => PolicyKind::HalveBatch,
-            Self::Batch { rule: BatchRule::Shrink, .. } => PolicyKind::ShrinkBatch,
-            Self::Batch { rule: BatchRule::Bisect, .. } => PolicyKind::BisectBatch,
+            Self::Batch {
+                rule: BatchRule::Halve,
+                ..
+            } => PolicyKind::HalveBatch,
+            Self::Batch {
+                rule: BatchRule::Shrink,
+                ..
+            } => PolicyKind::ShrinkBatch,
+            Self::Batch {
+                rule: BatchRule::Bisect,
+                ..
+            } => PolicyKind::BisectBatch,
             Self::ScaleBatch { .. } => PolicyKind::ScaleBatch,
             Self::SplitAndAccumulate { .. } => PolicyKind::SplitAndAccumulate,
             Self::HalveMicroBatch => PolicyKind::HalveMicroBatch,
@@ -138,9 +166,10 @@ impl Policy {
     pub const fn retries(&self) -> u32 {
         match self {
             Self::GiveUp => 0,
-            Self::EmptyCache { retries } | Self::Synchronize { retries } | Self::Batch { retries, .. } | Self::Wait { retries, .. } => {
-                *retries
-            }
+            Self::EmptyCache { retries }
+            | Self::Synchronize { retries }
+            | Self::Batch { retries, .. }
+            | Self::Wait { retries, .. } => *retries,
             Self::Free { .. } | Self::HalfPrecision | Self::SpillToHost { .. } => 1,
             // These end when nothing is left to split, to recompute or to free.
             Self::ScaleBatch { .. }
@@ -167,23 +196,53 @@ impl fmt::Display for Policy {
             Self::GiveUp | Self::HalfPrecision | Self::HalveMicroBatch => kind.fmt(f),
             Self::ScaleBatch { mode } => write!(f, "{kind} by {mode}"),
             Self::Evict { buffers } if buffers.is_empty() => write!(f, "{kind} requests"),
-            Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {}", count(*retries, "retry")),
-            Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", joined(buffers, ", ")),
-            Self::Batch { floor, retries, empty_cache, .. } => {
-                let cache = if *empty_cache { ", empty_cache before each" } else { "" };
-                write!(f, "{kind} down to {floor}, at most {}{cache}", count(*retries, "retry"))
+            Self::EmptyCache { retries } | Self::Synchronize { retries } => {
+                write!(f, "{kind}, at most {}", count(*retries, "retry"))
+            }
+            Self::Free { buffers } | Self::Evict { buffers } => {
+                write!(f, "{kind} {}", joined(buffers, ", "))
+            }
+            Self::Batch {
+                floor,
+                retries,
+                empty_cache,
+                ..
+            } => {
+                let cache = if *empty_cache {
+                    ", empty_cache before each"
+                } else {
+                    ""
+                };
+                write!(
+                    f,
+                    "{kind} down to {floor}, at most {}{cache}",
+                    count(*retries, "retry")
+                )
             }
             Self::SplitAndAccumulate { floor } => write!(f, "{kind} down to {floor}"),
             Self::SpillToHost { part, memory } => write!(f, "{kind} {part}, in {memory}"),
-            Self::CheckpointMore { most } => write!(f, "{kind}, at most {} per checkpoint", count(*most, "layer")),
-            Self::Wait { first, factor, retries } => {
-                write!(f, "{kind} {first}, {factor} times as long each time, at most {}", count(*retries, "retry"))
+            Self::CheckpointMore { most } => write!(
+                f,
+                "{kind}, at most {} per checkpoint",
+                count(*most, "layer")
+            ),
+            Self::Wait {
+                first,
+                factor,
+                retries,
+            } => {
+                write!(
+                    f,
+                    "{kind} {first}, {factor} times as long each time, at most {}",
+                    count(*retries, "retry")
+                )
             }
         }
     }
 }
 
-/// Policies in the order in which they are tried. The next one is tried if one has no retries left or cannot help.
+/// Policies in the order in which they are tried. The next one is tried if one has no retries left
+/// or cannot help.
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
 #[display("{}", joined(_0, ", then "))]
 pub struct Chain(Vec<Policy>);
@@ -195,30 +254,50 @@ impl Chain {
     }
 
     pub fn most_attempts(&self) -> u64 {
-        1 + self.0.iter().map(|policy| u64::from(policy.retries())).sum::<u64>()
+        1 + self
+            .0
+            .iter()
+            .map(|policy| u64::from(policy.retries()))
+            .sum::<u64>()
     }
 
     /// The default of `infer`.
     pub(crate) fn evict_requests() -> Self {
-        Self(vec![Policy::Evict { buffers: Vec::new() }])
+        Self(vec![Policy::Evict {
+            buffers: Vec::new(),
+        }])
     }
 
     /// The mode of its `scale_batch`, if it has one.
     pub fn scales(&self) -> Option<ScaleMode> {
-        self.0.iter().find_map(|policy| if let Policy::ScaleBatch { mode } = policy { Some(*mode) } else { None })
+        self.0.iter().find_map(|policy| {
+            if let Policy::ScaleBatch { mode } = policy {
+                Some(*mode)
+            } else {
+                None
+            }
+        })
     }
 
     pub fn evicts_requests(&self) -> bool {
-        self.0.iter().any(|policy| matches!(policy, Policy::Evict { buffers } if buffers.is_empty()))
+        self.0
+            .iter()
+            .any(|policy| matches!(policy, Policy::Evict { buffers } if buffers.is_empty()))
     }
 
-    /// Removes a `wait` at the end. Returns the other policies, if any, and whether there was a `wait`.
+    /// Removes a `wait` at the end. Returns the other policies, if any, and whether there was a
+    /// `wait`.
     pub(crate) fn without_last_wait(mut self) -> (Option<Self>, bool) {
-        let waits = self.0.pop_if(|last| last.kind() == PolicyKind::Wait).is_some();
+        let waits = self
+            .0
+            .pop_if(|last| last.kind() == PolicyKind::Wait)
+            .is_some();
         ((!self.0.is_empty()).then_some(self), waits)
     }
 
     pub fn waits(&self) -> bool {
-        self.0.iter().any(|policy| policy.kind() == PolicyKind::Wait)
+        self.0
+            .iter()
+            .any(|policy| policy.kind() == PolicyKind::Wait)
     }
 }

@@ -36,7 +36,8 @@ impl fmt::Display for Alloc {
     }
 }
 
-/// Requests memory from the allocator and keeps it under a name until `free`. Buffers that are live after the last step are freed then.
+/// Requests memory from the allocator and keeps it under a name until `free`. Buffers that are live
+/// after the last step are freed then.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "alloc")]
 pub(crate) struct AllocWire {
@@ -46,13 +47,15 @@ pub(crate) struct AllocWire {
     size: AmountText,
     /// The stream of the block. Default: `default`.
     stream: Option<NameText>,
-    /// How the request ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
-    /// fails the run. If the request may fail, only `free` may name the buffer afterwards. Default: `fits`.
+    /// How the request ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map
+    /// from allocators to one of these. Any other end fails the run. If the request may fail, only
+    /// `free` may name the buffer afterwards. Default: `fits`.
     expect: Option<EndingWire>,
-    /// A recovery policy, or a list of policies, for a failed request. The next policy of the list is tried if one has no retries left or cannot help.
+    /// A recovery policy, or a list of policies, for a failed request. The next policy of the list
+    /// is tried if one has no retries left or cannot help.
     on_oom: Option<Box<ChainWire>>,
-    /// Leaks a live buffer of this name: it stays allocated until the end of the run. Otherwise a second buffer of the same name
-    /// is an error. Default: `false`.
+    /// Leaks a live buffer of this name: it stays allocated until the end of the run. Otherwise a
+    /// second buffer of the same name is an error. Default: `false`.
     #[serde(default)]
     leak: bool,
     /// A name for the step's figures.
@@ -82,12 +85,27 @@ impl StepFields<Alloc> for AllocWire {
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
         let size = checker.amount(&self.size)?;
         let stream = checker.stream(self.stream.as_ref())?;
-        let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::alloc(), checker)).transpose()?;
+        let on_oom = self
+            .on_oom
+            .as_ref()
+            .map(|wire| policy::check(wire, &Recoverable::alloc(), checker))
+            .transpose()?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let buffer = checker.make_buffer(&self.buffer, expect.served(), self.leak)?;
-        for given_up in on_oom.iter().flat_map(Chain::policies).flat_map(Policy::may_free) {
+        for given_up in on_oom
+            .iter()
+            .flat_map(Chain::policies)
+            .flat_map(Policy::may_free)
+        {
             checker.may_be_gone(given_up, step.at);
         }
-        Ok(Alloc { buffer, size, stream, expect, on_oom, leak: self.leak })
+        Ok(Alloc {
+            buffer,
+            size,
+            stream,
+            expect,
+            on_oom,
+            leak: self.leak,
+        })
     }
 }

@@ -44,10 +44,17 @@ fn check_use(
         Err(OnStreamWire { buffer, stream }) => (vec![buffer.clone()], stream.as_ref()),
     };
     if names.is_empty() {
-        return Err(Problem::new(at, format!("`{step}` has an empty list")).help(format!("as in `- {step}: a` or `- {step}: [a, b]`")));
+        return Err(Problem::new(at, format!("`{step}` has an empty list"))
+            .help(format!("as in `- {step}: a` or `- {step}: [a, b]`")));
     }
     let stream = checker.stream(stream)?;
-    Ok(Use { buffers: names.iter().map(|name| check(checker, name)).collect::<Result<_, _>>()?, stream })
+    Ok(Use {
+        buffers: names
+            .iter()
+            .map(|name| check(checker, name))
+            .collect::<Result<_, _>>()?,
+        stream,
+    })
 }
 
 /// Declares the steps. They differ in their documentation and in the check of their buffers.
@@ -70,12 +77,18 @@ macro_rules! uses {
 
 uses! {
     FillWire, "fill", |checker, buffer| checker.fill(buffer),
-        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- synchronize: device\n- fill: { buffer: batch, stream: side }\n- synchronize: { stream: side }",
-        "Queues work on a stream that writes a new pattern to every byte of a buffer. A buffer of 0 bytes is skipped.";
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- synchronize: device\n- fill: { \
+         buffer: batch, stream: side }\n- synchronize: { stream: side }",
+        "Queues work on a stream that writes a new pattern to every byte of a buffer. A buffer of \
+         0 bytes is skipped.";
     VerifyWire, "verify", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- verify: batch",
-        "Reads every byte of a buffer on a stream, waits, and checks that the buffer contains the pattern of its last `fill`.";
+        "Reads every byte of a buffer on a stream, waits, and checks that the buffer contains the \
+         pattern of its last `fill`.";
     ReadAsyncWire, "read_async", |checker, buffer| checker.verify(buffer),
-        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- synchronize: device\n- read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
-        "Queues work on a stream that reads every byte of a buffer, without waiting. The bytes must be the pattern of the last `fill` before the read. They are checked at the next wait for the stream, or at the end of the run.";
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- synchronize: device\n- \
+         read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
+        "Queues work on a stream that reads every byte of a buffer, without waiting. The bytes \
+         must be the pattern of the last `fill` before the read. They are checked at the next wait \
+         for the stream, or at the end of the run.";
 }

@@ -56,42 +56,57 @@ impl Exec {
     }
 
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
-        self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
+        self.expect
+            .of(arm, device)
+            .copied()
+            .unwrap_or(ProgramEnd::Any)
     }
 }
 
-/// Runs an unmodified PyTorch program on the device of the run, as `harness exec` does: on a simulated GPU, or with `--device cuda:0` on that
-/// GPU with a memory limit. The working directory is the folder of the scenario. The program has the settings of the scenario's allocator.
+/// Runs an unmodified PyTorch program on the device of the run, as `harness exec` does: on a
+/// simulated GPU, or with `--device cuda:0` on that GPU with a memory limit. The working directory
+/// is the folder of the scenario. The program has the settings of the scenario's allocator.
 ///
-/// The program shares the scenario's memory with the scenario's own buffers and with programs under `meanwhile`, which accepts `exec` only.
-/// Expressions can use the step's figures and the counters of `torch.cuda.memory_stats()`, as in `training.allocated.peak`, summed over the
-/// program's processes. This works on a GPU too. If the program's Python has no torch, the scenario is skipped unless the step is `optional`.
+/// The program shares the scenario's memory with the scenario's own buffers and with programs under
+/// `meanwhile`, which accepts `exec` only. Expressions can use the step's figures and the counters
+/// of `torch.cuda.memory_stats()`, as in `training.allocated.peak`, summed over the program's
+/// processes. This works on a GPU too. If the program's Python has no torch, the scenario is
+/// skipped unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "exec")]
 pub(crate) struct ExecWire {
     /// A name for the step's figures.
     id: Option<NameText>,
-    /// The program and its arguments. `python` is the Python in the variable HARNESS_PYTHON, or the one in PATH if the variable is not set.
+    /// The program and its arguments. `python` is the Python in the variable HARNESS_PYTHON, or the
+    /// one in PATH if the variable is not set.
     #[schemars(with = "Vec<Tree>", length(min = 1))]
     command: Located<Tree>,
     /// Environment variables of the program, as in `{ BATCH: 64 }`.
     env: Option<Entries<Located<Tree>>>,
-    /// The GPU that the program sees, with the memory of the scenario. On a real GPU of another name the program cannot run. Default: `h100-80`.
+    /// The GPU that the program sees, with the memory of the scenario. On a real GPU of another
+    /// name the program cannot run. Default: `h100-80`.
     gpu: Option<Located<String>>,
-    /// Settings of PyTorch's allocator in the form of PYTORCH_ALLOC_CONF. Default: those of the scenario's allocator.
+    /// Settings of PyTorch's allocator in the form of PYTORCH_ALLOC_CONF. Default: those of the
+    /// scenario's allocator.
     alloc_conf: Option<Located<String>>,
-    /// Allocations that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. The step fails if the program does not make the call.
+    /// Allocations that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. The
+    /// step fails if the program does not make the call.
     fail: Option<Vec<Located<String>>>,
-    /// Runs the program as this many processes, each with a simulated GPU. `torchrun` starts a command such as `[python, train.py]`; other commands, such
-    /// as `[python, -m, torch.distributed.run, …]`, start their processes themselves. The exit code 124 means that ranks wait forever.
+    /// Runs the program as this many processes, each with a simulated GPU. `torchrun` starts a
+    /// command such as `[python, train.py]`; other commands, such as `[python, -m,
+    /// torch.distributed.run, …]`, start their processes themselves. The exit code 124 means that
+    /// ranks wait forever.
     ranks: Option<Located<u32>>,
-    /// Python modules that the program needs besides torch, as in `[deepspeed]`. Without one of them the program cannot run.
+    /// Python modules that the program needs besides torch, as in `[deepspeed]`. Without one of
+    /// them the program cannot run.
     #[serde(default)]
     modules: Vec<String>,
-    /// Skips this step and its expectations, instead of the scenario, if the program cannot run. Default: `false`.
+    /// Skips this step and its expectations, instead of the scenario, if the program cannot run.
+    /// Default: `false`.
     #[serde(default)]
     optional: bool,
-    /// How the program ends: an exit code, `oom` for an uncaught out-of-memory error, or `any`; or a map from allocators to one of these. Default: 0.
+    /// How the program ends: an exit code, `oom` for an uncaught out-of-memory error, or `any`; or
+    /// a map from allocators to one of these. Default: 0.
     expect: Option<ProgramEndWire>,
 }
 
@@ -103,11 +118,15 @@ struct ProgramEndWire(#[schemars(schema_with = "program_ends")] Located<Tree>);
 #[cfg(feature = "schema")]
 fn program_ends(_: &mut SchemaGenerator) -> Schema {
     let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
-    crate::ending::by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
+    crate::ending::by_case(
+        &serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }),
+        &[],
+    )
 }
 
 impl StepFields<Exec> for ExecWire {
-    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: the main process starts programs");
+    const NOT_IN_PROCESSES: Option<&'static str> =
+        Some("move it out of the process: the main process starts programs");
 
     const EXAMPLE: &'static str = "\
 - exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 1024 } }
@@ -130,19 +149,41 @@ impl StepFields<Exec> for ExecWire {
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
         let is_list = matches!(self.command.value, Tree::Many(_));
-        let command = self.command.texts().filter(|words| is_list && !words.is_empty()).ok_or_else(|| {
-            Problem::new(self.command.at, "expected a list with the program and its arguments").help("as in `command: [python, train.py]`")
-        })?;
+        let command = self
+            .command
+            .texts()
+            .filter(|words| is_list && !words.is_empty())
+            .ok_or_else(|| {
+                Problem::new(
+                    self.command.at,
+                    "expected a list with the program and its arguments",
+                )
+                .help("as in `command: [python, train.py]`")
+            })?;
         let folder = checker.declared.folder;
-        let folder = if folder == Path::new("") { Path::new(".") } else { folder };
+        let folder = if folder == Path::new("") {
+            Path::new(".")
+        } else {
+            folder
+        };
         let gpu = self.gpu.as_ref().map(gpu);
         let mut command: Vec<String> = command.into_iter().map(|word| word.value).collect();
         if let Some(ranks) = &self.ranks {
             if !(1..=MOST_DEVICES).contains(&ranks.value) {
-                return Err(Problem::new(ranks.at, format!("expected a number of ranks from 1 to {MOST_DEVICES}")).help("as in `ranks: 2`"));
+                return Err(Problem::new(
+                    ranks.at,
+                    format!("expected a number of ranks from 1 to {MOST_DEVICES}"),
+                )
+                .help("as in `ranks: 2`"));
             }
-            let of_launcher =
-                ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", &ranks.value.to_string()].map(str::to_owned);
+            let of_launcher = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                &ranks.value.to_string(),
+            ]
+            .map(str::to_owned);
             if command[0] == "python" && command.get(1).is_some_and(|word| word != "-m") {
                 command.splice(1..1, of_launcher);
             }
@@ -151,59 +192,100 @@ impl StepFields<Exec> for ExecWire {
             command,
             ranks: self.ranks.as_ref().map_or(1, |ranks| ranks.value),
             folder: folder.to_owned(),
-            env: self.env.iter().flat_map(|env| &env.0).map(variable).collect::<Result<_, _>>()?,
+            env: self
+                .env
+                .iter()
+                .flat_map(|env| &env.0)
+                .map(variable)
+                .collect::<Result<_, _>>()?,
             gpu: gpu.transpose()?,
             alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
-            fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
+            fail: self
+                .fail
+                .iter()
+                .flatten()
+                .map(fault)
+                .collect::<Result<_, _>>()?,
             modules: self.modules.clone(),
             optional: self.optional,
             expect: match &self.expect {
                 None => Cases::Always(ProgramEnd::Code(0)),
-                Some(ProgramEndWire(given)) => Cases::check(given, checker, |_| false, &mut |tree, _| end(tree))?,
+                Some(ProgramEndWire(given)) => {
+                    Cases::check(given, checker, |_| false, &mut |tree, _| end(tree))?
+                }
             },
         })
     }
 }
 
 fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String, String), Problem> {
-    let wrong = |at: Position, message: &str| Problem::new(at, message).help("as in `env: { BATCH: 64 }`");
+    let wrong =
+        |at: Position, message: &str| Problem::new(at, message).help("as in `env: { BATCH: 64 }`");
     if name.value.is_empty() || name.value.contains(['=', '\0']) {
         return Err(wrong(name.at, "this is not a valid name of a variable"));
     }
-    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.at, "expected one value"))?;
+    let text = value
+        .text()
+        .filter(|text| !text.value.contains('\0'))
+        .ok_or_else(|| wrong(value.at, "expected one value"))?;
     Ok((name.value.clone(), text.value))
 }
 
 fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
-    let unknown = || Problem::new(given.at, format!("unknown GPU `{}`", given.value)).help(similar_gpus(&given.value));
+    let unknown = || {
+        Problem::new(given.at, format!("unknown GPU `{}`", given.value))
+            .help(similar_gpus(&given.value))
+    };
     Gpu::named(&given.value).ok_or_else(unknown)
 }
 
-/// Advice for the name of an unknown GPU: GPUs whose name contains it, otherwise similar names, otherwise all without MIG instances.
+/// Advice for the name of an unknown GPU: GPUs whose name contains it, otherwise similar names,
+/// otherwise all without MIG instances.
 pub fn similar_gpus(name: &str) -> String {
     let plain = |text: &str| text.to_lowercase().replace([' ', '-'], "");
     let wanted = plain(name);
-    let is_similar = |gpu: &&Gpu| !wanted.is_empty() && (plain(&gpu.name).contains(&wanted) || plain(&gpu.device).contains(&wanted));
-    let similar: Vec<&str> = GPUS.iter().filter(is_similar).map(|gpu| &*gpu.name).take(6).collect();
+    let is_similar = |gpu: &&Gpu| {
+        !wanted.is_empty()
+            && (plain(&gpu.name).contains(&wanted) || plain(&gpu.device).contains(&wanted))
+    };
+    let similar: Vec<&str> = GPUS
+        .iter()
+        .filter(is_similar)
+        .map(|gpu| &*gpu.name)
+        .take(6)
+        .collect();
     let hint = match &*similar {
         [] => did_you_mean(name, GPUS.iter().map(|gpu| &*gpu.name)),
         similar => format!("did you mean {}? ", quoted(similar, ", ")),
     };
     if hint.is_empty() {
-        let whole: Vec<&str> = GPUS.iter().map(|gpu| &*gpu.name).filter(|name| !name.ends_with("gb")).collect();
-        return format!("GPUs: {}, and MIG instances such as `a100-40-1g.5gb`", quoted(&whole, ", "));
+        let whole: Vec<&str> = GPUS
+            .iter()
+            .map(|gpu| &*gpu.name)
+            .filter(|name| !name.ends_with("gb"))
+            .collect();
+        return format!(
+            "GPUs: {}, and MIG instances such as `a100-40-1g.5gb`",
+            quoted(&whole, ", ")
+        );
     }
-    format!("{hint}the page \"GPUs\" of the guide lists all {}", GPUS.len())
+    format!(
+        "{hint}the page \"GPUs\" of the guide lists all {}",
+        GPUS.len()
+    )
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {
-    text.value.parse().map_err(|error| Problem::new(text.at, format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`"))
+    text.value.parse().map_err(|error| {
+        Problem::new(text.at, format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`")
+    })
 }
 
 fn end(tree: &Located<Tree>) -> Result<ProgramEnd, Problem> {
     let problem = || {
         Problem::new(tree.at, "expected how the program ends").help(
-            "write an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of them, as in `{ caching: oom, others: 0 }`",
+            "write an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of \
+             them, as in `{ caching: oom, others: 0 }`",
         )
     };
     let text = tree.text().ok_or_else(problem)?;

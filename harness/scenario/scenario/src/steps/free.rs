@@ -22,8 +22,8 @@ pub enum Free {
     Pinning { storm: StepName, request: Amount },
 }
 
-/// Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or
-/// the blocks that pin segments.
+/// Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name,
+/// all live blocks of a storm (by its id), or the blocks that pin segments.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "free")]
 pub(crate) struct FreeWire(Located<ListOr<BufferText, PinningWire>>);
@@ -55,17 +55,28 @@ impl StepFields<Free> for FreeWire {
 - free: { pinning: churn, for: 40MiB, id: rescue }
 - free: churn";
 
-    const REPORTS: &'static [ReportKey] = &[ReportKey::FreedBlocks, ReportKey::FreedBytes, ReportKey::Time];
+    const REPORTS: &'static [ReportKey] = &[
+        ReportKey::FreedBlocks,
+        ReportKey::FreedBytes,
+        ReportKey::Time,
+    ];
 
     const ID: fn(&Self) -> Option<&NameText> = |wire| wire.0.texts().err()?.id.as_ref();
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Free, Problem> {
         match self.0.texts() {
-            Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
-            Ok(names) if names.is_empty() => {
-                Err(Problem::new(step.at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
-            }
-            Ok(names) => Ok(Free::Targets(names.iter().map(|name| checker.free(name)).collect::<Result<_, _>>()?)),
+            Err(pinning) => Ok(Free::Pinning {
+                storm: checker.live_storm(&pinning.pinning)?,
+                request: checker.amount(&pinning.request)?,
+            }),
+            Ok(names) if names.is_empty() => Err(Problem::new(step.at, "`free` has an empty list")
+                .help("as in `- free: a` or `- free: [a, b]`")),
+            Ok(names) => Ok(Free::Targets(
+                names
+                    .iter()
+                    .map(|name| checker.free(name))
+                    .collect::<Result<_, _>>()?,
+            )),
         }
     }
 }

@@ -49,7 +49,8 @@ pub struct Infer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// One buffer each for the keys and values of a layer. Every token allocates a larger buffer, copies the old one and frees it, as `torch.cat` does.
+    /// One buffer each for the keys and values of a layer. Every token allocates a larger buffer,
+    /// copies the old one and frees it, as `torch.cat` does.
     Growing,
     /// Pages of this many tokens, each with the keys and values of all layers.
     Paged(u64),
@@ -57,8 +58,18 @@ pub enum Cache {
 
 impl fmt::Display for Infer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, requests, max_running, cache, .. } = self;
-        write!(f, "{id}, {}, at most {max_running} at once, ", count(*requests, "request"))?;
+        let Self {
+            id,
+            requests,
+            max_running,
+            cache,
+            ..
+        } = self;
+        write!(
+            f,
+            "{id}, {}, at most {max_running} at once, ",
+            count(*requests, "request")
+        )?;
         match cache {
             Cache::Growing => f.write_str("growing caches"),
             Cache::Paged(words) => write!(f, "pages of {}", count(*words, "token")),
@@ -66,8 +77,10 @@ impl fmt::Display for Infer {
     }
 }
 
-/// Serves requests to a language model. Each request has a KV cache in every layer. The cache starts with the tokens of the prompt and grows by one
-/// token per decoding step. Contents are verified when a cache is copied or freed. Lengths and arrivals are drawn from the seed of the run. Cache elements have 16 bits.
+/// Serves requests to a language model. Each request has a KV cache in every layer. The cache
+/// starts with the tokens of the prompt and grows by one token per decoding step. Contents are
+/// verified when a cache is copied or freed. Lengths and arrivals are drawn from the seed of the
+/// run. Cache elements have 16 bits.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "infer")]
 pub(crate) struct InferWire {
@@ -85,7 +98,8 @@ pub(crate) struct InferWire {
     head_dim: CountText,
     /// Number of requests, from 1 to 100000.
     requests: CountText,
-    /// Decoding steps between two arrivals, drawn uniformly. Default: all requests arrive at the start.
+    /// Decoding steps between two arrivals, drawn uniformly. Default: all requests arrive at the
+    /// start.
     gap: Option<RangeWire>,
     /// Tokens of a prompt, drawn uniformly.
     prompt: RangeWire,
@@ -93,13 +107,16 @@ pub(crate) struct InferWire {
     output: RangeWire,
     /// Most requests that run at the same time. Default: no limit.
     max_running: Option<CountText>,
-    /// Tokens per page of a paged cache, with one buffer per page for all layers, as in vLLM. Default: no pages; the keys and the values of a layer are one
-    /// buffer each, and every token allocates a larger one, as `torch.cat` does.
+    /// Tokens per page of a paged cache, with one buffer per page for all layers, as in vLLM.
+    /// Default: no pages; the keys and the values of a layer are one buffer each, and every token
+    /// allocates a larger one, as `torch.cat` does.
     page: Option<CountText>,
-    /// Recovery if there is no memory for the next token of a request. A new request waits if the policies evict other requests or contain `wait`. Serving
-    /// ends at the end of the list or at `give_up`. Default: `evict`.
+    /// Recovery if there is no memory for the next token of a request. A new request waits if the
+    /// policies evict other requests or contain `wait`. Serving ends at the end of the list or at
+    /// `give_up`. Default: `evict`.
     on_oom: Option<Box<ChainWire>>,
-    /// How serving ends: `fits` (every request is served), `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Default: `fits`.
+    /// How serving ends: `fits` (every request is served), `oom`, `{ oom: CAUSE }` or `any`, or a
+    /// map from allocators to one of these. Default: `fits`.
     expect: Option<EndingWire>,
     /// The stream. Default: `default`.
     stream: Option<NameText>,
@@ -129,7 +146,10 @@ impl InferWire {
         self.kv_heads
             .as_ref()
             .or(self.heads.as_ref())
-            .ok_or_else(|| Problem::new(at, "the field `kv_heads` is missing").help("add `kv_heads: …` to the fields of `infer`"))
+            .ok_or_else(|| {
+                Problem::new(at, "the field `kv_heads` is missing")
+                    .help("add `kv_heads: …` to the fields of `infer`")
+            })
     }
 }
 
@@ -147,30 +167,63 @@ impl StepFields<Infer> for InferWire {
     page: 16
 - expect: serving.served == 40";
 
-    const REPORTS: &'static [ReportKey] =
-        &[ReportKey::Served, ReportKey::Evicted, ReportKey::PeakRunning, ReportKey::RecomputedTokens, ReportKey::Ooms, ReportKey::Time];
+    const REPORTS: &'static [ReportKey] = &[
+        ReportKey::Served,
+        ReportKey::Evicted,
+        ReportKey::PeakRunning,
+        ReportKey::RecomputedTokens,
+        ReportKey::Ooms,
+        ReportKey::Time,
+    ];
 
     const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);
         let layers = width(&self.layers, "layers")?;
-        let token = Bytes(width(self.kv_heads(step.at, checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
+        let token = Bytes(
+            width(self.kv_heads(step.at, checker)?, "kv_heads")?
+                * width(&self.head_dim, "head_dim")?
+                * NUMBER,
+        );
         let requests = checker.whole(&self.requests, "requests", 1..=MAX_REQUESTS)?;
-        let page = self.page.as_ref().map(|page| checker.whole(page, "page", 1..=MAX_TOKENS)).transpose()?;
+        let page = self
+            .page
+            .as_ref()
+            .map(|page| checker.whole(page, "page", 1..=MAX_TOKENS))
+            .transpose()?;
         let output = self.output.check(1, checker)?;
         let buffers = if page.is_some() { 1 } else { 2 * layers };
-        checker.count(step.at, requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
-        let given = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::infer(), checker)).transpose()?;
-        let (on_oom, waits) = given.unwrap_or_else(Chain::evict_requests).without_last_wait();
+        checker.count(
+            step.at,
+            requests
+                .saturating_mul(*output.end())
+                .saturating_mul(buffers),
+        )?;
+        let given = self
+            .on_oom
+            .as_ref()
+            .map(|wire| policy::check(wire, &Recoverable::infer(), checker))
+            .transpose()?;
+        let (on_oom, waits) = given
+            .unwrap_or_else(Chain::evict_requests)
+            .without_last_wait();
         Ok(Infer {
             layers,
             token,
             requests,
-            gap: self.gap.as_ref().map_or(Ok(0..=0), |gap| gap.check(0, checker))?,
+            gap: self
+                .gap
+                .as_ref()
+                .map_or(Ok(0..=0), |gap| gap.check(0, checker))?,
             prompt: self.prompt.check(1, checker)?,
             output,
-            max_running: checker.whole_or(self.max_running.as_ref(), "max_running", 1..=MAX_REQUESTS, requests)?,
+            max_running: checker.whole_or(
+                self.max_running.as_ref(),
+                "max_running",
+                1..=MAX_REQUESTS,
+                requests,
+            )?,
             cache: page.map_or(Cache::Growing, Cache::Paged),
             on_oom,
             waits,

@@ -35,12 +35,20 @@ pub enum Rounds {
     /// A number of equal iterations.
     Times(u64),
     /// One iteration for each value of a variable.
-    Over { variable: VariableName, unit: Unit, values: Values },
+    Over {
+        variable: VariableName,
+        unit: Unit,
+        values: Values,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
-    Range { first: Number, by: Number, count: u64 },
+    Range {
+        first: Number,
+        by: Number,
+        count: u64,
+    },
     List(Vec<Number>),
 }
 
@@ -65,18 +73,35 @@ impl Rounds {
     pub fn value(&self, iteration: u64) -> Option<(&VariableName, Number)> {
         match self {
             Self::Times(_) => None,
-            Self::Over { variable, values: Values::Range { first, by, .. }, .. } => {
-                Some((variable, first + by * Number::from_integer(i128::from(iteration))))
-            }
-            Self::Over { variable, values: Values::List(values), .. } => values.get(iteration as usize).map(|value| (variable, *value)),
+            Self::Over {
+                variable,
+                values: Values::Range { first, by, .. },
+                ..
+            } => Some((
+                variable,
+                first + by * Number::from_integer(i128::from(iteration)),
+            )),
+            Self::Over {
+                variable,
+                values: Values::List(values),
+                ..
+            } => values
+                .get(iteration as usize)
+                .map(|value| (variable, *value)),
         }
     }
 
     /// Writes a value of the variable for a reader: `3`, `4 MiB`, `5.00 ms`.
     pub fn in_words(&self, value: Number) -> String {
         match self {
-            Self::Over { unit: Unit::Bytes, .. } => Bytes(u64::try_from(value.to_integer()).unwrap_or_default()).to_string(),
-            Self::Over { unit, .. } => Value { number: value, dimension: (*unit).into() }.to_string(),
+            Self::Over {
+                unit: Unit::Bytes, ..
+            } => Bytes(u64::try_from(value.to_integer()).unwrap_or_default()).to_string(),
+            Self::Over { unit, .. } => Value {
+                number: value,
+                dimension: (*unit).into(),
+            }
+            .to_string(),
             Self::Times(_) => value.to_string(),
         }
     }
@@ -84,13 +109,23 @@ impl Rounds {
 
 impl fmt::Display for Loop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", count(self.steps.len(), "step"), count(self.rounds.count(), "time"))?;
-        if self.until_oom { f.write_str(" at most, until out of memory") } else { Ok(()) }
+        write!(
+            f,
+            "{}, {}",
+            count(self.steps.len(), "step"),
+            count(self.rounds.count(), "time")
+        )?;
+        if self.until_oom {
+            f.write_str(" at most, until out of memory")
+        } else {
+            Ok(())
+        }
     }
 }
 
-/// Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable. Values are a range with
-/// both ends included, `for: { i: 1..8 }`, `1..600 by 2` or `8..1 by -1`, or a list, `for: { size: [1MiB, 4MiB] }`.
+/// Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can
+/// use the variable. Values are a range with both ends included, `for: { i: 1..8 }`, `1..600 by 2`
+/// or `8..1 by -1`, or a list, `for: { size: [1MiB, 4MiB] }`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "for")]
 pub(crate) struct ForWire(#[schemars(schema_with = "values_of_a_variable")] Entries<Located<Tree>>);
@@ -104,15 +139,20 @@ fn values_of_a_variable(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Runs steps several times. The state after one iteration must suit the next. `repeat: until oom` repeats until a request runs out of memory,
-/// and fails if no request does in 10000 iterations.
+/// Runs steps several times. The state after one iteration must suit the next. `repeat: until oom`
+/// repeats until a request runs out of memory, and fails if no request does in 10000 iterations.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "repeat")]
-pub(crate) struct RepeatWire(#[schemars(schema_with = "until_oom_or_count")] Located<ListOr<CountText, RepeatFields>>);
+pub(crate) struct RepeatWire(
+    #[schemars(schema_with = "until_oom_or_count")] Located<ListOr<CountText, RepeatFields>>,
+);
 
 #[cfg(feature = "schema")]
 fn until_oom_or_count(generator: &mut SchemaGenerator) -> Schema {
-    let (count, fields) = (generator.subschema_for::<CountText>(), generator.subschema_for::<RepeatFields>());
+    let (count, fields) = (
+        generator.subschema_for::<CountText>(),
+        generator.subschema_for::<RepeatFields>(),
+    );
     json_schema!({ "anyOf": [{ "const": "until oom" }, count, fields] })
 }
 
@@ -122,7 +162,8 @@ fn until_oom_or_count(generator: &mut SchemaGenerator) -> Schema {
 struct RepeatFields {
     /// Number of iterations, from 1 to 1000000. A scenario has at most 10000000 operations.
     times: Option<CountText>,
-    /// `oom` repeats until a request runs out of memory, at most `times` times, or 10000 times without `times`.
+    /// `oom` repeats until a request runs out of memory, at most `times` times, or 10000 times
+    /// without `times`.
     until: Option<NameText>,
     /// The steps to run, in order.
     #[schemars(length(min = 1))]
@@ -136,9 +177,27 @@ struct RepeatFields {
 impl RepeatWire {
     /// Takes the keys of the step out of its own map, if they are there.
     pub(super) fn take_keys(&mut self) -> Option<Keys> {
-        let ListOr::Map(RepeatFields { until, steps, id, leak_check, .. }) = &mut self.0.value else { return None };
-        let steps = Some(Located { value: std::mem::take(&mut steps.value), at: steps.at });
-        Some(Keys { steps, until: until.take().map(|until| until.0), id: id.take(), leak_check: leak_check.take(), ..Keys::default() })
+        let ListOr::Map(RepeatFields {
+            until,
+            steps,
+            id,
+            leak_check,
+            ..
+        }) = &mut self.0.value
+        else {
+            return None;
+        };
+        let steps = Some(Located {
+            value: std::mem::take(&mut steps.value),
+            at: steps.at,
+        });
+        Some(Keys {
+            steps,
+            until: until.take().map(|until| until.0),
+            id: id.take(),
+            leak_check: leak_check.take(),
+            ..Keys::default()
+        })
     }
 }
 
@@ -168,15 +227,26 @@ impl StepFields<Loop> for ForWire {
         let (at, keys, steps) = (step.at, &step.value.keys, steps_inside(step, "for")?);
         let [(name, given)] = self.0.0.as_slice() else {
             let message = format!("`for` takes one variable, not {}", self.0.0.len());
-            return Err(Problem::new(at, message).help(format!("{FORMS}; nest two `for` steps for two variables")));
+            return Err(Problem::new(at, message)
+                .help(format!("{FORMS}; nest two `for` steps for two variables")));
         };
         let (values, unit) = values(given, checker)?;
         let until_oom = until(keys)?;
         let count = values.count();
         checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
-            let steps = checker.repeated(at, count, until_oom, |checker| check_steps(steps, checker))?;
+            let steps =
+                checker.repeated(at, count, until_oom, |checker| check_steps(steps, checker))?;
             let leak_check = leaks::check(keys.leak_check.as_deref(), count, checker)?;
-            Ok(Loop { rounds: Rounds::Over { variable, unit, values }, until_oom, leak_check, steps })
+            Ok(Loop {
+                rounds: Rounds::Over {
+                    variable,
+                    unit,
+                    values,
+                },
+                until_oom,
+                leak_check,
+                steps,
+            })
         })
     }
 }
@@ -203,22 +273,38 @@ impl StepFields<Loop> for RepeatWire {
             ListOr::Many(_) => Some(CountText(self.0.with("[…]".to_owned()))),
             ListOr::Map(fields) => fields.times.clone(),
         };
-        let says_until = times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
-        if let Some(times) = times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
-            return Err(
-                Problem::new(times.at, format!("unknown number of iterations `{}`", times.text())).help("write `repeat: until oom`")
-            );
+        let says_until = times
+            .as_ref()
+            .is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
+        if let Some(times) = times
+            .as_ref()
+            .filter(|times| !says_until && times.text().starts_with("until"))
+        {
+            return Err(Problem::new(
+                times.at,
+                format!("unknown number of iterations `{}`", times.text()),
+            )
+            .help("write `repeat: until oom`"));
         }
         let until_oom = until(keys)? || says_until;
         let times = match &times {
             Some(times) if !says_until => checker.whole(times, "times", 1..=MAX_TIMES)?,
             _ if until_oom => UNTIL_OOM_TIMES,
-            _ => return Err(Problem::new(at, "expected the number of iterations").help("as in `repeat: 3` or `repeat: until oom`")),
+            _ => {
+                return Err(Problem::new(at, "expected the number of iterations")
+                    .help("as in `repeat: 3` or `repeat: until oom`"));
+            }
         };
         let inside = steps_inside(step, "repeat")?;
-        let steps = checker.repeated(at, times, until_oom, |checker| check_steps(inside, checker))?;
+        let steps =
+            checker.repeated(at, times, until_oom, |checker| check_steps(inside, checker))?;
         let leak_check = leaks::check(keys.leak_check.as_deref(), times, checker)?;
-        Ok(Loop { rounds: Rounds::Times(times), until_oom, leak_check, steps })
+        Ok(Loop {
+            rounds: Rounds::Times(times),
+            until_oom,
+            leak_check,
+            steps,
+        })
     }
 }
 
@@ -226,20 +312,29 @@ fn until(keys: &Keys) -> Result<bool, Problem> {
     match &keys.until {
         None => Ok(false),
         Some(text) if text.value == "oom" => Ok(true),
-        Some(text) => Err(Problem::new(text.at, format!("unknown end of a loop `{}`", text.value)).help("write `until: oom`")),
+        Some(text) => Err(
+            Problem::new(text.at, format!("unknown end of a loop `{}`", text.value))
+                .help("write `until: oom`"),
+        ),
     }
 }
 
-const FORMS: &str =
-    "as in `for: { i: 1..8 }`, both ends included, `{ i: 1..600 by 2 }`, `{ i: 8..1 by -1 }`, or a list, `{ size: [1MiB, 4MiB] }`";
+const FORMS: &str = "as in `for: { i: 1..8 }`, both ends included, `{ i: 1..600 by 2 }`, `{ i: \
+     8..1 by -1 }`, or a list, `{ size: [1MiB, 4MiB] }`";
 
 fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit), Problem> {
     if let Some(text) = given.text() {
         return range(&text, checker);
     }
-    let texts = given.texts().filter(|texts| (1..=MAX_VALUES).contains(&texts.len()));
+    let texts = given
+        .texts()
+        .filter(|texts| (1..=MAX_VALUES).contains(&texts.len()));
     let Some(texts) = texts else {
-        return Err(Problem::new(given.at, format!("expected a range, or a list of 1 to {MAX_VALUES} values")).help(FORMS));
+        return Err(Problem::new(
+            given.at,
+            format!("expected a range, or a list of 1 to {MAX_VALUES} values"),
+        )
+        .help(FORMS));
     };
     let mut values = Vec::new();
     let mut unit = None;
@@ -253,9 +348,13 @@ fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit)
 
 /// Checks that a value has the unit of the values before it.
 fn same_unit(before: Option<Unit>, value: &Value, at: Position) -> Result<Unit, Problem> {
-    let unit = unit_of(value).ok_or_else(|| Problem::new(at, format!("a variable cannot be {}", value.dimension)).help(FORMS))?;
+    let unit = unit_of(value).ok_or_else(|| {
+        Problem::new(at, format!("a variable cannot be {}", value.dimension)).help(FORMS)
+    })?;
     match before {
-        Some(before) if before != unit => Err(Problem::new(at, "the values of a variable must have the same unit").help(FORMS)),
+        Some(before) if before != unit => {
+            Err(Problem::new(at, "the values of a variable must have the same unit").help(FORMS))
+        }
         _ => Ok(unit),
     }
 }
@@ -266,7 +365,9 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
     let Some((first, rest)) = text.value.split_once("..") else {
         return Err(refuse(format!("`{}` is not a range", text.value)));
     };
-    let (last, by) = rest.split_once(" by ").map_or((rest, None), |(last, by)| (last, Some(by)));
+    let (last, by) = rest
+        .split_once(" by ")
+        .map_or((rest, None), |(last, by)| (last, Some(by)));
     let value = |piece: &str| checker.constant(&text.with(piece.trim().to_owned()));
     let (first, last) = (value(first)?, value(last)?);
     let unit = same_unit(None, &first, text.at)?;
@@ -274,7 +375,8 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
     let by = match by.map(str::trim) {
         None if unit == Unit::Count => Number::from_integer(1),
         None => {
-            return Err(refuse("a range of sizes or times needs a step".to_owned()).help("as in `64MiB..512MiB by 64MiB`"));
+            return Err(refuse("a range of sizes or times needs a step".to_owned())
+                .help("as in `64MiB..512MiB by 64MiB`"));
         }
         Some(by) => {
             let (piece, sign) = by.strip_prefix('-').map_or((by, 1), |piece| (piece, -1));
@@ -288,14 +390,27 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
         return Err(refuse("the step of a range cannot be 0".to_owned()));
     }
     let distance = Operator::Subtract.apply(&last.number, &first.number);
-    let rounds = distance.and_then(|distance| Operator::Divide.apply(&distance, &by)).map(|rounds| rounds.floor().to_integer() + 1);
+    let rounds = distance
+        .and_then(|distance| Operator::Divide.apply(&distance, &by))
+        .map(|rounds| rounds.floor().to_integer() + 1);
     match rounds {
-        Some(count) if count < 1 => Err(refuse(format!("the range `{}` is empty", text.value)).help(if by > zero {
-            "to count down, add `by -1`, as in `8..1 by -1`"
-        } else {
-            FORMS
-        })),
-        Some(count) if count <= i128::from(MAX_TIMES) => Ok((Values::Range { first: first.number, by, count: count as u64 }, unit)),
-        _ => Err(refuse(format!("the range `{}` has more than {MAX_TIMES} values", text.value))),
+        Some(count) if count < 1 => Err(refuse(format!("the range `{}` is empty", text.value))
+            .help(if by > zero {
+                "to count down, add `by -1`, as in `8..1 by -1`"
+            } else {
+                FORMS
+            })),
+        Some(count) if count <= i128::from(MAX_TIMES) => Ok((
+            Values::Range {
+                first: first.number,
+                by,
+                count: count as u64,
+            },
+            unit,
+        )),
+        _ => Err(refuse(format!(
+            "the range `{}` has more than {MAX_TIMES} values",
+            text.value
+        ))),
     }
 }

@@ -7,7 +7,8 @@ use crate::checker::Checker;
 use crate::metric::{MeasureName, ReportKey};
 use harness_language::{error::Problem, located::Located, text::NameText};
 
-/// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
+/// Keeps the current value of every counter under a name. Later steps use
+/// `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "measure")]
 pub(crate) struct MeasureWire(NameText);
@@ -24,7 +25,11 @@ impl StepFields<MeasureName> for MeasureWire {
 - alloc: { buffer: a, size: 400MiB }
 - expect: device.used - before.device.used == 400MiB";
 
-    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<MeasureName, Problem> {
+    fn check(
+        &self,
+        _: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<MeasureName, Problem> {
         checker.declare_measure(&self.0)
     }
 }
@@ -35,8 +40,10 @@ pub struct Compare {
     pub since: MeasureName,
 }
 
-/// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows the sites that grew, largest growth first. A site is
-/// a step with the name of its buffer, or a kind of tensor of a training. All numbered buffers of a step are one site. Timed runs skip this step.
+/// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows
+/// the sites that grew, largest growth first. A site is a step with the name of its buffer, or a
+/// kind of tensor of a training. All numbered buffers of a step are one site. Timed runs skip this
+/// step.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "compare")]
 pub(crate) struct CompareWire {
@@ -58,6 +65,8 @@ impl StepFields<Compare> for CompareWire {
     const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
-        Ok(Compare { since: checker.measure(&self.since)? })
+        Ok(Compare {
+            since: checker.measure(&self.since)?,
+        })
     }
 }

@@ -33,7 +33,8 @@ pub(crate) struct EmptyCacheWire {
 #[serde(deny_unknown_fields, rename = "reset_peak_stats")]
 pub(crate) struct ResetPeakStatsWire {}
 
-/// Limits the allocator to a share of `needs.memory`, from 0 to 1. 1 removes the limit. Memory that is reserved already stays reserved.
+/// Limits the allocator to a share of `needs.memory`, from 0 to 1. 1 removes the limit. Memory that
+/// is reserved already stays reserved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "set_memory_fraction")]
 pub(crate) struct SetMemoryFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
@@ -71,16 +72,26 @@ impl StepFields<NoOperand> for ResetPeakStatsWire {
 impl StepFields<SetMemoryFraction> for SetMemoryFractionWire {
     const EXAMPLE: &'static str = "- set_memory_fraction: 0.5";
 
-    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
+    fn check(
+        &self,
+        _: &Located<StepWire>,
+        _: &mut Checker<'_>,
+    ) -> Result<SetMemoryFraction, Problem> {
         let given = &self.0;
-        MemoryFraction::new(given.value).map(|fraction| SetMemoryFraction { fraction }).ok_or_else(|| {
-            Problem::new(given.at, format!("`set_memory_fraction` cannot be {}", given.value))
+        MemoryFraction::new(given.value)
+            .map(|fraction| SetMemoryFraction { fraction })
+            .ok_or_else(|| {
+                Problem::new(
+                    given.at,
+                    format!("`set_memory_fraction` cannot be {}", given.value),
+                )
                 .help("write a fraction from 0 to 1, as in `0.5`")
-        })
+            })
     }
 }
 
-/// Sets how much memory of the device is in use by other processes, at most the free memory. `0B` releases all of it.
+/// Sets how much memory of the device is in use by other processes, at most the free memory. `0B`
+/// releases all of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "external_memory")]
 pub(crate) struct ExternalMemoryWire(AmountText);

@@ -1,6 +1,7 @@
 //! The steps. Each step, or small family of steps, has a file and a row in the table below.
 //!
-//! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the check, and the checked form that a run executes.
+//! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the check,
+//! and the checked form that a run executes.
 
 mod fields;
 
@@ -173,7 +174,11 @@ steps! {
 
 impl StepKind {
     fn without_fields() -> Vec<&'static str> {
-        Self::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect()
+        Self::ALL
+            .iter()
+            .filter(|kind| kind.takes_no_fields())
+            .map(|kind| kind.name())
+            .collect()
     }
 
     fn needs_fields(self) -> Problem {
@@ -185,7 +190,8 @@ impl StepKind {
     }
 }
 
-/// A step as the file writes it. Invalid steps are kept, because the check can report their position.
+/// A step as the file writes it. Invalid steps are kept, because the check can report their
+/// position.
 #[derive(Clone, Debug)]
 pub(crate) struct StepWire {
     /// A problem with the whole step has no position.
@@ -230,7 +236,10 @@ impl Action {
         let is_workload = match self {
             // The threads of a storm never pause together.
             Self::Storm(storm) => storm.threads.is_none(),
-            _ => matches!(self, Self::Train(_) | Self::Infer(_) | Self::Replay(_) | Self::Exec(_)),
+            _ => matches!(
+                self,
+                Self::Train(_) | Self::Infer(_) | Self::Replay(_) | Self::Exec(_)
+            ),
         };
         is_workload || self.is_block() || self.on_oom().is_some_and(Chain::waits)
     }
@@ -251,7 +260,11 @@ impl StepWire {
 
     /// The steps inside it that share its names. A process has its own names.
     fn steps_with_shared_names(&self) -> &[Located<Self>] {
-        if matches!(self.fields, Ok(Fields::Process(_))) { &[] } else { self.keys.steps() }
+        if matches!(self.fields, Ok(Fields::Process(_))) {
+            &[]
+        } else {
+            self.keys.steps()
+        }
     }
 }
 
@@ -260,17 +273,30 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
     let mut names = BTreeMap::new();
     for step in steps {
         if let Some(name) = step.value.name() {
-            names.entry(name.text().to_owned()).or_insert_with(|| name.at);
+            names
+                .entry(name.text().to_owned())
+                .or_insert_with(|| name.at);
         }
-        let meanwhile = step.value.keys.meanwhile.as_ref().map_or(&[][..], |steps| steps.value.as_slice());
-        for (name, at) in announced(step.value.steps_with_shared_names()).into_iter().chain(announced(meanwhile)) {
+        let meanwhile = step
+            .value
+            .keys
+            .meanwhile
+            .as_ref()
+            .map_or(&[][..], |steps| steps.value.as_slice());
+        for (name, at) in announced(step.value.steps_with_shared_names())
+            .into_iter()
+            .chain(announced(meanwhile))
+        {
             names.entry(name).or_insert(at);
         }
     }
     names
 }
 
-pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>) -> Result<Vec<Step>, Problem> {
+pub(crate) fn check_steps(
+    steps: &[Located<StepWire>],
+    checker: &mut Checker<'_>,
+) -> Result<Vec<Step>, Problem> {
     steps.iter().map(|step| check_step(step, checker)).collect()
 }
 
@@ -280,37 +306,72 @@ fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     if let Some((old, new)) = wire.keys.renamed {
         checker.renamed(position, old, new);
     }
-    let fields = wire.fields.as_ref().map_err(|problem| problem.clone().or_at(position))?;
+    let fields = wire
+        .fields
+        .as_ref()
+        .map_err(|problem| problem.clone().or_at(position))?;
     let check = |checker: &mut Checker<'_>| fields.check(step, checker);
     let (action, meanwhile) = match &wire.keys.meanwhile {
         None => (check(checker)?, Vec::new()),
-        Some(steps) => checker.at_the_same_time(check, wire.id(), steps.at, |checker| check_steps(&steps.value, checker))?,
+        Some(steps) => checker.at_the_same_time(check, wire.id(), steps.at, |checker| {
+            check_steps(&steps.value, checker)
+        })?,
     };
     let kind = action.kind();
     let meanwhile_at = wire.keys.meanwhile.as_ref().map(|given| given.at);
     if let Some(at) = meanwhile_at.filter(|_| !action.takes_its_time()) {
-        return Err(Problem::new(at, format!("`{kind}` is one operation, so nothing can run in between")).help(
-            "these steps take `meanwhile`: `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool`, and `alloc` with the policy `wait`",
+        return Err(Problem::new(
+            at,
+            format!(
+                "`{kind}` is one operation, so nothing can run in \
+             between"
+            ),
+        )
+        .help(
+            "these steps take `meanwhile`: `train`, `infer`, `storm` without `threads`, `replay`, \
+             `exec`, `for`, `repeat`, `program`, `process`, `private_pool`, and `alloc` with the \
+             policy `wait`",
         ));
     }
-    if let Some(other) = meanwhile.iter().find(|step| matches!(action, Action::Exec(_)) && !matches!(step.action, Action::Exec(_))) {
-        return Err(Problem::new(other.position, format!("`{}` cannot run while a program runs", other.action.kind()))
-            .help("`meanwhile` of an `exec` accepts `exec` steps only, because programs run at their own speed"));
+    if let Some(other) = meanwhile
+        .iter()
+        .find(|step| matches!(action, Action::Exec(_)) && !matches!(step.action, Action::Exec(_)))
+    {
+        return Err(Problem::new(
+            other.position,
+            format!("`{}` cannot run while a program runs", other.action.kind()),
+        )
+        .help(
+            "`meanwhile` of an `exec` accepts `exec` steps only, because programs run at \
+                 their own speed",
+        ));
     }
     blocks::check_inside(&action, position, wire.id(), meanwhile_at, checker)?;
-    let id = wire.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
+    let id = wire
+        .id()
+        .map(|id| checker.declare_id(id, kind.name(), kind.reports()))
+        .transpose()?;
     let time_limit = match &wire.keys.timeout {
         Some(text) if action.is_block() => {
-            return Err(Problem::new(text.at, format!("`{kind}` cannot have a time limit"))
-                .help("give a `timeout` to the steps inside it, or to the whole scenario"));
+            return Err(
+                Problem::new(text.at, format!("`{kind}` cannot have a time limit"))
+                    .help("give a `timeout` to the steps inside it, or to the whole scenario"),
+            );
         }
         Some(text) => Some(duration(text)?),
         None => checker.time_limit,
     };
-    Ok(Step { position, id, time_limit, action, meanwhile })
+    Ok(Step {
+        position,
+        id,
+        time_limit,
+        action,
+        meanwhile,
+    })
 }
 
-const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
+const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB \
+     }`, or a bare name, as in `- empty_cache`";
 
 /// Earlier names of steps, which still work, and their names today.
 const RENAMED: &[(&str, &str)] = &[
@@ -329,7 +390,11 @@ fn today(name: &str) -> (Option<(&'static str, &'static str)>, &str) {
 }
 
 fn unknown(name: &str, at: Position) -> Problem {
-    Problem::new(at, format!("unknown step `{name}`")).help(choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name())))
+    Problem::new(at, format!("unknown step `{name}`")).help(choices(
+        name,
+        "steps",
+        StepKind::ALL.iter().map(|kind| kind.name()),
+    ))
 }
 
 impl<'de> Deserialize<'de> for StepWire {
@@ -342,7 +407,13 @@ impl<'de> Deserialize<'de> for StepWire {
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
                 let (renamed, name) = today(name);
-                Ok(StepWire { fields: Fields::from_name(name), keys: Keys { renamed, ..Keys::default() } })
+                Ok(StepWire {
+                    fields: Fields::from_name(name),
+                    keys: Keys {
+                        renamed,
+                        ..Keys::default()
+                    },
+                })
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let (mut first, mut others, mut keys) = (None, Vec::new(), Keys::default());
@@ -372,7 +443,11 @@ impl<'de> Deserialize<'de> for StepWire {
 }
 
 /// Makes a step from the keys of a list item.
-fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>], mut keys: Keys) -> StepWire {
+fn assembled(
+    first: Option<Result<Fields, Problem>>,
+    others: &[Located<String>],
+    mut keys: Keys,
+) -> StepWire {
     let fields = match (first, others) {
         (Some(first), _) => first,
         (None, [key, ..]) => Err(unknown(&key.value, key.at)),
@@ -385,17 +460,39 @@ fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>],
             && let Some(inside) = repeat.take_keys()
         {
             accepted = &[];
-            keys = Keys { timeout: keys.timeout.take(), meanwhile: keys.meanwhile.take(), renamed: keys.renamed, ..inside };
+            keys = Keys {
+                timeout: keys.timeout.take(),
+                meanwhile: keys.meanwhile.take(),
+                renamed: keys.renamed,
+                ..inside
+            };
         }
-        let is_surplus = |key: &&Located<String>| ![TIMEOUT, MEANWHILE].iter().chain(accepted).any(|accepted| *accepted == key.value);
+        let is_surplus = |key: &&Located<String>| {
+            ![TIMEOUT, MEANWHILE]
+                .iter()
+                .chain(accepted)
+                .any(|accepted| *accepted == key.value)
+        };
         match others.iter().find(is_surplus) {
             None => Ok(fields),
-            Some(surplus) => Err(Problem::new(surplus.at, format!("`{}` is in the same list item as `{kind}`", surplus.value))
-                .help(format!("put `- ` before it if it is a step, or indent it if it is a field of `{kind}`"))),
+            Some(surplus) => Err(Problem::new(
+                surplus.at,
+                format!("`{}` is in the same list item as `{kind}`", surplus.value),
+            )
+            .help(format!(
+                "put `- ` before it if it is a step, or indent it if it is a field of `{kind}`"
+            ))),
         }
     });
     // The check reports nothing else about an invalid step.
-    if fields.is_err() { StepWire { fields, keys: Keys::default() } } else { StepWire { fields, keys } }
+    if fields.is_err() {
+        StepWire {
+            fields,
+            keys: Keys::default(),
+        }
+    } else {
+        StepWire { fields, keys }
+    }
 }
 
 #[cfg(feature = "schema")]
@@ -404,16 +501,31 @@ impl JsonSchema for StepWire {
         "step".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut forms = vec![json_schema!({ "enum": StepKind::without_fields(), "description": "A step without fields." })];
+        let mut forms = vec![
+            json_schema!({ "enum": StepKind::without_fields(), "description": "A step without \
+                 fields." }),
+        ];
         let steps = generator.subschema_for::<Vec<Self>>();
         for kind in StepKind::ALL {
-            let mut properties = serde_json::Map::from_iter([(kind.name().to_owned(), kind.schema(generator).to_value())]);
+            let mut properties = serde_json::Map::from_iter([(
+                kind.name().to_owned(),
+                kind.schema(generator).to_value(),
+            )]);
             let is_block = !kind.beside().is_empty();
-            let may_take_time =
-                matches!(kind, StepKind::Alloc | StepKind::Train | StepKind::Infer | StepKind::Storm | StepKind::Replay | StepKind::Exec);
+            let may_take_time = matches!(
+                kind,
+                StepKind::Alloc
+                    | StepKind::Train
+                    | StepKind::Infer
+                    | StepKind::Storm
+                    | StepKind::Replay
+                    | StepKind::Exec
+            );
             for (key, about) in Keys::ALL {
                 let mut schema = match key {
-                    TIMEOUT if !is_block => generator.subschema_for::<harness_language::text::DurationText>(),
+                    TIMEOUT if !is_block => {
+                        generator.subschema_for::<harness_language::text::DurationText>()
+                    }
                     MEANWHILE if is_block || may_take_time => steps.clone(),
                     _ if !kind.beside().contains(&key) => continue,
                     STEPS => steps.clone(),

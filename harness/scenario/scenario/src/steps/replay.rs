@@ -25,9 +25,11 @@ pub struct Replay {
     pub fill: bool,
 }
 
-/// Replays an allocation trace, for example one that `harness import` wrote for a real program. `harness replay --help` documents the format; the file may
-/// be compressed with gzip. Failed requests are counted, and the replay continues. Work on other streams completes immediately. Blocks that the trace
-/// leaves live stay until `free` names the replay. Private pools of the trace are ignored if the allocator has none.
+/// Replays an allocation trace, for example one that `harness import` wrote for a real program.
+/// `harness replay --help` documents the format; the file may be compressed with gzip. Failed
+/// requests are counted, and the replay continues. Work on other streams completes immediately.
+/// Blocks that the trace leaves live stay until `free` names the replay. Private pools of the trace
+/// are ignored if the allocator has none.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "replay")]
 pub(crate) struct ReplayWire {
@@ -35,8 +37,9 @@ pub(crate) struct ReplayWire {
     id: NameText,
     /// The file with the trace, relative to the folder of the scenario.
     trace: Located<String>,
-    /// How the replay ends: `fits` (every request is served), `oom` or `{ oom: CAUSE }` (a request fails, the first for this cause) or `any`, or a map from
-    /// allocators to one of these. Default: `fits`.
+    /// How the replay ends: `fits` (every request is served), `oom` or `{ oom: CAUSE }` (a request
+    /// fails, the first for this cause) or `any`, or a map from allocators to one of these.
+    /// Default: `fits`.
     expect: Option<EndingWire>,
     /// Fills every block, and verifies it before its free. Default: `true`.
     fill: Option<bool>,
@@ -52,15 +55,28 @@ impl StepFields<Replay> for ReplayWire {
 
     const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
-    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Replay, Problem> {
+    fn check(
+        &self,
+        step: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<Replay, Problem> {
         checker.storm_may_start(&self.id)?;
         let path = PathBuf::from(&self.trace.value);
-        let trace = Trace::read(&checker.declared.folder.join(&path))
-            .map_err(|(message, help)| Problem::new(self.trace.at, format!("{}: {message}", path.display())).help(help))?;
+        let trace =
+            Trace::read(&checker.declared.folder.join(&path)).map_err(|(message, help)| {
+                Problem::new(self.trace.at, format!("{}: {message}", path.display())).help(help)
+            })?;
         checker.count(step.at, trace.events.len() as u64)?;
         let streams = checker.streams_of_trace(self.trace.at, trace.streams().collect())?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let id = checker.declare_storm(&self.id, Self::REPORTS)?;
-        Ok(Replay { id, path, trace: Arc::new(trace), streams, expect, fill: self.fill.unwrap_or(true) })
+        Ok(Replay {
+            id,
+            path,
+            trace: Arc::new(trace),
+            streams,
+            expect,
+            fill: self.fill.unwrap_or(true),
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! `storm`: many requests and frees with random sizes and lifetimes. `pins`: those of its blocks that pin segments.
+//! `storm`: many requests and frees with random sizes and lifetimes. `pins`: those of its blocks
+//! that pin segments.
 
 use std::{fmt, sync::Arc};
 
@@ -43,7 +44,12 @@ const REPORTS: [ReportKey; 14] = [
 /// Figures of every step that makes many requests: all but those at the first failure.
 pub(super) const OF_REQUESTS: &[ReportKey] = REPORTS.split_at(10).0;
 
-const OF_THREADS: [ReportKey; 4] = [ReportKey::Operations, ReportKey::Allocations, ReportKey::Frees, ReportKey::Ooms];
+const OF_THREADS: [ReportKey; 4] = [
+    ReportKey::Operations,
+    ReportKey::Allocations,
+    ReportKey::Frees,
+    ReportKey::Ooms,
+];
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Storm {
@@ -70,7 +76,11 @@ pub enum StormSizes {
     /// Each with the same probability.
     Choices(Vec<Bytes>),
     /// Both ends are included and above 0.
-    Range { min: Bytes, max: Bytes, distribution: Distribution },
+    Range {
+        min: Bytes,
+        max: Bytes,
+        distribution: Distribution,
+    },
     /// The sizes of a recorded trace, with their frequencies. Never empty.
     Recorded(Arc<[Bytes]>),
 }
@@ -95,9 +105,11 @@ pub enum FreeOrder {
     Random,
     /// All blocks live `max` operations, so the oldest is freed first.
     Fifo,
-    /// As many requests as a lifetime has operations, then frees of all blocks, newest first, as in a forward and a backward pass.
+    /// As many requests as a lifetime has operations, then frees of all blocks, newest first, as in
+    /// a forward and a backward pass.
     Lifo,
-    /// Nine of ten blocks have a lifetime in the first tenth of the range, the tenth block in the rest.
+    /// Nine of ten blocks have a lifetime in the first tenth of the range, the tenth block in the
+    /// rest.
     Generational,
 }
 
@@ -115,7 +127,11 @@ impl fmt::Display for Storm {
         write!(f, "{}, {}, ", self.id, count(self.operations, "operation"))?;
         match &self.sizes {
             StormSizes::Choices(choices) => f.write_str(&joined(choices, " or "))?,
-            StormSizes::Range { min, max, distribution } => match distribution {
+            StormSizes::Range {
+                min,
+                max,
+                distribution,
+            } => match distribution {
                 Distribution::LogUniform => write!(f, "{min} to {max}")?,
                 Distribution::Uniform => write!(f, "{min} to {max}, uniform")?,
                 Distribution::Bimodal => write!(f, "about {min} or about {max}")?,
@@ -133,17 +149,21 @@ impl fmt::Display for Storm {
     }
 }
 
-/// Makes many requests and frees. Sizes, lifetimes and streams are drawn from the seed of the run. If a request would exceed `live`, the storm frees
-/// the block that is due next instead. Failed requests are counted, and the storm continues. Blocks stay live until `free` names the storm.
+/// Makes many requests and frees. Sizes, lifetimes and streams are drawn from the seed of the run.
+/// If a request would exceed `live`, the storm frees the block that is due next instead. Failed
+/// requests are counted, and the storm continues. Blocks stay live until `free` names the storm.
 ///
-/// With `threads`, several host threads do this at the same time, each with its own `operations` and `live`. They share one allocator, which is not the
-/// scenario's own: PyTorch's with the same settings and one lock per stream. The seed determines the requests of each thread, but not how the
-/// threads interleave. The checks hold for every interleaving: live blocks do not overlap, blocks keep their contents, and the structure and
-/// the counters are correct after all threads have ended. After all blocks are freed and the cache is released, nothing is reserved.
+/// With `threads`, several host threads do this at the same time, each with its own `operations`
+/// and `live`. They share one allocator, which is not the scenario's own: PyTorch's with the same
+/// settings and one lock per stream. The seed determines the requests of each thread, but not how
+/// the threads interleave. The checks hold for every interleaving: live blocks do not overlap,
+/// blocks keep their contents, and the structure and the counters are correct after all threads
+/// have ended. After all blocks are freed and the cache is released, nothing is reserved.
 ///
-/// Such a storm frees all its blocks. It reports `operations`, `allocations`, `frees` and `ooms`, and takes neither `until` nor `meanwhile`. Its scenario
-/// is not timed, not part of `--every-fault`, and skipped with other allocators than PyTorch's. Faults do not apply to it. A failure may
-/// need several runs to occur again: use `--repeat 20`.
+/// Such a storm frees all its blocks. It reports `operations`, `allocations`, `frees` and `ooms`,
+/// and takes neither `until` nor `meanwhile`. Its scenario is not timed, not part of
+/// `--every-fault`, and skipped with other allocators than PyTorch's. Faults do not apply to it. A
+/// failure may need several runs to occur again: use `--repeat 20`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "storm")]
 pub(crate) struct StormWire {
@@ -159,7 +179,8 @@ pub(crate) struct StormWire {
     lifetime: LifetimeWire,
     /// Streams of the requests; one is drawn for each. Default: `default`.
     streams: Option<Vec<NameText>>,
-    /// `fragmented` ends the storm at the first request that fails although reserved − allocated is at least its size. The step fails if no request does.
+    /// `fragmented` ends the storm at the first request that fails although reserved − allocated is
+    /// at least its size. The step fails if no request does.
     until: Option<Until>,
     /// Fills every block, and verifies it before its free. Default: `true`.
     fill: Option<bool>,
@@ -167,7 +188,8 @@ pub(crate) struct StormWire {
     threads: Option<CountText>,
 }
 
-/// The number of operations from a block's allocation to its free. Drawn uniformly from `min` to `max` unless `order` says otherwise.
+/// The number of operations from a block's allocation to its free. Drawn uniformly from `min` to
+/// `max` unless `order` says otherwise.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "storm_lifetime")]
 struct LifetimeWire {
@@ -175,8 +197,10 @@ struct LifetimeWire {
     min: CountText,
     /// Longest lifetime, at most 10000000.
     max: CountText,
-    /// Order of frees. `random`: each block has its own lifetime. `fifo`: the oldest first, after `max` operations. `lifo`: the newest first, after as many
-    /// requests as a lifetime has operations. `generational`: nine of ten blocks have a lifetime in the first tenth of the range. Default: `random`.
+    /// Order of frees. `random`: each block has its own lifetime. `fifo`: the oldest first, after
+    /// `max` operations. `lifo`: the newest first, after as many requests as a lifetime has
+    /// operations. `generational`: nine of ten blocks have a lifetime in the first tenth of the
+    /// range. Default: `random`.
     order: Option<FreeOrder>,
 }
 
@@ -187,7 +211,10 @@ struct SizesWire(#[schemars(schema_with = "list_or_range")] Located<ListOr<Amoun
 
 #[cfg(feature = "schema")]
 fn list_or_range(generator: &mut SchemaGenerator) -> Schema {
-    let (size, range) = (generator.subschema_for::<AmountText>(), generator.subschema_for::<RangeWire>());
+    let (size, range) = (
+        generator.subschema_for::<AmountText>(),
+        generator.subschema_for::<RangeWire>(),
+    );
     json_schema!({ "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range] })
 }
 
@@ -199,10 +226,12 @@ struct RangeWire {
     min: Option<AmountText>,
     /// Largest size.
     max: Option<AmountText>,
-    /// `log_uniform`: every doubling has the same probability. `uniform`: every size has. `bimodal`: from `min` to twice `min`, or from half of `max` to `max`.
-    /// Default: `log_uniform`.
+    /// `log_uniform`: every doubling has the same probability. `uniform`: every size has.
+    /// `bimodal`: from `min` to twice `min`, or from half of `max` to `max`. Default:
+    /// `log_uniform`.
     distribution: Option<Distribution>,
-    /// An allocation trace, as for `replay`. It replaces `min` and `max`. Sizes are drawn from its requests.
+    /// An allocation trace, as for `replay`. It replaces `min` and `max`. Sizes are drawn from its
+    /// requests.
     trace: Option<Located<String>>,
 }
 
@@ -215,7 +244,8 @@ pub enum Distribution {
     LogUniform,
     /// Every size has the same probability.
     Uniform,
-    /// Small or large with the same probability: from `min` to twice `min`, or from half of `max` to `max`.
+    /// Small or large with the same probability: from `min` to twice `min`, or from half of `max`
+    /// to `max`.
     Bimodal,
 }
 
@@ -243,14 +273,17 @@ impl StepFields<Storm> for StormWire {
         let live = checker.positive_size(&self.live, "live")?;
         let smallest = sizes.smallest();
         if live < smallest {
-            let message = format!("no block fits: `live` is {live}, but the smallest size is {smallest}");
+            let message =
+                format!("no block fits: `live` is {live}, but the smallest size is {smallest}");
             return Err(Problem::new(self.live.at, message).help("raise `live` or lower `sizes`"));
         }
         Ok(Storm {
             operations,
             sizes,
             live,
-            lifetime: checker.range(&self.lifetime.min, &self.lifetime.max, 1..=MAX_OPERATIONS)?.into_inner(),
+            lifetime: checker
+                .range(&self.lifetime.min, &self.lifetime.max, 1..=MAX_OPERATIONS)?
+                .into_inner(),
             order: self.lifetime.order.unwrap_or_default(),
             streams: self.streams(checker)?,
             until: self.until,
@@ -263,16 +296,23 @@ impl StepFields<Storm> for StormWire {
 
 impl StormWire {
     fn threads(&self, checker: &Checker<'_>) -> Result<Option<u64>, Problem> {
-        let Some(threads) = &self.threads else { return Ok(None) };
+        let Some(threads) = &self.threads else {
+            return Ok(None);
+        };
         let count = checker.whole(threads, "threads", 2..=MAX_THREADS)?;
         if self.until.is_some() {
-            let message = "a storm with threads cannot end early: the interleaving decides when its requests fail";
+            let message = "a storm with threads cannot end early: the interleaving decides when \
+                 its requests fail";
             return Err(Problem::new(threads.at, message).help("remove `until`, or `threads`"));
         }
         Ok(Some(count))
     }
 
-    fn declare(&self, threads: Option<u64>, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
+    fn declare(
+        &self,
+        threads: Option<u64>,
+        checker: &mut Checker<'_>,
+    ) -> Result<StepName, Problem> {
         if threads.is_none() {
             return checker.declare_storm(&self.id, Self::REPORTS);
         }
@@ -283,20 +323,32 @@ impl StormWire {
 
     fn streams(&self, checker: &Checker<'_>) -> Result<Vec<StreamName>, Problem> {
         match &self.streams {
-            Some(names) if !names.is_empty() => names.iter().map(|name| checker.stream(Some(name))).collect(),
+            Some(names) if !names.is_empty() => names
+                .iter()
+                .map(|name| checker.stream(Some(name)))
+                .collect(),
             _ => Ok(vec![checker.stream(None)?]),
         }
     }
 }
 
-fn sizes(wire: &Located<ListOr<AmountText, RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
+fn sizes(
+    wire: &Located<ListOr<AmountText, RangeWire>>,
+    checker: &Checker<'_>,
+) -> Result<StormSizes, Problem> {
     match wire.texts() {
-        Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
-            Err(Problem::new(wire.at, format!("`sizes` has {} entries", texts.len()))
-                .help(format!("write 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
-        }
+        Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => Err(Problem::new(
+            wire.at,
+            format!("`sizes` has {} entries", texts.len()),
+        )
+        .help(format!(
+            "write 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`"
+        ))),
         Ok(texts) => {
-            let sizes: Result<_, _> = texts.iter().map(|text| checker.positive_size(text, "sizes")).collect();
+            let sizes: Result<_, _> = texts
+                .iter()
+                .map(|text| checker.positive_size(text, "sizes"))
+                .collect();
             Ok(StormSizes::Choices(sizes?))
         }
         Err(range) => of_range(range, wire.at, checker),
@@ -307,29 +359,46 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
     const FORMS: &str = "write `{ min: 512B, max: 64MiB }`, or `{ trace: job.trace.gz }`";
     let (min, max) = match (&range.min, &range.max, &range.trace) {
         (Some(min), Some(max), None) => (min, max),
-        (None, None, Some(trace)) if range.distribution.is_none() => return recorded(trace, checker),
+        (None, None, Some(trace)) if range.distribution.is_none() => {
+            return recorded(trace, checker);
+        }
         _ => return Err(Problem::new(at, "expected a range of sizes or a trace").help(FORMS)),
     };
-    let (at, min, max) = (min.at, checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
+    let (at, min, max) = (
+        min.at,
+        checker.positive_size(min, "min")?,
+        checker.positive_size(max, "max")?,
+    );
     in_order(&min, &max, at)?;
-    Ok(StormSizes::Range { min, max, distribution: range.distribution.unwrap_or_default() })
+    Ok(StormSizes::Range {
+        min,
+        max,
+        distribution: range.distribution.unwrap_or_default(),
+    })
 }
 
 fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
-    let trace = Trace::read(&checker.declared.folder.join(&path.value))
-        .map_err(|(message, help)| Problem::new(path.at, format!("{}: {message}", path.value)).help(help))?;
+    let trace =
+        Trace::read(&checker.declared.folder.join(&path.value)).map_err(|(message, help)| {
+            Problem::new(path.at, format!("{}: {message}", path.value)).help(help)
+        })?;
     let sizes = trace.events.iter().filter_map(|event| match event {
         TraceEvent::Allocate { size, .. } if *size > Bytes::ZERO => Some(*size),
         _ => None,
     });
     let sizes: Arc<[Bytes]> = sizes.collect();
     if sizes.is_empty() {
-        return Err(Problem::new(path.at, format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
+        return Err(Problem::new(
+            path.at,
+            format!("{}: the trace has no requests", path.value),
+        )
+        .help("name a trace with requests"));
     }
     Ok(StormSizes::Recorded(sizes))
 }
 
-/// Lists the live blocks of a storm that keep each segment from being released to the driver. The report shows them as a table.
+/// Lists the live blocks of a storm that keep each segment from being released to the driver. The
+/// report shows them as a table.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "pins")]
 pub(crate) struct PinsWire {

@@ -13,7 +13,8 @@ use crate::metric::{BufferRef, EventName, StreamName};
 use harness_language::text::{BufferText, DurationText, NameText, duration};
 use harness_language::{error::Problem, located::Located};
 
-/// Records an event after all work of a stream so far. The first `record` creates the event. Recording it again replaces the earlier record.
+/// Records an event after all work of a stream so far. The first `record` creates the event.
+/// Recording it again replaces the earlier record.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "record")]
 #[display("{event}, on {stream}")]
@@ -26,7 +27,8 @@ pub struct Record<E = EventName, S = StreamName> {
 
 pub(crate) type RecordWire = Record<NameText, Option<NameText>>;
 
-/// Makes all later work of a stream wait for the last record of an event. The next step starts immediately.
+/// Makes all later work of a stream wait for the last record of an event. The next step starts
+/// immediately.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "wait")]
 #[display("for {event}, on {stream}")]
@@ -39,7 +41,8 @@ pub struct Wait<E = EventName, S = StreamName> {
 
 pub(crate) type WaitWire = Wait<NameText, Option<NameText>>;
 
-/// Waits for all work of the `device`, for all work of one stream, or for the last record of an event.
+/// Waits for all work of the `device`, for all work of one stream, or for the last record of an
+/// event.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(rename_all = "snake_case", rename = "synchronize")]
 pub enum Synchronize<E = EventName, S = StreamName> {
@@ -60,7 +63,10 @@ impl StepFields<Record> for RecordWire {
     const EXAMPLE: &'static str = "- record: { event: copied, stream: copy }";
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Record, Problem> {
-        Ok(Record { stream: checker.stream(self.stream.as_ref())?, event: checker.record_event(&self.event)? })
+        Ok(Record {
+            stream: checker.stream(self.stream.as_ref())?,
+            event: checker.record_event(&self.event)?,
+        })
     }
 }
 
@@ -70,7 +76,10 @@ impl StepFields<Wait> for WaitWire {
 - wait: { event: copied, stream: side }";
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Wait, Problem> {
-        Ok(Wait { stream: checker.stream(self.stream.as_ref())?, event: checker.event(&self.event)? })
+        Ok(Wait {
+            stream: checker.stream(self.stream.as_ref())?,
+            event: checker.event(&self.event)?,
+        })
     }
 }
 
@@ -81,7 +90,11 @@ impl StepFields<Synchronize> for SynchronizeWire {
 - synchronize: { stream: side }
 - synchronize: device";
 
-    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Synchronize, Problem> {
+    fn check(
+        &self,
+        _: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<Synchronize, Problem> {
         Ok(match self {
             Self::Device => Synchronize::Device,
             Self::Stream(stream) => Synchronize::Stream(checker.stream(Some(stream))?),
@@ -107,11 +120,15 @@ impl StepFields<Busy> for BusyWire {
     const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
-        Ok(Busy { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
+        Ok(Busy {
+            stream: checker.stream(self.stream.as_ref())?,
+            duration: duration(&self.duration)?,
+        })
     }
 }
 
-/// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
+/// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its
+/// memory is not reused until the work of that stream is done.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Display)]
 #[serde(deny_unknown_fields, rename = "record_stream")]
 #[display("{buffer}, on {stream}")]
@@ -129,7 +146,14 @@ impl StepFields<RecordStream> for RecordStreamWire {
 - alloc: { buffer: batch, size: 4MiB }
 - record_stream: { buffer: batch, stream: copy }";
 
-    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
-        Ok(RecordStream { buffer: checker.live_buffer(&self.buffer)?, stream: checker.stream(Some(&self.stream))? })
+    fn check(
+        &self,
+        _: &Located<StepWire>,
+        checker: &mut Checker<'_>,
+    ) -> Result<RecordStream, Problem> {
+        Ok(RecordStream {
+            buffer: checker.live_buffer(&self.buffer)?,
+            stream: checker.stream(Some(&self.stream))?,
+        })
     }
 }

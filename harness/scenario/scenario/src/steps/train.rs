@@ -105,7 +105,8 @@ impl Optimizer {
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum ZeroGrad {
-    /// Gradients are freed, and the next backward pass allocates them again, as with `zero_grad(set_to_none=True)`.
+    /// Gradients are freed, and the next backward pass allocates them again, as with
+    /// `zero_grad(set_to_none=True)`.
     SetToNone,
     /// Gradients stay allocated and are set to zero.
     Zero,
@@ -113,11 +114,25 @@ pub enum ZeroGrad {
 
 impl fmt::Display for Train {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, model, batches, plan, iterations, .. } = self;
+        let Self {
+            id,
+            model,
+            batches,
+            plan,
+            iterations,
+            ..
+        } = self;
         write!(f, "{id}, {}, ", count(*iterations, "iteration"))?;
         match model {
-            Trained::Uniform(Uniform { parameters, activations_per_sample, .. }) => {
-                write!(f, "parameters {parameters}, {plan} of {activations_per_sample}")?;
+            Trained::Uniform(Uniform {
+                parameters,
+                activations_per_sample,
+                ..
+            }) => {
+                write!(
+                    f,
+                    "parameters {parameters}, {plan} of {activations_per_sample}"
+                )?;
             }
             Trained::Model(model) => write!(f, "{}, {plan}", model.name)?,
         }
@@ -134,51 +149,63 @@ impl fmt::Display for Train {
     }
 }
 
-/// Trains a model. It allocates parameters and optimizer state. Each iteration then allocates activations layer by layer in the forward pass and gradients in the
-/// backward pass, and the update reads and writes everything that stays. Contents are verified. A failed iteration frees its memory and counts in
-/// `ooms`; an iteration without recovery ends the training. Everything is freed at the end.
+/// Trains a model. It allocates parameters and optimizer state. Each iteration then allocates
+/// activations layer by layer in the forward pass and gradients in the backward pass, and the
+/// update reads and writes everything that stays. Contents are verified. A failed iteration frees
+/// its memory and counts in `ooms`; an iteration without recovery ends the training. Everything is
+/// freed at the end.
 ///
-/// The model is either a file with layers, which takes the same memory as in PyTorch, or two sizes: `parameters` and `activations_per_sample`.
+/// The model is either a file with layers, which takes the same memory as in PyTorch, or two sizes:
+/// `parameters` and `activations_per_sample`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "train")]
 pub(crate) struct TrainWire {
     /// A name for the step's figures.
     id: NameText,
-    /// The file of a model, relative to the folder of the scenario. The optimizer allocates its state in the first update, as in PyTorch.
+    /// The file of a model, relative to the folder of the scenario. The optimizer allocates its
+    /// state in the first update, as in PyTorch.
     model: Option<Located<String>>,
     /// Without a `model`: size of all parameters. The optimizer has its state from the start.
     parameters: Option<AmountText>,
-    /// Without a `model`: number of layers, from 1 to 10000, which share parameters and activations equally. Default: 4.
+    /// Without a `model`: number of layers, from 1 to 10000, which share parameters and activations
+    /// equally. Default: 4.
     layers: Option<CountText>,
     /// Without a `model`: size of one sample's activations in all layers, in 32-bit precision.
     activations_per_sample: Option<AmountText>,
-    /// Samples per iteration, from 1 to 1000000, or a list with one number per iteration, which is repeated.
+    /// Samples per iteration, from 1 to 1000000, or a list with one number per iteration, which is
+    /// repeated.
     batch: CountsWire,
-    /// Tokens per sample for a `model` of sequences, or a list as for `batch`. Default: the largest length of the model.
+    /// Tokens per sample for a `model` of sequences, or a list as for `batch`. Default: the largest
+    /// length of the model.
     length: Option<CountsWire>,
     /// Number of iterations, from 1 to 1000000.
     iterations: CountText,
     /// Micro-batches per batch, from 1 to the batch. Their gradients are accumulated. Default: 1.
     accumulate: Option<CountText>,
-    /// Activation checkpointing: keeps only the input of each group of this many layers (or blocks, if the model has blocks) and recomputes the rest
-    /// in the backward pass. Default: no checkpointing.
+    /// Activation checkpointing: keeps only the input of each group of this many layers (or blocks,
+    /// if the model has blocks) and recomputes the rest in the backward pass. Default: no
+    /// checkpointing.
     checkpoint_every: Option<CountText>,
-    /// `fp32`, or `mixed`: 16-bit activations with 32-bit parameters, gradients and optimizer state. Default: `fp32`.
+    /// `fp32`, or `mixed`: 16-bit activations with 32-bit parameters, gradients and optimizer
+    /// state. Default: `fp32`.
     precision: Option<Precision>,
-    /// `sgd`, `momentum` or `adam`, whose state is none, one or two copies of the parameters. Default: `adam`.
+    /// `sgd`, `momentum` or `adam`, whose state is none, one or two copies of the parameters.
+    /// Default: `adam`.
     optimizer: Option<Optimizer>,
-    /// `set_to_none` frees gradients after each iteration; `zero` keeps them allocated. Default: `set_to_none`.
+    /// `set_to_none` frees gradients after each iteration; `zero` keeps them allocated. Default:
+    /// `set_to_none`.
     zero_grad: Option<ZeroGrad>,
-    /// Keeps the tensors that each iteration saves for its backward pass until the end of the training, as in a program that keeps losses with
-    /// `retain_graph=True`. Default: `false`.
+    /// Keeps the tensors that each iteration saves for its backward pass until the end of the
+    /// training, as in a program that keeps losses with `retain_graph=True`. Default: `false`.
     #[serde(default)]
     retain_graph: bool,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
     leak_check: Option<Box<Located<LeakCheckWire>>>,
-    /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
-    /// fails the run. Default: `fits`.
+    /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map
+    /// from allocators to one of these. Any other end fails the run. Default: `fits`.
     expect: Option<EndingWire>,
-    /// A recovery policy, or a list of policies, for a failed iteration. The next policy of the list is tried if one has no retries left or cannot help.
+    /// A recovery policy, or a list of policies, for a failed iteration. The next policy of the
+    /// list is tried if one has no retries left or cannot help.
     on_oom: Option<Box<ChainWire>>,
     /// Data-parallel training: a number of ranks, or a map. Default: one program trains.
     ranks: Option<RanksWire>,
@@ -201,10 +228,16 @@ impl CountsWire {
     fn check(&self, what: &str, most: u64, checker: &Checker<'_>) -> Result<Vec<u64>, Problem> {
         let texts = self.0.texts().unwrap_or_default();
         if texts.is_empty() || texts.len() > MAX_BATCHES {
-            return Err(Problem::new(self.0.at, format!("`{what}` has {} entries", texts.len()))
-                .help(format!("write a number, or a list of 1 to {MAX_BATCHES} numbers")));
+            return Err(
+                Problem::new(self.0.at, format!("`{what}` has {} entries", texts.len())).help(
+                    format!("write a number, or a list of 1 to {MAX_BATCHES} numbers"),
+                ),
+            );
         }
-        texts.into_iter().map(|text| checker.whole(&CountText(text), what, 1..=most)).collect()
+        texts
+            .into_iter()
+            .map(|text| checker.whole(&CountText(text), what, 1..=most))
+            .collect()
     }
 }
 
@@ -245,7 +278,11 @@ impl StepFields<Train> for TrainWire {
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Train, Problem> {
         let iterations = checker.whole(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
         let batches = self.batch.check("batch", MAX_BATCH, checker)?;
-        let (smallest, largest) = batches.iter().fold((MAX_BATCH, 1), |(least, most), &batch| (least.min(batch), most.max(batch)));
+        let (smallest, largest) = batches
+            .iter()
+            .fold((MAX_BATCH, 1), |(least, most), &batch| {
+                (least.min(batch), most.max(batch))
+            });
         let plan = self.plan(batches[0], smallest, checker)?;
         let optimizer = self.optimizer.unwrap_or(Optimizer::Adam);
         let model = self.model(step.at, optimizer, largest, checker)?;
@@ -254,22 +291,54 @@ impl StepFields<Train> for TrainWire {
             Trained::Uniform(uniform) => uniform.layers,
             Trained::Model(model) => model.program(1, 1, Precision::Fp32).operations.len() as u64,
         };
-        let first = Recoverable::train(Plan { batch: smallest, ..plan.clone() }, layers, optimizer.copies() > 0);
-        let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
+        let first = Recoverable::train(
+            Plan {
+                batch: smallest,
+                ..plan.clone()
+            },
+            layers,
+            optimizer.copies() > 0,
+        );
+        let on_oom = self
+            .on_oom
+            .as_ref()
+            .map(|wire| policy::check(wire, &first, checker))
+            .transpose()?;
         if on_oom.as_ref().and_then(Chain::scales).is_some() {
             if batches.len() > 1 {
-                return Err(Problem::new(step.at, "`scale_batch` chooses the batch, but `batch` lists several").help("write one `batch`"));
+                return Err(Problem::new(
+                    step.at,
+                    "`scale_batch` chooses the batch, but `batch` lists several",
+                )
+                .help("write one `batch`"));
             }
             self.model(step.at, optimizer, SCALE_LIMIT, checker)?;
         }
-        let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
+        let ranks = self
+            .ranks
+            .as_ref()
+            .map(|ranks| ranks.check(on_oom.as_ref(), checker))
+            .transpose()?;
         if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
-            return Err(Problem::new(check.at, "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
+            return Err(
+                Problem::new(check.at, "`leak_check` does not work with `ranks`")
+                    .help("remove `leak_check`, or `ranks`"),
+            );
         }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
-        checker.count(step.at, layers.saturating_mul(iterations).saturating_mul(plan.parts()).saturating_mul(trainings))?;
+        checker.count(
+            step.at,
+            layers
+                .saturating_mul(iterations)
+                .saturating_mul(plan.parts())
+                .saturating_mul(trainings),
+        )?;
         // The last three figures exist for ranks only.
-        let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
+        let reports = if ranks.is_some() {
+            Self::REPORTS
+        } else {
+            &Self::REPORTS[..Self::REPORTS.len() - 3]
+        };
         let id = checker.declare_id(&self.id, "train", reports)?;
         if let Some(ranks) = &ranks {
             checker.declare_ranks(&id, ranks.count());
@@ -294,20 +363,41 @@ impl StepFields<Train> for TrainWire {
 }
 
 impl TrainWire {
-    fn model(&self, at: Position, optimizer: Optimizer, largest: u64, checker: &Checker<'_>) -> Result<Trained, Problem> {
-        const FORMS: &str = "write `model: models/gpt2.yaml`, or `parameters: 64MiB` and `activations_per_sample: 4MiB`";
+    fn model(
+        &self,
+        at: Position,
+        optimizer: Optimizer,
+        largest: u64,
+        checker: &Checker<'_>,
+    ) -> Result<Trained, Problem> {
+        const FORMS: &str = "write `model: models/gpt2.yaml`, or `parameters: 64MiB` and \
+             `activations_per_sample: 4MiB`";
         match (&self.model, &self.parameters, &self.activations_per_sample) {
-            (Some(path), None, None) if self.layers.is_none() => {
-                Ok(Trained::Model(Arc::new(model::load_for(checker.declared.folder, path)?)))
-            }
+            (Some(path), None, None) if self.layers.is_none() => Ok(Trained::Model(Arc::new(
+                model::load_for(checker.declared.folder, path)?,
+            ))),
             (None, Some(parameters), Some(activations)) => Ok(Trained::Uniform(Uniform {
-                parameters: countable(checker, parameters, "parameters", optimizer.copies(), "the optimizer's state")?,
+                parameters: countable(
+                    checker,
+                    parameters,
+                    "parameters",
+                    optimizer.copies(),
+                    "the optimizer's state",
+                )?,
                 layers: checker.whole_or(self.layers.as_ref(), "layers", 1..=MAX_LAYERS, 4)?,
-                activations_per_sample: countable(checker, activations, "activations_per_sample", largest, "a batch")?,
+                activations_per_sample: countable(
+                    checker,
+                    activations,
+                    "activations_per_sample",
+                    largest,
+                    "a batch",
+                )?,
             })),
-            (Some(path), ..) => {
-                Err(Problem::new(path.at, "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`").help(FORMS))
-            }
+            (Some(path), ..) => Err(Problem::new(
+                path.at,
+                "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`",
+            )
+            .help(FORMS)),
             (None, ..) => Err(Problem::new(at, "`train` needs a model").help(FORMS)),
         }
     }
@@ -316,16 +406,29 @@ impl TrainWire {
         match (&self.length, model) {
             (None, Trained::Uniform(_)) => Ok(vec![1]),
             (None, Trained::Model(model)) => Ok(vec![model.length]),
-            (Some(length), Trained::Model(model)) if model.input == Shape::Tokens => length.check("length", model.length, checker),
-            (Some(length), _) => Err(Problem::new(length.0.at, "`length` works with models of sequences only")
-                .help("remove it, or name a model whose `input` is `{ tokens: … }`")),
+            (Some(length), Trained::Model(model)) if model.input == Shape::Tokens => {
+                length.check("length", model.length, checker)
+            }
+            (Some(length), _) => Err(Problem::new(
+                length.0.at,
+                "`length` works with models of sequences only",
+            )
+            .help("remove it, or name a model whose `input` is `{ tokens: … }`")),
         }
     }
 
     fn plan(&self, batch: u64, smallest: u64, checker: &Checker<'_>) -> Result<Plan, Problem> {
-        let checkpoint_every = self.checkpoint_every.as_ref().map(|text| checker.whole(text, "checkpoint_every", 1..=MAX_LAYERS));
+        let checkpoint_every = self
+            .checkpoint_every
+            .as_ref()
+            .map(|text| checker.whole(text, "checkpoint_every", 1..=MAX_LAYERS));
         Ok(Plan {
-            micro_batches: checker.whole_or(self.accumulate.as_ref(), "accumulate", 1..=smallest, 1)?,
+            micro_batches: checker.whole_or(
+                self.accumulate.as_ref(),
+                "accumulate",
+                1..=smallest,
+                1,
+            )?,
             checkpoint_every: checkpoint_every.transpose()?,
             precision: self.precision.unwrap_or_default(),
             ..Plan::of_batch(batch)
@@ -334,12 +437,21 @@ impl TrainWire {
 }
 
 /// Checks that a multiple of a size fits into 64 bits.
-fn countable(checker: &Checker<'_>, wire: &AmountText, field: &'static str, times: u64, what_for: &str) -> Result<Bytes, Problem> {
+fn countable(
+    checker: &Checker<'_>,
+    wire: &AmountText,
+    field: &'static str,
+    times: u64,
+    what_for: &str,
+) -> Result<Bytes, Problem> {
     let size = checker.positive_size(wire, field)?;
     match size.0.checked_mul(times) {
         Some(_) => Ok(size),
         None => {
-            let message = format!("`{field}` is {size}, and {times} times this size, for {what_for}, needs more than 64 bits");
+            let message = format!(
+                "`{field}` is {size}, and {times} times this size, for {what_for}, needs more than \
+                 64 bits"
+            );
             Err(Problem::new(wire.at, message).help(format!("use at most {}B", u64::MAX / times)))
         }
     }

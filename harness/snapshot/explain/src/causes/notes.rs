@@ -10,12 +10,14 @@ impl View<'_> {
         let mut notes = Vec::new();
         match known {
             TotalKnown::ReservedOnly => notes.push(
-                "no request was refused in the recording, so the snapshot does not tell the device's memory: the total is what was reserved; \
+                "no request was refused in the recording, so the snapshot does not tell the \
+                 device's memory: the total is what was reserved; \
                  give it by `--memory`"
                     .to_owned(),
             ),
             TotalKnown::AtOom => notes.push(
-                "the total is what was reserved and what was free when a request was refused; what other processes and the CUDA context held is \
+                "the total is what was reserved and what was free when a request was refused; what \
+                 other processes and the CUDA context held is \
                  not in it: give the device's memory by `--memory`"
                     .to_owned(),
             ),
@@ -23,7 +25,11 @@ impl View<'_> {
         }
         notes.extend(self.snapshot.run().map(|run| of_run(&run)));
         match self.snapshot.recording(self.device) {
-            None => notes.push("nothing was recorded, so only the final segments are known, without sites and ages".to_owned()),
+            None => notes.push(
+                "nothing was recorded, so only the final segments are known, \
+                 without sites and ages"
+                    .to_owned(),
+            ),
             Some(recording) => notes.extend(self.left_out(&recording)),
         }
         notes
@@ -36,20 +42,40 @@ impl View<'_> {
             .segments
             .iter()
             .flat_map(|segment| &segment.blocks)
-            .filter(|block| block.state == BlockState::Allocated && self.state.origin(block.address).allocated.is_none())
+            .filter(|block| {
+                block.state == BlockState::Allocated
+                    && self.state.origin(block.address).allocated.is_none()
+            })
             .map(|block| block.size)
             .sum();
         let older = format!("{older} of allocated memory are older than its first event");
-        let missing: Vec<&str> = recording.missing.iter().copied().map(Action::name).collect();
+        let missing: Vec<&str> = recording
+            .missing
+            .iter()
+            .copied()
+            .map(Action::name)
+            .collect();
         let mut told = Vec::new();
         match recording {
-            Recording { from_start: true, .. } => {}
-            Recording { events_lost: true, .. } => told
-                .push(format!("its first events are missing, because later ones overwrote them (`max_entries`) or because they belong to an earlier recording: {older}")),
-            Recording { .. } => told.push(format!("it began after the program had allocated memory: {older}")),
+            Recording {
+                from_start: true, ..
+            } => {}
+            Recording {
+                events_lost: true, ..
+            } => told.push(format!(
+                "its first events are missing, because later ones overwrote them \
+                     (`max_entries`) or because they belong to an earlier recording: {older}"
+            )),
+            Recording { .. } => told.push(format!(
+                "it began after the program had allocated \
+                 memory: {older}"
+            )),
         }
         if !missing.is_empty() {
-            told.push(format!("these events were not recorded (`skip_actions`): {}", missing.join(", ")));
+            told.push(format!(
+                "these events were not recorded (`skip_actions`): {}",
+                missing.join(", ")
+            ));
         }
         (!told.is_empty()).then(|| format!("the recording is incomplete: {}", told.join("; ")))
     }
@@ -64,9 +90,18 @@ fn of_run(run: &RunInfo) -> String {
     let rules = if run.is_pytorchs {
         ""
     } else {
-        "; this allocator is not PyTorch's, so its rules do not tell why a request failed, and blocks that were freed before the end may have \
+        "; this allocator is not PyTorch's, so its rules do not tell why a request failed, and \
+         blocks that were freed before the end may have \
          been larger than shown"
     };
-    let RunInfo { scenario, allocator, device, .. } = run;
-    format!("recorded from the checked run of {scenario} with {allocator} on {device}: {times}, which include the checks{rules}")
+    let RunInfo {
+        scenario,
+        allocator,
+        device,
+        ..
+    } = run;
+    format!(
+        "recorded from the checked run of {scenario} with {allocator} on {device}: {times}, which \
+         include the checks{rules}"
+    )
 }

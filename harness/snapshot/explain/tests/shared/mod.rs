@@ -1,4 +1,5 @@
-//! Tests with snapshots that are not part of the project but next to it. Without them, the tests count as ignored.
+//! Tests with snapshots that are not part of the project but next to it. Without them, the tests
+//! count as ignored.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,8 +13,11 @@ fn folder() -> PathBuf {
 /// Returns the snapshots in a folder of the data.
 pub(crate) fn snapshots(name: &str) -> Vec<PathBuf> {
     let folder = folder().join(name);
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder is readable").path()).collect();
+    let entries =
+        std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("the folder is readable").path())
+        .collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "gz"));
     paths.sort();
     assert!(!paths.is_empty(), "{} has snapshots", folder.display());
@@ -25,7 +29,10 @@ pub(crate) fn run(with_data: &[(&str, fn())], others: &[(&str, fn())]) -> ExitCo
     let arguments = Arguments::from_args();
     let is_missing = !folder().join("snapshots").is_dir();
     if is_missing && !arguments.list {
-        eprintln!("tests with data are ignored: {} does not exist", folder().display());
+        eprintln!(
+            "tests with data are ignored: {} does not exist",
+            folder().display()
+        );
     }
     let trial = |&(name, test): &(&str, fn())| {
         Trial::test(name, move || {
@@ -33,6 +40,12 @@ pub(crate) fn run(with_data: &[(&str, fn())], others: &[(&str, fn())]) -> ExitCo
             Ok(())
         })
     };
-    let with_data = with_data.iter().map(|test| trial(test).with_ignored_flag(is_missing));
-    libtest_mimic::run(&arguments, with_data.chain(others.iter().map(trial)).collect()).exit_code()
+    let with_data = with_data
+        .iter()
+        .map(|test| trial(test).with_ignored_flag(is_missing));
+    libtest_mimic::run(
+        &arguments,
+        with_data.chain(others.iter().map(trial)).collect(),
+    )
+    .exit_code()
 }

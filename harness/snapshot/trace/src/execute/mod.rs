@@ -1,8 +1,10 @@
-//! Runs traces on any allocator, once or many times. Replays, comparisons and benchmarks all use [`Executor`].
+//! Runs traces on any allocator, once or many times. Replays, comparisons and benchmarks all use
+//! [`Executor`].
 //!
-//! A trace is prepared first: ids become slots of a table, and the trace's streams become device streams. No lookup remains in
-//! the timed loop. A [`Target`] is an allocator on a device. An [`Observer`] is called before and after each operation. Both are
-//! type parameters, so a pass with [`Unobserved`] compiles to the bare loop.
+//! A trace is prepared first: ids become slots of a table, and the trace's streams become device
+//! streams. No lookup remains in the timed loop. A [`Target`] is an allocator on a device. An
+//! [`Observer`] is called before and after each operation. Both are type parameters, so a pass with
+//! [`Unobserved`] compiles to the bare loop.
 
 mod streams;
 mod target;
@@ -18,7 +20,8 @@ use crate::trace::TraceEvent;
 pub use self::streams::{MAX_STREAMS, Streams};
 pub use self::target::{ByHandle, ByPointer, Target};
 
-/// A prepared trace and its live allocations. `L` is the handle that frees an allocation: [`Target::Live`].
+/// A prepared trace and its live allocations. `L` is the handle that frees an allocation:
+/// [`Target::Live`].
 #[derive(Debug)]
 pub struct Executor<L> {
     operations: Arc<[Operation]>,
@@ -54,7 +57,10 @@ pub enum PrepareError {
     /// The second allocation needs another id.
     #[error("operation {operation}: id {id} is allocated twice; use each id once")]
     IdReused { operation: usize, id: u64 },
-    #[error("operation {operation}: a trace may use at most {MAX_STREAMS} streams besides the default stream, and this is one more")]
+    #[error(
+        "operation {operation}: a trace may use at most {MAX_STREAMS} streams besides the default \
+         stream, and this is one more"
+    )]
     TooManyStreams { operation: usize },
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -62,9 +68,13 @@ pub enum PrepareError {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped<E> {
-    /// The device failed, other than with out of memory. Operations count from 1; one more than the trace has is a final free.
+    /// The device failed, other than with out of memory. Operations count from 1; one more than the
+    /// trace has is a final free.
     #[error("operation {operation}: {source}")]
-    Device { operation: usize, source: DeviceError },
+    Device {
+        operation: usize,
+        source: DeviceError,
+    },
     #[error("{0}")]
     Observer(E),
 }
@@ -108,7 +118,8 @@ impl Counts {
     }
 }
 
-/// Receives the operations of a run. [`Executor::pass`] does not show the frees that follow the trace.
+/// Receives the operations of a run. [`Executor::pass`] does not show the frees that follow the
+/// trace.
 pub trait Observer<T: Target> {
     type Error;
 
@@ -118,10 +129,17 @@ pub trait Observer<T: Target> {
     }
 
     /// Called after operation `index` of the trace, counted from 0. An error stops the run.
-    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), Self::Error>;
+    fn after(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        outcome: Outcome,
+        target: &mut T,
+    ) -> Result<(), Self::Error>;
 
-    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the run; by default the misuse is ignored. A
-    /// second pass can misuse a pool that the first one used correctly, because a pool released with live blocks cannot be reopened.
+    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the
+    /// run; by default the misuse is ignored. A second pass can misuse a pool that the first one
+    /// used correctly, because a pool released with live blocks cannot be reopened.
     fn pool_misused(&mut self, index: usize, error: PrivatePoolError) -> Result<(), Self::Error> {
         let _ = (index, error);
         Ok(())
@@ -133,7 +151,13 @@ impl<T: Target, E, F: FnMut(usize, Kind, Outcome, &mut T) -> Result<(), E>> Obse
     type Error = E;
 
     #[inline(always)]
-    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), E> {
+    fn after(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        outcome: Outcome,
+        target: &mut T,
+    ) -> Result<(), E> {
         self(index, kind, outcome, target)
     }
 }
@@ -155,8 +179,8 @@ impl<L> Executor<L> {
         Self::with_live(0..0, &[], events, device)
     }
 
-    /// Prepares a trace that starts with live ids; [`Executor::start_with`] provides their allocations. Creates `streams` even if
-    /// the trace does not use them.
+    /// Prepares a trace that starts with live ids; [`Executor::start_with`] provides their
+    /// allocations. Creates `streams` even if the trace does not use them.
     pub fn with_live(
         ids: Range<u64>,
         streams: &[StreamId],
@@ -166,19 +190,33 @@ impl<L> Executor<L> {
         let streams = Streams::make(streams, events, device)?;
         let mut slots = Slots::default();
         for id in ids {
-            slots.take(id).ok_or(PrepareError::IdReused { operation: 0, id })?;
+            slots
+                .take(id)
+                .ok_or(PrepareError::IdReused { operation: 0, id })?;
         }
         let mut operations = Vec::with_capacity(events.len());
         for (index, &event) in events.iter().enumerate() {
             operations.push(match streams.on_device(event) {
                 TraceEvent::Allocate { id, size, stream } => {
-                    let slot = slots.take(id).ok_or(PrepareError::IdReused { operation: index + 1, id })?;
-                    Operation::Allocate { slot, request: Request { size, stream } }
+                    let slot = slots.take(id).ok_or(PrepareError::IdReused {
+                        operation: index + 1,
+                        id,
+                    })?;
+                    Operation::Allocate {
+                        slot,
+                        request: Request { size, stream },
+                    }
                 }
-                TraceEvent::Free { id } => slots.give_back(id).map_or(Operation::Rare(Rare::Ignored), |slot| Operation::Free { slot }),
-                TraceEvent::RecordStream { id, stream } => {
-                    Operation::Rare(slots.of(id).map_or(Rare::Ignored, |slot| Rare::RecordStream { slot, stream }))
-                }
+                TraceEvent::Free { id } => slots
+                    .give_back(id)
+                    .map_or(Operation::Rare(Rare::Ignored), |slot| Operation::Free {
+                        slot,
+                    }),
+                TraceEvent::RecordStream { id, stream } => Operation::Rare(
+                    slots
+                        .of(id)
+                        .map_or(Rare::Ignored, |slot| Rare::RecordStream { slot, stream }),
+                ),
                 other => Operation::Rare(Rare::Other(other)),
             });
         }
@@ -193,16 +231,29 @@ impl<L> Executor<L> {
         })
     }
 
-    /// Copies the prepared trace for another device and creates its streams there. Live allocations are not copied.
-    /// Fails with [`PrepareError::Device`], also if the other device numbers its streams differently. Use a new device of the same kind.
+    /// Copies the prepared trace for another device and creates its streams there. Live allocations
+    /// are not copied. Fails with [`PrepareError::Device`], also if the other device numbers its
+    /// streams differently. Use a new device of the same kind.
     pub fn for_device(&self, device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         self.streams.make_again(device)?;
         let live = self.live.iter().map(|_| None).collect();
-        let (operations, left, streams) = (Arc::clone(&self.operations), Arc::clone(&self.left), self.streams.clone());
-        Ok(Self { operations, live, left, streams, pressure: Bytes::ZERO, continues_unsupported: false })
+        let (operations, left, streams) = (
+            Arc::clone(&self.operations),
+            Arc::clone(&self.left),
+            self.streams.clone(),
+        );
+        Ok(Self {
+            operations,
+            live,
+            left,
+            streams,
+            pressure: Bytes::ZERO,
+            continues_unsupported: false,
+        })
     }
 
-    /// Sets the allocations of the ids that are live at the start, in the order of [`Executor::with_live`].
+    /// Sets the allocations of the ids that are live at the start, in the order of
+    /// [`Executor::with_live`].
     pub fn start_with(&mut self, live: impl IntoIterator<Item = L>) {
         // These ids were numbered first, so they have the first slots.
         for (slot, allocation) in self.live.iter_mut().zip(live) {
@@ -210,24 +261,35 @@ impl<L> Executor<L> {
         }
     }
 
-    /// Continues after requests that this version of PyTorch does not support. The caller has called [`Allocator::check_device`], so nothing else
-    /// is unavailable.
+    /// Continues after requests that this version of PyTorch does not support. The caller has
+    /// called [`Allocator::check_device`], so nothing else is unavailable.
     pub fn continuing_unsupported(self) -> Self {
-        Self { continues_unsupported: true, ..self }
+        Self {
+            continues_unsupported: true,
+            ..self
+        }
     }
 
     pub const fn streams(&self) -> &Streams {
         &self.streams
     }
 
-    /// Runs the trace once and frees all live allocations, so the next pass starts from the same state.
+    /// Runs the trace once and frees all live allocations, so the next pass starts from the same
+    /// state.
     #[inline]
-    pub fn pass<T: Target<Live = L>, O: Observer<T>>(&mut self, target: &mut T, observer: &mut O) -> Result<Counts, Stopped<O::Error>> {
+    pub fn pass<T: Target<Live = L>, O: Observer<T>>(
+        &mut self,
+        target: &mut T,
+        observer: &mut O,
+    ) -> Result<Counts, Stopped<O::Error>> {
         let mut counts = self.run(target, observer)?;
         for &slot in &*self.left {
             if let Some(live) = self.live[slot as usize].take() {
                 counts.frees += 1;
-                target.free(live).map_err(|source| Stopped::Device { operation: self.operations.len() + 1, source })?;
+                target.free(live).map_err(|source| Stopped::Device {
+                    operation: self.operations.len() + 1,
+                    source,
+                })?;
             }
         }
         Ok(counts)
@@ -235,10 +297,17 @@ impl<L> Executor<L> {
 
     /// Runs the trace once. Keeps allocations that the trace does not free.
     #[inline(always)]
-    pub fn run<T: Target<Live = L>, O: Observer<T>>(&mut self, target: &mut T, observer: &mut O) -> Result<Counts, Stopped<O::Error>> {
+    pub fn run<T: Target<Live = L>, O: Observer<T>>(
+        &mut self,
+        target: &mut T,
+        observer: &mut O,
+    ) -> Result<Counts, Stopped<O::Error>> {
         let mut counts = Counts::default();
         for (index, operation) in self.operations.iter().enumerate() {
-            let device_failed = |source| Stopped::Device { operation: index + 1, source };
+            let device_failed = |source| Stopped::Device {
+                operation: index + 1,
+                source,
+            };
             let (kind, outcome) = match *operation {
                 Operation::Allocate { slot, request } => {
                     counts.allocations += 1;
@@ -265,11 +334,20 @@ impl<L> Executor<L> {
                     None => (Kind::Other, Outcome::Ignored),
                 },
                 Operation::Rare(ref operation) => {
-                    let outcome = rare(index, operation, &self.live, &mut self.pressure, target, observer)?;
+                    let outcome = rare(
+                        index,
+                        operation,
+                        &self.live,
+                        &mut self.pressure,
+                        target,
+                        observer,
+                    )?;
                     (Kind::Other, outcome)
                 }
             };
-            observer.after(index, kind, outcome, target).map_err(Stopped::Observer)?;
+            observer
+                .after(index, kind, outcome, target)
+                .map_err(Stopped::Observer)?;
         }
         Ok(counts)
     }
@@ -277,11 +355,21 @@ impl<L> Executor<L> {
 
 /// Returns a refused allocation as an outcome. Only a failed device is an error.
 #[cold]
-#[expect(clippy::boxed_local, reason = "the loop returns the result unchanged, without moving errors through its frame")]
-fn refused(error: Box<AllocatorError>, continues_unsupported: bool) -> Result<Outcome, DeviceError> {
+#[expect(
+    clippy::boxed_local,
+    reason = "the loop returns the result unchanged, without moving errors through its frame"
+)]
+fn refused(
+    error: Box<AllocatorError>,
+    continues_unsupported: bool,
+) -> Result<Outcome, DeviceError> {
     match *error {
-        AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Ok(Outcome::OutOfMemory),
-        AllocatorError::Device(DeviceError::Unavailable { .. }) if continues_unsupported => Ok(Outcome::Unsupported),
+        AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => {
+            Ok(Outcome::OutOfMemory)
+        }
+        AllocatorError::Device(DeviceError::Unavailable { .. }) if continues_unsupported => {
+            Ok(Outcome::Unsupported)
+        }
         AllocatorError::Device(source) => Err(source),
     }
 }
@@ -295,12 +383,18 @@ fn rare<T: Target, O: Observer<T>>(
     target: &mut T,
     observer: &mut O,
 ) -> Result<Outcome, Stopped<O::Error>> {
-    let device_failed = |source| Stopped::Device { operation: index + 1, source };
+    let device_failed = |source| Stopped::Device {
+        operation: index + 1,
+        source,
+    };
     match *operation {
         Rare::RecordStream { slot, stream } => match &live[slot as usize] {
             Some(live) => {
                 observer.before(Kind::Other);
-                target.record_stream(live, stream).map(|()| Outcome::Done).map_err(device_failed)
+                target
+                    .record_stream(live, stream)
+                    .map(|()| Outcome::Done)
+                    .map_err(device_failed)
             }
             None => Ok(Outcome::Ignored),
         },
@@ -310,7 +404,10 @@ fn rare<T: Target, O: Observer<T>>(
             match target.with(|allocator, device| other(allocator, device, pressure, event)) {
                 Ok(outcome) => Ok(outcome),
                 Err(PrivatePoolError::Device(source)) => Err(device_failed(source)),
-                Err(error) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
+                Err(error) => observer
+                    .pool_misused(index, error)
+                    .map(|()| Outcome::Ignored)
+                    .map_err(Stopped::Observer),
             }
         }
     }
@@ -329,17 +426,26 @@ fn other(
         TraceEvent::EmptyCache => allocator.empty_cache(device)?,
         TraceEvent::SetFraction(fraction) => allocator.set_memory_fraction(device, fraction),
         TraceEvent::ResetPeaks => allocator.reset_peaks(),
-        TraceEvent::BeginPool(pool) => allocator.private_pools().map_or(Ok(()), |pools| pools.begin(pool))?,
-        TraceEvent::EndPool(pool) => allocator.private_pools().map_or(Ok(()), |pools| pools.end(pool))?,
-        TraceEvent::ReleasePool(pool) => match allocator.private_pools().map_or(Ok(()), |pools| pools.release(device, pool)) {
+        TraceEvent::BeginPool(pool) => allocator
+            .private_pools()
+            .map_or(Ok(()), |pools| pools.begin(pool))?,
+        TraceEvent::EndPool(pool) => allocator
+            .private_pools()
+            .map_or(Ok(()), |pools| pools.end(pool))?,
+        TraceEvent::ReleasePool(pool) => match allocator
+            .private_pools()
+            .map_or(Ok(()), |pools| pools.release(device, pool))
+        {
             Err(PrivatePoolError::Unknown(_)) => return Ok(Outcome::Ignored),
             released => released?,
         },
         TraceEvent::Pressure(change) => {
-            *pressure = device.set_external_memory(Bytes(pressure.0.saturating_add_signed(change)))?;
+            *pressure =
+                device.set_external_memory(Bytes(pressure.0.saturating_add_signed(change)))?;
         }
         // Other variants handle these.
-        TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {}
+        TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {
+        }
     }
     Ok(Outcome::Done)
 }
@@ -348,7 +454,8 @@ fn other(
 struct Slots {
     count: u32,
     vacant: Vec<u32>,
-    /// Ids that may be live: each with its slot and the position of its allocation among all allocations.
+    /// Ids that may be live: each with its slot and the position of its allocation among all
+    /// allocations.
     of_ids: BTreeMap<u64, (u32, usize)>,
     allocations: usize,
 }

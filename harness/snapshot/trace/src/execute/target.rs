@@ -1,7 +1,9 @@
 //! Allocators that a trace can run on, through the two interfaces that programs use.
 
 use harness_allocator::allocator::shared::{Locked, SharedAllocator};
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request, caching::CachingAllocator};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, Request, caching::CachingAllocator,
+};
 use harness_allocator::device::{DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
@@ -44,7 +46,9 @@ impl<A: Allocator + ?Sized> Target for ByHandle<'_, A> {
 
     #[inline(always)]
     fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
-        self.allocator.allocate(self.device, request).map_err(Box::new)
+        self.allocator
+            .allocate(self.device, request)
+            .map_err(Box::new)
     }
 
     #[inline(always)]
@@ -71,7 +75,10 @@ impl<D: TestDevice> Target for ByPointer<'_, D> {
 
     #[inline(always)]
     fn allocate(&mut self, request: Request) -> Result<DevicePtr, Box<AllocatorError>> {
-        self.0.allocate(request).map(|allocation| allocation.ptr()).map_err(Box::new)
+        self.0
+            .allocate(request)
+            .map(|allocation| allocation.ptr())
+            .map_err(Box::new)
     }
 
     #[inline(always)]
@@ -84,7 +91,9 @@ impl<D: TestDevice> Target for ByPointer<'_, D> {
     }
 
     fn with<R>(&mut self, call: impl FnOnce(&mut CachingAllocator, &mut dyn TestDevice) -> R) -> R {
-        let Locked { allocator, device, .. } = &mut *self.0.lock();
+        let Locked {
+            allocator, device, ..
+        } = &mut *self.0.lock();
         call(allocator, device)
     }
 }

@@ -1,8 +1,11 @@
-//! Recognizes the private pools of captured CUDA graphs in recordings without pools, as PyTorch before 2.12 makes them: [`pools`].
+//! Recognizes the private pools of captured CUDA graphs in recordings without pools, as PyTorch
+//! before 2.12 makes them: [`pools`].
 //!
-//! Before a capture begins, `torch/cuda/graphs.py` requests memory for the state of random numbers, unless another graph still has it. All later requests
-//! on the same stream use the capture's pool until another capture begins there, the pool's segments are released, or a request uses another segment.
-//! Another capture also begins if the pool reserves a segment although one of the same size is free.
+//! Before a capture begins, `torch/cuda/graphs.py` requests memory for the state of random numbers,
+//! unless another graph still has it. All later requests on the same stream use the capture's pool
+//! until another capture begins there, the pool's segments are released, or a request uses another
+//! segment. Another capture also begins if the pool reserves a segment although one of the same
+//! size is free.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,8 +18,13 @@ const DROPPED: u64 = u64::MAX;
 /// Numbers pools that were released before a capture used their name again.
 const RELEASED: u64 = u64::MAX - 1;
 
-/// Renames the pools of events that were released before a capture used their name again: PyTorch ends a pool when it releases the last segment.
-pub(super) fn rename_released(of_events: &mut [(usize, PoolId)], events: &[Event], held: &[Segment]) {
+/// Renames the pools of events that were released before a capture used their name again: PyTorch
+/// ends a pool when it releases the last segment.
+pub(super) fn rename_released(
+    of_events: &mut [(usize, PoolId)],
+    events: &[Event],
+    held: &[Segment],
+) {
     #[derive(Clone, Copy, Default)]
     struct Life {
         reserved: Bytes,
@@ -24,7 +32,9 @@ pub(super) fn rename_released(of_events: &mut [(usize, PoolId)], events: &[Event
         released: u64,
     }
     let mut lives: HashMap<PoolId, Life> = HashMap::new();
-    held.iter().for_each(|segment| lives.entry(segment.private_pool).or_default().reserved += segment.size);
+    held.iter().for_each(|segment| {
+        lives.entry(segment.private_pool).or_default().reserved += segment.size
+    });
     let mut number = |&(index, pool): &(usize, PoolId)| {
         let (event, life) = (&events[index], lives.entry(pool).or_default());
         let number = life.released;
@@ -38,7 +48,10 @@ pub(super) fn rename_released(of_events: &mut [(usize, PoolId)], events: &[Event
     };
     let numbers: Vec<u64> = of_events.iter().map(&mut number).collect();
     let mut last: HashMap<PoolId, u64> = HashMap::new();
-    of_events.iter().zip(&numbers).for_each(|(&(_, pool), &number)| _ = last.insert(pool, number));
+    of_events
+        .iter()
+        .zip(&numbers)
+        .for_each(|(&(_, pool), &number)| _ = last.insert(pool, number));
     let mut names: HashMap<(PoolId, u64), PoolId> = HashMap::new();
     for ((_, pool), number) in of_events.iter_mut().zip(numbers) {
         if !pool.is_default() && number < last[pool] {
@@ -71,13 +84,20 @@ pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(
     let mut is_begin = |stack: StackId| {
         *known.entry(stack).or_insert_with(|| {
             let begins = |name: &str| matches!(name, "__enter__" | "capture_begin");
-            snapshot.stacks.frames(stack).any(|frame| frame.file.ends_with("torch/cuda/graphs.py") && begins(&frame.name))
+            snapshot
+                .stacks
+                .frames(stack)
+                .any(|frame| frame.file.ends_with("torch/cuda/graphs.py") && begins(&frame.name))
         })
     };
-    let (mut captures, mut live): (BTreeMap<u64, Capture>, BTreeMap<u64, Reserved>) = (BTreeMap::new(), BTreeMap::new());
+    let (mut captures, mut live): (BTreeMap<u64, Capture>, BTreeMap<u64, Reserved>) =
+        (BTreeMap::new(), BTreeMap::new());
     let (mut found, mut dropped, mut random_states) = (Vec::new(), 0, HashSet::new());
     for (index, event) in events.iter().enumerate() {
-        let around = live.range_mut(..=event.address).next_back().filter(|(_, reserved)| event.address < reserved.end);
+        let around = live
+            .range_mut(..=event.address)
+            .next_back()
+            .filter(|(_, reserved)| event.address < reserved.end);
         let blocks = around.map(|(_, reserved)| reserved);
         let around = blocks.as_ref().map(|reserved| reserved.pool);
         match event.action {
@@ -106,7 +126,13 @@ pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(
                     // The state of random numbers is allocated in the default pool.
                     if capture.is_none_or(|capture| !capture.begins) {
                         dropped += 1;
-                        captures.insert(event.stream, Capture { pool: PoolId(DROPPED, dropped), begins });
+                        captures.insert(
+                            event.stream,
+                            Capture {
+                                pool: PoolId(DROPPED, dropped),
+                                begins,
+                            },
+                        );
                     }
                     continue;
                 }
@@ -123,19 +149,30 @@ pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(
                     (Action::Oom, _) => found.push((index, capture.pool)),
                     _ => {
                         let size = event.size.0;
-                        let is_free = |(start, of): (&u64, &Reserved)| of.pool == capture.pool && of.blocks == 0 && of.end - start == size;
+                        let is_free = |(start, of): (&u64, &Reserved)| {
+                            of.pool == capture.pool && of.blocks == 0 && of.end - start == size
+                        };
                         if event.action == Action::SegmentAlloc && live.iter().any(is_free) {
                             dropped += 1;
                             capture.pool = PoolId(DROPPED, dropped);
                         }
-                        live.insert(event.address, Reserved { end: event.address + size, pool: capture.pool, blocks: 0 });
+                        live.insert(
+                            event.address,
+                            Reserved {
+                                end: event.address + size,
+                                pool: capture.pool,
+                                blocks: 0,
+                            },
+                        );
                         found.push((index, capture.pool));
                     }
                 }
             }
             Action::FreeCompleted => {
                 random_states.remove(&event.address);
-                blocks.into_iter().for_each(|reserved| reserved.blocks = reserved.blocks.saturating_sub(1));
+                blocks
+                    .into_iter()
+                    .for_each(|reserved| reserved.blocks = reserved.blocks.saturating_sub(1));
             }
             Action::FreeRequested | Action::Snapshot => {}
         }
@@ -146,9 +183,15 @@ pub(super) fn pools(snapshot: &Snapshot, device: u32, events: &[Event]) -> Vec<(
         if let Some(reserved) = live.get(&segment.address) {
             let name = names.entry(reserved.pool).or_insert(segment.private_pool);
             // The inference is wrong if the default pool contains one of the segments.
-            *name = if segment.private_pool.is_default() { PoolId::DEFAULT } else { *name };
+            *name = if segment.private_pool.is_default() {
+                PoolId::DEFAULT
+            } else {
+                *name
+            };
         }
     }
-    let named = found.into_iter().map(|(index, pool)| (index, names.get(&pool).copied().unwrap_or(pool)));
+    let named = found
+        .into_iter()
+        .map(|(index, pool)| (index, names.get(&pool).copied().unwrap_or(pool)));
     named.filter(|(_, pool)| !pool.is_default()).collect()
 }

@@ -10,12 +10,16 @@ use crate::snapshot::{PoolId, StackId};
 use crate::{execute::PrepareError, trace::TraceEvent};
 
 impl RecordedProgram {
-    /// Converts an allocation trace to a program without addresses. Renumbers allocations, streams and private pools in order.
+    /// Converts an allocation trace to a program without addresses. Renumbers allocations, streams
+    /// and private pools in order.
     pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, ProgramError> {
         let (streams, pools) = names(events);
         let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
         let mut allocations = Vec::new();
-        let (mut operations, mut origin) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
+        let (mut operations, mut origin) = (
+            Vec::with_capacity(events.len()),
+            Vec::with_capacity(events.len()),
+        );
         for (index, &(mut operation)) in events.iter().enumerate() {
             if let Some(stream) = operation.stream_mut() {
                 *stream = StreamId(streams.binary_search(&u64::from(stream.0)).unwrap_or(0) as u32);
@@ -27,11 +31,21 @@ impl RecordedProgram {
                 TraceEvent::Allocate { id, size, stream } => {
                     let number = allocations.len() as u64;
                     if ids.insert(*id, number).is_some() {
-                        return Err(PrepareError::IdReused { operation: index + 1, id: *id }.into());
+                        return Err(PrepareError::IdReused {
+                            operation: index + 1,
+                            id: *id,
+                        }
+                        .into());
                     }
                     *id = number;
                     let (requested, stream, stack) = (*size, *stream, StackId::EMPTY);
-                    allocations.push(Allocation { address: None, refused: false, requested, stream, stack });
+                    allocations.push(Allocation {
+                        address: None,
+                        refused: false,
+                        requested,
+                        stream,
+                        stack,
+                    });
                 }
                 // An operation on an id that is not live has no effect.
                 TraceEvent::Free { id } => match ids.remove(id) {
@@ -47,8 +61,19 @@ impl RecordedProgram {
             operations.push(operation);
             origin.push(index as u32);
         }
-        let pools = pools.into_iter().map(|pool| PoolId(0, u64::from(pool.0) + 1)).collect();
-        Ok(Self { operations, origin, allocations, streams, pools, config, ..Self::default() })
+        let pools = pools
+            .into_iter()
+            .map(|pool| PoolId(0, u64::from(pool.0) + 1))
+            .collect();
+        Ok(Self {
+            operations,
+            origin,
+            allocations,
+            streams,
+            pools,
+            config,
+            ..Self::default()
+        })
     }
 }
 

@@ -1,6 +1,6 @@
-//! Frees that waited for events of other streams. A snapshot does not name these streams, so each free waits for a synthetic
-//! stream, which is synchronized when the recording completes the free. Frees that complete together share a stream, and streams
-//! are reused, so few are needed.
+//! Frees that waited for events of other streams. A snapshot does not name these streams, so each
+//! free waits for a synthetic stream, which is synchronized when the recording completes the free.
+//! Frees that complete together share a stream, and streams are reused, so few are needed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -29,19 +29,32 @@ struct Batch {
 }
 
 impl PendingFrees {
-    /// Finds the deferred frees. `before` lists blocks whose free was requested before the recording.
+    /// Finds the deferred frees. `before` lists blocks whose free was requested before the
+    /// recording.
     pub(super) fn find(events: &[Event], before: &HashSet<u64>, program_streams: u32) -> Self {
         let batches = batches(events, before);
-        // Sorted by the first request; frees from before the recording come first. Each also has the index of its last completion.
+        // Sorted by the first request; frees from before the recording come first. Each also has
+        // the index of its last completion.
         let mut order: Vec<(Option<usize>, usize, &Batch)> = batches
             .iter()
             .map(|batch| {
-                let first = if batch.before.is_empty() { batch.requests.first().copied() } else { None };
-                (first, batch.completions.last().copied().unwrap_or(usize::MAX), batch)
+                let first = if batch.before.is_empty() {
+                    batch.requests.first().copied()
+                } else {
+                    None
+                };
+                (
+                    first,
+                    batch.completions.last().copied().unwrap_or(usize::MAX),
+                    batch,
+                )
             })
             .collect();
         order.sort_by_key(|&(first, last, _)| (first, last));
-        let mut found = Self { streams: program_streams, ..Self::default() };
+        let mut found = Self {
+            streams: program_streams,
+            ..Self::default()
+        };
         // Streams in use, with the index of their last completion, and idle streams.
         let (mut busy, mut idle) = (BTreeSet::new(), BTreeSet::new());
         for (first, last, batch) in order {
@@ -56,9 +69,18 @@ impl PendingFrees {
                 StreamId(found.streams - 1)
             });
             busy.insert((last, stream));
-            found.requested.extend(batch.requests.iter().map(|&request| (request, stream)));
-            found.before.extend(batch.before.iter().map(|&address| (address, stream)));
-            found.completed.extend(batch.completions.iter().map(|&completion| (completion, stream)));
+            found
+                .requested
+                .extend(batch.requests.iter().map(|&request| (request, stream)));
+            found
+                .before
+                .extend(batch.before.iter().map(|&address| (address, stream)));
+            found.completed.extend(
+                batch
+                    .completions
+                    .iter()
+                    .map(|&completion| (completion, stream)),
+            );
         }
         found
     }
@@ -74,14 +96,16 @@ impl Batch {
 }
 
 fn batches(events: &[Event], before: &HashSet<u64>) -> Vec<Batch> {
-    let mut waiting: HashMap<u64, Option<usize>> = before.iter().map(|&address| (address, None)).collect();
+    let mut waiting: HashMap<u64, Option<usize>> =
+        before.iter().map(|&address| (address, None)).collect();
     let (mut batches, mut batch) = (Vec::new(), Batch::default());
     for (index, event) in events.iter().enumerate() {
         match event.action {
             Action::FreeRequested => {
                 finish(&mut batches, &mut batch);
-                let at_once =
-                    events.get(index + 1).is_some_and(|next| next.action == Action::FreeCompleted && next.address == event.address);
+                let at_once = events.get(index + 1).is_some_and(|next| {
+                    next.action == Action::FreeCompleted && next.address == event.address
+                });
                 if !at_once {
                     waiting.insert(event.address, Some(index));
                 }
@@ -93,11 +117,16 @@ fn batches(events: &[Event], before: &HashSet<u64>) -> Vec<Batch> {
                 }
             }
             Action::Alloc | Action::Oom | Action::Snapshot => finish(&mut batches, &mut batch),
-            Action::SegmentAlloc | Action::SegmentFree | Action::SegmentMap | Action::SegmentUnmap => {}
+            Action::SegmentAlloc
+            | Action::SegmentFree
+            | Action::SegmentMap
+            | Action::SegmentUnmap => {}
         }
     }
     finish(&mut batches, &mut batch);
-    waiting.into_iter().for_each(|(address, request)| batch.add(address, request));
+    waiting
+        .into_iter()
+        .for_each(|(address, request)| batch.add(address, request));
     finish(&mut batches, &mut batch);
     batches
 }

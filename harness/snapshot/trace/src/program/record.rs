@@ -7,17 +7,28 @@ use crate::execute::{ByHandle, Outcome};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
-    /// Replays the program from an empty allocator and returns the snapshot that PyTorch would write. Stops
-    /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation.
-    pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
-        let settings = setup.allocator.effective().map(|config| Settings::of(&config));
+    /// Replays the program from an empty allocator and returns the snapshot that PyTorch would
+    /// write. Stops at the first request that fails but succeeded in the recording. `place` returns
+    /// the call site of an operation.
+    pub fn record(
+        &self,
+        setup: &Setup,
+        place: impl Fn(usize) -> Option<Frame>,
+    ) -> Result<Snapshot, ProgramError> {
+        let settings = setup
+            .allocator
+            .effective()
+            .map(|config| Settings::of(&config));
         let recorder = Recorder::new(settings);
         let mut device = self.device(setup)?;
         let mut allocator = recorder.around(setup.allocator.build());
         recorder.set_place(place(0));
         let mut snapshot = Snapshot::default();
         let last = self.program().operations.len().saturating_sub(1);
-        let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
+        let mut target = ByHandle {
+            device: &mut device,
+            allocator: &mut allocator,
+        };
         self.run(&mut target, Vec::new(), |operation, outcome, target| {
             if operation == last || outcome == Outcome::OutOfMemory {
                 snapshot = recorder.snapshot(target.allocator);
@@ -26,9 +37,23 @@ impl Prepared<'_> {
             ControlFlow::Continue(())
         })?;
         // Stream numbers become the program's handles.
-        let handle = |number: &mut u64| *number = self.program().streams.get(*number as usize).copied().unwrap_or(*number);
-        snapshot.traces.iter_mut().flatten().for_each(|event| handle(&mut event.stream));
-        snapshot.segments.iter_mut().for_each(|segment| handle(&mut segment.stream));
+        let handle = |number: &mut u64| {
+            *number = self
+                .program()
+                .streams
+                .get(*number as usize)
+                .copied()
+                .unwrap_or(*number)
+        };
+        snapshot
+            .traces
+            .iter_mut()
+            .flatten()
+            .for_each(|event| handle(&mut event.stream));
+        snapshot
+            .segments
+            .iter_mut()
+            .for_each(|segment| handle(&mut segment.stream));
         Ok(snapshot)
     }
 }

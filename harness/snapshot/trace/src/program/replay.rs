@@ -1,10 +1,15 @@
-//! Replays a program with any settings, allocator and memory. [`Prepared`] is a program that can run many times.
+//! Replays a program with any settings, allocator and memory. [`Prepared`] is a program that can
+//! run many times.
 
 use std::{collections::HashMap, ops::ControlFlow};
 
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request, caching::CachingAllocator};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, AllocatorSpec, Request, caching::CachingAllocator,
+};
 use harness_allocator::device::sim::{AddressOrder, CostModel, GRANULARITY, SimConfig, SimDevice};
-use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId};
+use harness_allocator::device::{
+    Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId,
+};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -17,7 +22,8 @@ use crate::trace::TraceEvent;
 /// Addresses of native Linux are above this in all recordings known, those of WSL below.
 const LOWEST_ON_LINUX: u64 = 0x7000_0000_0000;
 
-/// A program that can run many times, also on several threads. Each run takes memory for the live blocks, not for the operations.
+/// A program that can run many times, also on several threads. Each run takes memory for the live
+/// blocks, not for the operations.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     program: &'a RecordedProgram,
@@ -40,7 +46,8 @@ pub enum Placement {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replayed {
-    /// The request that stopped the replay: it succeeded in the recording, or it is the recording's final OOM.
+    /// The request that stopped the replay: it succeeded in the recording, or it is the recording's
+    /// final OOM.
     pub oom: Option<Refused>,
     /// Requests that failed both here and in the recording, which continued.
     pub survived_ooms: u64,
@@ -50,7 +57,8 @@ pub struct Replayed {
     pub calls: DeviceCalls,
     /// The modeled time of the driver calls.
     pub driver_time: Nanos,
-    /// The most memory that was reserved but not allocated directly after a driver call: free memory that did not fit.
+    /// The most memory that was reserved but not allocated directly after a driver call: free
+    /// memory that did not fit.
     pub peak_unused: Bytes,
 }
 
@@ -65,13 +73,25 @@ pub struct Refused {
 impl RecordedProgram {
     pub fn recorded_setup(&self) -> Setup {
         let allocator = AllocatorSpec::caching(self.config.clone());
-        Setup { allocator, memory: self.device_memory(), placement: Placement::Recorded }
+        Setup {
+            allocator,
+            memory: self.device_memory(),
+            placement: Placement::Recorded,
+        }
     }
 
     /// The order of addresses of the recorded driver: Linux has high addresses, WSL has low ones.
     pub fn address_order(&self) -> AddressOrder {
-        let first = self.start.first().map(|segment| segment.address).or_else(|| self.driver.first().map(|range| range.address));
-        if first.is_some_and(|address| address < LOWEST_ON_LINUX) { AddressOrder::Reuse } else { AddressOrder::Linux }
+        let first = self
+            .start
+            .first()
+            .map(|segment| segment.address)
+            .or_else(|| self.driver.first().map(|range| range.address));
+        if first.is_some_and(|address| address < LOWEST_ON_LINUX) {
+            AddressOrder::Reuse
+        } else {
+            AddressOrder::Linux
+        }
     }
 
     /// Prepares the program. Fails if it has more streams than a replay supports.
@@ -80,16 +100,31 @@ impl RecordedProgram {
             TraceEvent::RecordStream { stream, .. } => stream.0 + 1,
             _ => 0,
         });
-        let streams = made_up.max().unwrap_or_default().max(self.streams.len() as u32);
+        let streams = made_up
+            .max()
+            .unwrap_or_default()
+            .max(self.streams.len() as u32);
         let streams: Vec<StreamId> = (0..streams).map(StreamId).collect();
         // All simulated devices number streams the same way.
         let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
-        let executor = Executor::with_live(0..self.live_at_start(), &streams, &self.operations, &mut device)?;
-        Ok(Prepared { program: self, executor, start: self.start_for_allocator() })
+        let executor = Executor::with_live(
+            0..self.live_at_start(),
+            &streams,
+            &self.operations,
+            &mut device,
+        )?;
+        Ok(Prepared {
+            program: self,
+            executor,
+            start: self.start_for_allocator(),
+        })
     }
 
     pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
-        self.start.iter().map(|segment| self.for_allocator(segment)).collect()
+        self.start
+            .iter()
+            .map(|segment| self.for_allocator(segment))
+            .collect()
     }
 
     fn for_allocator(&self, segment: &Segment) -> SegmentInfo {
@@ -106,20 +141,38 @@ impl RecordedProgram {
             size: segment.size,
             stream: Some(stream),
             pool: segment.pool,
-            private_pool: self.pools.iter().position(|&pool| pool == segment.private_pool).map(|pool| pool as u32),
+            private_pool: self
+                .pools
+                .iter()
+                .position(|&pool| pool == segment.private_pool)
+                .map(|pool| pool as u32),
             expandable: segment.expandable,
             blocks: blocks.collect(),
         }
     }
 
-    /// Converts an allocator's segment for a snapshot. `stacks` maps block addresses to stacks. A segment with several streams
-    /// gets the stream of its first block.
+    /// Converts an allocator's segment for a snapshot. `stacks` maps block addresses to stacks. A
+    /// segment with several streams gets the stream of its first block.
     pub fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
-        let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
-        let stream = self.streams.get(stream.0 as usize).copied().unwrap_or_default();
-        let private_pool = segment.private_pool.and_then(|pool| self.pools.get(pool as usize)).copied().unwrap_or_default();
+        let stream = segment
+            .stream
+            .or_else(|| segment.blocks.first().map(|block| block.stream))
+            .unwrap_or_default();
+        let stream = self
+            .streams
+            .get(stream.0 as usize)
+            .copied()
+            .unwrap_or_default();
+        let private_pool = segment
+            .private_pool
+            .and_then(|pool| self.pools.get(pool as usize))
+            .copied()
+            .unwrap_or_default();
         let stack = |address| stacks.get(&address).copied().unwrap_or_default();
-        Segment { device: self.device, ..Segment::of(segment, stream, private_pool, stack) }
+        Segment {
+            device: self.device,
+            ..Segment::of(segment, stream, private_pool, stack)
+        }
     }
 
     pub fn stream_number(&self, handle: u64) -> StreamId {
@@ -132,57 +185,127 @@ impl Prepared<'_> {
         self.program
     }
 
-    /// Replays the program up to its end, or up to the first request that fails but succeeded in the recording.
+    /// Replays the program up to its end, or up to the first request that fails but succeeded in
+    /// the recording.
     ///
-    /// PyTorch's allocator starts in the recorded state, with any settings. Other allocators first allocate the blocks that were
-    /// live, in address order.
+    /// PyTorch's allocator starts in the recorded state, with any settings. Other allocators first
+    /// allocate the blocks that were live, in address order.
     pub fn replay(&self, setup: &Setup) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         let (mut allocator, live) = self.allocator(setup, &mut device)?;
-        let mut target = ByHandle { device: &mut device, allocator: &mut *allocator };
+        let mut target = ByHandle {
+            device: &mut device,
+            allocator: &mut *allocator,
+        };
         self.run(&mut target, live, |_, _, _| ControlFlow::Continue(()))
     }
 
-    /// Replays like [`Prepared::replay`] and shows each operation to `watch`, which can stop the replay.
-    pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, ProgramError> {
+    /// Replays like [`Prepared::replay`] and shows each operation to `watch`, which can stop the
+    /// replay.
+    pub fn watch(
+        &self,
+        setup: &Setup,
+        mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>,
+    ) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         let (allocator, live) = self.allocator(setup, &mut device)?;
-        let mut target = Watched { device: Logged::new(device, &self.start), allocator, address: None };
-        self.run(&mut target, live, |operation, outcome, Watched { device, allocator, address }| {
-            watch(&Step { operation, outcome, address: address.take(), driver: &device.take_log(), allocator: &**allocator })
-        })
+        let mut target = Watched {
+            device: Logged::new(device, &self.start),
+            allocator,
+            address: None,
+        };
+        self.run(
+            &mut target,
+            live,
+            |operation,
+             outcome,
+             Watched {
+                 device,
+                 allocator,
+                 address,
+             }| {
+                watch(&Step {
+                    operation,
+                    outcome,
+                    address: address.take(),
+                    driver: &device.take_log(),
+                    allocator: &**allocator,
+                })
+            },
+        )
     }
 
     pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, ProgramError> {
         let held = self.program.reserved_at_start();
         if held > setup.memory {
-            return Err(ProgramError::TooLittleMemory { memory: setup.memory, held });
+            return Err(ProgramError::TooLittleMemory {
+                memory: setup.memory,
+                held,
+            });
         }
         let addresses = match setup.placement {
             Placement::Recorded => self.program.address_order(),
             Placement::InOrder(order) => order,
         };
-        Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, addresses, ..SimConfig::replay(setup.memory) }))
+        Ok(SimDevice::new(SimConfig {
+            cost: CostModel::PUBLISHED,
+            addresses,
+            ..SimConfig::replay(setup.memory)
+        }))
     }
 
     /// The allocator with the blocks that are live at the start.
-    fn allocator(&self, setup: &Setup, device: &mut SimDevice) -> Result<(Box<dyn Allocator>, Vec<Allocation>), ProgramError> {
+    fn allocator(
+        &self,
+        setup: &Setup,
+        device: &mut SimDevice,
+    ) -> Result<(Box<dyn Allocator>, Vec<Allocation>), ProgramError> {
         if let Some(config) = setup.allocator.effective() {
             let reservations = &self.program.reserved_at_start;
-            hold(device, &self.start, reservations).map_err(|source| ProgramError::Replay { operation: 0, source })?;
+            hold(device, &self.start, reservations).map_err(|source| ProgramError::Replay {
+                operation: 0,
+                source,
+            })?;
             if setup.placement == Placement::Recorded {
-                device.place_allocations(self.program.driver.iter().map(|range| DevicePtr(range.address)));
-                device.place_reservations(self.program.reservations.iter().map(|&start| DevicePtr(start)));
+                device.place_allocations(
+                    self.program
+                        .driver
+                        .iter()
+                        .map(|range| DevicePtr(range.address)),
+                );
+                device.place_reservations(
+                    self.program
+                        .reservations
+                        .iter()
+                        .map(|&start| DevicePtr(start)),
+                );
             }
             let (allocator, live) = CachingAllocator::restore(config, &self.start, reservations)?;
             return Ok((Box::new(allocator), live));
         }
         let mut allocator = setup.allocator.build();
-        let live = self.start.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
-        let live = live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
-            Ok(allocation) => Ok(allocation),
-            Err(AllocatorError::Device(source)) => Err(ProgramError::Replay { operation: 0, source }),
-            Err(_) => Err(ProgramError::DoNotFit { memory: setup.memory }),
+        let live = self
+            .start
+            .iter()
+            .flat_map(|segment| &segment.blocks)
+            .filter(|block| block.state == BlockState::Allocated);
+        let live = live.map(|block| {
+            match allocator.allocate(
+                device,
+                Request {
+                    size: block.requested,
+                    stream: block.stream,
+                },
+            ) {
+                Ok(allocation) => Ok(allocation),
+                Err(AllocatorError::Device(source)) => Err(ProgramError::Replay {
+                    operation: 0,
+                    source,
+                }),
+                Err(_) => Err(ProgramError::DoNotFit {
+                    memory: setup.memory,
+                }),
+            }
         });
         let live = live.collect::<Result<_, _>>()?;
         Ok((allocator, live))
@@ -205,7 +328,11 @@ impl Prepared<'_> {
                 if calls != calls_before {
                     calls_before = calls;
                     let stats = target.stats();
-                    let unused = stats.reserved_bytes.all.current.saturating_sub(stats.allocated_bytes.all.current);
+                    let unused = stats
+                        .reserved_bytes
+                        .all
+                        .current
+                        .saturating_sub(stats.allocated_bytes.all.current);
                     peak_unused = peak_unused.max(Bytes(unused));
                 }
             }
@@ -219,7 +346,11 @@ impl Prepared<'_> {
                 if allocation.refused && !ends {
                     survived_ooms += 1;
                 } else {
-                    oom = Some(Refused { operation: index, event: self.program.origin[index], requested: allocation.requested });
+                    oom = Some(Refused {
+                        operation: index,
+                        event: self.program.origin[index],
+                        requested: allocation.requested,
+                    });
                 }
                 // The recording shows how the program continued after a failed request.
                 goes_on &= allocation.refused;
@@ -228,17 +359,41 @@ impl Prepared<'_> {
         };
         match executor.run(target, &mut follow) {
             Ok(_) | Err(Stopped::Observer(Stop)) => {}
-            Err(Stopped::Device { operation, source }) => return Err(ProgramError::Replay { operation, source }),
+            Err(Stopped::Device { operation, source }) => {
+                return Err(ProgramError::Replay { operation, source });
+            }
         }
         let stats = target.stats();
-        let (calls, driver_time) = target.with_device(|device| (device.calls().since(&calls), device.now().saturating_sub(start)));
-        Ok(Replayed { oom, survived_ooms, stats, calls, driver_time, peak_unused })
+        let (calls, driver_time) = target.with_device(|device| {
+            (
+                device.calls().since(&calls),
+                device.now().saturating_sub(start),
+            )
+        });
+        Ok(Replayed {
+            oom,
+            survived_ooms,
+            stats,
+            calls,
+            driver_time,
+            peak_unused,
+        })
     }
 }
 
-/// Reserves the memory of these segments on a device. Maps the smallest pages, which can be unmapped in any order.
-pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservations: &[MemoryRange]) -> Result<(), DeviceError> {
-    device.place_allocations(segments.iter().filter(|segment| !segment.expandable).map(|segment| segment.address));
+/// Reserves the memory of these segments on a device. Maps the smallest pages, which can be
+/// unmapped in any order.
+pub(super) fn hold(
+    device: &mut SimDevice,
+    segments: &[SegmentInfo],
+    reservations: &[MemoryRange],
+) -> Result<(), DeviceError> {
+    device.place_allocations(
+        segments
+            .iter()
+            .filter(|segment| !segment.expandable)
+            .map(|segment| segment.address),
+    );
     device.place_reservations(reservations.iter().map(|range| range.start));
     for range in reservations {
         device.reserve(range.len)?;

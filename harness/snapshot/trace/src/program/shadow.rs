@@ -1,12 +1,16 @@
-//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions of the program that the recording lacks.
+//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions
+//! of the program that the recording lacks.
 
 use std::collections::HashMap;
 
 use harness_allocator::allocator::{
-    Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools as _, Request, caching::CachingAllocator,
+    Allocation, Allocator, AllocatorError, PrivatePoolId, PrivatePools as _, Request,
+    caching::CachingAllocator,
 };
 use harness_allocator::device::sim::{GRANULARITY, SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId, TestDevice as _, wrapper::DeviceWrapper as _};
+use harness_allocator::device::{
+    Device, DeviceError, DevicePtr, StreamId, TestDevice as _, wrapper::DeviceWrapper as _,
+};
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use super::watch::{DriverCall, Logged};
@@ -35,25 +39,48 @@ pub(super) struct Checkpoint {
 }
 
 impl ShadowAllocator {
-    /// Restores the allocator before the recording, on a device with the given memory and number of streams.
-    pub(super) fn new(program: &RecordedProgram, start: &[SegmentInfo], memory: Bytes, streams: u32) -> Result<Self, ProgramError> {
+    /// Restores the allocator before the recording, on a device with the given memory and number of
+    /// streams.
+    pub(super) fn new(
+        program: &RecordedProgram,
+        start: &[SegmentInfo],
+        memory: Bytes,
+        streams: u32,
+    ) -> Result<Self, ProgramError> {
         let mut device = SimDevice::new(SimConfig::replay(memory));
-        let failed = |source| ProgramError::Replay { operation: 0, source };
+        let failed = |source| ProgramError::Replay {
+            operation: 0,
+            source,
+        };
         for _ in 1..streams {
             device.create_stream().map_err(failed)?;
         }
         hold(&mut device, start, &program.reserved_at_start).map_err(failed)?;
-        let (allocator, live) = CachingAllocator::restore(program.config.clone(), start, &program.reserved_at_start)?;
+        let (allocator, live) =
+            CachingAllocator::restore(program.config.clone(), start, &program.reserved_at_start)?;
         let device = Logged::new(device, start);
-        Ok(Self { device, allocator, live: (0..).zip(live).collect(), pool: None })
+        Ok(Self {
+            device,
+            allocator,
+            live: (0..).zip(live).collect(),
+            pool: None,
+        })
     }
 
     pub(super) fn checkpoint(&self) -> Checkpoint {
-        Checkpoint { device: self.device.clone(), allocator: self.allocator.clone(), pool: self.pool }
+        Checkpoint {
+            device: self.device.clone(),
+            allocator: self.allocator.clone(),
+            pool: self.pool,
+        }
     }
 
     pub(super) fn go_back(&mut self, to: Checkpoint) {
-        Checkpoint { device: self.device, allocator: self.allocator, pool: self.pool } = to;
+        Checkpoint {
+            device: self.device,
+            allocator: self.allocator,
+            pool: self.pool,
+        } = to;
     }
 
     /// Leaves the driver slightly less than `wanted` for the next request, or all memory.
@@ -64,7 +91,8 @@ impl ShadowAllocator {
         let _ = device.set_external_memory(Bytes::ZERO);
         if let Some(wanted) = wanted {
             let free = device.free_memory().unwrap_or_default();
-            let _ = device.set_external_memory(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
+            let _ =
+                device.set_external_memory(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
         }
     }
 
@@ -92,7 +120,9 @@ impl ShadowAllocator {
 
     pub(super) fn free(&mut self, id: u64, waits_for: Option<StreamId>) -> Result<(), DeviceError> {
         self.enter(None);
-        let Some(allocation) = self.live.remove(&id) else { return Ok(()) };
+        let Some(allocation) = self.live.remove(&id) else {
+            return Ok(());
+        };
         if let Some(stream) = waits_for {
             self.allocator.record_stream(&allocation, stream)?;
         }
@@ -133,7 +163,13 @@ impl ShadowAllocator {
     fn place(&mut self, recorded: &Recorded) {
         let device = self.device.inner_mut();
         device.forget_placements();
-        let starts = |action: Action| recorded.driver.iter().filter(move |call| call.action == action).map(|call| call.range.start);
+        let starts = |action: Action| {
+            recorded
+                .driver
+                .iter()
+                .filter(move |call| call.action == action)
+                .map(|call| call.range.start)
+        };
         device.place_reservations(starts(Action::SegmentMap).next().or(recorded.mapped_next));
         device.place_allocations(starts(Action::SegmentAlloc));
     }

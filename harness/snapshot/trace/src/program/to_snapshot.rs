@@ -1,5 +1,6 @@
-//! Converts a program back into a memory snapshot: [`RecordedProgram::to_snapshot`]. An unchanged program gives the original
-//! recording; a changed program gives the snapshot that PyTorch would write.
+//! Converts a program back into a memory snapshot: [`RecordedProgram::to_snapshot`]. An unchanged
+//! program gives the original recording; a changed program gives the snapshot that PyTorch would
+//! write.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -14,11 +15,19 @@ use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId,
 use crate::{execute::Outcome, trace::TraceEvent};
 
 impl RecordedProgram {
-    /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and
-    /// segments take their times, stacks and unknown keys from it; other devices are copied. Place a changed program with
-    /// [`Placement::InOrder`]: its allocations have no recorded addresses.
-    pub fn to_snapshot(&self, recorded: &Snapshot, placement: Placement) -> Result<Snapshot, ProgramError> {
-        let setup = Setup { placement, ..self.recorded_setup() };
+    /// Replays the program with its own settings and returns a snapshot. `recorded` is the original
+    /// snapshot. Matching events and segments take their times, stacks and unknown keys from it;
+    /// other devices are copied. Place a changed program with [`Placement::InOrder`]: its
+    /// allocations have no recorded addresses.
+    pub fn to_snapshot(
+        &self,
+        recorded: &Snapshot,
+        placement: Placement,
+    ) -> Result<Snapshot, ProgramError> {
+        let setup = Setup {
+            placement,
+            ..self.recorded_setup()
+        };
         let mut told = EventWriter::new(self, recorded, setup.memory);
         let mut last = None;
         self.prepare()?.watch(&setup, |step| {
@@ -65,7 +74,10 @@ impl<'a> EventWriter<'a> {
     fn new(program: &'a RecordedProgram, recorded: &'a Snapshot, memory: Bytes) -> Self {
         let mut known: HashMap<Key, VecDeque<(usize, Event)>> = HashMap::new();
         for (place, &event) in recorded.events_of(program.device).iter().enumerate() {
-            known.entry((event.action, event.address, event.size, event.stream)).or_default().push_back((place, event));
+            known
+                .entry((event.action, event.address, event.size, event.stream))
+                .or_default()
+                .push_back((place, event));
         }
         let mut told = Self {
             program,
@@ -81,9 +93,21 @@ impl<'a> EventWriter<'a> {
         };
         let mut id = 0;
         for segment in &program.start {
-            told.segments.insert(segment.address, (segment.stream, segment.stack));
-            for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
-                told.live.insert(id, Range { address: block.address, size: block.requested, stream: segment.stream });
+            told.segments
+                .insert(segment.address, (segment.stream, segment.stack));
+            for block in segment
+                .blocks
+                .iter()
+                .filter(|block| block.state == BlockState::Allocated)
+            {
+                told.live.insert(
+                    id,
+                    Range {
+                        address: block.address,
+                        size: block.requested,
+                        stream: segment.stream,
+                    },
+                );
                 told.blocks_by.insert(block.address, block.stack);
                 told.before.insert(block.address);
                 id += 1;
@@ -92,7 +116,8 @@ impl<'a> EventWriter<'a> {
         told
     }
 
-    /// Adds the events of an operation in PyTorch's order: completed frees, driver calls, then the block.
+    /// Adds the events of an operation in PyTorch's order: completed frees, driver calls, then the
+    /// block.
     fn step(&mut self, step: &Step<'_>) {
         let freed = match self.program.operations[step.operation] {
             TraceEvent::Free { id } if step.outcome == Outcome::Done => self.live.remove(&id),
@@ -108,34 +133,65 @@ impl<'a> EventWriter<'a> {
         for &call in step.driver {
             self.driver(call, step.allocator);
         }
-        let TraceEvent::Allocate { id, size, stream } = self.program.operations[step.operation] else { return };
-        let (stream, stack) =
-            (self.program.streams.get(stream.0 as usize).copied().unwrap_or_default(), self.program.allocations[id as usize].stack);
+        let TraceEvent::Allocate { id, size, stream } = self.program.operations[step.operation]
+        else {
+            return;
+        };
+        let (stream, stack) = (
+            self.program
+                .streams
+                .get(stream.0 as usize)
+                .copied()
+                .unwrap_or_default(),
+            self.program.allocations[id as usize].stack,
+        );
         match (step.outcome, step.address) {
             (Outcome::Done, Some(DevicePtr(address))) if address != 0 => {
-                let block = Range { address, size, stream };
+                let block = Range {
+                    address,
+                    size,
+                    stream,
+                };
                 self.add(Action::Alloc, block, Some(stack));
                 self.live.insert(id, block);
                 self.before.remove(&address);
                 self.blocks_by.insert(address, stack);
             }
             (Outcome::OutOfMemory, _) => {
-                let free = self.memory.saturating_sub(Bytes(step.allocator.stats().reserved_bytes.all.current));
-                self.add(Action::Oom, Range { address: free.0, size, stream }, Some(stack));
+                let free = self
+                    .memory
+                    .saturating_sub(Bytes(step.allocator.stats().reserved_bytes.all.current));
+                self.add(
+                    Action::Oom,
+                    Range {
+                        address: free.0,
+                        size,
+                        stream,
+                    },
+                    Some(stack),
+                );
             }
             _ => {}
         }
     }
 
-    /// Returns true if the recording contains the `free_requested` event of this free. It lacks those from before the recording.
+    /// Returns true if the recording contains the `free_requested` event of this free. It lacks
+    /// those from before the recording.
     fn was_requested(&self, operation: usize, block: Range) -> bool {
-        let event = self.recorded.events_of(self.program.device).get(self.program.origin[operation] as usize);
-        let is_older = |event: &Event| self.before.contains(&block.address) && event.address != block.address;
+        let event = self
+            .recorded
+            .events_of(self.program.device)
+            .get(self.program.origin[operation] as usize);
+        let is_older =
+            |event: &Event| self.before.contains(&block.address) && event.address != block.address;
         event.is_none_or(|event| event.action == Action::FreeRequested && !is_older(event))
     }
 
     fn complete(&mut self, allocator: &dyn Allocator) {
-        let mut complete: Vec<Range> = self.pending.extract_if(.., |block| !is_pending(allocator, block.address)).collect();
+        let mut complete: Vec<Range> = self
+            .pending
+            .extract_if(.., |block| !is_pending(allocator, block.address))
+            .collect();
         // PyTorch's order depends on hashes of streams, so the recorded order is used.
         complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, block));
         for block in complete {
@@ -143,28 +199,81 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    fn place_of(&self, action: Action, Range { address, size, stream }: &Range) -> Option<usize> {
-        self.known.get(&(action, *address, *size, *stream))?.front().map(|&(place, _)| place)
+    fn place_of(
+        &self,
+        action: Action,
+        Range {
+            address,
+            size,
+            stream,
+        }: &Range,
+    ) -> Option<usize> {
+        self.known
+            .get(&(action, *address, *size, *stream))?
+            .front()
+            .map(|&(place, _)| place)
     }
 
     fn driver(&mut self, call: DriverCall, allocator: &dyn Allocator) {
-        let DriverCall { action, range: MemoryRange { start: DevicePtr(address), len: size } } = call;
+        let DriverCall {
+            action,
+            range:
+                MemoryRange {
+                    start: DevicePtr(address),
+                    len: size,
+                },
+        } = call;
         let handle = |stream: StreamId| self.program.streams.get(stream.0 as usize).copied();
         let stream = match action.reserves() {
-            true => allocator.segment_at(DevicePtr(address)).and_then(|segment| handle(segment.stream?)),
-            false => self.segments.range(..=address).next_back().map(|(_, &(stream, _))| stream),
+            true => allocator
+                .segment_at(DevicePtr(address))
+                .and_then(|segment| handle(segment.stream?)),
+            false => self
+                .segments
+                .range(..=address)
+                .next_back()
+                .map(|(_, &(stream, _))| stream),
         };
         let stream = stream.unwrap_or_default();
-        let stack = self.add(action, Range { address, size, stream }, None);
+        let stack = self.add(
+            action,
+            Range {
+                address,
+                size,
+                stream,
+            },
+            None,
+        );
         if action.reserves() {
             self.segments.insert(address, (stream, stack));
         }
     }
 
-    /// Adds an event with the data of the same recorded event. Returns its stack, which is `stack` if given.
-    fn add(&mut self, action: Action, Range { address, size, stream }: Range, stack: Option<StackId>) -> StackId {
-        let known = self.known.get_mut(&(action, address, size, stream)).and_then(VecDeque::pop_front);
-        let unknown = Event { action, address, size, stream, time_us: None, stack: StackId::EMPTY, extra: ExtraId::NONE };
+    /// Adds an event with the data of the same recorded event. Returns its stack, which is `stack`
+    /// if given.
+    fn add(
+        &mut self,
+        action: Action,
+        Range {
+            address,
+            size,
+            stream,
+        }: Range,
+        stack: Option<StackId>,
+    ) -> StackId {
+        let known = self
+            .known
+            .get_mut(&(action, address, size, stream))
+            .and_then(VecDeque::pop_front);
+        let unknown = Event {
+            action,
+            address,
+            size,
+            stream,
+            time_us: None,
+            stack: StackId::EMPTY,
+            extra: ExtraId::NONE,
+        };
         let event = known.map_or(unknown, |(_, event)| event);
         let stack = stack.unwrap_or(event.stack);
         self.events.push(Event { stack, ..event });
@@ -174,16 +283,33 @@ impl<'a> EventWriter<'a> {
     /// Returns the snapshot with the replay's final segments.
     fn into_snapshot(self, last: &[SegmentInfo]) -> Snapshot {
         let mut snapshot = self.recorded.clone();
-        let there: HashMap<u64, &Segment> = self.of_device().map(|segment| (segment.address, segment)).collect();
-        let blocks: HashMap<u64, &Block> =
-            self.of_device().flat_map(|segment| &segment.blocks).map(|block| (block.address, block)).collect();
-        let mut segments: Vec<Segment> = last.iter().map(|segment| self.program.for_snapshot(segment, &self.blocks_by)).collect();
+        let there: HashMap<u64, &Segment> = self
+            .of_device()
+            .map(|segment| (segment.address, segment))
+            .collect();
+        let blocks: HashMap<u64, &Block> = self
+            .of_device()
+            .flat_map(|segment| &segment.blocks)
+            .map(|block| (block.address, block))
+            .collect();
+        let mut segments: Vec<Segment> = last
+            .iter()
+            .map(|segment| self.program.for_snapshot(segment, &self.blocks_by))
+            .collect();
         for segment in &mut segments {
-            let made_by = self.segments.get(&segment.address).map(|&(_, stack)| (stack, ExtraId::NONE));
-            let same = there.get(&segment.address).filter(|known| known.size == segment.size).map(|known| (known.stack, known.extra));
+            let made_by = self
+                .segments
+                .get(&segment.address)
+                .map(|&(_, stack)| (stack, ExtraId::NONE));
+            let same = there
+                .get(&segment.address)
+                .filter(|known| known.size == segment.size)
+                .map(|known| (known.stack, known.extra));
             (segment.stack, segment.extra) = same.or(made_by).unwrap_or_default();
             for block in &mut segment.blocks {
-                let same = blocks.get(&block.address).filter(|known| (known.size, known.state) == (block.size, block.state));
+                let same = blocks
+                    .get(&block.address)
+                    .filter(|known| (known.size, known.state) == (block.size, block.state));
                 if let Some(known) = same {
                     (block.extra, block.stack) = (known.extra, known.stack);
                     if block.state == BlockState::Inactive {
@@ -193,9 +319,20 @@ impl<'a> EventWriter<'a> {
             }
         }
         // Keeps the order of segments in the file.
-        let places: HashMap<u64, usize> = self.of_device().map(|segment| segment.address).zip(0..).collect();
-        segments.sort_by_key(|segment| (places.get(&segment.address).copied().unwrap_or(usize::MAX), segment.address));
-        snapshot.segments.retain(|segment| segment.device != self.program.device);
+        let places: HashMap<u64, usize> = self
+            .of_device()
+            .map(|segment| segment.address)
+            .zip(0..)
+            .collect();
+        segments.sort_by_key(|segment| {
+            (
+                places.get(&segment.address).copied().unwrap_or(usize::MAX),
+                segment.address,
+            )
+        });
+        snapshot
+            .segments
+            .retain(|segment| segment.device != self.program.device);
         snapshot.segments.extend(segments);
         if let Some(trace) = snapshot.traces.get_mut(self.program.device as usize) {
             *trace = with_moments(self.events, trace);
@@ -208,7 +345,8 @@ impl<'a> EventWriter<'a> {
     }
 }
 
-/// Inserts the recorded `snapshot` events, which a replay does not produce, after the same number of other events.
+/// Inserts the recorded `snapshot` events, which a replay does not produce, after the same number
+/// of other events.
 fn with_moments(mut events: Vec<Event>, recorded: &[Event]) -> Vec<Event> {
     if events.iter().any(|event| event.time_us.is_none()) {
         // Times are only comparable if all events have one.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice, sim::SimDevice};
+use harness_allocator::device::{
+    Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice, sim::SimDevice,
+};
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
 use crate::execute::{Outcome, Target};
@@ -29,7 +31,10 @@ pub struct DriverCall {
 impl DriverCall {
     pub fn of(event: &Event) -> Option<Self> {
         let action = event.action;
-        (action.reserves() || action.releases()).then(|| Self { action, range: MemoryRange::new(DevicePtr(event.address), event.size) })
+        (action.reserves() || action.releases()).then(|| Self {
+            action,
+            range: MemoryRange::new(DevicePtr(event.address), event.size),
+        })
     }
 }
 
@@ -39,7 +44,8 @@ pub(super) struct Logged<D> {
     log: Vec<DriverCall>,
     sizes: BTreeMap<DevicePtr, Bytes>,
     held: Bytes,
-    /// The memory that would be reserved if the first failed call since the last reset had succeeded.
+    /// The memory that would be reserved if the first failed call since the last reset had
+    /// succeeded.
     pub(super) refused: Option<Bytes>,
     /// The start addresses of reservations, in order.
     pub(super) reserved: Vec<DevicePtr>,
@@ -48,9 +54,19 @@ pub(super) struct Logged<D> {
 impl<D: Device> Logged<D> {
     /// Wraps a device that already holds these segments.
     pub(super) fn new(inner: D, held: &[SegmentInfo]) -> Self {
-        let sizes = held.iter().map(|segment| (segment.address, segment.size)).collect();
+        let sizes = held
+            .iter()
+            .map(|segment| (segment.address, segment.size))
+            .collect();
         let held = held.iter().map(|segment| segment.size).sum();
-        Self { inner, log: Vec::new(), sizes, held, refused: None, reserved: Vec::new() }
+        Self {
+            inner,
+            log: Vec::new(),
+            sizes,
+            held,
+            refused: None,
+            reserved: Vec::new(),
+        }
     }
 
     pub(super) fn take_log(&mut self) -> Vec<DriverCall> {
@@ -58,11 +74,19 @@ impl<D: Device> Logged<D> {
     }
 
     fn note(&mut self, action: Action, range: MemoryRange) {
-        self.held = if action.reserves() { self.held + range.len } else { self.held.saturating_sub(range.len) };
+        self.held = if action.reserves() {
+            self.held + range.len
+        } else {
+            self.held.saturating_sub(range.len)
+        };
         self.log.push(DriverCall { action, range });
     }
 
-    fn note_refusal<T>(&mut self, answer: Result<T, DeviceError>, size: Bytes) -> Result<T, DeviceError> {
+    fn note_refusal<T>(
+        &mut self,
+        answer: Result<T, DeviceError>,
+        size: Bytes,
+    ) -> Result<T, DeviceError> {
         if answer.as_ref().is_err_and(DeviceError::is_out_of_memory) {
             self.refused.get_or_insert(self.held + size);
         }
@@ -97,7 +121,10 @@ impl<D: Device> DeviceWrapper for Logged<D> {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.inner.mapped().is_some().then_some(self as &mut dyn MappedDevice)
+        self.inner
+            .mapped()
+            .is_some()
+            .then_some(self as &mut dyn MappedDevice)
     }
 }
 
@@ -139,7 +166,10 @@ impl Target for Watched {
     type Allocator = dyn Allocator;
 
     fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
-        let allocation = self.allocator.allocate(&mut self.device, request).map_err(Box::new)?;
+        let allocation = self
+            .allocator
+            .allocate(&mut self.device, request)
+            .map_err(Box::new)?;
         self.address = Some(allocation.ptr());
         Ok(allocation)
     }
@@ -152,7 +182,10 @@ impl Target for Watched {
         self.allocator.record_stream(live, stream)
     }
 
-    fn with<R>(&mut self, call: impl FnOnce(&mut (dyn Allocator + 'static), &mut dyn TestDevice) -> R) -> R {
+    fn with<R>(
+        &mut self,
+        call: impl FnOnce(&mut (dyn Allocator + 'static), &mut dyn TestDevice) -> R,
+    ) -> R {
         call(&mut *self.allocator, &mut self.device)
     }
 }

@@ -10,7 +10,10 @@ fn interruptions_do_not_affect_the_allocation_time() {
         times.add(1, Kind::Allocate, if pass == 2 { 20_000_000 } else { 60 });
         times.add(2, Kind::Free, 30);
     }
-    assert_eq!((times.mean(Kind::Allocate), times.mean(Kind::Free)), (50.0, 30.0));
+    assert_eq!(
+        (times.mean(Kind::Allocate), times.mean(Kind::Free)),
+        (50.0, 30.0)
+    );
     assert_eq!(times.mean(Kind::Other), 0.0, "there was none");
 }
 

@@ -15,7 +15,8 @@ pub(super) const TEXT: u64 = 16 << 20;
 /// More memory than any device has. Larger blocks, segments and amounts of free memory are errors.
 pub(super) const DEVICE: Bytes = Bytes::gib(1024);
 
-/// Counts the memory that reading a snapshot takes. Shared objects count once for each copy that the snapshot keeps of them.
+/// Counts the memory that reading a snapshot takes. Shared objects count once for each copy that
+/// the snapshot keeps of them.
 pub(super) struct Budget {
     limit: Bytes,
     used: Cell<usize>,
@@ -29,7 +30,10 @@ impl Default for Budget {
 
 impl Budget {
     pub(super) fn new(limit: Bytes) -> Self {
-        Self { limit, used: Cell::new(0) }
+        Self {
+            limit,
+            used: Cell::new(0),
+        }
     }
 
     #[inline]
@@ -41,7 +45,11 @@ impl Budget {
     #[inline]
     pub(super) fn check(&self, more: usize) -> Result<(), SnapshotError> {
         let is_over = self.used.get().saturating_add(more) as u64 > self.limit.0;
-        if is_over { Err(SnapshotError::TooMuchMemory { limit: self.limit }) } else { Ok(()) }
+        if is_over {
+            Err(SnapshotError::TooMuchMemory { limit: self.limit })
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn take(&self, bytes: usize) -> Result<(), SnapshotError> {

@@ -1,6 +1,6 @@
-//! Stores keys of a snapshot that this crate does not know, so writing the snapshot again preserves them. Most PyTorch versions
-//! add keys (`compile_context`, `user_metadata`, `pool_id` …). Their values repeat in nearly all events, so each distinct set of
-//! keys is stored once.
+//! Stores keys of a snapshot that this crate does not know, so writing the snapshot again preserves
+//! them. Most PyTorch versions add keys (`compile_context`, `user_metadata`, `pool_id` …). Their
+//! values repeat in nearly all events, so each distinct set of keys is stored once.
 
 use indexmap::IndexSet;
 
@@ -68,7 +68,9 @@ impl Extras {
     }
 
     pub fn value(&self, id: ExtraId, key: &str) -> Option<&Value> {
-        self.get(id).iter().find_map(|(name, value)| (name == key).then_some(value))
+        self.get(id)
+            .iter()
+            .find_map(|(name, value)| (name == key).then_some(value))
     }
 
     pub fn intern(&mut self, set: Vec<(String, Value)>) -> ExtraId {

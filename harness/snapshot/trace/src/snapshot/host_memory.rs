@@ -1,4 +1,5 @@
-//! PyTorch's statistics of pinned host memory: [`HostMemory`]. PyTorch does not write them into snapshots, but `harness exec` and `harness.observe` do.
+//! PyTorch's statistics of pinned host memory: [`HostMemory`]. PyTorch does not write them into
+//! snapshots, but `harness exec` and `harness.observe` do.
 
 use harness_allocator::{allocator::caching::TorchVersion, units::Bytes};
 use serde::Serialize;
@@ -15,19 +16,29 @@ pub struct HostMemory {
     /// `None` if this version of PyTorch miscounts it.
     pub allocated: Option<Bytes>,
     pub reserved: Bytes,
-    /// At most this much: PyTorch adds the peaks of blocks of different sizes, which can have different times.
+    /// At most this much: PyTorch adds the peaks of blocks of different sizes, which can have
+    /// different times.
     pub peak_allocated: Option<Bytes>,
     pub peak_reserved: Bytes,
 }
 
 impl HostMemory {
-    /// The figures among the statistics of `torch.cuda.host_memory_stats()` of this version, if they are known. Until 2.9 they have other names than
-    /// today. In 2.11, freed blocks stay allocated in the statistics; 2.15 counts them. Between the two it is not known.
+    /// The figures among the statistics of `torch.cuda.host_memory_stats()` of this version, if
+    /// they are known. Until 2.9 they have other names than today. In 2.11, freed blocks stay
+    /// allocated in the statistics; 2.15 counts them. Between the two it is not known.
     pub fn of(version: &str, statistic: impl Fn(&str) -> Option<u64>) -> Option<Self> {
         let is_older = statistic("reserved_bytes.peak").is_some();
-        let [allocated, reserved] = if is_older { ["allocated_bytes", "reserved_bytes"] } else { ["active_bytes", "allocated_bytes"] };
-        let is_right = is_older || version.parse().is_ok_and(|version: TorchVersion| version >= TorchVersion::V2_15);
-        let figure = |quantity: &str, kind: &str| statistic(&format!("{quantity}.{kind}")).map(Bytes);
+        let [allocated, reserved] = if is_older {
+            ["allocated_bytes", "reserved_bytes"]
+        } else {
+            ["active_bytes", "allocated_bytes"]
+        };
+        let is_right = is_older
+            || version
+                .parse()
+                .is_ok_and(|version: TorchVersion| version >= TorchVersion::V2_15);
+        let figure =
+            |quantity: &str, kind: &str| statistic(&format!("{quantity}.{kind}")).map(Bytes);
         Some(Self {
             allocated: figure(allocated, "current").filter(|_| is_right),
             reserved: figure(reserved, "current")?,
@@ -36,23 +47,33 @@ impl HostMemory {
         })
     }
 
-    /// Returns whether the program itself used pinned memory, and not only PyTorch for reads of single values.
+    /// Returns whether the program itself used pinned memory, and not only PyTorch for reads of
+    /// single values.
     pub fn is_of_program(&self) -> bool {
         self.peak_reserved >= LEAST
     }
 
     /// The peaks, for example `peak allocated at most 1 GiB, peak reserved 1 GiB`.
     pub fn peaks(&self) -> String {
-        let allocated = self.peak_allocated.map_or_else(String::new, |peak| format!("peak allocated at most {peak}, "));
+        let allocated = self.peak_allocated.map_or_else(String::new, |peak| {
+            format!("peak allocated at most {peak}, ")
+        });
         format!("{allocated}peak reserved {}", self.peak_reserved)
     }
 }
 
 impl Snapshot {
-    /// Returns the pinned host memory at the time of the snapshot. `None` for snapshots that PyTorch wrote.
+    /// Returns the pinned host memory at the time of the snapshot. `None` for snapshots that
+    /// PyTorch wrote.
     pub fn host_memory(&self) -> Option<HostMemory> {
-        let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else { return None };
-        let value = |name: &str| pairs.iter().find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value));
+        let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else {
+            return None;
+        };
+        let value = |name: &str| {
+            pairs
+                .iter()
+                .find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value))
+        };
         HostMemory::of(value("torch")?.as_text()?, |name| value(name)?.as_u64())
     }
 }
@@ -68,14 +89,29 @@ mod tests {
         let of = |version: &str, statistics: &[(&str, [u64; 2])]| {
             HostMemory::of(version, |name| {
                 let (quantity, kind) = name.split_once('.')?;
-                let &(_, [current, peak]) = statistics.iter().find(|(name, _)| *name == quantity)?;
+                let &(_, [current, peak]) =
+                    statistics.iter().find(|(name, _)| *name == quantity)?;
                 Some(if kind == "peak" { peak } else { current })
             })
         };
         let [reserved, peak_reserved] = [3, 4].map(Bytes);
-        let all = HostMemory { allocated: Some(Bytes(1)), reserved, peak_allocated: Some(Bytes(2)), peak_reserved };
-        let miscounted = HostMemory { allocated: None, peak_allocated: None, ..all };
-        let found = [of("2.15.0+cu130", &newer), of("2.11.0", &newer), of("2.9.1+cu128", &older), of("2.15.0", &[])];
+        let all = HostMemory {
+            allocated: Some(Bytes(1)),
+            reserved,
+            peak_allocated: Some(Bytes(2)),
+            peak_reserved,
+        };
+        let miscounted = HostMemory {
+            allocated: None,
+            peak_allocated: None,
+            ..all
+        };
+        let found = [
+            of("2.15.0+cu130", &newer),
+            of("2.11.0", &newer),
+            of("2.9.1+cu128", &older),
+            of("2.15.0", &[]),
+        ];
         assert_eq!(found, [Some(all), Some(miscounted), Some(all), None]);
     }
 }

@@ -1,9 +1,10 @@
 //! Memory snapshots of PyTorch (`torch.cuda.memory._dump_snapshot`) as plain data: [`Snapshot`].
 //!
-//! A snapshot contains the allocator's segments with their blocks at one moment and, for each device, the allocator's last
-//! [`Event`]s. The keys match `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp`:
-//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/cuda/memory_snapshot.cpp>. Texts and stacks repeat often and are
-//! stored once.
+//! A snapshot contains the allocator's segments with their blocks at one moment and, for each
+//! device, the allocator's last [`Event`]s. The keys match `torch/csrc/cuda/memory_snapshot.cpp`
+//! and `torch/csrc/cuda/Module.cpp`:
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/cuda/memory_snapshot.cpp>. Texts and
+//! stacks repeat often and are stored once.
 
 mod budget;
 mod error;
@@ -34,7 +35,8 @@ pub use self::host_memory::HostMemory;
 pub use self::recorder::{Recorded, Recorder};
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 pub use self::{
-    error::SnapshotError, ranges::Ranges, recording::Recording, rmm::HEADER as RMM_LOG_HEADER, run::RunInfo, settings::Settings,
+    error::SnapshotError, ranges::Ranges, recording::Recording, rmm::HEADER as RMM_LOG_HEADER,
+    run::RunInfo, settings::Settings,
 };
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -58,8 +60,16 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub fn devices(&self) -> Vec<u32> {
-        let of_events = (0_u32..).zip(&self.traces).filter(|(_, events)| !events.is_empty()).map(|(device, _)| device);
-        let devices: BTreeSet<u32> = self.segments.iter().map(|segment| segment.device).chain(of_events).collect();
+        let of_events = (0_u32..)
+            .zip(&self.traces)
+            .filter(|(_, events)| !events.is_empty())
+            .map(|(device, _)| device);
+        let devices: BTreeSet<u32> = self
+            .segments
+            .iter()
+            .map(|segment| segment.device)
+            .chain(of_events)
+            .collect();
         devices.into_iter().collect()
     }
 
@@ -68,17 +78,34 @@ impl Snapshot {
     }
 
     pub fn segments_of(&self, device: u32) -> impl Iterator<Item = &Segment> + Clone {
-        self.segments.iter().filter(move |segment| segment.device == device)
+        self.segments
+            .iter()
+            .filter(move |segment| segment.device == device)
     }
 
-    /// The version of PyTorch whose decisions the snapshot shows: the given one, the one that the harness wrote, or the newest one whose rules
-    /// agree with the file's fields. Events have pools since 2.12, and the settings have `max_round_threshold` since 2.13.
+    /// The version of PyTorch whose decisions the snapshot shows: the given one, the one that the
+    /// harness wrote, or the newest one whose rules agree with the file's fields. Events have pools
+    /// since 2.12, and the settings have `max_round_threshold` since 2.13.
     pub fn torch(&self) -> TorchVersion {
-        let setting = |key| self.settings.as_ref().and_then(|settings| settings.value(key));
-        let written = || setting(settings::TORCH).and_then(Value::as_text)?.parse().ok();
+        let setting = |key| {
+            self.settings
+                .as_ref()
+                .and_then(|settings| settings.value(key))
+        };
+        let written = || {
+            setting(settings::TORCH)
+                .and_then(Value::as_text)?
+                .parse()
+                .ok()
+        };
         let inferred = || {
             let is_13 = setting("max_round_threshold").is_some();
-            let has_pools = || self.traces.iter().flatten().any(|event| self.extras.value(event.extra, "pool_id").is_some());
+            let has_pools = || {
+                self.traces
+                    .iter()
+                    .flatten()
+                    .any(|event| self.extras.value(event.extra, "pool_id").is_some())
+            };
             match () {
                 () if is_13 => TorchVersion::default(),
                 () if has_pools() => TorchVersion::V2_12,
@@ -89,13 +116,22 @@ impl Snapshot {
     }
 
     pub fn config(&self) -> Result<Config, ConfError> {
-        Config::parse_for(self.torch(), self.settings.as_ref().map_or("", |settings| &settings.conf))
+        Config::parse_for(
+            self.torch(),
+            self.settings.as_ref().map_or("", |settings| &settings.conf),
+        )
     }
 
     /// The private pool of an event. Versions after PyTorch 2.11 record it.
     pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
-        let (Value::Tuple(parts) | Value::List(parts)) = self.extras.value(event.extra, "pool_id")? else { return None };
-        let [first, second] = parts.as_slice() else { return None };
+        let (Value::Tuple(parts) | Value::List(parts)) =
+            self.extras.value(event.extra, "pool_id")?
+        else {
+            return None;
+        };
+        let [first, second] = parts.as_slice() else {
+            return None;
+        };
         Some(PoolId(first.as_u64()?, second.as_u64()?))
     }
 }
@@ -140,11 +176,28 @@ pub struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn of(segment: &SegmentInfo, stream: u64, private_pool: PoolId, stack: impl Fn(u64) -> StackId) -> Self {
+    pub(crate) fn of(
+        segment: &SegmentInfo,
+        stream: u64,
+        private_pool: PoolId,
+        stack: impl Fn(u64) -> StackId,
+    ) -> Self {
         let block = |block: &BlockInfo| {
-            let (address, size, requested, state) = (block.address.0, block.size, block.requested, block.state);
-            let stack = if state == BlockState::Inactive { StackId::EMPTY } else { stack(address) };
-            Block { address, size, requested, state, stack, extra: ExtraId::NONE }
+            let (address, size, requested, state) =
+                (block.address.0, block.size, block.requested, block.state);
+            let stack = if state == BlockState::Inactive {
+                StackId::EMPTY
+            } else {
+                stack(address)
+            };
+            Block {
+                address,
+                size,
+                requested,
+                state,
+                stack,
+                extra: ExtraId::NONE,
+            }
         };
         Self {
             device: 0,
@@ -160,7 +213,8 @@ impl Segment {
         }
     }
 
-    /// Sets the blocks: these, in address order, cut at the end of the segment, and the free memory between them.
+    /// Sets the blocks: these, in address order, cut at the end of the segment, and the free memory
+    /// between them.
     pub fn fill(&mut self, live: impl Iterator<Item = Block>) {
         let (mut at, end) = (self.address, self.address + self.size.0);
         for block in live {
@@ -174,9 +228,14 @@ impl Segment {
 
     /// The sizes and the requested sizes of the blocks in these states. The sums saturate.
     pub fn bytes_in(&self, states: &[BlockState]) -> (Bytes, Bytes) {
-        let blocks = self.blocks.iter().filter(|block| states.contains(&block.state));
+        let blocks = self
+            .blocks
+            .iter()
+            .filter(|block| states.contains(&block.state));
         let add = |sum: Bytes, more: Bytes| Bytes(sum.0.saturating_add(more.0));
-        blocks.fold((Bytes::ZERO, Bytes::ZERO), |(held, requested), block| (add(held, block.size), add(requested, block.requested)))
+        blocks.fold((Bytes::ZERO, Bytes::ZERO), |(held, requested), block| {
+            (add(held, block.size), add(requested, block.requested))
+        })
     }
 }
 
@@ -196,8 +255,20 @@ impl Block {
     /// A free block between two addresses, if they differ.
     pub fn free(from: u64, to: u64) -> Option<Self> {
         let size = to.checked_sub(from).filter(|&size| size > 0).map(Bytes)?;
-        let (requested, state, stack, extra) = (Bytes::ZERO, BlockState::Inactive, StackId::EMPTY, ExtraId::NONE);
-        Some(Self { address: from, size, requested, state, stack, extra })
+        let (requested, state, stack, extra) = (
+            Bytes::ZERO,
+            BlockState::Inactive,
+            StackId::EMPTY,
+            ExtraId::NONE,
+        );
+        Some(Self {
+            address: from,
+            size,
+            requested,
+            state,
+            stack,
+            extra,
+        })
     }
 }
 
@@ -212,7 +283,8 @@ pub struct Event {
     /// Microseconds since 1970, or since midnight in RMM logs. `None` in files of old versions.
     pub time_us: Option<u64>,
     pub stack: StackId,
-    /// Keys such as `compile_context`, `user_metadata` and, in new versions, `pool_id` (see [`Snapshot::pool_of`]).
+    /// Keys such as `compile_context`, `user_metadata` and, in new versions, `pool_id` (see
+    /// [`Snapshot::pool_of`]).
     pub extra: ExtraId,
 }
 

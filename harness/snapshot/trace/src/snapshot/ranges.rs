@@ -34,11 +34,17 @@ impl Ranges {
     }
 
     pub fn overlap(&self, start: u64, end: u64) -> bool {
-        self.0.range(..end).next_back().is_some_and(|(_, &other_end)| other_end > start)
+        self.0
+            .range(..end)
+            .next_back()
+            .is_some_and(|(_, &other_end)| other_end > start)
     }
 
     /// Returns true if one range contains all of these bytes.
     pub fn contain(&self, start: u64, end: u64) -> bool {
-        self.0.range(..=start).next_back().is_some_and(|(_, &other_end)| end <= other_end)
+        self.0
+            .range(..=start)
+            .next_back()
+            .is_some_and(|(_, &other_end)| end <= other_end)
     }
 }

@@ -1,19 +1,24 @@
-//! Records an allocator's events like PyTorch's memory history. [`Recorder::around`] wraps an allocator in [`Recorded`];
-//! [`Recorder::snapshot`] returns the events and the current state.
+//! Records an allocator's events like PyTorch's memory history. [`Recorder::around`] wraps an
+//! allocator in [`Recorded`]; [`Recorder::snapshot`] returns the events and the current state.
 //!
-//! Driver calls are found by comparing the allocator's segments before and after each operation whose counters changed. A segment
-//! that one operation frees and allocates again at the same address is therefore missed.
+//! Driver calls are found by comparing the allocator's segments before and after each operation
+//! whose counters changed. A segment that one operation frees and allocates again at the same
+//! address is therefore missed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use harness_allocator::allocator::{
-    Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools, Request, wrapper::AllocatorWrapper,
+    Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools,
+    Request, wrapper::AllocatorWrapper,
 };
 use harness_allocator::device::{Device, DeviceError, StreamId};
 use harness_allocator::{stats::SegmentInfo, units::Bytes};
 
-use super::{Action, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value, is_pending};
+use super::{
+    Action, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value,
+    is_pending,
+};
 
 /// The history of an allocator. Clones share one history.
 #[derive(Clone, Debug, Default)]
@@ -32,20 +37,28 @@ impl Recorder {
         log.counted = counted(&allocator);
         log.held = Held::of(&allocator.snapshot());
         drop(log);
-        Recorded { allocator, recorder: self.clone() }
+        Recorded {
+            allocator,
+            recorder: self.clone(),
+        }
     }
 
     /// Sets the current call stack, innermost frame first.
     pub fn set_place(&self, frames: impl IntoIterator<Item = Frame>) {
         let mut log = self.log();
-        let ids: Vec<FrameId> = frames.into_iter().map(|frame| log.snapshot.stacks.intern_frame(frame)).collect();
+        let ids: Vec<FrameId> = frames
+            .into_iter()
+            .map(|frame| log.snapshot.stacks.intern_frame(frame))
+            .collect();
         log.stack = log.snapshot.stacks.intern(&ids);
     }
 
     pub fn set_inner_place(&self, frame: Frame) {
         let mut log = self.log();
         let inner = log.snapshot.stacks.intern_frame(frame);
-        let ids: Vec<FrameId> = std::iter::once(inner).chain(log.snapshot.stacks.ids(log.stack).iter().copied()).collect();
+        let ids: Vec<FrameId> = std::iter::once(inner)
+            .chain(log.snapshot.stacks.ids(log.stack).iter().copied())
+            .collect();
         log.stack = log.snapshot.stacks.intern(&ids);
     }
 
@@ -67,13 +80,17 @@ impl Recorder {
         log.extras_known = None;
     }
 
-    /// Returns the events so far and the allocator's current segments. Stream numbers serve as handles; private pool N becomes
-    /// `(0, N + 1)`.
+    /// Returns the events so far and the allocator's current segments. Stream numbers serve as
+    /// handles; private pool N becomes `(0, N + 1)`.
     pub fn snapshot(&self, allocator: &dyn Allocator) -> Snapshot {
         let mut log = self.log();
         log.settle(allocator);
         let mut snapshot = log.snapshot.clone();
-        snapshot.segments = allocator.snapshot().iter().map(|segment| log.segment(segment)).collect();
+        snapshot.segments = allocator
+            .snapshot()
+            .iter()
+            .map(|segment| log.segment(segment))
+            .collect();
         snapshot.traces = vec![log.events.clone()];
         snapshot
     }
@@ -99,7 +116,9 @@ impl<A: Allocator> Recorded<A> {
     }
 
     fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
-        self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
+        self.allocator
+            .private_pools()
+            .ok_or(PrivatePoolError::Unknown(pool))
     }
 }
 
@@ -114,17 +133,31 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
         &mut self.allocator
     }
 
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
         let allocated = self.settled(|allocator| allocator.allocate(device, request));
         let mut log = self.recorder.log();
         match &allocated {
             Ok(allocation) if allocation.is_null() => {}
-            Ok(allocation) => {
-                log.allocated(Live { address: allocation.ptr().0, size: allocation.requested(), stream: allocation.stream() })
-            }
+            Ok(allocation) => log.allocated(Live {
+                address: allocation.ptr().0,
+                size: allocation.requested(),
+                stream: allocation.stream(),
+            }),
             Err(error) if error.is_out_of_memory() => {
                 let (free, extra) = (free_memory(error, device), log.extra_of_request());
-                log.add(Action::Oom, Live { address: free.0, size: request.size, stream: request.stream }, extra);
+                log.add(
+                    Action::Oom,
+                    Live {
+                        address: free.0,
+                        size: request.size,
+                        stream: request.stream,
+                    },
+                    extra,
+                );
             }
             Err(_) => {}
         }
@@ -132,7 +165,11 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
     }
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
-        let block = Live { address: allocation.ptr().0, size: allocation.requested(), stream: allocation.stream() };
+        let block = Live {
+            address: allocation.ptr().0,
+            size: allocation.requested(),
+            stream: allocation.stream(),
+        };
         let is_null = allocation.is_null();
         let freed = self.allocator.free(device, allocation);
         if !is_null && freed.is_ok() {
@@ -143,7 +180,11 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
         self.settled(|_| freed)
     }
 
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         self.settled(|allocator| allocator.release_stream(device, stream))
     }
 
@@ -152,7 +193,10 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
-        self.allocator.private_pools().is_some().then_some(self as &mut dyn PrivatePools)
+        self.allocator
+            .private_pools()
+            .is_some()
+            .then_some(self as &mut dyn PrivatePools)
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
@@ -173,7 +217,11 @@ impl<A: Allocator> PrivatePools for Recorded<A> {
         Ok(())
     }
 
-    fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+    fn release(
+        &mut self,
+        device: &mut dyn Device,
+        pool: PrivatePoolId,
+    ) -> Result<(), PrivatePoolError> {
         let released = self.pools(pool)?.release(device, pool);
         self.settled(|_| released)
     }
@@ -192,7 +240,11 @@ type Counted = [u64; 3];
 
 fn counted(allocator: &dyn Allocator) -> Counted {
     let stats = allocator.stats();
-    [stats.num_device_alloc, stats.num_device_free, stats.reserved_bytes.all.current]
+    [
+        stats.num_device_alloc,
+        stats.num_device_free,
+        stats.reserved_bytes.all.current,
+    ]
 }
 
 /// A requested block. For a failed request, `address` is the device's free memory.
@@ -239,13 +291,35 @@ struct Log {
 
 impl Log {
     fn add(&mut self, action: Action, block: Live, extra: ExtraId) {
-        let (time_us, stack, Live { address, size, stream }) = (self.time_us, self.stack, block);
-        self.events.push(Event { action, address, size, stream: stream.0.into(), time_us, stack, extra });
+        let (
+            time_us,
+            stack,
+            Live {
+                address,
+                size,
+                stream,
+            },
+        ) = (self.time_us, self.stack, block);
+        self.events.push(Event {
+            action,
+            address,
+            size,
+            stream: stream.0.into(),
+            time_us,
+            stack,
+            extra,
+        });
     }
 
     fn allocated(&mut self, block: Live) {
         let extra = self.extra_of_request();
-        self.blocks.insert(block.address, Owner { stack: self.stack, extra });
+        self.blocks.insert(
+            block.address,
+            Owner {
+                stack: self.stack,
+                extra,
+            },
+        );
         self.add(Action::Alloc, block, extra);
     }
 
@@ -256,12 +330,29 @@ impl Log {
     }
 
     /// Records a range reserved from the driver or returned to it.
-    fn moved(&mut self, action: Action, address: u64, Range { size, stream, private_pool }: Range) {
+    fn moved(
+        &mut self,
+        action: Action,
+        address: u64,
+        Range {
+            size,
+            stream,
+            private_pool,
+        }: Range,
+    ) {
         if action.reserves() {
             self.segments.insert(address, self.stack);
         }
         let extra = self.snapshot.extras.intern(vec![pool_key(private_pool)]);
-        self.add(action, Live { address, size, stream }, extra);
+        self.add(
+            action,
+            Live {
+                address,
+                size,
+                stream,
+            },
+            extra,
+        );
     }
 
     /// The unknown keys of a request that is made now.
@@ -270,16 +361,27 @@ impl Log {
         if let Some((_, known)) = self.extras_known.filter(|(known, _)| *known == pool) {
             return known;
         }
-        let label = self.label.iter().map(|label| ("user_metadata".to_owned(), Value::Text(label.clone())));
-        let extra = self.snapshot.extras.intern(label.chain([pool_key(pool.map(|pool| pool.0))]).collect());
+        let label = self
+            .label
+            .iter()
+            .map(|label| ("user_metadata".to_owned(), Value::Text(label.clone())));
+        let extra = self
+            .snapshot
+            .extras
+            .intern(label.chain([pool_key(pool.map(|pool| pool.0))]).collect());
         self.extras_known = Some((pool, extra));
         extra
     }
 
     /// Records completed frees, then memory returned to the driver, then new memory from it.
     fn settle(&mut self, allocator: &dyn Allocator) {
-        let complete: Vec<Live> = self.pending.extract_if(.., |block| !is_pending(allocator, block.address)).collect();
-        complete.into_iter().for_each(|block| self.freed(Action::FreeCompleted, block));
+        let complete: Vec<Live> = self
+            .pending
+            .extract_if(.., |block| !is_pending(allocator, block.address))
+            .collect();
+        complete
+            .into_iter()
+            .for_each(|block| self.freed(Action::FreeCompleted, block));
         let counted = counted(allocator);
         if counted == self.counted {
             return;
@@ -293,30 +395,55 @@ impl Log {
             (Action::SegmentAlloc, now.segments_beyond(&before)),
             (Action::SegmentMap, now.mapped_beyond(&before)),
         ] {
-            ranges.into_iter().for_each(|(address, range)| self.moved(action, address, range));
+            ranges
+                .into_iter()
+                .for_each(|(address, range)| self.moved(action, address, range));
         }
     }
 
     fn segment(&self, segment: &SegmentInfo) -> Segment {
         let stack = |address| self.blocks.get(&address).copied().unwrap_or_default().stack;
         let stream = segment.stream.unwrap_or_default().0.into();
-        let made = self.segments.get(&segment.address.0).copied().unwrap_or_default();
-        Segment { stack: made, ..Segment::of(segment, stream, pool_id(segment.private_pool), stack) }
+        let made = self
+            .segments
+            .get(&segment.address.0)
+            .copied()
+            .unwrap_or_default();
+        Segment {
+            stack: made,
+            ..Segment::of(segment, stream, pool_id(segment.private_pool), stack)
+        }
     }
 }
 
 impl Snapshot {
-    /// A snapshot of an allocator that has just refused a request, with the device's free memory. `private_pool` serves the request.
-    pub fn of_refusal(segments: &[SegmentInfo], request: Request, private_pool: Option<u32>, free: Bytes) -> Self {
+    /// A snapshot of an allocator that has just refused a request, with the device's free memory.
+    /// `private_pool` serves the request.
+    pub fn of_refusal(
+        segments: &[SegmentInfo],
+        request: Request,
+        private_pool: Option<u32>,
+        free: Bytes,
+    ) -> Self {
         let mut snapshot = Self::default();
         let extra = snapshot.extras.intern(vec![pool_key(private_pool)]);
         let (address, size, stream) = (free.0, request.size, request.stream.0.into());
         let segment = |segment: &SegmentInfo| {
             let stream = segment.stream.unwrap_or_default().0.into();
-            Segment::of(segment, stream, pool_id(segment.private_pool), |_| StackId::EMPTY)
+            Segment::of(segment, stream, pool_id(segment.private_pool), |_| {
+                StackId::EMPTY
+            })
         };
         snapshot.segments = segments.iter().map(segment).collect();
-        snapshot.traces = vec![vec![Event { action: Action::Oom, address, size, stream, time_us: None, stack: StackId::EMPTY, extra }]];
+        snapshot.traces = vec![vec![Event {
+            action: Action::Oom,
+            address,
+            size,
+            stream,
+            time_us: None,
+            stack: StackId::EMPTY,
+            extra,
+        }]];
         snapshot
     }
 }
@@ -329,7 +456,10 @@ fn pool_id(private_pool: Option<u32>) -> PoolId {
 /// The key `pool_id`, as PyTorch versions after 2.11 write it.
 fn pool_key(private_pool: Option<u32>) -> (String, Value) {
     let PoolId(first, second) = pool_id(private_pool);
-    ("pool_id".to_owned(), Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]))
+    (
+        "pool_id".to_owned(),
+        Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]),
+    )
 }
 
 #[derive(Clone, Debug, Default)]
@@ -343,16 +473,32 @@ impl Held {
     fn of(segments: &[SegmentInfo]) -> Self {
         let mut held = Self::default();
         for segment in segments {
-            let ranges = if segment.expandable { &mut held.mapped } else { &mut held.segments };
+            let ranges = if segment.expandable {
+                &mut held.mapped
+            } else {
+                &mut held.segments
+            };
             let (stream, private_pool) = (segment.stream.unwrap_or_default(), segment.private_pool);
-            ranges.insert(segment.address.0, Range { size: segment.size, stream, private_pool });
+            ranges.insert(
+                segment.address.0,
+                Range {
+                    size: segment.size,
+                    stream,
+                    private_pool,
+                },
+            );
         }
         held
     }
 
     fn segments_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
-        let beyond = self.segments.iter().filter(|&(address, segment)| other.segments.get(address) != Some(segment));
-        beyond.map(|(&address, &segment)| (address, segment)).collect()
+        let beyond = self
+            .segments
+            .iter()
+            .filter(|&(address, segment)| other.segments.get(address) != Some(segment));
+        beyond
+            .map(|(&address, &segment)| (address, segment))
+            .collect()
     }
 
     fn mapped_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
@@ -361,10 +507,20 @@ impl Held {
             let (mut from, end) = (start, start + range.size.0);
             let mut part = |from: u64, to: u64| {
                 if from < to {
-                    beyond.push((from, Range { size: Bytes(to - from), ..range }));
+                    beyond.push((
+                        from,
+                        Range {
+                            size: Bytes(to - from),
+                            ..range
+                        },
+                    ));
                 }
             };
-            for (&known, known_range) in other.mapped.range(..end).filter(|&(&known, known_range)| known + known_range.size.0 > start) {
+            for (&known, known_range) in other
+                .mapped
+                .range(..end)
+                .filter(|&(&known, known_range)| known + known_range.size.0 > start)
+            {
                 part(from, known);
                 from = from.max(known + known_range.size.0);
             }

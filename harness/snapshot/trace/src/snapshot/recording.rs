@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{ACTIVE, Action, Event, Ranges, Segment, Snapshot, StackId};
 
-/// The completeness of a trace, inferred from its events and final state, because PyTorch does not store it. Some gaps leave no
-/// evidence: a late start while nothing was reserved, or a skipped action that happened only once per address.
+/// The completeness of a trace, inferred from its events and final state, because PyTorch does not
+/// store it. Some gaps leave no evidence: a late start while nothing was reserved, or a skipped
+/// action that happened only once per address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
     /// The trace contains the allocation of everything that was freed in it or is live at its end.
     pub from_start: bool,
-    /// Earlier events are missing: a live block has an allocation stack but no event. Later events overwrote them
-    /// (`max_entries`), or an earlier recording was stopped.
+    /// Earlier events are missing: a live block has an allocation stack but no event. Later events
+    /// overwrote them (`max_entries`), or an earlier recording was stopped.
     pub events_lost: bool,
     /// Actions that happened but were not recorded (`skip_actions`).
     pub missing: Vec<Action>,
@@ -21,13 +22,20 @@ impl Snapshot {
     /// Examines the trace of a device. Returns `None` if nothing was recorded. Takes linear time.
     pub fn recording(&self, device: u32) -> Option<Recording> {
         let events = self.traces.get(device as usize)?;
-        if events.iter().all(|event| matches!(event.action, Action::Snapshot | Action::Oom)) {
+        if events
+            .iter()
+            .all(|event| matches!(event.action, Action::Snapshot | Action::Oom))
+        {
             return None;
         }
         let mut seen = Seen::default();
         events.iter().for_each(|event| seen.event(event));
         seen.end(self.segments_of(device));
-        Some(Recording { from_start: !seen.before, events_lost: seen.events_lost, missing: seen.missing.into_iter().collect() })
+        Some(Recording {
+            from_start: !seen.before,
+            events_lost: seen.events_lost,
+            missing: seen.missing.into_iter().collect(),
+        })
     }
 }
 
@@ -57,7 +65,9 @@ impl Seen {
         let (address, end) = (event.address, event.address.saturating_add(event.size.0));
         match event.action {
             Action::Alloc => match self.blocks.insert(address, Life::Allocated) {
-                Some(Life::Allocated) => self.missing.extend([Action::FreeRequested, Action::FreeCompleted]),
+                Some(Life::Allocated) => self
+                    .missing
+                    .extend([Action::FreeRequested, Action::FreeCompleted]),
                 Some(Life::FreeRequested) => self.missing.extend([Action::FreeCompleted]),
                 Some(Life::Freed) | None => {}
             },
@@ -102,12 +112,22 @@ impl Seen {
         }
         for segment in segments {
             let is_made = match segment.expandable {
-                true => self.mapped.contain(segment.address, segment.address.saturating_add(segment.size.0)),
+                true => self.mapped.contain(
+                    segment.address,
+                    segment.address.saturating_add(segment.size.0),
+                ),
                 false => self.made.contains_key(&segment.address),
             };
             self.held(is_made, segment.stack, Action::SegmentAlloc);
-            for block in segment.blocks.iter().filter(|block| ACTIVE.contains(&block.state)) {
-                let is_allocated = matches!(self.blocks.get(&block.address), Some(Life::Allocated | Life::FreeRequested));
+            for block in segment
+                .blocks
+                .iter()
+                .filter(|block| ACTIVE.contains(&block.state))
+            {
+                let is_allocated = matches!(
+                    self.blocks.get(&block.address),
+                    Some(Life::Allocated | Life::FreeRequested)
+                );
                 self.held(is_allocated, block.stack, Action::Alloc);
             }
         }
@@ -115,6 +135,7 @@ impl Seen {
 
     fn held(&mut self, in_trace: bool, stack: StackId, made_by: Action) {
         self.before |= !in_trace;
-        self.events_lost |= !in_trace && stack != StackId::EMPTY && !self.missing.contains(&made_by);
+        self.events_lost |=
+            !in_trace && stack != StackId::EMPTY && !self.missing.contains(&made_by);
     }
 }

@@ -1,4 +1,5 @@
-//! Describes the harness run that wrote a snapshot: [`RunInfo`]. It is stored under a top-level key that PyTorch ignores.
+//! Describes the harness run that wrote a snapshot: [`RunInfo`]. It is stored under a top-level key
+//! that PyTorch ignores.
 
 use harness_allocator::{device::Clock, units::Bytes};
 use serde::Serialize;
@@ -23,8 +24,14 @@ pub struct RunInfo {
 impl Snapshot {
     /// Returns the run, if the harness wrote this snapshot.
     pub fn run(&self) -> Option<RunInfo> {
-        let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else { return None };
-        let value = |name: &str| pairs.iter().find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value));
+        let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else {
+            return None;
+        };
+        let value = |name: &str| {
+            pairs
+                .iter()
+                .find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value))
+        };
         let text = |name: &str| value(name).and_then(Value::as_text).map(str::to_owned);
         let is_true = |name: &str| match value(name) {
             Some(Value::Bool(is_true)) => Some(*is_true),
@@ -36,7 +43,11 @@ impl Snapshot {
             is_pytorchs: is_true("is_pytorchs")?,
             device: text("device")?,
             memory: value("memory").and_then(Value::as_u64).map(Bytes)?,
-            clock: if is_true("simulated_times")? { Clock::Simulated } else { Clock::Measured },
+            clock: if is_true("simulated_times")? {
+                Clock::Simulated
+            } else {
+                Clock::Measured
+            },
         })
     }
 
@@ -49,10 +60,23 @@ impl Snapshot {
             ("is_pytorchs", Value::Bool(run.is_pytorchs)),
             ("device", text(&run.device)),
             ("memory", Value::Int(run.memory.0.into())),
-            ("simulated_times", Value::Bool(run.clock == Clock::Simulated)),
+            (
+                "simulated_times",
+                Value::Bool(run.clock == Clock::Simulated),
+            ),
         ];
-        let run = Value::Dict(pairs.into_iter().map(|(key, value)| (text(key), value)).collect());
-        let others = self.extras.get(self.extra).iter().filter(|(key, _)| key != KEY).cloned();
+        let run = Value::Dict(
+            pairs
+                .into_iter()
+                .map(|(key, value)| (text(key), value))
+                .collect(),
+        );
+        let others = self
+            .extras
+            .get(self.extra)
+            .iter()
+            .filter(|(key, _)| key != KEY)
+            .cloned();
         let keys = others.chain([(KEY.to_owned(), run)]).collect();
         self.extra = self.extras.intern(keys);
     }

@@ -17,23 +17,36 @@ pub(super) const TORCH: &str = "torch";
 impl Settings {
     /// The settings of a caching allocator, with its version of PyTorch.
     pub fn of(config: &Config) -> Self {
-        let pairs = [("PYTORCH_CUDA_ALLOC_CONF", config.to_string()), (TORCH, config.torch.to_string())];
-        Self::new(pairs.map(|(key, value)| (key.to_owned(), Value::Text(value))).into())
+        let pairs = [
+            ("PYTORCH_CUDA_ALLOC_CONF", config.to_string()),
+            (TORCH, config.torch.to_string()),
+        ];
+        Self::new(
+            pairs
+                .map(|(key, value)| (key.to_owned(), Value::Text(value)))
+                .into(),
+        )
     }
 
     /// Derives the settings from the keys of a file.
     pub fn new(all: Vec<(String, Value)>) -> Self {
-        let recorded = all.iter().find(|(key, _)| key.ends_with("ALLOC_CONF")).and_then(|(_, value)| value.as_text());
+        let recorded = all
+            .iter()
+            .find(|(key, _)| key.ends_with("ALLOC_CONF"))
+            .and_then(|(_, value)| value.as_text());
         let conf = recorded.map_or_else(|| conf_of(&all), str::to_owned);
         Self { conf, all }
     }
 
     pub fn value(&self, key: &str) -> Option<&Value> {
-        self.all.iter().find_map(|(name, value)| (name == key).then_some(value))
+        self.all
+            .iter()
+            .find_map(|(name, value)| (name == key).then_some(value))
     }
 }
 
-/// Builds `PYTORCH_CUDA_ALLOC_CONF` from settings that affect placement and differ from the default.
+/// Builds `PYTORCH_CUDA_ALLOC_CONF` from settings that affect placement and differ from the
+/// default.
 fn conf_of(all: &[(String, Value)]) -> String {
     let mut parts = Vec::new();
     for (key, value) in all {
@@ -44,8 +57,12 @@ fn conf_of(all: &[(String, Value)]) -> String {
             ("garbage_collection_threshold", Value::Float(bits)) if f64::from_bits(*bits) > 0.0 => {
                 parts.push(format!("{key}:{}", f64::from_bits(*bits)))
             }
-            ("expandable_segments", Value::Bool(true)) => parts.push("expandable_segments:True".to_owned()),
-            ("roundup_power2_divisions", Value::Dict(divisions)) => parts.extend(roundup_of(divisions)),
+            ("expandable_segments", Value::Bool(true)) => {
+                parts.push("expandable_segments:True".to_owned())
+            }
+            ("roundup_power2_divisions", Value::Dict(divisions)) => {
+                parts.extend(roundup_of(divisions))
+            }
             _ => {}
         }
     }
@@ -55,7 +72,9 @@ fn conf_of(all: &[(String, Value)]) -> String {
 /// Converts a dictionary of divisions by size in MiB. Returns `None` if sizes are not rounded.
 fn roundup_of(divisions: &[(Value, Value)]) -> Option<String> {
     let of = |(size, divisions): &(Value, Value)| {
-        let size = size.as_text().map_or_else(|| size.as_u64(), |text| text.parse().ok())?;
+        let size = size
+            .as_text()
+            .map_or_else(|| size.as_u64(), |text| text.parse().ok())?;
         Some((size, divisions.as_u64()?))
     };
     let divisions: Vec<(u64, u64)> = divisions.iter().filter_map(of).collect();
@@ -66,6 +85,9 @@ fn roundup_of(divisions: &[(Value, Value)]) -> Option<String> {
     if rest.iter().all(|&(_, each)| each == first) {
         return Some(format!("roundup_power2_divisions:{first}"));
     }
-    let each: Vec<String> = divisions.iter().map(|(size, each)| format!("{size}:{each}")).collect();
+    let each: Vec<String> = divisions
+        .iter()
+        .map(|(size, each)| format!("{size}:{each}"))
+        .collect();
     Some(format!("roundup_power2_divisions:[{}]", each.join(",")))
 }

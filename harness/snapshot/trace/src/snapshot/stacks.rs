@@ -1,4 +1,5 @@
-//! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`], and stacks, identified by [`StackId`].
+//! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`],
+//! and stacks, identified by [`StackId`].
 
 use indexmap::IndexSet;
 
@@ -16,7 +17,8 @@ impl StackId {
 pub struct Frame {
     pub name: String,
     pub file: String,
-    /// Counted from 1; 0 if the file has none. For unsymbolized C++ code, the address in the library.
+    /// Counted from 1; 0 if the file has none. For unsymbolized C++ code, the address in the
+    /// library.
     pub line: u32,
     /// Unknown keys, for example from `torch.compile`.
     pub extra: ExtraId,
@@ -34,26 +36,35 @@ pub struct Stacks {
 
 impl Default for Stacks {
     fn default() -> Self {
-        Self { frames: IndexSet::new(), stacks: IndexSet::from([Vec::new()]) }
+        Self {
+            frames: IndexSet::new(),
+            stacks: IndexSet::from([Vec::new()]),
+        }
     }
 }
 
 /// Equal stacks have equal ids.
 impl PartialEq for Stacks {
     fn eq(&self, other: &Self) -> bool {
-        self.frames.as_slice() == other.frames.as_slice() && self.stacks.as_slice() == other.stacks.as_slice()
+        self.frames.as_slice() == other.frames.as_slice()
+            && self.stacks.as_slice() == other.stacks.as_slice()
     }
 }
 
 impl Stacks {
     /// The frames of a stack, innermost first. Empty for an unknown id.
-    pub fn frames(&self, stack: StackId) -> impl ExactSizeIterator<Item = &Frame> + DoubleEndedIterator + '_ {
+    pub fn frames(
+        &self,
+        stack: StackId,
+    ) -> impl ExactSizeIterator<Item = &Frame> + DoubleEndedIterator + '_ {
         self.ids(stack).iter().map(|&id| self.frame(id))
     }
 
     /// The ids of a stack's frames, innermost first. Empty for an unknown id.
     pub fn ids(&self, stack: StackId) -> &[FrameId] {
-        self.stacks.get_index(stack.0 as usize).map_or(&[], Vec::as_slice)
+        self.stacks
+            .get_index(stack.0 as usize)
+            .map_or(&[], Vec::as_slice)
     }
 
     pub fn frame(&self, id: FrameId) -> &Frame {

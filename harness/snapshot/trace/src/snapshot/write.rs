@@ -1,21 +1,33 @@
-//! Writes a [`Snapshot`] as a pickle for `python -m torch.cuda._memory_viz`, <https://docs.pytorch.org/memory_viz> and [`Snapshot::read`].
-//! Uses protocol 4 without frames, and only opcodes that PyTorch's viewer supports (`torch/utils/viz/MemoryViz.js`).
+//! Writes a [`Snapshot`] as a pickle for `python -m torch.cuda._memory_viz`,
+//! <https://docs.pytorch.org/memory_viz> and [`Snapshot::read`]. Uses protocol 4 without frames,
+//! and only opcodes that PyTorch's viewer supports (`torch/utils/viz/MemoryViz.js`).
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use harness_allocator::stats::BlockState;
 
-use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId, Value, pickle::opcode};
+use super::{
+    ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId,
+    Value, pickle::opcode,
+};
 
 /// The number of items per APPENDS, as in Python.
 const BATCH: usize = 1000;
 
 impl Snapshot {
-    /// Writes an unpacked pickle. Reading it returns an equal snapshot, except for [`Snapshot::notes`].
+    /// Writes an unpacked pickle. Reading it returns an equal snapshot, except for
+    /// [`Snapshot::notes`].
     pub fn write(&self, mut out: impl Write) -> io::Result<()> {
         let (texts, frames, stacks) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let mut pickle = Pickle { snapshot: self, out: vec![opcode::PROTO, 4], memoized: 0, texts, frames, stacks };
+        let mut pickle = Pickle {
+            snapshot: self,
+            out: vec![opcode::PROTO, 4],
+            memoized: 0,
+            texts,
+            frames,
+            stacks,
+        };
         pickle.snapshot();
         pickle.out.push(opcode::STOP);
         out.write_all(&pickle.out)?;
@@ -40,7 +52,9 @@ impl<'a> Pickle<'a> {
             pickle.text("segments");
             pickle.list(&snapshot.segments, Self::segment);
             pickle.text("device_traces");
-            pickle.list(&snapshot.traces, |pickle, events| pickle.list(events, Self::event));
+            pickle.list(&snapshot.traces, |pickle, events| {
+                pickle.list(events, Self::event)
+            });
             if let Some(settings) = &snapshot.settings {
                 pickle.text("allocator_settings");
                 pickle.dict(|pickle| pickle.pairs(&settings.all));
@@ -96,7 +110,14 @@ impl<'a> Pickle<'a> {
     fn event(&mut self, event: &'a Event) {
         self.dict(|pickle| {
             pickle.word("action", event.action.name());
-            pickle.number(if event.action == Action::Oom { "device_free" } else { "addr" }, event.address);
+            pickle.number(
+                if event.action == Action::Oom {
+                    "device_free"
+                } else {
+                    "addr"
+                },
+                event.address,
+            );
             pickle.number("size", event.size.0);
             pickle.number("stream", event.stream);
             if let Some(time_us) = event.time_us {
@@ -125,7 +146,9 @@ impl<'a> Pickle<'a> {
         match self.stacks.get(&stack) {
             Some(&number) => self.get(number),
             None => {
-                self.list(self.snapshot.stacks.ids(stack), |pickle, &frame| pickle.frame(frame));
+                self.list(self.snapshot.stacks.ids(stack), |pickle, &frame| {
+                    pickle.frame(frame)
+                });
                 let number = self.memoize();
                 self.stacks.insert(stack, number);
             }
@@ -224,7 +247,11 @@ impl<'a> Pickle<'a> {
     }
 
     fn bool(&mut self, is_true: bool) {
-        self.out.push(if is_true { opcode::NEWTRUE } else { opcode::NEWFALSE });
+        self.out.push(if is_true {
+            opcode::NEWTRUE
+        } else {
+            opcode::NEWFALSE
+        });
     }
 
     fn int(&mut self, number: i128) {
@@ -236,7 +263,11 @@ impl<'a> Pickle<'a> {
             self.op(opcode::BININT, &int.to_le_bytes());
         } else {
             let bytes = number.to_le_bytes();
-            let length = if i64::try_from(number).is_ok() { 8 } else { bytes.len() };
+            let length = if i64::try_from(number).is_ok() {
+                8
+            } else {
+                bytes.len()
+            };
             self.op(opcode::LONG1, &[length as u8]);
             self.out.extend(&bytes[..length]);
         }

@@ -10,10 +10,26 @@ fn operations_survive_writing_and_reading() {
 
 #[test]
 fn comments_are_skipped_and_errors_name_their_line() {
-    assert_eq!(parse("# a trace\n\n d # wait\n").expect("one operation").len(), 1);
+    assert_eq!(
+        parse("# a trace\n\n d # wait\n")
+            .expect("one operation")
+            .len(),
+        1
+    );
     let error = parse("d\na 1 -5 0\n").expect_err("a negative size");
-    assert_eq!((error.line, error.expected), (2, "expected `a ID SIZE STREAM`, three whole numbers"));
-    for wrong in ["q", "a 1 2", "f x", "m 1.5", "m nan", "d 1", "a 1 99999999999999999999 0"] {
+    assert_eq!(
+        (error.line, error.expected),
+        (2, "expected `a ID SIZE STREAM`, three whole numbers")
+    );
+    for wrong in [
+        "q",
+        "a 1 2",
+        "f x",
+        "m 1.5",
+        "m nan",
+        "d 1",
+        "a 1 99999999999999999999 0",
+    ] {
         assert!(parse(wrong).is_err(), "{wrong}");
     }
 }

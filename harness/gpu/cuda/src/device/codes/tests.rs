@@ -12,18 +12,30 @@ fn the_codes_are_sorted_and_each_has_a_name_and_advice() {
 
 #[test]
 fn a_known_code_has_a_name_and_advice() {
-    let error = DeviceError::from(Refusal { call: "cuInit", code: 100 });
+    let error = DeviceError::from(Refusal {
+        call: "cuInit",
+        code: 100,
+    });
     assert_eq!(
         error.to_string(),
-        "cuInit failed: CUDA_ERROR_NO_DEVICE (100). No GPU is visible: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, and give the \
+        "cuInit failed: CUDA_ERROR_NO_DEVICE (100). No GPU is visible: see `nvidia-smi -L` and \
+         CUDA_VISIBLE_DEVICES, and give the \
              container access to the GPU"
     );
 }
 
 #[test]
 fn an_unknown_code_is_reported_as_unknown() {
-    let error = DeviceError::from(Refusal { call: "cuMemAlloc_v2", code: 9999 });
-    assert!(error.to_string().starts_with("cuMemAlloc_v2 failed: unknown driver code (9999). "), "{error}");
+    let error = DeviceError::from(Refusal {
+        call: "cuMemAlloc_v2",
+        code: 9999,
+    });
+    assert!(
+        error
+            .to_string()
+            .starts_with("cuMemAlloc_v2 failed: unknown driver code (9999). "),
+        "{error}"
+    );
 }
 
 /// cudarc uses the same names for these codes.

@@ -1,4 +1,5 @@
-//! Bins of free blocks by size. Below 4 MiB every multiple of 512 B has its own bin; above, each doubling has 4096 bins.
+//! Bins of free blocks by size. Below 4 MiB every multiple of 512 B has its own bin; above, each
+//! doubling has 4096 bins.
 
 use super::config::BLOCK_UNIT;
 
@@ -8,7 +9,8 @@ pub(super) const ROW: usize = 1 << ROW_BITS;
 /// The number of rows. Sizes of 64 bits need 44; a power of two makes index checks unnecessary.
 pub(super) const ROWS: usize = 64;
 
-/// A bin: its row, and in the low [`ROW_BITS`] bits its index in the row. Each block stores its bin, so it is computed once.
+/// A bin: its row, and in the low [`ROW_BITS`] bits its index in the row. Each block stores its
+/// bin, so it is computed once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bin(u32);
 
@@ -21,7 +23,8 @@ impl Bin {
     #[inline(always)]
     pub(super) fn of(size: u64) -> Self {
         let units = size / BLOCK_UNIT;
-        // Bins of rows 0 and 1 are one unit wide, so their number is the size in units. The bins of each later row are twice as wide.
+        // Bins of rows 0 and 1 are one unit wide, so their number is the size in units. The bins of
+        // each later row are twice as wide.
         let width = (units | ROW as u64).ilog2() - ROW_BITS;
         Self((units >> width) as u32 + (width << ROW_BITS))
     }

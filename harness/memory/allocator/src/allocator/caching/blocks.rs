@@ -1,8 +1,10 @@
-//! Blocks and segments: slots with links to their neighbors. A segment is a chain of blocks without gaps, in address order.
+//! Blocks and segments: slots with links to their neighbors. A segment is a chain of blocks without
+//! gaps, in address order.
 //!
-//! A block fits one cache line, including its links in the free index. Slot 0 means "no neighbor", so links can be followed and
-//! written without a check. Invariants: a block's address never changes; when two blocks merge, the lower one remains; slot 0 and
-//! all vacant slots have the state [`State::Vacant`].
+//! A block fits one cache line, including its links in the free index. Slot 0 means "no neighbor",
+//! so links can be followed and written without a check. Invariants: a block's address never
+//! changes; when two blocks merge, the lower one remains; slot 0 and all vacant slots have the
+//! state [`State::Vacant`].
 
 use std::collections::BTreeMap;
 
@@ -36,7 +38,8 @@ pub(super) struct Block {
     pub(super) next: BlockId,
     /// Its links in the free index.
     pub(super) heap: HeapLinks,
-    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both would wait for an earlier store of one.
+    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both
+    /// would wait for an earlier store of one.
     pub(super) stream_pool: StreamPoolId,
     pub(super) kind: PoolKind,
     pub(super) state: State,
@@ -58,7 +61,12 @@ pub(super) struct HeapLinks {
 
 impl HeapLinks {
     /// A heap with one block.
-    pub(super) const ALONE: Self = Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, bin: Bin::NONE };
+    pub(super) const ALONE: Self = Self {
+        child: BlockId::NONE,
+        sibling: BlockId::NONE,
+        previous: BlockId::NONE,
+        bin: Bin::NONE,
+    };
 }
 
 impl Block {
@@ -100,18 +108,20 @@ pub(super) struct Blocks {
     vacant: BlockId,
     /// Segments by their first address. Used at driver calls only.
     segments: BTreeMap<u64, Segment>,
-    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in look-ups.
+    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage
+    /// collection measures age in look-ups.
     free_since: Vec<u64>,
     ties: TieOrder,
     /// The last assigned number of a segment or block, whichever `ties` numbers.
     numbered: u64,
 }
 
-/// The low bits of a rank, if segments are numbered: the offset in the segment in units of [`BLOCK_UNIT`]. The high bits are the segment's number.
+/// The low bits of a rank, if segments are numbered: the offset in the segment in units of
+/// [`BLOCK_UNIT`]. The high bits are the segment's number.
 const OFFSET_BITS: u32 = 36;
 
-/// The slots. Code that changes several blocks borrows them once: through `&mut Blocks` the compiler must reload their address
-/// after each store.
+/// The slots. Code that changes several blocks borrows them once: through `&mut Blocks` the
+/// compiler must reload their address after each store.
 impl std::ops::Deref for Blocks {
     type Target = [Block];
     #[inline(always)]
@@ -145,7 +155,14 @@ impl std::ops::IndexMut<BlockId> for [Block] {
 impl Blocks {
     pub(super) fn new(ties: TieOrder) -> Self {
         let blocks = vec![Block::VACANT];
-        Self { blocks, vacant: BlockId::NONE, segments: BTreeMap::new(), free_since: Vec::new(), ties, numbered: 0 }
+        Self {
+            blocks,
+            vacant: BlockId::NONE,
+            segments: BTreeMap::new(),
+            free_since: Vec::new(),
+            ties,
+            numbered: 0,
+        }
     }
 
     #[inline]
@@ -180,16 +197,35 @@ impl Blocks {
     }
 
     /// Adds a segment of one block: free, or unmapped if the segment is expandable.
-    pub(super) fn add_segment(&mut self, range: MemoryRange, stream_pool: StreamPoolId, kind: PoolKind, expandable: bool) -> BlockId {
+    pub(super) fn add_segment(
+        &mut self,
+        range: MemoryRange,
+        stream_pool: StreamPoolId,
+        kind: PoolKind,
+        expandable: bool,
+    ) -> BlockId {
         let (address, size) = (range.start.0, range.len.0);
         let first = self.slot();
-        let state = if expandable { State::Unmapped } else { State::Free };
+        let state = if expandable {
+            State::Unmapped
+        } else {
+            State::Free
+        };
         let rank = match self.ties {
             TieOrder::Address => address / BLOCK_UNIT,
             TieOrder::Block => self.next_number(),
             TieOrder::Segment => self.next_number() << OFFSET_BITS,
         };
-        self[first] = Block { address, size, rank, stream_pool, kind, state, expandable, ..Block::VACANT };
+        self[first] = Block {
+            address,
+            size,
+            rank,
+            stream_pool,
+            kind,
+            state,
+            expandable,
+            ..Block::VACANT
+        };
         self.segments.insert(address, Segment { first, size });
         first
     }
@@ -201,24 +237,37 @@ impl Blocks {
     }
 
     fn segment(&self, address: u64) -> Option<Segment> {
-        self.segments.range(..=address).next_back().map(|(_, &segment)| segment)
+        self.segments
+            .range(..=address)
+            .next_back()
+            .map(|(_, &segment)| segment)
     }
 
     pub(super) fn reservation(&self, block: BlockId) -> MemoryRange {
-        let segment = self.segment(self[block].address).expect("every block is in a segment");
+        let segment = self
+            .segment(self[block].address)
+            .expect("every block is in a segment");
         MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
     }
 
     /// The mapped ranges of a segment, given its first block.
     pub(super) fn mapped_stretches(&self, first: BlockId) -> Vec<MemoryRange> {
         let stretches = self.stretches(first, &|_| (StreamId::DEFAULT, None));
-        stretches.into_iter().map(|stretch| MemoryRange::new(stretch.address, stretch.size)).collect()
+        stretches
+            .into_iter()
+            .map(|stretch| MemoryRange::new(stretch.address, stretch.size))
+            .collect()
     }
 
     /// Marks a range of a segment as unmapped. For `close` only: it does not check for live blocks.
     pub(super) fn note_unmapped(&mut self, first: BlockId, stretch: MemoryRange) {
-        let within: Vec<BlockId> = self.chain(first).filter(|&id| (stretch.start.0..stretch.end().0).contains(&self[id].address)).collect();
-        within.into_iter().for_each(|id| self[id].state = State::Unmapped);
+        let within: Vec<BlockId> = self
+            .chain(first)
+            .filter(|&id| (stretch.start.0..stretch.end().0).contains(&self[id].address))
+            .collect();
+        within
+            .into_iter()
+            .for_each(|id| self[id].state = State::Unmapped);
     }
 
     pub(super) fn remove_segment(&mut self, whole: BlockId) {
@@ -228,15 +277,24 @@ impl Blocks {
         self.vacate(whole);
     }
 
-    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state and the requested bytes. If blocks are
-    /// numbered, the front part gets a new number.
+    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state
+    /// and the requested bytes. If blocks are numbered, the front part gets a new number.
     #[inline(always)]
     pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
         let rest = self.slot();
         let blocks = &mut self.blocks[..];
         let block = &mut blocks[front];
         debug_assert!(size < block.size, "both parts have bytes");
-        let Block { address, rank, requested, stream_pool, kind, state, expandable, .. } = *block;
+        let Block {
+            address,
+            rank,
+            requested,
+            stream_pool,
+            kind,
+            state,
+            expandable,
+            ..
+        } = *block;
         let bytes = block.size - size;
         block.size = size;
         let next = std::mem::replace(&mut block.next, rest);
@@ -286,11 +344,16 @@ impl Blocks {
         block.next = next;
     }
 
-    /// Merges a block with its previous neighbor in the same state. The result has the requested bytes of `block`, and its number if
-    /// blocks are numbered.
+    /// Merges a block with its previous neighbor in the same state. The result has the requested
+    /// bytes of `block`, and its number if blocks are numbered.
     #[inline(always)]
     pub(super) fn absorb_into_previous(&mut self, block: BlockId) -> BlockId {
-        let Block { previous, requested, rank, .. } = self[block];
+        let Block {
+            previous,
+            requested,
+            rank,
+            ..
+        } = self[block];
         self.absorb_next(previous);
         self[previous].requested = requested;
         if self.ties == TieOrder::Block {
@@ -300,7 +363,10 @@ impl Blocks {
     }
 
     pub(super) fn free_since(&self, id: BlockId) -> u64 {
-        self.free_since.get(id.0 as usize).copied().unwrap_or_default()
+        self.free_since
+            .get(id.0 as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     pub(super) fn set_free_since(&mut self, id: BlockId, lookups: u64) {
@@ -311,27 +377,51 @@ impl Blocks {
         self.free_since[slot] = lookups;
     }
 
-    /// Describes the segment that contains an address; for an expandable one, the mapped range around it. Linear in its blocks.
-    pub(super) fn describe_at(&self, address: DevicePtr, label: impl Fn(StreamPoolId) -> StreamPoolLabel) -> Option<SegmentInfo> {
+    /// Describes the segment that contains an address; for an expandable one, the mapped range
+    /// around it. Linear in its blocks.
+    pub(super) fn describe_at(
+        &self,
+        address: DevicePtr,
+        label: impl Fn(StreamPoolId) -> StreamPoolLabel,
+    ) -> Option<SegmentInfo> {
         let segment = self.segment(address.0)?;
-        let around = |stretch: &SegmentInfo| stretch.address <= address && address < stretch.address.offset(stretch.size);
-        self.stretches(segment.first, &label).into_iter().find(around)
+        let around = |stretch: &SegmentInfo| {
+            stretch.address <= address && address < stretch.address.offset(stretch.size)
+        };
+        self.stretches(segment.first, &label)
+            .into_iter()
+            .find(around)
     }
 
-    /// Describes all segments in address order; for an expandable one, each mapped range separately, as in PyTorch's snapshots.
-    pub(super) fn snapshot(&self, label: impl Fn(StreamPoolId) -> StreamPoolLabel) -> Vec<SegmentInfo> {
+    /// Describes all segments in address order; for an expandable one, each mapped range
+    /// separately, as in PyTorch's snapshots.
+    pub(super) fn snapshot(
+        &self,
+        label: impl Fn(StreamPoolId) -> StreamPoolLabel,
+    ) -> Vec<SegmentInfo> {
         let mut stretches = Vec::with_capacity(self.segments.len());
-        self.segments.values().for_each(|segment| self.add_stretches(segment.first, &label, &mut stretches));
+        self.segments
+            .values()
+            .for_each(|segment| self.add_stretches(segment.first, &label, &mut stretches));
         stretches
     }
 
     pub(super) fn reservations(&self) -> Vec<MemoryRange> {
-        let expandable = self.segments.values().filter(|segment| self[segment.first].expandable);
-        expandable.map(|segment| MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))).collect()
+        let expandable = self
+            .segments
+            .values()
+            .filter(|segment| self[segment.first].expandable);
+        expandable
+            .map(|segment| {
+                MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
+            })
+            .collect()
     }
 
     pub(super) fn first_segment(&self) -> Option<BlockId> {
-        self.segments.first_key_value().map(|(_, segment)| segment.first)
+        self.segments
+            .first_key_value()
+            .map(|(_, segment)| segment.first)
     }
 
     /// Removes a segment with all its blocks, whose slots are not reused.
@@ -345,13 +435,22 @@ impl Blocks {
         std::iter::successors(Some(from), |&id| Some(self[id].next)).take_while(|id| !id.is_none())
     }
 
-    fn stretches(&self, first: BlockId, label: &impl Fn(StreamPoolId) -> StreamPoolLabel) -> Vec<SegmentInfo> {
+    fn stretches(
+        &self,
+        first: BlockId,
+        label: &impl Fn(StreamPoolId) -> StreamPoolLabel,
+    ) -> Vec<SegmentInfo> {
         let mut stretches = Vec::new();
         self.add_stretches(first, label, &mut stretches);
         stretches
     }
 
-    fn add_stretches(&self, first: BlockId, label: &impl Fn(StreamPoolId) -> StreamPoolLabel, stretches: &mut Vec<SegmentInfo>) {
+    fn add_stretches(
+        &self,
+        first: BlockId,
+        label: &impl Fn(StreamPoolId) -> StreamPoolLabel,
+        stretches: &mut Vec<SegmentInfo>,
+    ) {
         // Most segments are one range.
         let mut most = self.chain(first).count();
         let mut joined = false;
@@ -373,12 +472,26 @@ impl Blocks {
             if state.is_some() && !joined {
                 let (pool, expandable, whole) = (block.kind, block.expandable, Some(stream));
                 let blocks = Vec::with_capacity(std::mem::take(&mut most));
-                stretches.push(SegmentInfo { address, size: Bytes::ZERO, stream: whole, pool, private_pool, expandable, blocks });
+                stretches.push(SegmentInfo {
+                    address,
+                    size: Bytes::ZERO,
+                    stream: whole,
+                    pool,
+                    private_pool,
+                    expandable,
+                    blocks,
+                });
             }
             joined = state.is_some();
             if let (Some(stretch), Some(state)) = (stretches.last_mut(), state) {
                 stretch.size += size;
-                stretch.blocks.push(BlockInfo { address, size, stream, requested: Bytes(block.requested), state });
+                stretch.blocks.push(BlockInfo {
+                    address,
+                    size,
+                    stream,
+                    requested: Bytes(block.requested),
+                    state,
+                });
             }
         }
     }

@@ -1,7 +1,8 @@
-//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting, oversize.
+//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding,
+//! segment sizes, splitting, oversize.
 //!
-//! The rules are those of PyTorch (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
-//! <https://github.com/pytorch/pytorch>).
+//! The rules are those of PyTorch (c10/cuda/CUDACachingAllocator.cpp and
+//! c10/core/AllocatorConfig.cpp in <https://github.com/pytorch/pytorch>).
 
 use super::torch::TorchVersion;
 use crate::{allocator::MemoryFraction, stats::PoolKind, units::Bytes};
@@ -20,26 +21,30 @@ pub(super) const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 /// The settings. The default is PyTorch's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Blocks of at least this size are never split (`max_split_size_mb`). `None` allows all splits.
+    /// Blocks of at least this size are never split (`max_split_size_mb`). `None` allows all
+    /// splits.
     pub max_split_size: Option<Bytes>,
     /// The allowed excess of an oversize block over its request (`max_non_split_rounding_mb`).
     pub max_non_split_rounding: Bytes,
     /// The segment size for large blocks below 10 MiB (`large_segment_size_mb`).
     pub large_segment_size: Bytes,
-    /// Divisions between powers of two, by interval of the request's size (`roundup_power2_divisions`). 0 and 1 mean none.
+    /// Divisions between powers of two, by interval of the request's size
+    /// (`roundup_power2_divisions`). 0 and 1 mean none.
     pub roundup_power2_divisions: [u64; 16],
     /// The fraction of the limit above which old cached blocks are released before a new segment
     /// (`garbage_collection_threshold`). Has no effect without a memory fraction.
     pub garbage_collection_threshold: Option<f64>,
-    /// The limit on reserved memory as a fraction of the device (`per_process_memory_fraction`), until
-    /// [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) changes it.
+    /// The limit on reserved memory as a fraction of the device (`per_process_memory_fraction`),
+    /// until [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) changes it.
     pub memory_fraction: MemoryFraction,
-    /// True if segments are reserved addresses that grow and shrink by pages (`expandable_segments`).
+    /// True if segments are reserved addresses that grow and shrink by pages
+    /// (`expandable_segments`).
     pub expandable_segments: bool,
-    /// The addresses that an expandable segment reserves (`expandable_segments_reserve`). `None` reserves 9/8 of the device.
+    /// The addresses that an expandable segment reserves (`expandable_segments_reserve`). `None`
+    /// reserves 9/8 of the device.
     pub expandable_segments_reserve: Option<SegmentReserve>,
-    /// True if a request fails without any release or retry when a new segment would exceed [`Self::memory_fraction`] of the device
-    /// (`throw_on_cudamalloc_oom`).
+    /// True if a request fails without any release or retry when a new segment would exceed
+    /// [`Self::memory_fraction`] of the device (`throw_on_cudamalloc_oom`).
     pub throw_on_malloc_oom: bool,
     pub torch: TorchVersion,
     /// The behavior in the cases in which PyTorch is unsafe.
@@ -53,7 +58,8 @@ pub enum SegmentReserve {
 }
 
 impl SegmentReserve {
-    /// The reserved bytes on a device, before they are rounded up to pages: at most 9/8 of its memory.
+    /// The reserved bytes on a device, before they are rounded up to pages: at most 9/8 of its
+    /// memory.
     pub fn of(self, total: Bytes) -> Bytes {
         let most = largest_reserve(total);
         match self {
@@ -63,7 +69,8 @@ impl SegmentReserve {
     }
 }
 
-/// An eighth more than a device's memory, so memory unmapped at the start of a segment can be mapped at its end.
+/// An eighth more than a device's memory, so memory unmapped at the start of a segment can be
+/// mapped at its end.
 pub(super) const fn largest_reserve(total: Bytes) -> Bytes {
     Bytes(total.0.saturating_add(total.0 / 8))
 }
@@ -73,8 +80,9 @@ pub(super) const fn largest_reserve(total: Bytes) -> Bytes {
 pub enum Quirks {
     #[default]
     Safe,
-    /// As PyTorch, for comparisons with its recordings: while the context of a private pool counts as a capture, PyTorch forgets a stream
-    /// recorded in it if the block is freed in it too. So it may reuse the block while that stream still works on it.
+    /// As PyTorch, for comparisons with its recordings: while the context of a private pool counts
+    /// as a capture, PyTorch forgets a stream recorded in it if the block is freed in it too. So it
+    /// may reuse the block while that stream still works on it.
     AsTorch,
 }
 
@@ -103,7 +111,8 @@ impl Config {
             return Some(BLOCK_UNIT);
         }
         let divisions = self.roundup_power2_divisions[interval(requested)];
-        // The product wraps in PyTorch too: divisions of at least 2⁵⁵ round everything to a power of two.
+        // The product wraps in PyTorch too: divisions of at least 2⁵⁵ round everything to a power
+        // of two.
         if divisions > 1 && requested > BLOCK_UNIT.wrapping_mul(divisions) {
             return round_to_division(requested, divisions);
         }
@@ -122,8 +131,8 @@ impl Config {
         }
     }
 
-    /// The size of the segment for a block of this size, in bytes, or `None` if it exceeds 64 bits. Expandable segments grow by
-    /// [pages](Self::page) instead.
+    /// The size of the segment for a block of this size, in bytes, or `None` if it exceeds 64 bits.
+    /// Expandable segments grow by [pages](Self::page) instead.
     pub fn segment_size(&self, size: u64) -> Option<u64> {
         match size {
             _ if size <= PoolKind::LARGEST_SMALL.0 => Some(SMALL_SEGMENT),
@@ -143,13 +152,20 @@ impl Config {
     /// Returns true if a request of `wanted` bytes may use a free block of `found` bytes.
     #[inline]
     pub fn accepts(&self, wanted: u64, found: u64) -> bool {
-        let Some(Bytes(max_split)) = self.max_split_size else { return true };
+        let Some(Bytes(max_split)) = self.max_split_size else {
+            return true;
+        };
         // The sum wraps in PyTorch too: with the largest rounding no oversize block is ever reused.
-        if wanted < max_split { found < max_split } else { found < wanted.wrapping_add(self.max_non_split_rounding.0) }
+        if wanted < max_split {
+            found < max_split
+        } else {
+            found < wanted.wrapping_add(self.max_non_split_rounding.0)
+        }
     }
 }
 
-/// The interval of a size in `roundup_power2_divisions`: 0 below 2 MiB, then one per power of two, and 15 from 32 GiB.
+/// The interval of a size in `roundup_power2_divisions`: 0 below 2 MiB, then one per power of two,
+/// and 15 from 32 GiB.
 fn interval(size: u64) -> usize {
     (size.ilog2() as usize).saturating_sub(20).min(15)
 }

@@ -1,5 +1,5 @@
-//! The running counters behind [`MemoryStats`]. Each operation changes as few as possible. Sums over pools, decreases, and all
-//! *active* figures are derived on request.
+//! The running counters behind [`MemoryStats`]. Each operation changes as few as possible. Sums
+//! over pools, decreases, and all *active* figures are derived on request.
 
 use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
 
@@ -7,15 +7,20 @@ use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge {
     current: u64,
-    /// Separates two fields that change together. If they were adjacent, the compiler would load both at once, and that load
-    /// would wait for an earlier store of one of them.
+    /// Separates two fields that change together. If they were adjacent, the compiler would load
+    /// both at once, and that load would wait for an earlier store of one of them.
     peak: u64,
     total: u64,
 }
 
 impl Gauge {
     fn stat(self) -> Stat {
-        Stat { current: self.current, peak: self.peak, allocated: self.total, freed: self.total - self.current }
+        Stat {
+            current: self.current,
+            peak: self.peak,
+            allocated: self.total,
+            freed: self.total - self.current,
+        }
     }
 }
 
@@ -46,7 +51,10 @@ impl Pooled {
     #[inline]
     fn change(&mut self, pool: PoolKind, before: u64, after: u64) {
         let gauge = &mut self.pools[pool as usize];
-        debug_assert!(gauge.current + after >= before, "the statistic is not negative");
+        debug_assert!(
+            gauge.current + after >= before,
+            "the statistic is not negative"
+        );
         gauge.current = gauge.current + after - before;
         gauge.total += after.saturating_sub(before);
         self.observe(pool);
@@ -71,21 +79,33 @@ impl Pooled {
     }
 
     fn reset_peak(&mut self) {
-        self.pools.iter_mut().for_each(|gauge| gauge.peak = gauge.current);
+        self.pools
+            .iter_mut()
+            .for_each(|gauge| gauge.peak = gauge.current);
         self.peak = self.current();
     }
 
     fn stat(&self) -> PooledStat {
         let [small, large] = self.pools.map(Gauge::stat);
         let (allocated, freed) = (small.allocated + large.allocated, small.freed + large.freed);
-        PooledStat { all: Stat { current: self.current(), peak: self.peak, allocated, freed }, small_pool: small, large_pool: large }
+        PooledStat {
+            all: Stat {
+                current: self.current(),
+                peak: self.peak,
+                allocated,
+                freed,
+            },
+            small_pool: small,
+            large_pool: large,
+        }
     }
 }
 
 /// The pending frees, for one quantity.
 ///
-/// Active is allocated plus pending. The two are equal while nothing is pending, so only the pending part is tracked. The peak of
-/// active is the larger of the peak of allocated and the peak while something was pending.
+/// Active is allocated plus pending. The two are equal while nothing is pending, so only the
+/// pending part is tracked. The peak of active is the larger of the peak of allocated and the peak
+/// while something was pending.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
     current: [u64; 2],
@@ -98,7 +118,8 @@ impl Pending {
     fn observe(&mut self, allocated: &Pooled) {
         for pool in 0..2 {
             if self.current[pool] > 0 {
-                self.peaks[pool] = self.peaks[pool].max(allocated.pools[pool].current + self.current[pool]);
+                self.peaks[pool] =
+                    self.peaks[pool].max(allocated.pools[pool].current + self.current[pool]);
             }
         }
         let waiting = self.current[0] + self.current[1];
@@ -114,7 +135,11 @@ impl Pending {
 
     fn active(&self, allocated: &Pooled) -> PooledStat {
         let mut stat = allocated.stat();
-        for (pool, (stat, waiting)) in [&mut stat.small_pool, &mut stat.large_pool].into_iter().zip(self.current).enumerate() {
+        for (pool, (stat, waiting)) in [&mut stat.small_pool, &mut stat.large_pool]
+            .into_iter()
+            .zip(self.current)
+            .enumerate()
+        {
             stat.current += waiting;
             stat.freed -= waiting;
             stat.peak = stat.peak.max(self.peaks[pool]);
@@ -157,7 +182,8 @@ impl Counters {
         }
     }
 
-    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a split piece of a segment or a whole segment.
+    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a
+    /// split piece of a segment or a whole segment.
     #[inline(always)]
     pub(super) fn piece_was_cut(&mut self, pool: PoolKind, was_piece: bool, taken: u64, rest: u64) {
         if was_piece {
@@ -173,21 +199,24 @@ impl Counters {
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// Counts a freed block of `size` bytes that merged with free neighbors and is still a split piece of a segment.
+    /// Counts a freed block of `size` bytes that merged with free neighbors and is still a split
+    /// piece of a segment.
     #[inline(always)]
     pub(super) fn piece_was_freed(&mut self, pool: PoolKind, neighbours: u64, size: u64) {
         self.inactive_splits.change(pool, neighbours, 1);
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// Counts free split pieces that were allocated whole, or merged with a freed block into a whole segment.
+    /// Counts free split pieces that were allocated whole, or merged with a freed block into a
+    /// whole segment.
     #[inline(always)]
     pub(super) fn pieces_are_gone(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
         self.inactive_splits.decrease(pool, pieces);
         self.inactive_split_bytes.decrease(pool, bytes);
     }
 
-    /// Counts a free of a block that can be reused immediately. Inlined as [`Counters::handed_out`].
+    /// Counts a free of a block that can be reused immediately. Inlined as
+    /// [`Counters::handed_out`].
     #[inline(always)]
     pub(super) fn freed(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.allocated_bytes.decrease(pool, size);

@@ -1,7 +1,8 @@
-//! Expandable segments: reserved addresses to which pages are mapped when needed and unmapped when free.
+//! Expandable segments: reserved addresses to which pages are mapped when needed and unmapped when
+//! free.
 //!
-//! A segment is a chain of mapped and unmapped blocks. Each pool and stream has one that is a little larger than the whole
-//! device. It gets another one only if no range of the first fits.
+//! A segment is a chain of mapped and unmapped blocks. Each pool and stream has one that is a
+//! little larger than the whole device. It gets another one only if no range of the first fits.
 
 use super::blocks::{Block, State};
 use super::ids::{BlockId, StreamPoolId};
@@ -13,18 +14,24 @@ impl CachingAllocator {
     /// Checks whether the device can map pages of the configured size.
     pub(super) fn check_pages(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
         mapper(device)?;
-        let (page, granularity) = (Bytes(self.config.page(PoolKind::Large)), device.info().granularity);
+        let (page, granularity) = (
+            Bytes(self.config.page(PoolKind::Large)),
+            device.info().granularity,
+        );
         if page.0.is_multiple_of(granularity.0) {
             return Ok(());
         }
         Err(DeviceError::Unavailable {
             what: format!("expandable segments with pages of {page}"),
-            why: format!("this device maps memory in multiples of {granularity}; set large_segment_size_mb to such a multiple"),
+            why: format!(
+                "this device maps memory in multiples of {granularity}; set large_segment_size_mb \
+                 to such a multiple"
+            ),
         })
     }
 
-    /// Makes a free block of at least `size` from adjacent free and unmapped blocks. Returns `None` if the device has too little
-    /// memory; pages mapped before that stay as free memory.
+    /// Makes a free block of at least `size` from adjacent free and unmapped blocks. Returns `None`
+    /// if the device has too little memory; pages mapped before that stay as free memory.
     pub(super) fn try_expand(
         &mut self,
         device: &mut dyn Device,
@@ -34,7 +41,10 @@ impl CachingAllocator {
         let mut candidate = match self.find_stretch(stream_pool, size) {
             Some(block) => block,
             None => match self.reserve(device, stream_pool) {
-                Ok(block) if self.config.expandable_segments_reserve.is_some() && self.blocks[block].size < size => {
+                Ok(block)
+                    if self.config.expandable_segments_reserve.is_some()
+                        && self.blocks[block].size < size =>
+                {
                     self.unreserve(device, block)?;
                     return Ok(None);
                 }
@@ -51,7 +61,11 @@ impl CachingAllocator {
         }
         while self.blocks[candidate].size < size {
             // The block after a free one is unmapped here: adjacent free blocks are always merged.
-            let Block { next, size: available, .. } = self.blocks[candidate];
+            let Block {
+                next,
+                size: available,
+                ..
+            } = self.blocks[candidate];
             if next.is_none() {
                 return Ok(None);
             }
@@ -60,13 +74,25 @@ impl CachingAllocator {
                 None => return Ok(None),
             }
         }
-        self.pools.free_mut(stream_pool).remove(&mut self.blocks, candidate);
+        self.pools
+            .free_mut(stream_pool)
+            .remove(&mut self.blocks, candidate);
         Ok(Some(candidate))
     }
 
     /// Releases the whole pages inside a free block. The partial pages at its ends stay free.
-    pub(super) fn release_pages(&mut self, device: &mut dyn Device, free: BlockId) -> Result<(), DeviceError> {
-        let Block { stream_pool, kind, address, size, .. } = self.blocks[free];
+    pub(super) fn release_pages(
+        &mut self,
+        device: &mut dyn Device,
+        free: BlockId,
+    ) -> Result<(), DeviceError> {
+        let Block {
+            stream_pool,
+            kind,
+            address,
+            size,
+            ..
+        } = self.blocks[free];
         let page = self.config.page(kind);
         let start = self.blocks.reservation(free).start.0;
         let begin = start + (address - start).next_multiple_of(page);
@@ -77,7 +103,9 @@ impl CachingAllocator {
         // Unlike a device free, an unmap does not wait. A destroyed stream has no work left.
         if_exists(device.synchronize_stream(self.pools.owner(stream_pool).stream))?;
         mapper(device)?.unmap(MemoryRange::new(DevicePtr(begin), Bytes(end - begin)))?;
-        self.pools.free_mut(stream_pool).remove(&mut self.blocks, free);
+        self.pools
+            .free_mut(stream_pool)
+            .remove(&mut self.blocks, free);
         let mut pages = free;
         if begin > address {
             pages = self.blocks.split(free, begin - address);
@@ -100,7 +128,11 @@ impl CachingAllocator {
     }
 
     /// Releases a whole segment with all its contents.
-    pub(super) fn close_reservation(&mut self, device: &mut dyn Device, first: BlockId) -> Result<(), DeviceError> {
+    pub(super) fn close_reservation(
+        &mut self,
+        device: &mut dyn Device,
+        first: BlockId,
+    ) -> Result<(), DeviceError> {
         let reservation = self.blocks.reservation(first);
         let mapper = mapper(device)?;
         for stretch in self.blocks.mapped_stretches(first) {
@@ -116,26 +148,40 @@ impl CachingAllocator {
         let StreamPool { pool, stream, .. } = self.pools.owner(stream_pool);
         let of_stream = (stream, 0, BlockId(0))..=(stream, u64::MAX, BlockId(u32::MAX));
         let usable = |&id: &BlockId| matches!(self.blocks[id].state, State::Free | State::Unmapped);
-        self.pools[pool].unmapped.range(of_stream).find_map(|&(_, _, unmapped)| {
-            let start = Some(self.blocks[unmapped].previous).filter(usable).unwrap_or(unmapped);
-            let mut bytes = 0;
-            for id in self.blocks.chain(start).take_while(usable) {
-                bytes += self.blocks[id].size;
-                if bytes >= size {
-                    return Some(start);
+        self.pools[pool]
+            .unmapped
+            .range(of_stream)
+            .find_map(|&(_, _, unmapped)| {
+                let start = Some(self.blocks[unmapped].previous)
+                    .filter(usable)
+                    .unwrap_or(unmapped);
+                let mut bytes = 0;
+                for id in self.blocks.chain(start).take_while(usable) {
+                    bytes += self.blocks[id].size;
+                    if bytes >= size {
+                        return Some(start);
+                    }
                 }
-            }
-            None
-        })
+                None
+            })
     }
 
-    /// The memory that [`Self::try_expand`] would have to map for a block of this size: in bytes, and in bytes of whole pages.
+    /// The memory that [`Self::try_expand`] would have to map for a block of this size: in bytes,
+    /// and in bytes of whole pages.
     pub(super) fn missing_pages(&self, stream_pool: StreamPoolId, size: u64) -> (u64, u64) {
-        let page = self.config.page(self.pools[self.pools.owner(stream_pool).pool].kind);
-        let Some(start) = self.find_stretch(stream_pool, size) else { return (size, whole_pages(size, page)) };
+        let page = self
+            .config
+            .page(self.pools[self.pools.owner(stream_pool).pool].kind);
+        let Some(start) = self.find_stretch(stream_pool, size) else {
+            return (size, whole_pages(size, page));
+        };
         let (mut wanted, mut missing, mut pages) = (size, 0, 0);
         for id in self.blocks.chain(start) {
-            let Block { state, size: available, .. } = self.blocks[id];
+            let Block {
+                state,
+                size: available,
+                ..
+            } = self.blocks[id];
             let used = wanted.min(available);
             if state == State::Unmapped {
                 missing += used;
@@ -149,22 +195,35 @@ impl CachingAllocator {
         (missing, pages)
     }
 
-    fn reserve(&mut self, device: &mut dyn Device, stream_pool: StreamPoolId) -> Result<BlockId, DeviceError> {
+    fn reserve(
+        &mut self,
+        device: &mut dyn Device,
+        stream_pool: StreamPoolId,
+    ) -> Result<BlockId, DeviceError> {
         self.check_pages(device)?;
         let StreamPool { pool, stream, .. } = self.pools.owner(stream_pool);
         let kind = self.pools[pool].kind;
         let total = device.info().total;
-        let reserve = self.config.expandable_segments_reserve.map_or_else(|| largest_reserve(total), |reserve| reserve.of(total));
+        let reserve = self
+            .config
+            .expandable_segments_reserve
+            .map_or_else(|| largest_reserve(total), |reserve| reserve.of(total));
         let size = Bytes(whole_pages(reserve.0, self.config.page(kind)));
         let start = mapper(device)?.reserve(size)?;
-        let block = self.blocks.add_segment(MemoryRange::new(start, size), stream_pool, kind, true);
+        let block = self
+            .blocks
+            .add_segment(MemoryRange::new(start, size), stream_pool, kind, true);
         self.pools[pool].unmapped.insert((stream, start.0, block));
         self.pools.segment_added(stream_pool);
         Ok(block)
     }
 
     fn unreserve(&mut self, device: &mut dyn Device, whole: BlockId) -> Result<(), DeviceError> {
-        let Block { stream_pool, address, .. } = self.blocks[whole];
+        let Block {
+            stream_pool,
+            address,
+            ..
+        } = self.blocks[whole];
         mapper(device)?.unreserve(DevicePtr(address))?;
         self.forget_unmapped(whole);
         self.blocks.remove_segment(whole);
@@ -172,13 +231,28 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// Maps pages at the start of an unmapped block, for `size` bytes or the whole block, and merges them with adjacent free
-    /// memory. Returns the merged block, or nothing if the device has too little memory. In that case nothing has changed.
-    fn map_block(&mut self, device: &mut dyn Device, id: BlockId, size: u64) -> Result<Option<BlockId>, DeviceError> {
-        let Block { stream_pool, kind, address, size: available, .. } = self.blocks[id];
+    /// Maps pages at the start of an unmapped block, for `size` bytes or the whole block, and
+    /// merges them with adjacent free memory. Returns the merged block, or nothing if the device
+    /// has too little memory. In that case nothing has changed.
+    fn map_block(
+        &mut self,
+        device: &mut dyn Device,
+        id: BlockId,
+        size: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let Block {
+            stream_pool,
+            kind,
+            address,
+            size: available,
+            ..
+        } = self.blocks[id];
         let page = self.config.page(kind);
         let length = size.min(available).next_multiple_of(page);
-        match mapper(device)?.map(MemoryRange::new(DevicePtr(address), Bytes(length)), Bytes(page)) {
+        match mapper(device)?.map(
+            MemoryRange::new(DevicePtr(address), Bytes(length)),
+            Bytes(page),
+        ) {
             Ok(()) => {}
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
@@ -212,13 +286,21 @@ impl CachingAllocator {
     }
 
     pub(super) fn remember_unmapped(&mut self, id: BlockId) {
-        let Block { stream_pool, address, .. } = self.blocks[id];
+        let Block {
+            stream_pool,
+            address,
+            ..
+        } = self.blocks[id];
         let StreamPool { pool, stream, .. } = self.pools.owner(stream_pool);
         self.pools[pool].unmapped.insert((stream, address, id));
     }
 
     pub(super) fn forget_unmapped(&mut self, id: BlockId) {
-        let Block { stream_pool, address, .. } = self.blocks[id];
+        let Block {
+            stream_pool,
+            address,
+            ..
+        } = self.blocks[id];
         let StreamPool { pool, stream, .. } = self.pools.owner(stream_pool);
         self.pools[pool].unmapped.remove(&(stream, address, id));
     }
@@ -226,13 +308,16 @@ impl CachingAllocator {
 
 /// The whole pages for `size`, in bytes, limited to 64 bits.
 fn whole_pages(size: u64, page: u64) -> u64 {
-    size.checked_next_multiple_of(page).unwrap_or(u64::MAX / page * page)
+    size.checked_next_multiple_of(page)
+        .unwrap_or(u64::MAX / page * page)
 }
 
 fn mapper(device: &mut dyn Device) -> Result<&mut dyn MappedDevice, DeviceError> {
     let unavailable = DeviceError::Unavailable {
         what: "expandable segments".to_owned(),
-        why: "this device cannot map memory to reserved addresses; use the allocator without expandable_segments".to_owned(),
+        why: "this device cannot map memory to reserved addresses; use the allocator without \
+             expandable_segments"
+            .to_owned(),
     };
     device.mapped().ok_or(unavailable)
 }

@@ -1,19 +1,24 @@
-//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and the lowest address among equal sizes.
+//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and
+//! the lowest address among equal sizes.
 //!
-//! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB every multiple of 512 B has its
-//! own bin; above, each doubling has 4096 bins. A hierarchy of bitmaps finds the next non-empty bin in three steps. A bin is a
-//! short chain of *heaps*, one for each size, the smallest first. A heap orders blocks of one size by rank ([`Block::rank`]).
+//! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB
+//! every multiple of 512 B has its own bin; above, each doubling has 4096 bins. A hierarchy of
+//! bitmaps finds the next non-empty bin in three steps. A bin is a short chain of *heaps*, one for
+//! each size, the smallest first. A heap orders blocks of one size by rank ([`Block::rank`]).
 //!
-//! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan, <https://doi.org/10.1007/BF01840439>). An insertion is
-//! one comparison. A removal is logarithmic in the blocks of that size, amortized. The links are block numbers inside the blocks
-//! ([`HeapLinks`]), so a free allocates no memory and touches no second cache line. A chain is as long as the number of sizes in
-//! its bin: one below 4 MiB, and above limited by the device's memory to a few dozen.
+//! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan,
+//! <https://doi.org/10.1007/BF01840439>). An insertion is one comparison. A removal is logarithmic
+//! in the blocks of that size, amortized. The links are block numbers inside the blocks
+//! ([`HeapLinks`]), so a free allocates no memory and touches no second cache line. A chain is as
+//! long as the number of sizes in its bin: one below 4 MiB, and above limited by the device's
+//! memory to a few dozen.
 //!
-//! The most recently freed block is kept outside the bins, because programs tend to take it next, or to free its neighbor. Then
-//! no bin is touched. It takes part in the order like any other.
+//! The most recently freed block is kept outside the bins, because programs tend to take it next,
+//! or to free its neighbor. Then no bin is touched. It takes part in the order like any other.
 //!
-//! Invariants: a bit is set exactly if its bin has a block; the sizes of a chain increase; all blocks of a heap have its size; a
-//! parent has a lower rank than its children. A block's size and rank do not change while it is in the index.
+//! Invariants: a bit is set exactly if its bin has a block; the sizes of a chain increase; all
+//! blocks of a heap have its size; a parent has a lower rank than its children. A block's size and
+//! rank do not change while it is in the index.
 
 use super::bins::{Bin, ROW, ROWS};
 use super::blocks::{Block, HeapLinks};
@@ -70,17 +75,26 @@ impl FreeBlocks {
     /// The best fit for a size (not zero).
     #[inline(always)]
     pub(super) fn best_fit(&self, blocks: &[Block], size: u64) -> Option<BlockId> {
-        let best = if self.occupied == 0 { BlockId::NONE } else { self.best_in_bins(blocks, size) };
-        // Slot 0 means none. Its size is zero: too small as the most recent block, and after all others in the order.
+        let best = if self.occupied == 0 {
+            BlockId::NONE
+        } else {
+            self.best_in_bins(blocks, size)
+        };
+        // Slot 0 means none. Its size is zero: too small as the most recent block, and after all
+        // others in the order.
         let (last_key, best_key) = (key(blocks, self.last), key(blocks, best));
-        let last_is_best = (blocks[self.last].size >= size) & (last_key.wrapping_sub(1) < best_key.wrapping_sub(1));
+        let last_is_best = (blocks[self.last].size >= size)
+            & (last_key.wrapping_sub(1) < best_key.wrapping_sub(1));
         let found = if last_is_best { self.last } else { best };
         (!found.is_none()).then_some(found)
     }
 
     /// All blocks by size, then rank. It sorts them, so it is for rare use.
     pub(super) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
-        let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
+        let mut all: Vec<BlockId> = Some(self.last)
+            .filter(|last| !last.is_none())
+            .into_iter()
+            .collect();
         for row in self.rows.0.iter().flatten() {
             let mut from = 0;
             while let Some(index) = row.next(from) {
@@ -97,14 +111,19 @@ impl FreeBlocks {
     }
 
     pub(super) fn largest(&self, blocks: &[Block]) -> u64 {
-        self.in_order(blocks).last().map_or(0, |&id| blocks[id].size)
+        self.in_order(blocks)
+            .last()
+            .map_or(0, |&id| blocks[id].size)
     }
 
     #[inline(never)]
     fn insert_into_bin(&mut self, blocks: &mut [Block], id: BlockId) {
         let block = &mut blocks[id];
         let bin = Bin::of(block.size);
-        block.heap = HeapLinks { bin, ..HeapLinks::ALONE };
+        block.heap = HeapLinks {
+            bin,
+            ..HeapLinks::ALONE
+        };
         let (row, index) = (bin.row(), bin.index());
         let bins = self.rows.0[row].get_or_insert_with(Row::empty);
         let (word, bit) = (index / 64, 1 << (index % 64));
@@ -120,9 +139,16 @@ impl FreeBlocks {
 
     #[inline(never)]
     fn remove_from_bin(&mut self, blocks: &mut [Block], id: BlockId) {
-        let HeapLinks { child, sibling: next_size, bin, .. } = blocks[id].heap;
+        let HeapLinks {
+            child,
+            sibling: next_size,
+            bin,
+            ..
+        } = blocks[id].heap;
         let (row, index) = (bin.row(), bin.index());
-        let Some(bins) = &mut self.rows.0[row] else { return };
+        let Some(bins) = &mut self.rows.0[row] else {
+            return;
+        };
         let head = &mut bins.heads[index];
         if *head != id || child.0 | next_size.0 != 0 {
             remove_from_chain(blocks, head, id);
@@ -165,7 +191,11 @@ impl FreeBlocks {
 impl Row {
     #[cold]
     fn empty() -> Box<Self> {
-        Box::new(Self { summary: 0, words: [0; WORDS], heads: [BlockId::NONE; ROW] })
+        Box::new(Self {
+            summary: 0,
+            words: [0; WORDS],
+            heads: [BlockId::NONE; ROW],
+        })
     }
 
     #[inline(always)]
@@ -175,19 +205,31 @@ impl Row {
 
     /// The first bin with a block from `index`, which is at most the number of bins.
     ///
-    /// The branch predictor cannot predict whether the first word has one. So the code always reads the next word too and selects one of
-    /// them without a branch.
+    /// The branch predictor cannot predict whether the first word has one. So the code always reads
+    /// the next word too and selects one of them without a branch.
     #[inline(always)]
     fn next(&self, index: usize) -> Option<usize> {
         let word = index / 64;
-        let here = if word < WORDS { self.words[word] >> (index % 64) } else { 0 };
-        let later = if word < WORDS { self.summary >> word >> 1 } else { 0 };
+        let here = if word < WORDS {
+            self.words[word] >> (index % 64)
+        } else {
+            0
+        };
+        let later = if word < WORDS {
+            self.summary >> word >> 1
+        } else {
+            0
+        };
         let next_word = (word + 1 + later.trailing_zeros() as usize) % WORDS;
         let there = self.words[next_word];
         if here | later == 0 {
             return None;
         }
-        let (start, bits) = if here != 0 { (index, here) } else { (next_word * 64, there) };
+        let (start, bits) = if here != 0 {
+            (index, here)
+        } else {
+            (next_word * 64, there)
+        };
         Some((start + bits.trailing_zeros() as usize) % ROW)
     }
 
@@ -269,7 +311,12 @@ fn find_size(blocks: &[Block], head: BlockId, size: u64) -> (BlockId, BlockId) {
 }
 
 fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId {
-    let HeapLinks { child, sibling, previous, .. } = blocks[id].heap;
+    let HeapLinks {
+        child,
+        sibling,
+        previous,
+        ..
+    } = blocks[id].heap;
     let orphans = meld_siblings(blocks, child);
     if id == root {
         return orphans;
@@ -280,13 +327,21 @@ fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId
         blocks[previous].heap.sibling = sibling;
     }
     blocks[sibling].heap.previous = previous;
-    if orphans.is_none() { root } else { meld(blocks, root, orphans) }
+    if orphans.is_none() {
+        root
+    } else {
+        meld(blocks, root, orphans)
+    }
 }
 
 /// Melds two heaps, given and returned by their roots.
 #[inline]
 fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
-    let (parent, child) = if blocks[left].rank < blocks[right].rank { (left, right) } else { (right, left) };
+    let (parent, child) = if blocks[left].rank < blocks[right].rank {
+        (left, right)
+    } else {
+        (right, left)
+    };
     let links = &mut blocks[parent].heap;
     links.sibling = BlockId::NONE;
     links.previous = BlockId::NONE;
@@ -298,7 +353,8 @@ fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
     parent
 }
 
-/// Melds a list of siblings into one heap: in pairs from the left, then together from the right. This keeps the costs logarithmic.
+/// Melds a list of siblings into one heap: in pairs from the left, then together from the right.
+/// This keeps the costs logarithmic.
 fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
     let mut pairs = BlockId::NONE;
     let mut next = first;
@@ -322,7 +378,11 @@ fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
         let links = &mut blocks[pair].heap;
         pairs = std::mem::replace(&mut links.sibling, BlockId::NONE);
         links.previous = BlockId::NONE;
-        root = if root.is_none() { pair } else { meld(blocks, root, pair) };
+        root = if root.is_none() {
+            pair
+        } else {
+            meld(blocks, root, pair)
+        };
     }
     root
 }

@@ -1,16 +1,21 @@
-//! PyTorch's caching allocator. It takes segments from the driver, allocates blocks from them, and caches freed blocks. It
-//! returns memory to the driver only on request or if a request would otherwise fail.
+//! PyTorch's caching allocator. It takes segments from the driver, allocates blocks from them, and
+//! caches freed blocks. It returns memory to the driver only on request or if a request would
+//! otherwise fail.
 //!
-//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free blocks of one size class, by stream. `uses`
-//! tracks the streams of a block, and a block used by several streams is freed after events on them. `reclaim` returns memory to the
-//! driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf` parses PyTorch's settings.
+//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free
+//! blocks of one size class, by stream. `uses` tracks the streams of a block, and a block used by
+//! several streams is freed after events on them. `reclaim` returns memory to the driver.
+//! `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf`
+//! parses PyTorch's settings.
 //!
-//! It behaves byte for byte like PyTorch 2.4 to 2.15 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>),
-//! as [`TorchVersion`] says; tests replay recordings of PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
+//! It behaves byte for byte like PyTorch 2.4 to 2.15 (`c10/cuda/CUDACachingAllocator.cpp` in
+//! <https://github.com/pytorch/pytorch>), as [`TorchVersion`] says; tests replay recordings of
+//! PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
 //! not.
 //!
-//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free blocks of the
-//! pool. A free uses a handle. It costs at most one search for each neighbor that it merges with, and one insertion.
+//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered
+//! index, logarithmic in the free blocks of the pool. A free uses a handle. It costs at most one
+//! search for each neighbor that it merges with, and one insertion.
 
 mod bins;
 mod blocks;
@@ -36,16 +41,19 @@ pub use torch::{TieOrder, TorchVersion, TorchVersionError};
 use self::blocks::{Block, Blocks, State};
 use self::ids::{BlockId, StreamPoolId};
 use self::pools::{PoolId, Pools};
-use self::{counters::Counters, free_index::FreeBlocks, released::ReleasedStreams, rules::Rules, uses::Uses};
+use self::{
+    counters::Counters, free_index::FreeBlocks, released::ReleasedStreams, rules::Rules, uses::Uses,
+};
 use super::{
-    Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
-    Request, pending::PendingFrees,
+    Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory,
+    PrivatePoolError, PrivatePoolId, PrivatePools, Request, pending::PendingFrees,
 };
 use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// PyTorch's caching allocator, for one host thread at a time. [`super::shared::SharedAllocator`] is for several.
+/// PyTorch's caching allocator, for one host thread at a time. [`super::shared::SharedAllocator`]
+/// is for several.
 #[derive(Clone, Debug)]
 pub struct CachingAllocator {
     config: Config,
@@ -57,8 +65,8 @@ pub struct CachingAllocator {
     pending: PendingFrees<BlockId>,
     released_streams: ReleasedStreams,
     counters: Counters,
-    /// The limit on reserved memory, as a fraction, so the setting needs no device. The limit in bytes is computed for each new
-    /// segment, but not for a cache hit.
+    /// The limit on reserved memory, as a fraction, so the setting needs no device. The limit in
+    /// bytes is computed for each new segment, but not for a cache hit.
     fraction: Option<MemoryFraction>,
 }
 
@@ -79,7 +87,8 @@ impl Default for CachingAllocator {
 impl CachingAllocator {
     pub fn new(config: Config) -> Self {
         Self {
-            fraction: Some(config.memory_fraction).filter(|&fraction| fraction < MemoryFraction::ALL),
+            fraction: Some(config.memory_fraction)
+                .filter(|&fraction| fraction < MemoryFraction::ALL),
             rules: Rules::new(&config),
             blocks: Blocks::new(config.torch.ties()),
             pools: Pools::new(config.torch),
@@ -93,12 +102,17 @@ impl CachingAllocator {
 
     /// Allocates a block for a request. A request for zero bytes gets slot 0, at the null address.
     #[inline(never)]
-    fn serve(&mut self, device: &mut dyn Device, request: Request) -> Result<BlockId, Box<AllocatorError>> {
+    fn serve(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<BlockId, Box<AllocatorError>> {
         if request.size == Bytes::ZERO {
             return Ok(BlockId::NONE);
         }
         if !self.pending.is_empty() && !self.pools.is_capturing() {
-            self.poll_pending(device).map_err(|error| Box::new(error.into()))?;
+            self.poll_pending(device)
+                .map_err(|error| Box::new(error.into()))?;
         }
         let Some(size) = self.rules.round(&self.config, request.size.0) else {
             return Err(Box::new(too_large(device, request)));
@@ -107,7 +121,9 @@ impl CachingAllocator {
         let stream_pool = self.pools.stream_pool(pool, request.stream);
         let block = match self.take_cached(pool, stream_pool, size) {
             Some(block) => block,
-            None => self.take_from_driver(device, stream_pool, request, size).map_err(Box::new)?,
+            None => self
+                .take_from_driver(device, stream_pool, request, size)
+                .map_err(Box::new)?,
         };
         self.hand_out(block, stream_pool, request.size.0, size);
         Ok(block)
@@ -116,11 +132,20 @@ impl CachingAllocator {
     #[inline]
     fn allocation(&self, id: BlockId, request: Request) -> Allocation {
         let block = &self.blocks[id];
-        Allocation::new(MemoryRange::new(DevicePtr(block.address), Bytes(block.size)), request, Handle::new(id.0))
+        Allocation::new(
+            MemoryRange::new(DevicePtr(block.address), Bytes(block.size)),
+            request,
+            Handle::new(id.0),
+        )
     }
 
     #[inline(always)]
-    fn take_cached(&mut self, pool: PoolId, stream_pool: StreamPoolId, size: u64) -> Option<BlockId> {
+    fn take_cached(
+        &mut self,
+        pool: PoolId,
+        stream_pool: StreamPoolId,
+        size: u64,
+    ) -> Option<BlockId> {
         if self.rules.ages && self.fraction.is_some() {
             self.pools[pool].lookups += 1;
         }
@@ -137,22 +162,37 @@ impl CachingAllocator {
         Some(best)
     }
 
-    /// Chooses the block if segments are expandable and the best fit is followed by unmapped addresses. Such a block counts with
-    /// its possible growth, so it is skipped while the next larger one counts as strictly smaller.
-    fn take_expandable(&mut self, stream_pool: StreamPoolId, mut best: BlockId, size: u64) -> Option<BlockId> {
+    /// Chooses the block if segments are expandable and the best fit is followed by unmapped
+    /// addresses. Such a block counts with its possible growth, so it is skipped while the next
+    /// larger one counts as strictly smaller.
+    fn take_expandable(
+        &mut self,
+        stream_pool: StreamPoolId,
+        mut best: BlockId,
+        size: u64,
+    ) -> Option<BlockId> {
         let mut passed = Vec::new();
-        self.pools.free_mut(stream_pool).remove(&mut self.blocks, best);
+        self.pools
+            .free_mut(stream_pool)
+            .remove(&mut self.blocks, best);
         // After this removal the best fit is the next block in order.
-        while let Some(next) = self.pools.free(stream_pool).best_fit(&self.blocks, self.blocks[best].size)
+        while let Some(next) = self
+            .pools
+            .free(stream_pool)
+            .best_fit(&self.blocks, self.blocks[best].size)
             && self.size_with_growth(next) < self.size_with_growth(best)
         {
             passed.push(best);
-            self.pools.free_mut(stream_pool).remove(&mut self.blocks, next);
+            self.pools
+                .free_mut(stream_pool)
+                .remove(&mut self.blocks, next);
             best = next;
         }
         let refused = !self.config.accepts(size, self.blocks[best].size);
         for free in passed.into_iter().chain(refused.then_some(best)) {
-            self.pools.free_mut(stream_pool).insert(&mut self.blocks, free);
+            self.pools
+                .free_mut(stream_pool)
+                .insert(&mut self.blocks, free);
         }
         (!refused).then_some(best)
     }
@@ -161,7 +201,11 @@ impl CachingAllocator {
     fn size_with_growth(&self, free: BlockId) -> u64 {
         let Block { size, next, .. } = self.blocks[free];
         let behind = &self.blocks[next];
-        if behind.state == State::Unmapped { size + behind.size } else { size }
+        if behind.state == State::Unmapped {
+            size + behind.size
+        } else {
+            size
+        }
     }
 
     /// Gets a free block from the driver. Releases cached memory if necessary.
@@ -173,7 +217,10 @@ impl CachingAllocator {
         request: Request,
         size: u64,
     ) -> Result<BlockId, AllocatorError> {
-        let segment = self.config.segment_size(size).ok_or_else(|| too_large(device, request))?;
+        let segment = self
+            .config
+            .segment_size(size)
+            .ok_or_else(|| too_large(device, request))?;
         self.collect_garbage(device)?;
         if let Some(block) = self.try_segment(device, stream_pool, request, size, segment)? {
             return Ok(block);
@@ -191,12 +238,14 @@ impl CachingAllocator {
             }
         }
         self.counters.num_ooms += 1;
-        let limit = self.limit(device).filter(|&limit| self.exceeds(Some(limit), segment));
+        let limit = self
+            .limit(device)
+            .filter(|&limit| self.exceeds(Some(limit), segment));
         Err(self.out_of_memory(device, stream_pool, request, size, segment, limit))
     }
 
-    /// Gets a block of at least `size` from a new segment or from new pages of an expandable one. Returns `None` if the limit or
-    /// the driver refuses.
+    /// Gets a block of at least `size` from a new segment or from new pages of an expandable one.
+    /// Returns `None` if the limit or the driver refuses.
     fn try_segment(
         &mut self,
         device: &mut dyn Device,
@@ -211,7 +260,14 @@ impl CachingAllocator {
         if self.config.throw_on_malloc_oom {
             let limit = self.config.memory_fraction.of(device.info().total);
             if self.exceeds(Some(limit), segment) {
-                return Err(self.out_of_memory(device, stream_pool, request, size, segment, Some(limit)));
+                return Err(self.out_of_memory(
+                    device,
+                    stream_pool,
+                    request,
+                    size,
+                    segment,
+                    Some(limit),
+                ));
             }
         }
         if self.config.expandable_segments && self.pools.may_expand(stream_pool)? {
@@ -228,11 +284,17 @@ impl CachingAllocator {
         self.counters.segments.increase(kind, 1);
         self.counters.num_device_alloc += 1;
         self.pools.segment_added(stream_pool);
-        Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), stream_pool, kind, false)))
+        Ok(Some(self.blocks.add_segment(
+            MemoryRange::new(address, Bytes(segment)),
+            stream_pool,
+            kind,
+            false,
+        )))
     }
 
     fn limit(&self, device: &dyn Device) -> Option<Bytes> {
-        self.fraction.map(|fraction| fraction.of(device.info().total))
+        self.fraction
+            .map(|fraction| fraction.of(device.info().total))
     }
 
     /// Returns true if `size` more bytes would exceed a limit on reserved memory.
@@ -241,7 +303,8 @@ impl CachingAllocator {
         limit.is_some_and(|limit| total.is_none_or(|total| total > limit.0))
     }
 
-    /// Kept out of the code for successful requests. `limit` is the limit that the segment would exceed.
+    /// Kept out of the code for successful requests. `limit` is the limit that the segment would
+    /// exceed.
     #[cold]
     #[inline(never)]
     fn out_of_memory(
@@ -260,8 +323,11 @@ impl CachingAllocator {
                 Err(error) => return error.into(),
             },
         };
-        let (missing, asked) =
-            if self.config.expandable_segments { self.missing_pages(stream_pool, size) } else { (request.size.0, segment) };
+        let (missing, asked) = if self.config.expandable_segments {
+            self.missing_pages(stream_pool, size)
+        } else {
+            (request.size.0, segment)
+        };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
             missing: Bytes(missing),
@@ -303,11 +369,29 @@ impl CachingAllocator {
     /// Merges an unused block with its free neighbors and caches it.
     #[inline(always)]
     fn make_reusable(&mut self, id: BlockId) {
-        let Self { blocks, pools, counters, rules, .. } = self;
-        let Block { size: own_size, stream_pool, .. } = blocks[id];
-        let now = if rules.ages { pools[pools.owner(stream_pool).pool].lookups } else { 0 };
+        let Self {
+            blocks,
+            pools,
+            counters,
+            rules,
+            ..
+        } = self;
+        let Block {
+            size: own_size,
+            stream_pool,
+            ..
+        } = blocks[id];
+        let now = if rules.ages {
+            pools[pools.owner(stream_pool).pool].lookups
+        } else {
+            0
+        };
         let free = pools.free_mut(stream_pool);
-        let Merged { block: id, neighbours, bytes } = merge_free(blocks, free, id);
+        let Merged {
+            block: id,
+            neighbours,
+            bytes,
+        } = merge_free(blocks, free, id);
         let block = &blocks[id];
         if !block.expandable {
             if block.is_split() {
@@ -325,9 +409,12 @@ impl CachingAllocator {
     #[inline(always)]
     fn put_into_pool(&mut self, stream_pool: StreamPoolId, id: BlockId) {
         if self.rules.ages {
-            self.blocks.set_free_since(id, self.pools[self.pools.owner(stream_pool).pool].lookups);
+            self.blocks
+                .set_free_since(id, self.pools[self.pools.owner(stream_pool).pool].lookups);
         }
-        self.pools.free_mut(stream_pool).insert(&mut self.blocks, id);
+        self.pools
+            .free_mut(stream_pool)
+            .insert(&mut self.blocks, id);
     }
 
     /// Finishes the frees whose events are complete.
@@ -355,7 +442,12 @@ impl CachingAllocator {
     }
 
     fn finish_wait(&mut self, id: BlockId) {
-        let Block { kind, size, requested, .. } = self.blocks[id];
+        let Block {
+            kind,
+            size,
+            requested,
+            ..
+        } = self.blocks[id];
         self.counters.pending_free_is_done(kind, size, requested);
         self.make_reusable(id);
     }
@@ -367,7 +459,11 @@ fn merge_free(blocks: &mut Blocks, free: &mut FreeBlocks, id: BlockId) -> Merged
     let block = &mut blocks[id];
     block.state = State::Free;
     let (previous, next) = (block.previous, block.next);
-    let mut merged = Merged { block: id, neighbours: 0, bytes: 0 };
+    let mut merged = Merged {
+        block: id,
+        neighbours: 0,
+        bytes: 0,
+    };
     if blocks[next].state == State::Free {
         merged.neighbours += 1;
         merged.bytes += blocks[next].size;
@@ -385,7 +481,10 @@ fn merge_free(blocks: &mut Blocks, free: &mut FreeBlocks, id: BlockId) -> Merged
 
 #[cold]
 fn too_large(device: &dyn Device, request: Request) -> AllocatorError {
-    AllocatorError::TooLarge { requested: request.size, total: device.info().total }
+    AllocatorError::TooLarge {
+        requested: request.size,
+        total: device.info().total,
+    }
 }
 
 /// The result of a call with an unknown allocation: an error, unless it is the null allocation.
@@ -394,16 +493,27 @@ fn not_live(allocation: &Allocation) -> Result<(), DeviceError> {
     if allocation.is_null() {
         return Ok(());
     }
-    Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() })
+    Err(DeviceError::InvalidFree {
+        ptr: allocation.ptr(),
+        place: CallSite::default(),
+    })
 }
 
 impl Allocator for CachingAllocator {
     fn name(&self) -> &'static str {
-        if self.config.expandable_segments { "expandable" } else { "caching" }
+        if self.config.expandable_segments {
+            "expandable"
+        } else {
+            "caching"
+        }
     }
 
     fn reserve_unit(&self, device: &dyn Device) -> Bytes {
-        if self.config.expandable_segments { Bytes(self.config.page(PoolKind::Large)) } else { device.info().granularity }
+        if self.config.expandable_segments {
+            Bytes(self.config.page(PoolKind::Large))
+        } else {
+            device.info().granularity
+        }
     }
 
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
@@ -411,20 +521,44 @@ impl Allocator for CachingAllocator {
             0 => None,
             units => Some(self.config.round_down(units)),
         };
-        // Blocks below 10 MiB come in segments larger than themselves, unless the segments grow by pages.
-        let grows = |size| self.config.expandable_segments && PoolKind::of_block(Bytes(size)) == PoolKind::Large;
-        let fits = |size: &u64| grows(*size) || self.config.segment_size(*size).is_some_and(|segment| segment <= free.0);
-        Bytes(whole.into_iter().chain([PoolKind::LARGEST_SMALL.0]).find(fits).unwrap_or(0))
+        // Blocks below 10 MiB come in segments larger than themselves, unless the segments grow by
+        // pages.
+        let grows = |size| {
+            self.config.expandable_segments && PoolKind::of_block(Bytes(size)) == PoolKind::Large
+        };
+        let fits = |size: &u64| {
+            grows(*size)
+                || self
+                    .config
+                    .segment_size(*size)
+                    .is_some_and(|segment| segment <= free.0)
+        };
+        Bytes(
+            whole
+                .into_iter()
+                .chain([PoolKind::LARGEST_SMALL.0])
+                .find(fits)
+                .unwrap_or(0),
+        )
     }
 
     fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        if self.config.expandable_segments { self.check_pages(device) } else { Ok(()) }
+        if self.config.expandable_segments {
+            self.check_pages(device)
+        } else {
+            Ok(())
+        }
     }
 
     #[inline]
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        // The data between these functions fits registers, and the allocation is built where the caller needs it. Copying it
-        // would cost as much as finding the block, because loads that span recent stores wait for them.
+    fn allocate(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+    ) -> Result<Allocation, AllocatorError> {
+        // The data between these functions fits registers, and the allocation is built where the
+        // caller needs it. Copying it would cost as much as finding the block, because loads that
+        // span recent stores wait for them.
         let id = self.serve(device, request).map_err(|error| *error)?;
         Ok(self.allocation(id, request))
     }
@@ -432,7 +566,9 @@ impl Allocator for CachingAllocator {
     #[inline]
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
         let id = BlockId(allocation.handle().slot());
-        let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
+        let ours = |block: &&mut Block| {
+            block.address == allocation.ptr().0 && block.state == State::Allocated
+        };
         let Some(block) = self.blocks.get_mut(id).filter(ours) else {
             return not_live(&allocation);
         };
@@ -444,9 +580,15 @@ impl Allocator for CachingAllocator {
         Ok(())
     }
 
-    fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+    fn record_stream(
+        &mut self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         let id = BlockId(allocation.handle().slot());
-        let ours = |block: &&mut Block| block.address == allocation.ptr().0 && block.state == State::Allocated;
+        let ours = |block: &&mut Block| {
+            block.address == allocation.ptr().0 && block.state == State::Allocated
+        };
         let Some(block) = self.blocks.get_mut(id).filter(ours) else {
             return not_live(allocation);
         };
@@ -457,7 +599,11 @@ impl Allocator for CachingAllocator {
         Ok(())
     }
 
-    fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    fn release_stream(
+        &mut self,
+        device: &mut dyn Device,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         self.release_stream_pools_of(device, stream)
     }
 
@@ -465,7 +611,11 @@ impl Allocator for CachingAllocator {
         let torch = self.config.torch;
         if self.pools.is_capturing() {
             if torch.asserts_on_empty_cache_in_context() {
-                return Err(torch::unsupported(torch, "empty_cache in the context of a private pool", "fails in an assertion"));
+                return Err(torch::unsupported(
+                    torch,
+                    "empty_cache in the context of a private pool",
+                    "fails in an assertion",
+                ));
             }
             if torch.keeps_all_in_context() {
                 return Ok(());
@@ -475,7 +625,9 @@ impl Allocator for CachingAllocator {
     }
 
     fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
-        self.fraction = Some(fraction).filter(|&fraction| fraction < MemoryFraction::ALL || self.config.torch.whole_fraction_limits());
+        self.fraction = Some(fraction).filter(|&fraction| {
+            fraction < MemoryFraction::ALL || self.config.torch.whole_fraction_limits()
+        });
     }
 
     fn reset_peaks(&mut self) {
@@ -487,11 +639,13 @@ impl Allocator for CachingAllocator {
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.blocks.snapshot(|stream_pool| self.pools.label(stream_pool))
+        self.blocks
+            .snapshot(|stream_pool| self.pools.label(stream_pool))
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.blocks.describe_at(address, |stream_pool| self.pools.label(stream_pool))
+        self.blocks
+            .describe_at(address, |stream_pool| self.pools.label(stream_pool))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -527,7 +681,11 @@ impl PrivatePools for CachingAllocator {
         self.pools.end(pool)
     }
 
-    fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+    fn release(
+        &mut self,
+        device: &mut dyn Device,
+        pool: PrivatePoolId,
+    ) -> Result<(), PrivatePoolError> {
         if self.config.torch.keeps_released_pools() {
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! Pools: the free blocks of one size class and one owner, in a stream pool per stream. Private pools belong to the caller.
+//! Pools: the free blocks of one size class and one owner, in a stream pool per stream. Private
+//! pools belong to the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +14,8 @@ use crate::stats::PoolKind;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PoolId(u32);
 
-/// Stream pools of streams below this number are in a list indexed by that number. Devices number streams from 0, so larger
-/// numbers are rare.
+/// Stream pools of streams below this number are in a list indexed by that number. Devices number
+/// streams from 0, so larger numbers are rare.
 const LISTED_STREAMS: usize = 1 << 16;
 
 /// One size class of one owner.
@@ -60,7 +61,8 @@ pub(super) struct Pools {
     private: Vec<PrivatePool>,
     /// Open contexts, the innermost last.
     open: Vec<PrivatePoolId>,
-    /// The target of requests by kind: the open private pool that serves requests, or else the default one.
+    /// The target of requests by kind: the open private pool that serves requests, or else the
+    /// default one.
     route: [PoolId; 2],
 }
 
@@ -93,7 +95,11 @@ impl Pools {
     pub(super) const LARGE: PoolId = PoolId(1);
 
     pub(super) fn new(torch: TorchVersion) -> Self {
-        let mut pools = Self { torch, route: [Self::SMALL, Self::LARGE], ..Self::default() };
+        let mut pools = Self {
+            torch,
+            route: [Self::SMALL, Self::LARGE],
+            ..Self::default()
+        };
         pools.add_pair(None);
         pools
     }
@@ -106,15 +112,30 @@ impl Pools {
 
     /// Updates the route after a context was opened or closed.
     fn reroute(&mut self) {
-        let serving = if self.torch.first_context_serves() { self.open.first() } else { self.open.last() };
-        let private = serving.map(|&id| self.private.iter().find(|private| private.id == id).expect("an open pool exists"));
-        self.route = private.map_or([Self::SMALL, Self::LARGE], |private| [private.small, private.large]);
+        let serving = if self.torch.first_context_serves() {
+            self.open.first()
+        } else {
+            self.open.last()
+        };
+        let private = serving.map(|&id| {
+            self.private
+                .iter()
+                .find(|private| private.id == id)
+                .expect("an open pool exists")
+        });
+        self.route = private.map_or([Self::SMALL, Self::LARGE], |private| {
+            [private.small, private.large]
+        });
     }
 
     /// The stream pool of a pool and a stream. It is made on first use.
     #[inline]
     pub(super) fn stream_pool(&mut self, pool: PoolId, stream: StreamId) -> StreamPoolId {
-        let stream_pool = self[pool].by_number.get(stream.0 as usize).copied().flatten();
+        let stream_pool = self[pool]
+            .by_number
+            .get(stream.0 as usize)
+            .copied()
+            .flatten();
         stream_pool.unwrap_or_else(|| self.find_stream_pool(pool, stream))
     }
 
@@ -123,7 +144,11 @@ impl Pools {
         if let Some(&stream_pool) = self[pool].stream_pools.get(&stream) {
             return stream_pool;
         }
-        let owner = StreamPool { pool, stream, segments: 0 };
+        let owner = StreamPool {
+            pool,
+            stream,
+            segments: 0,
+        };
         let stream_pool = match self.vacant_stream_pools.pop() {
             Some(stream_pool) => {
                 self.owners[stream_pool.0 as usize] = owner;
@@ -139,7 +164,8 @@ impl Pools {
         pool.stream_pools.insert(stream, stream_pool);
         let number = stream.0 as usize;
         if number < LISTED_STREAMS {
-            pool.by_number.resize(pool.by_number.len().max(number + 1), None);
+            pool.by_number
+                .resize(pool.by_number.len().max(number + 1), None);
             pool.by_number[number] = Some(stream_pool);
         }
         stream_pool
@@ -162,7 +188,11 @@ impl Pools {
 
     /// The free blocks of a pool by stream, size and address. It sorts them, so it is for rare use.
     pub(super) fn free_blocks(&self, blocks: &Blocks, pool: PoolId) -> Vec<BlockId> {
-        self[pool].stream_pools.values().flat_map(|&stream_pool| self.free(stream_pool).in_order(blocks)).collect()
+        self[pool]
+            .stream_pools
+            .values()
+            .flat_map(|&stream_pool| self.free(stream_pool).in_order(blocks))
+            .collect()
     }
 
     /// Returns true if the context of a private pool is open and counts as a graph capture.
@@ -175,9 +205,11 @@ impl Pools {
     /// Fails with [`DeviceError::Unavailable`] if this version of PyTorch refuses them.
     pub(super) fn may_expand(&self, stream_pool: StreamPoolId) -> Result<bool, DeviceError> {
         match self[self.owner(stream_pool).pool].owner {
-            Some(_) if self.torch.refuses_expandable_pools() => {
-                Err(unsupported(self.torch, "expandable segments in a private pool", "refuses them"))
-            }
+            Some(_) if self.torch.refuses_expandable_pools() => Err(unsupported(
+                self.torch,
+                "expandable segments in a private pool",
+                "refuses them",
+            )),
             Some(_) => Ok(!self.torch.expands_only_default_pools()),
             None => Ok(true),
         }
@@ -185,10 +217,20 @@ impl Pools {
 
     /// One of the pools of a private pool, made on first use.
     pub(super) fn private(&mut self, id: PrivatePoolId, kind: PoolKind) -> PoolId {
-        let known = self.private.iter().find(|private| private.id == id).copied();
+        let known = self
+            .private
+            .iter()
+            .find(|private| private.id == id)
+            .copied();
         let PrivatePool { small, large, .. } = known.unwrap_or_else(|| {
             let (small, large) = self.add_pair(Some(id));
-            let made = PrivatePool { id, small, large, segments: 0, released: false };
+            let made = PrivatePool {
+                id,
+                small,
+                large,
+                segments: 0,
+                released: false,
+            };
             self.private.push(made);
             made
         });
@@ -200,7 +242,11 @@ impl Pools {
         if self.open.contains(&id) {
             return Err(PrivatePoolError::AlreadyOpen(id));
         }
-        if self.private.iter().any(|private| private.id == id && private.released) {
+        if self
+            .private
+            .iter()
+            .any(|private| private.id == id && private.released)
+        {
             return Err(PrivatePoolError::Unknown(id));
         }
         self.private(id, PoolKind::Small);
@@ -210,7 +256,11 @@ impl Pools {
     }
 
     pub(super) fn end(&mut self, id: PrivatePoolId) -> Result<(), PrivatePoolError> {
-        let position = self.open.iter().rposition(|&open| open == id).ok_or(PrivatePoolError::NotOpen(id))?;
+        let position = self
+            .open
+            .iter()
+            .rposition(|&open| open == id)
+            .ok_or(PrivatePoolError::NotOpen(id))?;
         self.open.remove(position);
         self.reroute();
         Ok(())
@@ -220,14 +270,21 @@ impl Pools {
         if self.is_capturing() || self.open.contains(&id) {
             return Err(PrivatePoolError::ContextOpen(id));
         }
-        let private = self.private.iter_mut().find(|private| private.id == id && !private.released);
+        let private = self
+            .private
+            .iter_mut()
+            .find(|private| private.id == id && !private.released);
         private.ok_or(PrivatePoolError::Unknown(id))?.released = true;
         Ok(())
     }
 
     /// The released private pools, each with its small and large pool.
     pub(super) fn released(&self) -> Vec<(PrivatePoolId, [PoolId; 2])> {
-        self.private.iter().filter(|private| private.released).map(|private| (private.id, [private.small, private.large])).collect()
+        self.private
+            .iter()
+            .filter(|private| private.released)
+            .map(|private| (private.id, [private.small, private.large]))
+            .collect()
     }
 
     /// Removes released pools without segments.
@@ -258,10 +315,14 @@ impl Pools {
     }
 
     pub(super) fn stream_pools_of(&self, stream: StreamId) -> Vec<StreamPoolId> {
-        self.pools.iter().filter_map(|pool| pool.stream_pools.get(&stream).copied()).collect()
+        self.pools
+            .iter()
+            .filter_map(|pool| pool.stream_pools.get(&stream).copied())
+            .collect()
     }
 
-    /// Removes a stream's stream pools without segments, for reuse by other streams. Returns whether that was all of them.
+    /// Removes a stream's stream pools without segments, for reuse by other streams. Returns
+    /// whether that was all of them.
     pub(super) fn remove_empty_stream_pools(&mut self, stream: StreamId) -> bool {
         let mut all = true;
         for stream_pool in self.stream_pools_of(stream) {
@@ -282,7 +343,10 @@ impl Pools {
 
     #[cfg(test)]
     pub(super) fn stream_pools(&self) -> StreamPoolCounts {
-        StreamPoolCounts { made: self.free.len(), in_use: self.free.len() - self.vacant_stream_pools.len() }
+        StreamPoolCounts {
+            made: self.free.len(),
+            in_use: self.free.len() - self.vacant_stream_pools.len(),
+        }
     }
 
     pub(super) fn label(&self, stream_pool: StreamPoolId) -> StreamPoolLabel {
@@ -299,7 +363,14 @@ impl Pools {
     fn add_pair(&mut self, owner: Option<PrivatePoolId>) -> (PoolId, PoolId) {
         let make = |kind| {
             let (by_number, stream_pools) = (Vec::new(), BTreeMap::new());
-            Pool { kind, owner, unmapped: BTreeSet::new(), lookups: 0, by_number, stream_pools }
+            Pool {
+                kind,
+                owner,
+                unmapped: BTreeSet::new(),
+                lookups: 0,
+                by_number,
+                stream_pools,
+            }
         };
         let small = self.vacant.pop().unwrap_or(self.pools.len() as u32);
         if small as usize == self.pools.len() {

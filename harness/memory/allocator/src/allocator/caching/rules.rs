@@ -1,4 +1,5 @@
-//! The effect of the settings on one request, computed once. A cache hit reads these few words and does not branch on settings.
+//! The effect of the settings on one request, computed once. A cache hit reads these few words and
+//! does not branch on settings.
 
 use super::config::{BLOCK_UNIT, Config, LARGEST_UNSPLIT_REMAINDER};
 use crate::stats::PoolKind;
@@ -21,10 +22,19 @@ impl Rules {
         let (smallest_remainder, cut_below) = if config.expandable_segments {
             ([BLOCK_UNIT; 2], [u64::MAX; 2])
         } else {
-            ([BLOCK_UNIT, LARGEST_UNSPLIT_REMAINDER + 1], [u64::MAX, config.max_split_size.map_or(u64::MAX, |max| max.0)])
+            (
+                [BLOCK_UNIT, LARGEST_UNSPLIT_REMAINDER + 1],
+                [
+                    u64::MAX,
+                    config.max_split_size.map_or(u64::MAX, |max| max.0),
+                ],
+            )
         };
         Self {
-            plain_rounding: config.roundup_power2_divisions.iter().all(|&divisions| divisions <= 1),
+            plain_rounding: config
+                .roundup_power2_divisions
+                .iter()
+                .all(|&divisions| divisions <= 1),
             smallest_remainder,
             cut_below,
             ages: config.garbage_collection_threshold.is_some(),
@@ -44,7 +54,8 @@ impl Rules {
     /// Returns true if the block is split after `wanted` bytes, with `remaining` bytes left.
     #[inline]
     pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
-        (remaining >= self.smallest_remainder[pool as usize]) & (wanted < self.cut_below[pool as usize])
+        (remaining >= self.smallest_remainder[pool as usize])
+            & (wanted < self.cut_below[pool as usize])
     }
 }
 

@@ -28,10 +28,19 @@ impl Uses {
     }
 
     /// Takes the streams whose events a freed block waits for.
-    pub(super) fn take(&mut self, block: BlockId, quirks: Quirks, is_capturing: bool) -> BTreeSet<StreamId> {
-        let BlockUses { streams, in_context } = self.by_block.remove(&block).unwrap_or_default();
+    pub(super) fn take(
+        &mut self,
+        block: BlockId,
+        quirks: Quirks,
+        is_capturing: bool,
+    ) -> BTreeSet<StreamId> {
+        let BlockUses {
+            streams,
+            in_context,
+        } = self.by_block.remove(&block).unwrap_or_default();
         match quirks {
-            // PyTorch assumes that these streams belong to a graph capture that ends with the context, and forgets them.
+            // PyTorch assumes that these streams belong to a graph capture that ends with the
+            // context, and forgets them.
             Quirks::AsTorch if is_capturing => &streams - &in_context,
             Quirks::Safe | Quirks::AsTorch => streams,
         }

@@ -1,23 +1,29 @@
 //! [`Held`]: the memory that a library holds, and its CUDA calls, made on the device.
 //!
-//! Pools: no driver reports which memory of a pool is free. So either all of a library's memory comes from one pool, whose reserved bytes count, or
-//! none of it does. The device's pool keeps all memory until the library waits or trims it, or the cache is emptied. Waits of the program do
-//! not count.
+//! Pools: no driver reports which memory of a pool is free. So either all of a library's memory
+//! comes from one pool, whose reserved bytes count, or none of it does. The device's pool keeps all
+//! memory until the library waits or trims it, or the cache is emptied. Waits of the program do not
+//! count.
 //!
-//! Mapping: the device allocates memory when it is mapped ([`crate::device::MappedDevice`]). `cuMemCreate` succeeds if the memory is free, minus
-//! what it created before. The memory is released when it is unmapped everywhere and released by the library.
+//! Mapping: the device allocates memory when it is mapped ([`crate::device::MappedDevice`]).
+//! `cuMemCreate` succeeds if the memory is free, minus what it created before. The memory is
+//! released when it is unmapped everywhere and released by the library.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::accounts::{Accounts, Source};
 use super::wire::{Call, PoolFigure};
-use crate::device::{Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PooledDevice, StreamId};
+use crate::device::{
+    Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PooledDevice,
+    StreamId,
+};
 use crate::units::Bytes;
 
 /// The threshold of the device's pool: it keeps all memory until a trim.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
-const TWO_SOURCES: &str = "it mixes a driver pool with another pool or with memory outside pools, so its free memory cannot be determined";
+const TWO_SOURCES: &str = "it mixes a driver pool with another pool or with memory outside pools, \
+     so its free memory cannot be determined";
 
 #[derive(Debug)]
 pub(super) struct Held {
@@ -51,7 +57,9 @@ struct Memory {
 fn pooled(device: &mut dyn Device) -> Result<&mut dyn PooledDevice, DeviceError> {
     let unsupported = || DeviceError::Unavailable {
         what: "a pool of the driver".to_owned(),
-        why: "this device has no stream-ordered memory pools; the library has to use cudaMalloc here".to_owned(),
+        why:
+            "this device has no stream-ordered memory pools; the library has to use cudaMalloc here"
+                .to_owned(),
     };
     device.pooled().ok_or_else(unsupported)
 }
@@ -68,7 +76,16 @@ impl Held {
     pub(super) fn new(path: String) -> Self {
         let (streams, events, reservations) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
         let pools = BTreeMap::from([(0, Pool::default())]);
-        Self { path, accounts: Accounts::default(), streams, events, pools, reservations, memory: BTreeMap::new(), next: 1 }
+        Self {
+            path,
+            accounts: Accounts::default(),
+            streams,
+            events,
+            pools,
+            reservations,
+            memory: BTreeMap::new(),
+            next: 1,
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -86,14 +103,21 @@ impl Held {
             Call::Allocate(size) => {
                 self.no_pool()?;
                 let address = device.malloc(Bytes(size))?;
-                self.accounts.took(MemoryRange::new(address, Bytes(size)), Source::Driver);
+                self.accounts
+                    .took(MemoryRange::new(address, Bytes(size)), Source::Driver);
                 Ok(address.0)
             }
             Call::Free(address) => self.free(device, DevicePtr(address)).map(|()| 0),
             Call::FreeMemory => Ok(device.free_memory()?.saturating_sub(self.promised()).0),
             Call::TotalMemory => Ok(device.info().total.0),
-            Call::Synchronize => device.synchronize().and_then(|()| self.trim(device)).map(|()| 0),
-            Call::SynchronizeStream(stream) => device.synchronize_stream(StreamId(stream)).and_then(|()| self.trim(device)).map(|()| 0),
+            Call::Synchronize => device
+                .synchronize()
+                .and_then(|()| self.trim(device))
+                .map(|()| 0),
+            Call::SynchronizeStream(stream) => device
+                .synchronize_stream(StreamId(stream))
+                .and_then(|()| self.trim(device))
+                .map(|()| 0),
             Call::CreateStream => {
                 let stream = device.create_stream()?;
                 self.streams.insert(stream);
@@ -114,28 +138,48 @@ impl Held {
                 self.events.remove(&EventId(event));
                 Ok(0)
             }
-            Call::RecordEvent { event, stream } => device.record_event(EventId(event), StreamId(stream)).map(|()| 0),
+            Call::RecordEvent { event, stream } => device
+                .record_event(EventId(event), StreamId(stream))
+                .map(|()| 0),
             Call::QueryEvent(event) => {
                 let is_done = device.event_done(EventId(event))?;
-                if is_done { Ok(0) } else { Err(DeviceError::NotReady(event)) }
+                if is_done {
+                    Ok(0)
+                } else {
+                    Err(DeviceError::NotReady(event))
+                }
             }
-            Call::SynchronizeEvent(event) => device.synchronize_event(EventId(event)).and_then(|()| self.trim(device)).map(|()| 0),
-            Call::WaitEvent { stream, event } => device.wait_event(StreamId(stream), EventId(event)).map(|()| 0),
+            Call::SynchronizeEvent(event) => device
+                .synchronize_event(EventId(event))
+                .and_then(|()| self.trim(device))
+                .map(|()| 0),
+            Call::WaitEvent { stream, event } => device
+                .wait_event(StreamId(stream), EventId(event))
+                .map(|()| 0),
             Call::CreatePool => {
                 let number = self.number();
                 self.pools.insert(number as u32, Pool::default());
                 Ok(number)
             }
             Call::DestroyPool(pool) => self.destroy_pool(device, pool).map(|()| 0),
-            Call::AllocateFrom { pool, size, stream } => self.allocate_from(device, pool, Bytes(size), StreamId(stream)),
-            Call::FreeAsync { address, stream } => self.free_async(device, DevicePtr(address), StreamId(stream)).map(|()| 0),
+            Call::AllocateFrom { pool, size, stream } => {
+                self.allocate_from(device, pool, Bytes(size), StreamId(stream))
+            }
+            Call::FreeAsync { address, stream } => self
+                .free_async(device, DevicePtr(address), StreamId(stream))
+                .map(|()| 0),
             Call::TrimPool { pool, keep } => match self.pool_of(pool)?.on_device {
-                Some(id) => pooled(device)?.trim_pool(id, Bytes(keep)).and_then(|()| self.observe(device, id)).map(|()| 0),
+                Some(id) => pooled(device)?
+                    .trim_pool(id, Bytes(keep))
+                    .and_then(|()| self.observe(device, id))
+                    .map(|()| 0),
                 None => Ok(0),
             },
             Call::SetThreshold { pool, bytes } => {
                 self.pool_of(pool)?;
-                self.pools.entry(pool).and_modify(|pool| pool.threshold = Bytes(bytes));
+                self.pools
+                    .entry(pool)
+                    .and_modify(|pool| pool.threshold = Bytes(bytes));
                 Ok(0)
             }
             Call::Pool { pool, figure } => self.figure(device, pool, figure),
@@ -151,8 +195,20 @@ impl Held {
             }
             Call::Create(size) => self.create(device, Bytes(size)),
             Call::Release(memory) => self.release(memory).map(|()| 0),
-            Call::Map { address, size, memory } => self.map(device, MemoryRange::new(DevicePtr(address), Bytes(size)), memory).map(|()| 0),
-            Call::Unmap { address, size } => self.unmap(device, MemoryRange::new(DevicePtr(address), Bytes(size))).map(|()| 0),
+            Call::Map {
+                address,
+                size,
+                memory,
+            } => self
+                .map(
+                    device,
+                    MemoryRange::new(DevicePtr(address), Bytes(size)),
+                    memory,
+                )
+                .map(|()| 0),
+            Call::Unmap { address, size } => self
+                .unmap(device, MemoryRange::new(DevicePtr(address), Bytes(size)))
+                .map(|()| 0),
             Call::Granularity => Ok(device.info().granularity.0),
             Call::HasPools => Ok(device.pooled().is_some().into()),
             Call::HasMapping => Ok(device.mapped().is_some().into()),
@@ -172,43 +228,76 @@ impl Held {
     }
 
     fn two_sources(&self) -> DeviceError {
-        DeviceError::Library { path: self.path.clone(), why: TWO_SOURCES.to_owned() }
+        DeviceError::Library {
+            path: self.path.clone(),
+            why: TWO_SOURCES.to_owned(),
+        }
     }
 
     fn no_pool(&self) -> Result<(), DeviceError> {
-        if self.pool().is_some() { Err(self.two_sources()) } else { Ok(()) }
+        if self.pool().is_some() {
+            Err(self.two_sources())
+        } else {
+            Ok(())
+        }
     }
 
     fn pool_of(&self, number: u32) -> Result<Pool, DeviceError> {
-        self.pools.get(&number).copied().ok_or(DeviceError::UnknownHandle { kind: "pool", number })
+        self.pools
+            .get(&number)
+            .copied()
+            .ok_or(DeviceError::UnknownHandle {
+                kind: "pool",
+                number,
+            })
     }
 
-    fn allocate_from(&mut self, device: &mut dyn Device, number: u32, size: Bytes, stream: StreamId) -> Result<u64, DeviceError> {
+    fn allocate_from(
+        &mut self,
+        device: &mut dyn Device,
+        number: u32,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<u64, DeviceError> {
         let pool = match self.pool_of(number)?.on_device {
             Some(pool) => pool,
-            None if self.pool().is_some() || self.accounts.first().is_some() => return Err(self.two_sources()),
+            None if self.pool().is_some() || self.accounts.first().is_some() => {
+                return Err(self.two_sources());
+            }
             None => {
                 let made = pooled(device)?.create_pool(KEEP_ALL)?;
-                self.pools.entry(number).and_modify(|pool| pool.on_device = Some(made));
+                self.pools
+                    .entry(number)
+                    .and_modify(|pool| pool.on_device = Some(made));
                 made
             }
         };
         let served = pooled(device)?.malloc_async(pool, size, stream);
         self.observe(device, pool)?;
         let start = served?;
-        self.accounts.took(MemoryRange::new(start, size), Source::Pool);
+        self.accounts
+            .took(MemoryRange::new(start, size), Source::Pool);
         Ok(start.0)
     }
 
-    fn free_async(&mut self, device: &mut dyn Device, start: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
+    fn free_async(
+        &mut self,
+        device: &mut dyn Device,
+        start: DevicePtr,
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
         pooled(device)?.free_async(start, stream)?;
         self.accounts.gave_back(start);
-        self.pool().map_or(Ok(()), |pool| self.observe(device, pool))
+        self.pool()
+            .map_or(Ok(()), |pool| self.observe(device, pool))
     }
 
     fn destroy_pool(&mut self, device: &mut dyn Device, number: u32) -> Result<(), DeviceError> {
         if number == 0 {
-            return Err(DeviceError::UnknownHandle { kind: "pool to destroy", number });
+            return Err(DeviceError::UnknownHandle {
+                kind: "pool to destroy",
+                number,
+            });
         }
         if let Some(id) = self.pool_of(number)?.on_device {
             pooled(device)?.destroy_pool(id)?;
@@ -226,7 +315,11 @@ impl Held {
 
     /// After a wait of the host, trims the pool to its threshold.
     fn trim(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let Some((pool, threshold)) = self.pools.values().find_map(|pool| pool.on_device.map(|id| (id, pool.threshold))) else {
+        let Some((pool, threshold)) = self
+            .pools
+            .values()
+            .find_map(|pool| pool.on_device.map(|id| (id, pool.threshold)))
+        else {
             return Ok(());
         };
         if self.accounts.reserved() <= threshold {
@@ -245,7 +338,12 @@ impl Held {
         Ok(())
     }
 
-    fn figure(&self, device: &mut dyn Device, number: u32, figure: PoolFigure) -> Result<u64, DeviceError> {
+    fn figure(
+        &self,
+        device: &mut dyn Device,
+        number: u32,
+        figure: PoolFigure,
+    ) -> Result<u64, DeviceError> {
         let pool = self.pool_of(number)?;
         let memory = match pool.on_device {
             Some(id) => pooled(device)?.pool_memory(id)?,
@@ -263,7 +361,11 @@ impl Held {
 
     /// The bytes that are created but not mapped.
     fn promised(&self) -> Bytes {
-        self.memory.values().filter(|memory| memory.at.is_none()).map(|memory| memory.size).sum()
+        self.memory
+            .values()
+            .filter(|memory| memory.at.is_none())
+            .map(|memory| memory.size)
+            .sum()
     }
 
     fn create(&mut self, device: &mut dyn Device, size: Bytes) -> Result<u64, DeviceError> {
@@ -271,42 +373,84 @@ impl Held {
         mapped(device)?;
         let free = device.free_memory()?.saturating_sub(self.promised());
         if size > free {
-            return Err(DeviceError::OutOfMemory { requested: size, free });
+            return Err(DeviceError::OutOfMemory {
+                requested: size,
+                free,
+            });
         }
         let number = self.number();
-        self.memory.insert(number, Memory { size, at: None, is_released: false });
+        self.memory.insert(
+            number,
+            Memory {
+                size,
+                at: None,
+                is_released: false,
+            },
+        );
         Ok(number)
     }
 
     fn memory_of(&self, number: u64) -> Result<Memory, DeviceError> {
-        let known = self.memory.get(&number).copied().filter(|memory| !memory.is_released);
-        known.ok_or(DeviceError::UnknownHandle { kind: "memory", number: u32::try_from(number).unwrap_or(u32::MAX) })
+        let known = self
+            .memory
+            .get(&number)
+            .copied()
+            .filter(|memory| !memory.is_released);
+        known.ok_or(DeviceError::UnknownHandle {
+            kind: "memory",
+            number: u32::try_from(number).unwrap_or(u32::MAX),
+        })
     }
 
     fn release(&mut self, number: u64) -> Result<(), DeviceError> {
         let memory = self.memory_of(number)?;
         match memory.at {
-            Some(_) => drop(self.memory.insert(number, Memory { is_released: true, ..memory })),
+            Some(_) => drop(self.memory.insert(
+                number,
+                Memory {
+                    is_released: true,
+                    ..memory
+                },
+            )),
             None => drop(self.memory.remove(&number)),
         }
         Ok(())
     }
 
-    fn map(&mut self, device: &mut dyn Device, range: MemoryRange, number: u64) -> Result<(), DeviceError> {
+    fn map(
+        &mut self,
+        device: &mut dyn Device,
+        range: MemoryRange,
+        number: u64,
+    ) -> Result<(), DeviceError> {
         let memory = self.memory_of(number)?;
         if memory.at.is_some() || memory.size != range.len {
             let why = format!(
                 "it maps {} of memory {number}, which has {}{}",
                 range.len,
                 memory.size,
-                if memory.at.is_some() { " and is already mapped" } else { "" }
+                if memory.at.is_some() {
+                    " and is already mapped"
+                } else {
+                    ""
+                }
             );
-            return Err(DeviceError::Library { path: self.path.clone(), why });
+            return Err(DeviceError::Library {
+                path: self.path.clone(),
+                why,
+            });
         }
         mapped(device)?.map(range, range.len)?;
-        self.memory.insert(number, Memory { at: Some(range.start), ..memory });
+        self.memory.insert(
+            number,
+            Memory {
+                at: Some(range.start),
+                ..memory
+            },
+        );
         let reservation = self.reservations.range(..=range.start).next_back();
-        let reservation = reservation.map_or(range, |(&start, &size)| MemoryRange::new(start, size));
+        let reservation =
+            reservation.map_or(range, |(&start, &size)| MemoryRange::new(start, size));
         self.accounts.mapped(range, reservation);
         Ok(())
     }
@@ -314,9 +458,17 @@ impl Held {
     fn unmap(&mut self, device: &mut dyn Device, range: MemoryRange) -> Result<(), DeviceError> {
         mapped(device)?.unmap(range)?;
         self.accounts.unmapped(range);
-        let inside = |memory: &Memory| memory.at.is_some_and(|at| range.start <= at && at < range.end());
-        self.memory.retain(|_, memory| !(memory.is_released && inside(memory)));
-        self.memory.values_mut().filter(|memory| inside(memory)).for_each(|memory| memory.at = None);
+        let inside = |memory: &Memory| {
+            memory
+                .at
+                .is_some_and(|at| range.start <= at && at < range.end())
+        };
+        self.memory
+            .retain(|_, memory| !(memory.is_released && inside(memory)));
+        self.memory
+            .values_mut()
+            .filter(|memory| inside(memory))
+            .for_each(|memory| memory.at = None);
         Ok(())
     }
 

@@ -14,7 +14,8 @@ const SUBCOMMAND: &str = "library-host";
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the path of the program `harness`, for processes that are another program, such as tests. Only the first call counts.
+/// Sets the path of the program `harness`, for processes that are another program, such as tests.
+/// Only the first call counts.
 pub fn name_program(path: PathBuf) {
     PROGRAM.get_or_init(|| path);
 }
@@ -32,19 +33,30 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts the process. Its output goes to standard error, because the harness's results go to standard output.
+    /// Starts the process. Its output goes to standard error, because the harness's results go to
+    /// standard output.
     pub(super) fn start(library: &Path) -> Result<Self, String> {
         let start = |program: PathBuf| -> io::Result<Self> {
             let (ours, theirs) = UnixStream::pair()?;
             let mut command = Command::new(program);
-            command.arg(SUBCOMMAND).arg(library).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
+            command
+                .arg(SUBCOMMAND)
+                .arg(library)
+                .stdin(OwnedFd::from(theirs))
+                .stdout(Stdio::from(io::stderr()));
             let process = command.spawn()?;
-            Ok(Self { process, socket: BufReader::new(ours) })
+            Ok(Self {
+                process,
+                socket: BufReader::new(ours),
+            })
         };
-        program().and_then(start).map_err(|error| format!("cannot start its process: {error}"))
+        program()
+            .and_then(start)
+            .map_err(|error| format!("cannot start its process: {error}"))
     }
 
-    /// Sends an order or an answer. If the process has ended, the next [`Host::receive`] reports it.
+    /// Sends an order or an answer. If the process has ended, the next [`Host::receive`] reports
+    /// it.
     pub(super) fn send(&mut self, order: &Order) {
         let _ = wire::send(self.socket.get_mut(), order);
     }
@@ -73,7 +85,12 @@ impl Drop for Host {
 }
 
 fn how(status: ExitStatus) -> String {
-    let Some(signal) = status.signal() else { return format!("it ended its process with code {}", status.code().unwrap_or_default()) };
+    let Some(signal) = status.signal() else {
+        return format!(
+            "it ended its process with code {}",
+            status.code().unwrap_or_default()
+        );
+    };
     let name = match signal {
         4 => "SIGILL",
         6 => "SIGABRT",

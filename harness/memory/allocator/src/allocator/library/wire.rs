@@ -1,6 +1,6 @@
-//! The messages between the harness and a library's process: one line of JSON each, over one socket. The harness sends an order.
-//! The process requests each CUDA call of the library, gets its result, and finally reports that the order is done. A timed
-//! program ([`Program`]) is one order.
+//! The messages between the harness and a library's process: one line of JSON each, over one
+//! socket. The harness sends an order. The process requests each CUDA call of the library, gets its
+//! result, and finally reports that the order is done. A timed program ([`Program`]) is one order.
 
 use std::io::{self, BufRead, Write};
 
@@ -16,7 +16,11 @@ pub enum Order {
     /// Call its allocation function. [`Reply::Done`] has the address.
     Allocate { size: u64, stream: u32 },
     /// Call its free function.
-    Free { address: u64, size: u64, stream: u32 },
+    Free {
+        address: u64,
+        size: u64,
+        stream: u32,
+    },
     /// Call its function for uses by other streams.
     RecordStream { address: u64, stream: u32 },
     /// Call its function that empties the cache.
@@ -29,7 +33,8 @@ pub enum Order {
     Answer { code: Code, value: u64 },
 }
 
-/// A program to time in the library's process. At its end all live allocations are freed outside the timed part.
+/// A program to time in the library's process. At its end all live allocations are freed outside
+/// the timed part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     pub before: Vec<Operation>,
@@ -57,7 +62,9 @@ pub enum Operation {
 impl Operation {
     pub const fn slot(&self) -> Option<u32> {
         match *self {
-            Self::Allocate { slot, .. } | Self::Free { slot } | Self::RecordStream { slot, .. } => Some(slot),
+            Self::Allocate { slot, .. } | Self::Free { slot } | Self::RecordStream { slot, .. } => {
+                Some(slot)
+            }
             Self::EmptyCache | Self::Synchronize | Self::SynchronizeStream(_) => None,
         }
     }
@@ -68,7 +75,8 @@ impl Operation {
 pub struct Timed {
     /// The time of the timed part, without waits for the harness.
     pub nanos: u64,
-    /// The numbers of the refused requests, counted from 0 over `before` and `timed`. Limited to the first ones.
+    /// The numbers of the refused requests, counted from 0 over `before` and `timed`. Limited to
+    /// the first ones.
     pub refused: Vec<u64>,
 }
 
@@ -87,8 +95,9 @@ pub enum Reply {
     Call(Call),
 }
 
-/// A device call of a library. Streams and events are the harness's numbers. `CreatePool` and `Create`, for physical memory, return a
-/// number too; pool 0 is the device's default pool, which always exists.
+/// A device call of a library. Streams and events are the harness's numbers. `CreatePool` and
+/// `Create`, for physical memory, return a number too; pool 0 is the device's default pool, which
+/// always exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Call {
     Allocate(u64),
@@ -101,23 +110,52 @@ pub enum Call {
     DestroyStream(u32),
     CreateEvent,
     DestroyEvent(u32),
-    RecordEvent { event: u32, stream: u32 },
+    RecordEvent {
+        event: u32,
+        stream: u32,
+    },
     QueryEvent(u32),
     SynchronizeEvent(u32),
-    WaitEvent { stream: u32, event: u32 },
+    WaitEvent {
+        stream: u32,
+        event: u32,
+    },
     CreatePool,
     DestroyPool(u32),
-    AllocateFrom { pool: u32, size: u64, stream: u32 },
-    FreeAsync { address: u64, stream: u32 },
-    TrimPool { pool: u32, keep: u64 },
-    SetThreshold { pool: u32, bytes: u64 },
-    Pool { pool: u32, figure: PoolFigure },
+    AllocateFrom {
+        pool: u32,
+        size: u64,
+        stream: u32,
+    },
+    FreeAsync {
+        address: u64,
+        stream: u32,
+    },
+    TrimPool {
+        pool: u32,
+        keep: u64,
+    },
+    SetThreshold {
+        pool: u32,
+        bytes: u64,
+    },
+    Pool {
+        pool: u32,
+        figure: PoolFigure,
+    },
     Reserve(u64),
     Unreserve(u64),
     Create(u64),
     Release(u64),
-    Map { address: u64, size: u64, memory: u64 },
-    Unmap { address: u64, size: u64 },
+    Map {
+        address: u64,
+        size: u64,
+        memory: u64,
+    },
+    Unmap {
+        address: u64,
+        size: u64,
+    },
     Granularity,
     HasPools,
     HasMapping,
@@ -156,7 +194,11 @@ pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
 /// Fails for an invalid message.
 pub fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
-    if from.read_line(&mut line)? == 0 { Ok(None) } else { Ok(Some(serde_json::from_str(&line)?)) }
+    if from.read_line(&mut line)? == 0 {
+        Ok(None)
+    } else {
+        Ok(Some(serde_json::from_str(&line)?))
+    }
 }
 
 #[cfg(test)]

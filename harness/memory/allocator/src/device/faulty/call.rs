@@ -1,11 +1,13 @@
-//! [`DeviceCall`]: the device calls that can fail, with the driver's names. [`Numbered`]: a range of calls by number.
+//! [`DeviceCall`]: the device calls that can fail, with the driver's names. [`Numbered`]: a range
+//! of calls by number.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{named::named_enum, units::Bytes};
 
 named_enum! {
-    /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no such call, and of NVML.
+    /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no
+    /// such call, and of NVML.
     #[derive(Serialize, Deserialize)]
     DeviceCall {
         Malloc = "cudaMalloc",
@@ -20,21 +22,24 @@ named_enum! {
         CreatePool = "cudaMemPoolCreate",
         DestroyPool = "cudaMemPoolDestroy",
         TrimPool = "cudaMemPoolTrimTo",
-        /// [`crate::device::PooledDevice::pool_memory`] and [`crate::device::PooledDevice::pool_reserved`].
+        /// [`crate::device::PooledDevice::pool_memory`] and
+        /// [`crate::device::PooledDevice::pool_reserved`].
         PoolAttribute = "cudaMemPoolGetAttribute",
         MemGetInfo = "cudaMemGetInfo",
         CreateStream = "cudaStreamCreate",
         DestroyStream = "cudaStreamDestroy",
         SynchronizeStream = "cudaStreamSynchronize",
         WaitEvent = "cudaStreamWaitEvent",
-        /// [`crate::device::Device::create_event`] and [`crate::device::TestDevice::create_timed_event`].
+        /// [`crate::device::Device::create_event`] and
+        /// [`crate::device::TestDevice::create_timed_event`].
         CreateEvent = "cudaEventCreate",
         DestroyEvent = "cudaEventDestroy",
         RecordEvent = "cudaEventRecord",
         QueryEvent = "cudaEventQuery",
         SynchronizeEvent = "cudaEventSynchronize",
         Synchronize = "cudaDeviceSynchronize",
-        /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and `busy`.
+        /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and
+        /// `busy`.
         LaunchKernel = "cudaLaunchKernel",
         /// [`crate::device::TestDevice::host_alloc`] of pinned memory.
         HostAlloc = "cuMemHostAlloc",
@@ -75,7 +80,8 @@ impl DeviceCall {
         matches!(self, Self::MemGetInfo | Self::NvmlMemory)
     }
 
-    /// Returns true if the harness makes it for its own checks. Its count says nothing about the program.
+    /// Returns true if the harness makes it for its own checks. Its count says nothing about the
+    /// program.
     pub const fn is_of_checks(self) -> bool {
         matches!(self, Self::NvmlMemory | Self::PoolAttribute)
     }
@@ -95,7 +101,8 @@ pub struct Numbered {
 }
 
 impl Numbered {
-    /// Parses `CALL:FIRST[:COUNT][:MIN_SIZE]` into the call's name and the range. The range is `None` if its form is wrong.
+    /// Parses `CALL:FIRST[:COUNT][:MIN_SIZE]` into the call's name and the range. The range is
+    /// `None` if its form is wrong.
     pub fn parse(text: &str) -> (&str, Option<Self>) {
         let (call, numbers) = text.split_once(':').unwrap_or((text, ""));
         (call, Self::of_numbers(numbers))
@@ -106,6 +113,10 @@ impl Numbered {
         let first = parts.next()?.parse().ok().filter(|first| *first > 0)?;
         let count = parts.next().map_or(Ok(1), str::parse).ok()?;
         let min_size = parts.next().map_or(Ok(Bytes::ZERO), Bytes::parse).ok()?;
-        parts.next().is_none().then_some(Self { first, count, min_size })
+        parts.next().is_none().then_some(Self {
+            first,
+            count,
+            min_size,
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls and records the injected failures.
+//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls
+//! and records the injected failures.
 
 mod injector_state;
 
@@ -14,7 +15,8 @@ use crate::device::{CallSite, DeviceError, StreamId};
 use crate::units::{Bytes, Nanos};
 use crate::{allocator::Request, hash::Mixer, named::named_enum, stats::PoolKind};
 
-/// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls have failed.
+/// A planned failure. It applies to the matching calls after the skipped ones, each with the
+/// probability, until `count` calls have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
     pub calls: Calls,
@@ -43,11 +45,17 @@ pub enum Calls {
 impl Calls {
     /// Parses the name of a call, or `any`.
     pub fn named(name: &str) -> Option<Self> {
-        if name == ANY { Some(Self::AnyMemory) } else { DeviceCall::from_name(name).map(Self::Of) }
+        if name == ANY {
+            Some(Self::AnyMemory)
+        } else {
+            DeviceCall::from_name(name).map(Self::Of)
+        }
     }
 
     pub fn names() -> impl Iterator<Item = &'static str> {
-        [ANY].into_iter().chain(DeviceCall::ALL.iter().map(|call| call.name()))
+        [ANY]
+            .into_iter()
+            .chain(DeviceCall::ALL.iter().map(|call| call.name()))
     }
 
     fn include(self, call: DeviceCall) -> bool {
@@ -98,7 +106,8 @@ named_enum! {
 }
 
 impl InjectedError {
-    /// The default error of a call: out of memory for calls that allocate, otherwise an unknown error.
+    /// The default error of a call: out of memory for calls that allocate, otherwise an unknown
+    /// error.
     pub const fn usual(calls: Calls) -> Self {
         match calls {
             Calls::AnyMemory => Self::OutOfMemory,
@@ -107,12 +116,17 @@ impl InjectedError {
         }
     }
 
-    /// Returns true if CUDA returns it from every later call too. The driver's documentation says so of the first two: "This leaves the
-    /// process in an inconsistent state and any further CUDA work will return the same error." The others mean that the device is
-    /// unusable. NVML has its own errors.
+    /// Returns true if CUDA returns it from every later call too. The driver's documentation says
+    /// so of the first two: "This leaves the process in an inconsistent state and any further CUDA
+    /// work will return the same error." The others mean that the device is unusable. NVML has its
+    /// own errors.
     pub const fn is_sticky(self, calls: Calls) -> bool {
         let is_nvml = matches!(calls, Calls::Of(DeviceCall::NvmlMemory));
-        !is_nvml && matches!(self, Self::IllegalAddress | Self::LaunchFailure | Self::Ecc | Self::DeviceLost)
+        !is_nvml
+            && matches!(
+                self,
+                Self::IllegalAddress | Self::LaunchFailure | Self::Ecc | Self::DeviceLost
+            )
     }
 
     const fn code(self, call: DeviceCall) -> (u32, &'static str) {
@@ -135,15 +149,33 @@ const STICKY: &str = "An injected failure was sticky, so every later call fails"
 impl Fault {
     /// Makes these calls fail with their default error.
     pub const fn failing(calls: Calls, numbered: Numbered) -> Self {
-        let Numbered { first, count, min_size } = numbered;
-        let effect = Effect::Fails { error: InjectedError::usual(calls), sticky: false };
-        Self { calls, skip: first.saturating_sub(1), count: Some(count), probability: None, min_size, stream: None, pool: None, effect }
+        let Numbered {
+            first,
+            count,
+            min_size,
+        } = numbered;
+        let effect = Effect::Fails {
+            error: InjectedError::usual(calls),
+            sticky: false,
+        };
+        Self {
+            calls,
+            skip: first.saturating_sub(1),
+            count: Some(count),
+            probability: None,
+            min_size,
+            stream: None,
+            pool: None,
+            effect,
+        }
     }
 
     fn matches(&self, call: Call, request: Option<Request>, streams: &[StreamId]) -> bool {
         let stream = call.stream.or(request.map(|request| request.stream));
         let wanted_stream = self.stream.map(|number| streams.get(number).copied());
-        let serves = |kind: PoolKind| request.is_some_and(|request| kind == PoolKind::of_block(request.size));
+        let serves = |kind: PoolKind| {
+            request.is_some_and(|request| kind == PoolKind::of_block(request.size))
+        };
         self.calls.include(call.call)
             && (self.min_size == Bytes::ZERO || call.size.is_some_and(|size| size >= self.min_size))
             && wanted_stream.is_none_or(|wanted| wanted.is_some() && wanted == stream)
@@ -162,9 +194,20 @@ impl FromStr for Fault {
     fn from_str(text: &str) -> Result<Self, FaultError> {
         let (name, numbered) = Numbered::parse(text);
         let names = || Calls::names().collect::<Vec<_>>().join(", ");
-        let calls = Calls::named(name).ok_or_else(|| FaultError(format!("`{name}` is not a call that can fail: write {}", names())))?;
-        let form = || FaultError(format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
-        numbered.map(|numbered| Self::failing(calls, numbered)).ok_or_else(form)
+        let calls = Calls::named(name).ok_or_else(|| {
+            FaultError(format!(
+                "`{name}` is not a call that can fail: write {}",
+                names()
+            ))
+        })?;
+        let form = || {
+            FaultError(format!(
+                "`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"
+            ))
+        };
+        numbered
+            .map(|numbered| Self::failing(calls, numbered))
+            .ok_or_else(form)
     }
 }
 
@@ -198,8 +241,9 @@ pub struct LoggedCall {
     pub made: CallRecord,
     /// The number of operations begun before ([`Injector::begin_operation`]).
     pub operation: u64,
-    /// A hash of the state before the call ([`Injector::set_state_hash`]) and of the call without its number. Calls with equal
-    /// hashes are the same call in the same state, as far as the caller describes its state.
+    /// A hash of the state before the call ([`Injector::set_state_hash`]) and of the call without
+    /// its number. Calls with equal hashes are the same call in the same state, as far as the
+    /// caller describes its state.
     pub state: u64,
 }
 
@@ -217,11 +261,25 @@ impl fmt::Display for InjectedFault {
         let Self { made, effect, .. } = self;
         match effect {
             Effect::Fails { error, sticky } => {
-                write!(f, "{made} fails with {error}{}", if *sticky { ", as does every later call" } else { "" })
+                write!(
+                    f,
+                    "{made} fails with {error}{}",
+                    if *sticky {
+                        ", as does every later call"
+                    } else {
+                        ""
+                    }
+                )
             }
             Effect::Takes(duration) => write!(f, "{made} takes {duration} longer"),
-            Effect::OffBy(bytes) if *bytes < 0 => write!(f, "{made} returns {} too little", Bytes(bytes.unsigned_abs())),
-            Effect::OffBy(bytes) => write!(f, "{made} returns {} too much", Bytes(bytes.unsigned_abs())),
+            Effect::OffBy(bytes) if *bytes < 0 => write!(
+                f,
+                "{made} returns {} too little",
+                Bytes(bytes.unsigned_abs())
+            ),
+            Effect::OffBy(bytes) => {
+                write!(f, "{made} returns {} too much", Bytes(bytes.unsigned_abs()))
+            }
             Effect::NeverCompletes => write!(f, "{made}: the event never completes"),
         }
     }
@@ -245,7 +303,8 @@ pub(super) enum Failure {
 /// The maximum number of injected faults kept until [`Injector::take_injected`].
 const MAX_KEPT: usize = 64;
 
-/// The faults of one run. Clones share their state: the device ([`super::Faulty`]) has one and its owner another.
+/// The faults of one run. Clones share their state: the device ([`super::Faulty`]) has one and its
+/// owner another.
 #[derive(Clone)]
 pub struct Injector(Arc<Mutex<State>>);
 
@@ -288,7 +347,8 @@ struct Log {
     state_hash: u64,
     /// The number of calls since the operation began, without kernel launches.
     in_operation: u64,
-    /// Counts changes that the caller's hash does not cover. States on either side of such a change are never equal.
+    /// Counts changes that the caller's hash does not cover. States on either side of such a change
+    /// are never equal.
     changes: u64,
     /// Streams with work that the host has not waited for.
     working: BTreeSet<StreamId>,
@@ -297,13 +357,31 @@ struct Log {
 impl Log {
     fn note(&mut self, call: Call, made: CallRecord, operation: u64, request: Option<Request>) {
         let mut hasher = Mixer::default();
-        (call.call, call.size, call.stream, made.place, self.state_hash, self.changes, &self.working).hash(&mut hasher);
-        // A kernel launch is not part of an allocator's operation. For other calls the request and their position in the operation matter.
+        (
+            call.call,
+            call.size,
+            call.stream,
+            made.place,
+            self.state_hash,
+            self.changes,
+            &self.working,
+        )
+            .hash(&mut hasher);
+        // A kernel launch is not part of an allocator's operation. For other calls the request and
+        // their position in the operation matter.
         if call.call != DeviceCall::LaunchKernel {
-            (request.map(|request| (request.size, request.stream)), self.in_operation).hash(&mut hasher);
+            (
+                request.map(|request| (request.size, request.stream)),
+                self.in_operation,
+            )
+                .hash(&mut hasher);
             self.in_operation += 1;
         }
-        self.calls.push(LoggedCall { made, operation, state: hasher.finish() });
+        self.calls.push(LoggedCall {
+            made,
+            operation,
+            state: hasher.finish(),
+        });
         self.record_change(call);
     }
 
@@ -314,7 +392,14 @@ impl Log {
             (DeviceCall::SynchronizeStream, Some(stream)) => drop(self.working.remove(&stream)),
             (DeviceCall::Synchronize | DeviceCall::Free, _) => self.working.clear(),
             // The caller's hash covers memory. The remaining calls change nothing.
-            (DeviceCall::Malloc | DeviceCall::Create | DeviceCall::Unmap | DeviceCall::MemGetInfo | DeviceCall::NvmlMemory, _) => {}
+            (
+                DeviceCall::Malloc
+                | DeviceCall::Create
+                | DeviceCall::Unmap
+                | DeviceCall::MemGetInfo
+                | DeviceCall::NvmlMemory,
+                _,
+            ) => {}
             _ => self.changes += 1,
         }
     }
@@ -328,8 +413,8 @@ struct Progress {
     struck: u64,
 }
 
-/// SplitMix64, a small random number generator (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
-/// <https://doi.org/10.1145/2660193.2660195>).
+/// SplitMix64, a small random number generator (Steele, Lea, Flood: Fast Splittable Pseudorandom
+/// Number Generators, OOPSLA 2014, <https://doi.org/10.1145/2660193.2660195>).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Random(u64);
 
@@ -348,7 +433,10 @@ impl Random {
 impl fmt::Debug for Injector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        f.debug_struct("Injector").field("faults", &state.plan.faults.len()).field("calls", &state.plan.total).finish_non_exhaustive()
+        f.debug_struct("Injector")
+            .field("faults", &state.plan.faults.len())
+            .field("calls", &state.plan.total)
+            .finish_non_exhaustive()
     }
 }
 
@@ -357,11 +445,24 @@ impl Injector {
     pub fn new(faults: &[Fault], seed: u64) -> Self {
         let progress = |(index, fault): (usize, &Fault)| {
             let random = Random(seed ^ (index as u64 + 1).wrapping_mul(Random::STEP));
-            Progress { fault: *fault, random, matched: 0, struck: 0 }
+            Progress {
+                fault: *fault,
+                random,
+                matched: 0,
+                struck: 0,
+            }
         };
         let faults = faults.iter().enumerate().map(progress).collect();
-        let plan = Plan { faults, counts: vec![0; DeviceCall::ALL.len()], ..Plan::default() };
-        Self(Arc::new(Mutex::new(State { plan, streams: vec![StreamId::DEFAULT], ..State::default() })))
+        let plan = Plan {
+            faults,
+            counts: vec![0; DeviceCall::ALL.len()],
+            ..Plan::default()
+        };
+        Self(Arc::new(Mutex::new(State {
+            plan,
+            streams: vec![StreamId::DEFAULT],
+            ..State::default()
+        })))
     }
 
     /// Logs every call, for [`Self::calls_made`].
@@ -387,9 +488,13 @@ impl Injector {
         self.state().plan.operations
     }
 
-    /// Sets the hash of the caller's state: of everything that calls change and that affects the outcome of a failure.
+    /// Sets the hash of the caller's state: of everything that calls change and that affects the
+    /// outcome of a failure.
     pub fn set_state_hash(&self, hash: u64) {
-        self.state().log.iter_mut().for_each(|log| log.state_hash = hash);
+        self.state()
+            .log
+            .iter_mut()
+            .for_each(|log| log.state_hash = hash);
     }
 
     /// Records a change that no hash covers.
@@ -397,12 +502,25 @@ impl Injector {
         self.state().log.iter_mut().for_each(|log| log.changes += 1);
     }
 
-    /// Adds a fault: these calls of a kind fail with their default error. The calls must be in the future.
+    /// Adds a fault: these calls of a kind fail with their default error. The calls must be in the
+    /// future.
     pub fn add_failure(&self, call: DeviceCall, first: u64, count: u64) {
         let mut state = self.state();
-        let fault = Fault::failing(Calls::Of(call), Numbered { first, count, min_size: Bytes::ZERO });
+        let fault = Fault::failing(
+            Calls::Of(call),
+            Numbered {
+                first,
+                count,
+                min_size: Bytes::ZERO,
+            },
+        );
         let matched = state.calls_of(call);
-        state.plan.faults.push(Progress { fault, random: Random(0), matched, struck: 0 });
+        state.plan.faults.push(Progress {
+            fault,
+            random: Random(0),
+            matched,
+            struck: 0,
+        });
     }
 
     /// Fails every call after this many, to end a program that never stops.
@@ -411,8 +529,8 @@ impl Injector {
         self
     }
 
-    /// Ends the blocked waits of a device with a real clock when `asked` returns true. Without it, waits that never return fail
-    /// immediately.
+    /// Ends the blocked waits of a device with a real clock when `asked` returns true. Without it,
+    /// waits that never return fail immediately.
     pub fn abandon_waits_when(&self, asked: impl Fn() -> bool + Send + 'static) {
         self.state().abandoned = Some(Box::new(asked));
     }
@@ -431,7 +549,8 @@ impl Injector {
         self.state().refused
     }
 
-    /// Stops counting and injecting until [`Self::resume`], for the harness's own calls. Sticky errors still apply.
+    /// Stops counting and injecting until [`Self::resume`], for the harness's own calls. Sticky
+    /// errors still apply.
     pub fn pause(&self) {
         self.state().paused += 1;
     }
@@ -442,7 +561,11 @@ impl Injector {
     }
 
     pub fn calls_made(&self) -> Vec<LoggedCall> {
-        self.state().log.as_ref().map(|log| log.calls.clone()).unwrap_or_default()
+        self.state()
+            .log
+            .as_ref()
+            .map(|log| log.calls.clone())
+            .unwrap_or_default()
     }
 
     pub fn total_calls(&self) -> u64 {
@@ -460,16 +583,23 @@ impl Injector {
 
     /// Returns how many calls the fault with this index affected, and how many it matched.
     pub fn injected_by(&self, fault: usize) -> (u64, u64) {
-        self.state().plan.faults.get(fault).map_or((0, 0), |progress| (progress.struck, progress.matched))
+        self.state()
+            .plan
+            .faults
+            .get(fault)
+            .map_or((0, 0), |progress| (progress.struck, progress.matched))
     }
 
-    /// Returns the index of the fault that caused an error, or `None` if the error was not injected.
+    /// Returns the index of the fault that caused an error, or `None` if the error was not
+    /// injected.
     pub fn cause_of(&self, error: &DeviceError) -> Option<usize> {
         let state = self.state();
         match error {
-            DeviceError::Driver { advice, .. } if *advice == INJECTED || *advice == STICKY => {
-                state.plan.broken.map(|(fault, _)| fault).or(state.last_failed)
-            }
+            DeviceError::Driver { advice, .. } if *advice == INJECTED || *advice == STICKY => state
+                .plan
+                .broken
+                .map(|(fault, _)| fault)
+                .or(state.last_failed),
             DeviceError::NeverReturns { .. } => state.plan.stuck,
             _ => None,
         }
@@ -504,35 +634,71 @@ impl Injector {
     pub(super) fn decide(&self, call: Call) -> Decision {
         let mut state = self.state();
         if let Some((_, error)) = state.plan.broken {
-            return Decision { failure: Some(Failure::Other(driver_error(error, call.call, STICKY))), ..Decision::default() };
+            return Decision {
+                failure: Some(Failure::Other(driver_error(error, call.call, STICKY))),
+                ..Decision::default()
+            };
         }
-        if state.paused > 0 { Decision::default() } else { state.decide(call) }
+        if state.paused > 0 {
+            Decision::default()
+        } else {
+            state.decide(call)
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is consistent between statements, so a panic of another thread leaves it usable.
+        // The state is consistent between statements, so a panic of another thread leaves it
+        // usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
     fn calls_of(&self, call: DeviceCall) -> u64 {
-        self.plan.counts.get(call as usize).copied().unwrap_or_default()
+        self.plan
+            .counts
+            .get(call as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     fn decide(&mut self, call: Call) -> Decision {
-        let number = self.plan.counts.get_mut(call.call as usize).map_or(0, |count| {
-            *count += 1;
-            *count
-        });
-        let made = CallRecord { call: call.call, number, size: call.size, place: self.place };
+        let number = self
+            .plan
+            .counts
+            .get_mut(call.call as usize)
+            .map_or(0, |count| {
+                *count += 1;
+                *count
+            });
+        let made = CallRecord {
+            call: call.call,
+            number,
+            size: call.size,
+            place: self.place,
+        };
         self.plan.total += 1;
         let (operation, request) = (self.plan.operations, self.request);
-        self.log.iter_mut().for_each(|log| log.note(call, made, operation, request));
-        if self.plan.budget.is_some_and(|budget| self.plan.total > budget) {
-            let why = format!("stopped after {} calls: the program seems to call it forever", self.plan.total - 1);
-            let failure = DeviceError::Unavailable { what: "the device".to_owned(), why };
-            return Decision { failure: Some(Failure::Other(failure)), ..Decision::default() };
+        self.log
+            .iter_mut()
+            .for_each(|log| log.note(call, made, operation, request));
+        if self
+            .plan
+            .budget
+            .is_some_and(|budget| self.plan.total > budget)
+        {
+            let why = format!(
+                "stopped after {} calls: the program seems to call it forever",
+                self.plan.total - 1
+            );
+            let failure = DeviceError::Unavailable {
+                what: "the device".to_owned(),
+                why,
+            };
+            return Decision {
+                failure: Some(Failure::Other(failure)),
+                ..Decision::default()
+            };
         }
         let mut decision = Decision::default();
         for index in 0..self.plan.faults.len() {
@@ -548,20 +714,32 @@ impl State {
 
     fn strikes(&mut self, index: usize, call: Call, made: CallRecord) -> Option<Effect> {
         let (request, progress) = (self.request, self.plan.faults.get_mut(index)?);
-        let Fault { skip, count, probability, effect, .. } = progress.fault;
+        let Fault {
+            skip,
+            count,
+            probability,
+            effect,
+            ..
+        } = progress.fault;
         if !progress.fault.matches(call, request, &self.streams) {
             return None;
         }
         progress.matched += 1;
         let is_due = progress.matched > skip && count.is_none_or(|count| progress.struck < count);
-        let strikes = is_due && probability.is_none_or(|probability| progress.random.chance(probability));
+        let strikes =
+            is_due && probability.is_none_or(|probability| progress.random.chance(probability));
         if !strikes {
             return None;
         }
         progress.struck += 1;
-        let is_told = progress.struck == 1 || matches!(effect, Effect::Fails { .. } | Effect::NeverCompletes);
+        let is_told =
+            progress.struck == 1 || matches!(effect, Effect::Fails { .. } | Effect::NeverCompletes);
         if is_told && self.struck.len() < MAX_KEPT {
-            self.struck.push(InjectedFault { fault: index, made, effect });
+            self.struck.push(InjectedFault {
+                fault: index,
+                made,
+                effect,
+            });
         }
         Some(effect)
     }
@@ -574,7 +752,10 @@ impl State {
                 decision.never_completes = true;
                 self.plan.stuck.get_or_insert(fault);
             }
-            Effect::Fails { error: InjectedError::OutOfMemory, .. } => {
+            Effect::Fails {
+                error: InjectedError::OutOfMemory,
+                ..
+            } => {
                 decision.failure.get_or_insert(Failure::OutOfMemory);
             }
             Effect::Fails { error, sticky } => {
@@ -582,7 +763,9 @@ impl State {
                     self.plan.broken.get_or_insert((fault, error));
                 }
                 self.last_failed = Some(fault);
-                decision.failure.get_or_insert(Failure::Other(driver_error(error, call.call, INJECTED)));
+                decision
+                    .failure
+                    .get_or_insert(Failure::Other(driver_error(error, call.call, INJECTED)));
             }
         }
     }
@@ -590,5 +773,10 @@ impl State {
 
 fn driver_error(error: InjectedError, call: DeviceCall, advice: &'static str) -> DeviceError {
     let (code, name) = error.code(call);
-    DeviceError::Driver { call: call.name(), code, name: name.to_owned(), advice }
+    DeviceError::Driver {
+        call: call.name(),
+        code,
+        name: name.to_owned(),
+        advice,
+    }
 }

@@ -1,7 +1,8 @@
 //! [`Addresses`]: chooses the next addresses, within the address ranges of the simulated device.
 //!
-//! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than
-//! the 47 to 49 address bits of a GPU: even a device of 1 PiB does not exhaust them.
+//! Expandable segments reserve more addresses than the device has memory, for each pool and stream.
+//! So the ranges are larger than the 47 to 49 address bits of a GPU: even a device of 1 PiB does
+//! not exhaust them.
 
 use std::{collections::BTreeMap, ops::Range, str::FromStr};
 
@@ -25,15 +26,18 @@ named_enum! {
     #[derive(Default, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     AddressOrder {
-        /// From the lowest upward. Freed addresses are reused only when no others remain, so a use of freed memory is noticed.
+        /// From the lowest upward. Freed addresses are reused only when no others remain, so a use
+        /// of freed memory is noticed.
         #[default]
         Up = "up",
         /// From the highest downward. Otherwise as `Up`.
         Down = "down",
-        /// The lowest free address, as NVIDIA's driver chooses them under WSL. This finds allocators that confuse an address with its earlier use.
+        /// The lowest free address, as NVIDIA's driver chooses them under WSL. This finds
+        /// allocators that confuse an address with its earlier use.
         Reuse = "reuse",
-        /// As NVIDIA's driver on Linux: in regions of multiples of 32 MiB, from the highest downward. A stretch takes a gap that fits, of the region
-        /// used last, or else a new region at the highest free addresses. Empty regions are freed.
+        /// As NVIDIA's driver on Linux: in regions of multiples of 32 MiB, from the highest
+        /// downward. A stretch takes a gap that fits, of the region used last, or else a new region
+        /// at the highest free addresses. Empty regions are freed.
         Linux = "linux",
     }
 }
@@ -47,14 +51,22 @@ impl FromStr for AddressOrder {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let names = || Self::ALL.iter().map(|order| order.name()).collect::<Vec<_>>().join(", ");
+        let names = || {
+            Self::ALL
+                .iter()
+                .map(|order| order.name())
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let name = if text == "wsl" { "reuse" } else { text };
-        Self::from_name(name).ok_or_else(|| format!("`{text}` is not an order of addresses: write {}", names()))
+        Self::from_name(name)
+            .ok_or_else(|| format!("`{text}` is not an order of addresses: write {}", names()))
     }
 }
 
-/// The unit of the driver's regions on Linux: their start and size are multiples of it. To align a new region, the driver maps this much more than
-/// the region and frees the rest, so a region fits only where one unit more is free. This explains the new address of 10 of 10 regions among freed
+/// The unit of the driver's regions on Linux: their start and size are multiples of it. To align a
+/// new region, the driver maps this much more than the region and frees the rest, so a region fits
+/// only where one unit more is free. This explains the new address of 10 of 10 regions among freed
 /// ones of PyTorch programs on an H200, driver 580.
 const REGION: u64 = 32 << 20;
 
@@ -77,13 +89,20 @@ struct Regions {
     /// The end of each region and the tick of its last use, by its start.
     ends: BTreeMap<u64, (u64, u64)>,
     tick: u64,
-    /// The free parts of regions, with the start of their region. So gaps of two regions stay apart.
+    /// The free parts of regions, with the start of their region. So gaps of two regions stay
+    /// apart.
     gaps: RangeMap<u64>,
 }
 
 impl Addresses {
     pub(super) fn new(range: Range<u64>, guard: Bytes, order: AddressOrder) -> Self {
-        let mut addresses = Self { fresh: range, guard, free: RangeMap::default(), regions: Regions::default(), order };
+        let mut addresses = Self {
+            fresh: range,
+            guard,
+            free: RangeMap::default(),
+            regions: Regions::default(),
+            order,
+        };
         if order == AddressOrder::Reuse {
             // Never used and freed addresses are alike, so a stretch may span both.
             let Range { start, end } = std::mem::replace(&mut addresses.fresh, 0..0);
@@ -92,12 +111,14 @@ impl Addresses {
         addresses
     }
 
-    /// Returns a stretch of `len` bytes in the order of these addresses. Constant time for a never used stretch, otherwise linear in the freed
-    /// stretches or gaps.
+    /// Returns a stretch of `len` bytes in the order of these addresses. Constant time for a never
+    /// used stretch, otherwise linear in the freed stretches or gaps.
     pub(super) fn take(&mut self, len: Bytes) -> Option<u64> {
         let len = len.0.checked_add(self.guard.0)?;
         match self.order {
-            AddressOrder::Up | AddressOrder::Down => self.take_new(len).or_else(|| self.take_again(len)),
+            AddressOrder::Up | AddressOrder::Down => {
+                self.take_new(len).or_else(|| self.take_again(len))
+            }
             AddressOrder::Reuse => self.take_again(len),
             AddressOrder::Linux => self.take_in_region(len),
         }
@@ -106,18 +127,31 @@ impl Addresses {
     fn take_in_region(&mut self, len: u64) -> Option<u64> {
         self.regions.tick += 1;
         let tick = self.regions.tick;
-        let fitting = self.regions.gaps.overlapping(0, u64::MAX).filter(|(start, end, _)| end - start >= len);
+        let fitting = self
+            .regions
+            .gaps
+            .overlapping(0, u64::MAX)
+            .filter(|(start, end, _)| end - start >= len);
         let used = |region: &u64| self.regions.ends.get(region).map_or(0, |(_, used)| *used);
-        let gap =
-            fitting.max_by_key(|(start, _, region)| (used(region), std::cmp::Reverse(*start))).map(|(start, _, region)| (start, *region));
+        let gap = fitting
+            .max_by_key(|(start, _, region)| (used(region), std::cmp::Reverse(*start)))
+            .map(|(start, _, region)| (start, *region));
         if let Some((start, region)) = gap {
             self.regions.gaps.remove(start, start + len);
-            self.regions.ends.entry(region).and_modify(|(_, used)| *used = tick);
+            self.regions
+                .ends
+                .entry(region)
+                .and_modify(|(_, used)| *used = tick);
             return Some(start);
         }
         let size = len.checked_next_multiple_of(REGION)?;
         let room = size.checked_add(REGION)?;
-        let freed = self.free.overlapping(0, u64::MAX).filter(|(start, end, ())| end - start >= room).last().map(|(_, end, ())| end - size);
+        let freed = self
+            .free
+            .overlapping(0, u64::MAX)
+            .filter(|(start, end, ())| end - start >= room)
+            .last()
+            .map(|(_, end, ())| end - size);
         let start = match freed {
             Some(start) => {
                 self.free.remove(start, start + size);
@@ -139,17 +173,29 @@ impl Addresses {
         Some(start)
     }
 
-    /// Frees a stretch, and its region if that is empty. A stretch that was not taken from a region becomes free addresses.
+    /// Frees a stretch, and its region if that is empty. A stretch that was not taken from a region
+    /// becomes free addresses.
     fn free_in_region(&mut self, start: u64, end: u64) {
-        let region = self.regions.ends.range(..=start).next_back().filter(|(_, (region_end, _))| *region_end >= end);
-        let Some((&region, &(region_end, _))) = region else { return self.free.insert(start, end, ()) };
+        let region = self
+            .regions
+            .ends
+            .range(..=start)
+            .next_back()
+            .filter(|(_, (region_end, _))| *region_end >= end);
+        let Some((&region, &(region_end, _))) = region else {
+            return self.free.insert(start, end, ());
+        };
         self.regions.gaps.insert(start, end, region);
         if self.regions.gaps.exact(region, region_end).is_some() {
             self.regions.gaps.remove(region, region_end);
             self.regions.ends.remove(&region);
             if region == self.fresh.end {
                 // The free regions above belong to the same gap.
-                let above = self.free.overlapping(region_end, u64::MAX).next().filter(|(start, ..)| *start == region_end);
+                let above = self
+                    .free
+                    .overlapping(region_end, u64::MAX)
+                    .next()
+                    .filter(|(start, ..)| *start == region_end);
                 self.fresh.end = above.map_or(region_end, |(_, end, ())| end);
                 self.free.remove(region_end, self.fresh.end);
             } else {
@@ -178,7 +224,9 @@ impl Addresses {
             AddressOrder::Down | AddressOrder::Linux if end > self.fresh.start => {
                 self.fresh.end = start.clamp(self.fresh.start, self.fresh.end)
             }
-            AddressOrder::Up if start < self.fresh.end => self.fresh.start = end.clamp(self.fresh.start, self.fresh.end),
+            AddressOrder::Up if start < self.fresh.end => {
+                self.fresh.start = end.clamp(self.fresh.start, self.fresh.end)
+            }
             _ => {}
         }
         self.free.remove(start, end);
@@ -186,7 +234,10 @@ impl Addresses {
     }
 
     fn take_again(&mut self, len: u64) -> Option<u64> {
-        let (start, _, ()) = self.free.overlapping(0, u64::MAX).find(|(start, end, ())| end - start >= len)?;
+        let (start, _, ()) = self
+            .free
+            .overlapping(0, u64::MAX)
+            .find(|(start, end, ())| end - start >= len)?;
         self.free.remove(start, start + len);
         Some(start)
     }
@@ -194,7 +245,11 @@ impl Addresses {
     /// Frees a used stretch.
     pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
         let end = start + len.0 + self.guard.0;
-        if self.order == AddressOrder::Linux { self.free_in_region(start, end) } else { self.free.insert(start, end, ()) }
+        if self.order == AddressOrder::Linux {
+            self.free_in_region(start, end)
+        } else {
+            self.free.insert(start, end, ())
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! [`Allocations`]: live and freed allocations by address. Freed ones stay until their addresses are reused, so an error names the
-//! place of the free.
+//! [`Allocations`]: live and freed allocations by address. Freed ones stay until their addresses
+//! are reused, so an error names the place of the free.
 
 use std::collections::BTreeMap;
 
@@ -40,14 +40,27 @@ impl Allocations {
         self.0.insert(start, allocation);
     }
 
-    /// The live allocation at an address: from a pool if `pooled`, otherwise from the device.
-    /// Fails with [`DeviceError::DoubleFree`] if it is freed; [`DeviceError::InvalidFree`] if there was none.
-    pub(super) fn live(&mut self, ptr: DevicePtr, pooled: bool, place: CallSite) -> Result<&mut SimAllocation, DeviceError> {
-        let found = self.0.get_mut(&ptr.0).filter(|allocation| allocation.pool.is_some() == pooled);
+    /// The live allocation at an address: from a pool if `pooled`, otherwise from the device. Fails
+    /// with [`DeviceError::DoubleFree`] if it is freed; [`DeviceError::InvalidFree`] if there was
+    /// none.
+    pub(super) fn live(
+        &mut self,
+        ptr: DevicePtr,
+        pooled: bool,
+        place: CallSite,
+    ) -> Result<&mut SimAllocation, DeviceError> {
+        let found = self
+            .0
+            .get_mut(&ptr.0)
+            .filter(|allocation| allocation.pool.is_some() == pooled);
         let allocation = found.ok_or(DeviceError::InvalidFree { ptr, place })?;
         match allocation.state {
             AllocationState::Live { .. } => Ok(allocation),
-            AllocationState::Freed { at: first } => Err(DeviceError::DoubleFree { ptr, first, second: place }),
+            AllocationState::Freed { at: first } => Err(DeviceError::DoubleFree {
+                ptr,
+                first,
+                second: place,
+            }),
         }
     }
 
@@ -56,7 +69,8 @@ impl Allocations {
     }
 
     pub(super) fn is_in_use(&self, range: MemoryRange) -> bool {
-        self.overlapping(range).any(|(_, allocation)| allocation.is_live())
+        self.overlapping(range)
+            .any(|(_, allocation)| allocation.is_live())
     }
 
     /// The allocation, live or freed, whose address range contains the address, and its start.
@@ -66,7 +80,11 @@ impl Allocations {
 
     /// The allocations that overlap a range, from the highest address down.
     fn overlapping(&self, range: MemoryRange) -> impl Iterator<Item = (u64, &SimAllocation)> {
-        let below = self.0.range(..range.end().0).rev().map(|(&start, allocation)| (start, allocation));
+        let below = self
+            .0
+            .range(..range.end().0)
+            .rev()
+            .map(|(&start, allocation)| (start, allocation));
         below.take_while(move |(start, allocation)| start + allocation.charged.0 > range.start.0)
     }
 }

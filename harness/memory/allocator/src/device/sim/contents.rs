@@ -1,12 +1,14 @@
-//! The contents of device memory: not bytes, but the tags written to each range. A fill of 40 GiB is one entry.
+//! The contents of device memory: not bytes, but the tags written to each range. A fill of 40 GiB
+//! is one entry.
 
 use super::ranges::RangeMap;
 use crate::device::{DevicePtr, MemoryRange, Tag};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemoryTags {
-    /// The pattern of each written range: eight repeating bytes, the first at an address divisible by eight. So two fills with
-    /// one tag but different phases differ, and a part of a fill can be compared without its start.
+    /// The pattern of each written range: eight repeating bytes, the first at an address divisible
+    /// by eight. So two fills with one tag but different phases differ, and a part of a fill can be
+    /// compared without its start.
     written: RangeMap<u64>,
 }
 
@@ -14,7 +16,8 @@ pub(super) struct MemoryTags {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) at: DevicePtr,
-    /// The tag written there, relative to the start of the verified range, or `None` if the byte was never written.
+    /// The tag written there, relative to the start of the verified range, or `None` if the byte
+    /// was never written.
     pub(super) found: Option<Tag>,
 }
 
@@ -37,7 +40,9 @@ impl MemoryTags {
         let shift = (to.start.0.wrapping_sub(from.start.0) % 8 * 8) as u32;
         let moved = |at: u64| at - from.start.0 + to.start.0;
         let written = self.written.overlapping(from.start.0, from.end().0);
-        let copied: Vec<_> = written.map(|(start, end, pattern)| (moved(start), moved(end), pattern.rotate_left(shift))).collect();
+        let copied: Vec<_> = written
+            .map(|(start, end, pattern)| (moved(start), moved(end), pattern.rotate_left(shift)))
+            .collect();
         self.forget(to);
         for (start, end, pattern) in copied {
             self.written.insert(start, end, pattern);
@@ -57,11 +62,17 @@ impl MemoryTags {
             }
             if let Some(at) = first_difference(start, end, expected, found) {
                 let seen = Tag(found.rotate_right(phase(range)));
-                return Some(Mismatch { at: DevicePtr(at), found: Some(seen) });
+                return Some(Mismatch {
+                    at: DevicePtr(at),
+                    found: Some(seen),
+                });
             }
             cursor = end;
         }
-        (cursor < range.end().0).then_some(Mismatch { at: DevicePtr(cursor), found: None })
+        (cursor < range.end().0).then_some(Mismatch {
+            at: DevicePtr(cursor),
+            found: None,
+        })
     }
 }
 
@@ -70,7 +81,8 @@ const fn phase(range: MemoryRange) -> u32 {
     (range.start.0 % 8 * 8) as u32
 }
 
-/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's at the next lower multiple of eight.
+/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's
+/// at the next lower multiple of eight.
 const fn pattern(range: MemoryRange, tag: Tag) -> u64 {
     tag.0.rotate_left(phase(range))
 }

@@ -6,7 +6,8 @@ use crate::units::Nanos;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventTime {
-    /// The completion time of the work before the record, or `None` if the event was never recorded.
+    /// The completion time of the work before the record, or `None` if the event was never
+    /// recorded.
     pub done_at: Option<Nanos>,
     pub timed: bool,
 }
@@ -19,11 +20,17 @@ impl SimDevice {
 
     /// The time when all work of all streams so far is complete.
     pub fn all_done_at(&self) -> Nanos {
-        self.streams.values().map(|stream| stream.ready).fold(self.now.max(self.released_ready), Nanos::max)
+        self.streams
+            .values()
+            .map(|stream| stream.ready)
+            .fold(self.now.max(self.released_ready), Nanos::max)
     }
 
     pub fn event_time(&self, event: EventId) -> Result<EventTime, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
-        Ok(EventTime { done_at: known.record.map(|record| record.at), timed: known.timed })
+        Ok(EventTime {
+            done_at: known.record.map(|record| record.at),
+            timed: known.timed,
+        })
     }
 }

@@ -1,11 +1,13 @@
-//! Host memory and copies. Host memory has its own address range, so one mechanism tracks the order and contents of copies and of
-//! device work. Host memory is unlimited.
+//! Host memory and copies. Host memory has its own address range, so one mechanism tracks the order
+//! and contents of copies and of device work. Host memory is unlimited.
 
 use std::collections::BTreeMap;
 
 use super::addresses::{Addresses, HOST};
 use super::{AddressOrder, SimDevice};
-use crate::device::{Access, AccessKind, DeviceError, DevicePtr, HostId, HostMemory, MemoryRange, StreamId};
+use crate::device::{
+    Access, AccessKind, DeviceError, DevicePtr, HostId, HostMemory, MemoryRange, StreamId,
+};
 use crate::units::{Bytes, Nanos};
 
 #[derive(Clone, Debug)]
@@ -27,7 +29,11 @@ const ALIGNMENT: u64 = 4096;
 
 impl SimHost {
     pub(super) fn new(order: AddressOrder) -> Self {
-        Self { held: BTreeMap::new(), next: 0, addresses: Addresses::new(HOST, Bytes(ALIGNMENT), order) }
+        Self {
+            held: BTreeMap::new(),
+            next: 0,
+            addresses: Addresses::new(HOST, Bytes(ALIGNMENT), order),
+        }
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -35,24 +41,54 @@ impl SimHost {
     }
 
     fn piece(&mut self, host: HostId) -> Result<&mut Piece, DeviceError> {
-        self.held.get_mut(&host.0).ok_or(DeviceError::UnknownHandle { kind: "host memory", number: host.0 })
+        self.held
+            .get_mut(&host.0)
+            .ok_or(DeviceError::UnknownHandle {
+                kind: "host memory",
+                number: host.0,
+            })
     }
 }
 
 impl SimDevice {
-    pub(super) fn take_host(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
+    pub(super) fn take_host(
+        &mut self,
+        size: Bytes,
+        memory: &HostMemory,
+    ) -> Result<HostId, DeviceError> {
         let pinned = memory.is_pinned();
-        let refused = |why: &str| DeviceError::HostMemory { call: memory.call(), requested: size, why: why.to_owned() };
+        let refused = |why: &str| DeviceError::HostMemory {
+            call: memory.call(),
+            requested: size,
+            why: why.to_owned(),
+        };
         if size == Bytes::ZERO {
             return Err(refused("request at least one byte"));
         }
-        let charged = size.checked_round_up(Bytes(ALIGNMENT)).ok_or_else(|| refused("no host has that much memory"))?;
-        let next = self.host.next.checked_add(1).ok_or_else(|| refused("all host memory numbers are used"))?;
-        let start = self.host.addresses.take(charged).ok_or_else(|| refused("no host has that much memory"))?;
+        let charged = size
+            .checked_round_up(Bytes(ALIGNMENT))
+            .ok_or_else(|| refused("no host has that much memory"))?;
+        let next = self
+            .host
+            .next
+            .checked_add(1)
+            .ok_or_else(|| refused("all host memory numbers are used"))?;
+        let start = self
+            .host
+            .addresses
+            .take(charged)
+            .ok_or_else(|| refused("no host has that much memory"))?;
         let number = std::mem::replace(&mut self.host.next, next);
         self.spend(self.config.cost.host_alloc_time(charged, pinned));
         let range = MemoryRange::new(DevicePtr(start), size);
-        self.host.held.insert(number, Piece { range, pinned, ready: Nanos::ZERO });
+        self.host.held.insert(
+            number,
+            Piece {
+                range,
+                pinned,
+                ready: Nanos::ZERO,
+            },
+        );
         Ok(HostId(number))
     }
 
@@ -69,20 +105,38 @@ impl SimDevice {
     }
 
     /// The first `len` bytes of host memory.
-    pub(super) fn host_range(&mut self, host: HostId, len: Bytes) -> Result<MemoryRange, DeviceError> {
+    pub(super) fn host_range(
+        &mut self,
+        host: HostId,
+        len: Bytes,
+    ) -> Result<MemoryRange, DeviceError> {
         let MemoryRange { start, len: size } = self.host.piece(host)?.range;
         if len > size {
-            return Err(DeviceError::HostRange { number: host.0, copied: len, size });
+            return Err(DeviceError::HostRange {
+                number: host.0,
+                copied: len,
+                size,
+            });
         }
         Ok(MemoryRange::new(start, len))
     }
 
-    /// Queues a copy between host and device memory. The host waits for a copy of pageable memory, but the wait orders nothing: a
-    /// real driver may wait or not.
-    pub(super) fn copy(&mut self, stream: StreamId, host: HostId, from: MemoryRange, to: MemoryRange) -> Result<(), DeviceError> {
+    /// Queues a copy between host and device memory. The host waits for a copy of pageable memory,
+    /// but the wait orders nothing: a real driver may wait or not.
+    pub(super) fn copy(
+        &mut self,
+        stream: StreamId,
+        host: HostId,
+        from: MemoryRange,
+        to: MemoryRange,
+    ) -> Result<(), DeviceError> {
         let pinned = self.host.piece(host)?.pinned;
         for (range, kind) in [(from, AccessKind::Read), (to, AccessKind::Write)] {
-            let access = Access { kind, stream, place: self.place };
+            let access = Access {
+                kind,
+                stream,
+                place: self.place,
+            };
             if !HOST.contains(&range.start.0) {
                 self.check_allocated(range, access)?;
             }

@@ -2,7 +2,10 @@
 
 use super::addresses::{AddressOrder, Addresses, RESERVATIONS};
 use super::{GRANULARITY, SimDevice, races::Conflict, refused};
-use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, pages::PageTable};
+use crate::device::{
+    Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId,
+    pages::PageTable,
+};
 use crate::units::{Bytes, Nanos};
 
 /// The unreserved gap after each reservation.
@@ -17,7 +20,10 @@ pub(super) struct Mapping {
 impl Mapping {
     pub(super) fn new(order: AddressOrder) -> Self {
         let addresses = Addresses::new(RESERVATIONS, GUARD, order);
-        Self { addresses, table: PageTable::new(GRANULARITY) }
+        Self {
+            addresses,
+            table: PageTable::new(GRANULARITY),
+        }
     }
 
     pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
@@ -41,36 +47,62 @@ impl MappedDevice for SimDevice {
         if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
             return Err(refused("reserve", "request a multiple of the granularity"));
         }
-        let no_addresses = DeviceError::OutOfMemory { requested: size, free: self.free_bytes() };
+        let no_addresses = DeviceError::OutOfMemory {
+            requested: size,
+            free: self.free_bytes(),
+        };
         let wanted = self.next_reservation(size);
-        let start = DevicePtr(self.mapping.next_address(size, wanted).ok_or(no_addresses)?);
+        let start = DevicePtr(
+            self.mapping
+                .next_address(size, wanted)
+                .ok_or(no_addresses)?,
+        );
         self.mapping.table.reserve(start, size);
         Ok(start)
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
         let Mapping { addresses, table } = &mut self.mapping;
-        let size = table.check_unreservable(start).ok_or(DeviceError::InvalidFree { ptr: start, place: self.place })?;
+        let size = table
+            .check_unreservable(start)
+            .ok_or(DeviceError::InvalidFree {
+                ptr: start,
+                place: self.place,
+            })?;
         table.unreserve(start);
         addresses.give_back(start.0, size);
         Ok(())
     }
 
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
-        self.mapping.table.check_mappable(range, page).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
+        let access = Access {
+            kind: AccessKind::Write,
+            stream: StreamId::DEFAULT,
+            place: self.place,
+        };
+        self.mapping
+            .table
+            .check_mappable(range, page)
+            .map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
         let (pages, free) = (range.len.0 / page.0, self.free_bytes());
         let fitting = pages.min(free.0 / page.0);
         let asked = if fitting < pages { fitting + 1 } else { pages };
         self.calls.create += asked;
-        self.spend(Nanos(self.config.cost.map_page.value.0.saturating_mul(asked)));
+        self.spend(Nanos(
+            self.config.cost.map_page.value.0.saturating_mul(asked),
+        ));
         if fitting < pages {
             self.calls.release += fitting;
-            return Err(DeviceError::OutOfMemory { requested: range.len, free });
+            return Err(DeviceError::OutOfMemory {
+                requested: range.len,
+                free,
+            });
         }
         self.charged += range.len;
         for index in 0..pages {
-            self.mapping.table.map(range.start.offset(Bytes(index * page.0)), page, ());
+            self.mapping
+                .table
+                .map(range.start.offset(Bytes(index * page.0)), page, ());
         }
         Ok(())
     }
@@ -85,17 +117,24 @@ impl MappedDevice for SimDevice {
 
 /// Creating and mapping physical memory as separate calls, as in the driver.
 impl SimDevice {
-    /// Creates physical memory without an address, as `cuMemCreate` does.
-    /// Fails with [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of the granularity.
+    /// Creates physical memory without an address, as `cuMemCreate` does. Fails with
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of
+    /// the granularity.
     pub fn create_page(&mut self, size: Bytes) -> Result<(), DeviceError> {
         if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
-            return Err(refused("create_page", "request a multiple of the granularity"));
+            return Err(refused(
+                "create_page",
+                "request a multiple of the granularity",
+            ));
         }
         self.calls.create += 1;
         self.spend(self.config.cost.map_page.value);
         let free = self.free_bytes();
         if size > free {
-            return Err(DeviceError::OutOfMemory { requested: size, free });
+            return Err(DeviceError::OutOfMemory {
+                requested: size,
+                free,
+            });
         }
         self.charged += size;
         Ok(())
@@ -107,11 +146,18 @@ impl SimDevice {
         self.charged -= size;
     }
 
-    /// Maps created memory to a range that has none.
-    /// Fails with [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
+    /// Maps created memory to a range that has none. Fails with [`DeviceError::InvalidAccess`] for
+    /// a range that is not reserved or already mapped.
     pub fn map_page(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
-        self.mapping.table.check_mappable(range, range.len).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
+        let access = Access {
+            kind: AccessKind::Write,
+            stream: StreamId::DEFAULT,
+            place: self.place,
+        };
+        self.mapping
+            .table
+            .check_mappable(range, range.len)
+            .map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
         self.mapping.table.map(range.start, range.len, ());
         Ok(())
     }
@@ -120,23 +166,47 @@ impl SimDevice {
     /// Fails like [`MappedDevice::unmap`].
     pub fn unmap_pages(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
         let mapped = self.mapping.table.whole_pages(range).is_some();
-        if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range).filter(|_| mapped) {
-            return Err(DeviceError::InUse { range, access, place: self.place });
+        if let Some(Conflict {
+            range,
+            first: access,
+        }) = self.races.unseen_by_host(range).filter(|_| mapped)
+        {
+            return Err(DeviceError::InUse {
+                range,
+                access,
+                place: self.place,
+            });
         }
         self.unmap_pages_in_use(range)
     }
 
-    /// The same, but does not check for unfinished work, as a driver does. That work then accesses unmapped memory.
-    /// Fails with [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages.
+    /// The same, but does not check for unfinished work, as a driver does. That work then accesses
+    /// unmapped memory. Fails with [`DeviceError::InvalidFree`] if the range does not consist of
+    /// whole mapped pages.
     pub fn unmap_pages_in_use(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
-        let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
+        let pages = self
+            .mapping
+            .table
+            .whole_pages(range)
+            .ok_or(DeviceError::InvalidFree {
+                ptr: range.start,
+                place: self.place,
+            })?;
         for (start, ..) in &pages {
             self.mapping.table.unmap(*start);
         }
         self.contents.forget(range);
-        // All work on the range was waited for or accesses unmapped memory. Both come before all later work, so no race is missed.
+        // All work on the range was waited for or accesses unmapped memory. Both come before all
+        // later work, so no race is missed.
         self.races.forget(range);
-        self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages.len() as u64)));
+        self.spend(Nanos(
+            self.config
+                .cost
+                .unmap_page
+                .value
+                .0
+                .saturating_mul(pages.len() as u64),
+        ));
         Ok(pages.into_iter().map(|(_, size, _)| size).collect())
     }
 }

@@ -1,10 +1,12 @@
 //! [`SimDevice`]: a simulated GPU that is stricter than a real one.
 //!
-//! It models the address space, streams of timed work on a virtual clock ([`CostModel`]), the contents of memory as tags, and the
-//! order of all work. Addresses are not reused unless [`SimConfig::addresses`] says so or the address space is exhausted. Real
-//! hardware ignores some bugs or corrupts memory silently. Here they are errors that name both places: a double free, a free of
-//! an address without an allocation, an access to memory that is not (or no longer) allocated, an access race of two streams, and
-//! an unmap before the host has waited for the work on the memory.
+//! It models the address space, streams of timed work on a virtual clock ([`CostModel`]), the
+//! contents of memory as tags, and the order of all work. Addresses are not reused unless
+//! [`SimConfig::addresses`] says so or the address space is exhausted. Real hardware ignores some
+//! bugs or corrupts memory silently. Here they are errors that name both places: a double free, a
+//! free of an address without an allocation, an access to memory that is not (or no longer)
+//! allocated, an access race of two streams, and an unmap before the host has waited for the work
+//! on the memory.
 
 mod addresses;
 mod allocations;
@@ -30,16 +32,19 @@ pub use driver::EventTime;
 use self::addresses::{ALLOCATIONS, Addresses, POOLS};
 use self::allocations::{AllocationState, Allocations, SimAllocation};
 use self::races::{Conflict, Races, Slot, VectorClock};
-use self::{contents::MemoryTags, host::SimHost, mapping::Mapping, placement::Placement, pool::SimPools};
+use self::{
+    contents::MemoryTags, host::SimHost, mapping::Mapping, placement::Placement, pool::SimPools,
+};
 use super::{
-    Access, AccessKind, CallSite, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId,
-    Fingerprint, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag, TestDevice,
+    Access, AccessKind, CallSite, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo,
+    DeviceMemory, DevicePtr, EventId, Fingerprint, HostId, HostMemory, Leaks, MappedDevice,
+    MemoryRange, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 
-/// The charge of an allocation is a multiple of this, the page size of a GPU ("2MiB currently", says PyTorch's
-/// `c10/cuda/CUDACachingAllocator.cpp` about expandable segments; <https://github.com/signalnine/q27/issues/1> shows it for
-/// `cudaMalloc`).
+/// The charge of an allocation is a multiple of this, the page size of a GPU ("2MiB currently",
+/// says PyTorch's `c10/cuda/CUDACachingAllocator.cpp` about expandable segments;
+/// <https://github.com/signalnine/q27/issues/1> shows it for `cudaMalloc`).
 pub const GRANULARITY: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,17 +54,20 @@ pub struct SimConfig {
     pub context_overhead: Bytes,
     pub cost: CostModel,
     pub completion: Completion,
-    /// True if a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using
-    /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream
-    /// Ordered Memory Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation
-    /// does not wait, as with current drivers (<https://github.com/cupy/cupy/pull/2898>).
+    /// True if a device free waits for all work of all streams, as `cudaFree` does: "Managing
+    /// memory allocations using `cudaMalloc` and `cudaFree` causes the GPU to synchronize across
+    /// all executing CUDA streams" (CUDA C++ Programming Guide, Stream Ordered Memory Allocator,
+    /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>).
+    /// An allocation does not wait, as with current drivers
+    /// (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     pub addresses: AddressOrder,
     pub reservations: AddressOrder,
 }
 
 impl Default for SimConfig {
-    /// The device for scenarios: 80 GiB as on an H100, a context, published costs, and a free that synchronizes.
+    /// The device for scenarios: 80 GiB as on an H100, a context, published costs, and a free that
+    /// synchronizes.
     fn default() -> Self {
         let cost = CostModel::PUBLISHED;
         Self {
@@ -75,8 +83,8 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// The device for comparisons with recordings of PyTorch's allocator: no context overhead, no costs, events that complete
-    /// only when waited for, and a free that does not wait.
+    /// The device for comparisons with recordings of PyTorch's allocator: no context overhead, no
+    /// costs, events that complete only when waited for, and a free that does not wait.
     pub fn replay(capacity: Bytes) -> Self {
         Self {
             total: capacity,
@@ -93,11 +101,11 @@ impl SimConfig {
 /// The condition for an event to count as complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// The virtual clock has passed the end of the work before it. If a query costs nothing, repeated queries do not advance the
-    /// clock: wait instead.
+    /// The virtual clock has passed the end of the work before it. If a query costs nothing,
+    /// repeated queries do not advance the clock: wait instead.
     Timed,
-    /// The host has waited for the event, for later work of its stream, or for the device. So events complete at the same points
-    /// of the program, whatever the costs.
+    /// The host has waited for the event, for later work of its stream, or for the device. So
+    /// events complete at the same points of the program, whatever the costs.
     OnSynchronize,
 }
 
@@ -123,7 +131,8 @@ pub struct SimDevice {
     next_event: u32,
     races: Races,
     contents: MemoryTags,
-    /// For each stream, the first queued read that found wrong contents, until its result is requested.
+    /// For each stream, the first queued read that found wrong contents, until its result is
+    /// requested.
     wrong_reads: BTreeMap<u32, DeviceError>,
     mapping: Mapping,
     pools: SimPools,
@@ -174,7 +183,11 @@ impl SimDevice {
             },
         };
         let mut races = Races::default();
-        let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream(), borrowed: false };
+        let default_stream = Stream {
+            ready: Nanos::ZERO,
+            slot: races.add_stream(),
+            borrowed: false,
+        };
         let (order, reservations) = (config.addresses, config.reservations);
         Self {
             config,
@@ -201,29 +214,50 @@ impl SimDevice {
         }
     }
 
-    /// Adds a stream that the program owns, as `CudaDevice::borrow_stream` does, for tests. It never counts as leaked; release it
-    /// with [`Device::release_stream`].
+    /// Adds a stream that the program owns, as `CudaDevice::borrow_stream` does, for tests. It
+    /// never counts as leaked; release it with [`Device::release_stream`].
     pub fn borrow_stream(&mut self) -> Result<StreamId, DeviceError> {
         self.add_stream("borrow_stream", true)
     }
 
     fn add_stream(&mut self, call: &'static str, borrowed: bool) -> Result<StreamId, DeviceError> {
         let number = self.next_stream;
-        self.next_stream = number.checked_add(1).ok_or_else(|| refused(call, "all stream numbers are used"))?;
-        self.streams.insert(number, Stream { ready: self.now, slot: self.races.add_stream(), borrowed });
+        self.next_stream = number
+            .checked_add(1)
+            .ok_or_else(|| refused(call, "all stream numbers are used"))?;
+        self.streams.insert(
+            number,
+            Stream {
+                ready: self.now,
+                slot: self.races.add_stream(),
+                borrowed,
+            },
+        );
         Ok(StreamId(number))
     }
 
     fn add_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
         let number = self.next_event;
-        self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "all event numbers are used"))?;
+        self.next_event = number
+            .checked_add(1)
+            .ok_or_else(|| refused("create_event", "all event numbers are used"))?;
         self.spend(self.config.cost.event_create.value);
-        self.events.insert(number, Event { timed, ..Event::default() });
+        self.events.insert(
+            number,
+            Event {
+                timed,
+                ..Event::default()
+            },
+        );
         Ok(EventId(number))
     }
 
     fn free_bytes(&self) -> Bytes {
-        self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.charged).saturating_sub(self.pressure)
+        self.config
+            .total
+            .saturating_sub(self.config.context_overhead)
+            .saturating_sub(self.charged)
+            .saturating_sub(self.pressure)
     }
 
     fn spend(&mut self, cost: Nanos) {
@@ -236,7 +270,12 @@ impl SimDevice {
     }
 
     fn stream(&mut self, stream: StreamId) -> Result<&mut Stream, DeviceError> {
-        self.streams.get_mut(&stream.0).ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
+        self.streams
+            .get_mut(&stream.0)
+            .ok_or(DeviceError::UnknownHandle {
+                kind: "stream",
+                number: stream.0,
+            })
     }
 
     fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
@@ -277,14 +316,30 @@ impl SimDevice {
     fn done_at(&self, event: EventId) -> Result<Nanos, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
         if !known.timed {
-            return Err(DeviceError::UnknownHandle { kind: "timed event", number: event.0 });
+            return Err(DeviceError::UnknownHandle {
+                kind: "timed event",
+                number: event.0,
+            });
         }
-        known.record.filter(|record| self.is_done(*record)).map(|record| record.at).ok_or(DeviceError::NotReady(event.0))
+        known
+            .record
+            .filter(|record| self.is_done(*record))
+            .map(|record| record.at)
+            .ok_or(DeviceError::NotReady(event.0))
     }
 
     /// Queues work that reads or writes a range but does not change its recorded contents.
-    pub fn queue_access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
-        let access = Access { kind, stream, place: self.place };
+    pub fn queue_access(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        kind: AccessKind,
+    ) -> Result<(), DeviceError> {
+        let access = Access {
+            kind,
+            stream,
+            place: self.place,
+        };
         self.check_allocated(range, access)?;
         self.order(range, access)?;
         self.submit(stream, self.config.cost.transfer_time(range.len))
@@ -293,14 +348,22 @@ impl SimDevice {
     /// Checks an access for races and returns its entry of the stream.
     fn order(&mut self, range: MemoryRange, access: Access) -> Result<u64, DeviceError> {
         let slot = self.stream(access.stream)?.slot;
-        let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second: access };
+        let race = |conflict: Conflict| DeviceError::Race {
+            range: conflict.range,
+            first: conflict.first,
+            second: access,
+        };
         self.races.access(slot, range, access).map_err(race)
     }
 
     fn check_allocated(&self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
         let Some(end) = range.start.0.checked_add(range.len.0) else {
             let range = MemoryRange::new(range.start, Bytes(u64::MAX - range.start.0));
-            return Err(DeviceError::InvalidAccess { range, access, why: "it exceeds the address space".to_owned() });
+            return Err(DeviceError::InvalidAccess {
+                range,
+                access,
+                why: "it exceeds the address space".to_owned(),
+            });
         };
         let reserved = self.mapping.contains(range.start);
         let why = match self.allocations.around(range.start) {
@@ -309,12 +372,33 @@ impl SimDevice {
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
             None if POOLS.contains(&range.start.0) => "the pool has no allocation there".to_owned(),
             None => "there was never an allocation".to_owned(),
-            Some((start, SimAllocation { size, state: AllocationState::Freed { at }, .. })) => {
-                format!("the allocation of {size} at {} was freed at {at}", DevicePtr(start))
+            Some((
+                start,
+                SimAllocation {
+                    size,
+                    state: AllocationState::Freed { at },
+                    ..
+                },
+            )) => {
+                format!(
+                    "the allocation of {size} at {} was freed at {at}",
+                    DevicePtr(start)
+                )
             }
-            Some((start, SimAllocation { size, state: AllocationState::Live { made }, .. })) if end > start + size.0 => {
+            Some((
+                start,
+                SimAllocation {
+                    size,
+                    state: AllocationState::Live { made },
+                    ..
+                },
+            )) if end > start + size.0 => {
                 let beyond = Bytes(end - start - size.0);
-                format!("it ends {beyond} after the end of the allocation of {size} at {}, made at {made}", DevicePtr(start))
+                format!(
+                    "it ends {beyond} after the end of the allocation of {size} at {}, made at \
+                     {made}",
+                    DevicePtr(start)
+                )
             }
             Some(_) => return Ok(()),
         };
@@ -324,14 +408,25 @@ impl SimDevice {
     fn compare(&self, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         match self.contents.mismatch(range, tag) {
             None => Ok(()),
-            Some(mismatch) => Err(DeviceError::Corrupted { range, at: mismatch.at, expected: tag.0, found: self.describe(&mismatch) }),
+            Some(mismatch) => Err(DeviceError::Corrupted {
+                range,
+                at: mismatch.at,
+                expected: tag.0,
+                found: self.describe(&mismatch),
+            }),
         }
     }
 
     /// Describes the bytes found instead of a tag.
     fn describe(&self, mismatch: &contents::Mismatch) -> String {
-        let Some(found) = mismatch.found else { return "it was never written after its allocation".to_owned() };
-        let writer = self.races.last_write(mismatch.at).map(|access| format!(", {access}")).unwrap_or_default();
+        let Some(found) = mismatch.found else {
+            return "it was never written after its allocation".to_owned();
+        };
+        let writer = self
+            .races
+            .last_write(mismatch.at)
+            .map(|access| format!(", {access}"))
+            .unwrap_or_default();
         format!("it has tag {:#x}{writer}", found.0)
     }
 }
@@ -351,18 +446,31 @@ impl Device for SimDevice {
             return Err(refused("malloc", "request at least one byte"));
         }
         let free = self.free_bytes();
-        let charged = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free);
+        let charged = size
+            .checked_round_up(GRANULARITY)
+            .filter(|charged| *charged <= free);
         // The address space may be exhausted before the memory.
         let placed = charged.and_then(|charged| Some((charged, self.next_address(charged)?)));
         let Some((charged, start)) = placed else {
             self.calls.malloc_failures += 1;
             self.spend(self.config.cost.malloc.value);
-            return Err(DeviceError::OutOfMemory { requested: size, free });
+            return Err(DeviceError::OutOfMemory {
+                requested: size,
+                free,
+            });
         };
         self.spend(self.config.cost.malloc_time(charged));
         self.charged += charged;
         let state = AllocationState::Live { made: self.place };
-        self.allocations.add(start, SimAllocation { size, charged, pool: None, state });
+        self.allocations.add(
+            start,
+            SimAllocation {
+                size,
+                charged,
+                pool: None,
+                state,
+            },
+        );
         Ok(DevicePtr(start))
     }
 
@@ -392,7 +500,10 @@ impl Device for SimDevice {
 
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT || self.stream(stream)?.borrowed {
-            return Err(DeviceError::UnknownHandle { kind: "removable stream", number: stream.0 });
+            return Err(DeviceError::UnknownHandle {
+                kind: "removable stream",
+                number: stream.0,
+            });
         }
         let slot = self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
@@ -403,8 +514,15 @@ impl Device for SimDevice {
     }
 
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        let not_borrowed = DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 };
-        let Stream { ready, slot, .. } = *self.streams.get(&stream.0).filter(|stream| stream.borrowed).ok_or(not_borrowed)?;
+        let not_borrowed = DeviceError::UnknownHandle {
+            kind: "borrowed stream",
+            number: stream.0,
+        };
+        let Stream { ready, slot, .. } = *self
+            .streams
+            .get(&stream.0)
+            .filter(|stream| stream.borrowed)
+            .ok_or(not_borrowed)?;
         self.released_ready = self.released_ready.max(ready);
         self.races.release_stream(slot);
         self.streams.remove(&stream.0);
@@ -417,7 +535,10 @@ impl Device for SimDevice {
     }
 
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.events.remove(&event.0).map(drop).ok_or(unknown_event(event))
+        self.events
+            .remove(&event.0)
+            .map(drop)
+            .ok_or(unknown_event(event))
     }
 
     fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
@@ -426,7 +547,11 @@ impl Device for SimDevice {
         let known = self.events.get_mut(&event.0).ok_or(unknown_event(event))?;
         let tick = self.races.record(slot, &mut known.clock);
         self.now = later(self.now, self.config.cost.event_record.value);
-        known.record = Some(Record { at: ready.max(self.now), slot, tick });
+        known.record = Some(Record {
+            at: ready.max(self.now),
+            slot,
+            tick,
+        });
         Ok(())
     }
 
@@ -434,7 +559,9 @@ impl Device for SimDevice {
         self.calls.event_query += 1;
         self.spend(self.config.cost.event_query.value);
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
-        let Some(record) = known.record else { return Ok(true) };
+        let Some(record) = known.record else {
+            return Ok(true);
+        };
         let done = self.is_done(record);
         if done {
             self.races.host_joins(&known.clock);
@@ -492,7 +619,11 @@ impl Device for SimDevice {
 
 impl TestDevice for SimDevice {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
-        let SimConfig { total, context_overhead, .. } = self.config;
+        let SimConfig {
+            total,
+            context_overhead,
+            ..
+        } = self.config;
         let process = context_overhead + self.charged;
         let (free, pressure) = (self.free_bytes(), self.pressure);
         Ok(DeviceMemory {
@@ -538,16 +669,26 @@ impl TestDevice for SimDevice {
         Ok(())
     }
 
-    fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+    fn verify(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), DeviceError> {
         self.queue_access(stream, range, AccessKind::Read)?;
         self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
         self.compare(range, tag)
     }
 
-    /// Contents change in order of submission. For all work that does not race with the read, that is also the order of the
-    /// stream, so the comparison can happen here.
-    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
+    /// Contents change in order of submission. For all work that does not race with the read, that
+    /// is also the order of the stream, so the comparison can happen here.
+    fn verify_later(
+        &mut self,
+        stream: StreamId,
+        range: MemoryRange,
+        tag: Tag,
+    ) -> Result<(), DeviceError> {
         self.queue_access(stream, range, AccessKind::Read)?;
         if let Err(wrong) = self.compare(range, tag) {
             self.wrong_reads.entry(stream.0).or_insert(wrong);
@@ -581,12 +722,22 @@ impl TestDevice for SimDevice {
         self.give_host_back(host)
     }
 
-    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
+    fn copy_to_host(
+        &mut self,
+        stream: StreamId,
+        from: MemoryRange,
+        to: HostId,
+    ) -> Result<(), DeviceError> {
         let host = self.host_range(to, from.len)?;
         self.copy(stream, to, from, host)
     }
 
-    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
+    fn copy_to_device(
+        &mut self,
+        stream: StreamId,
+        from: HostId,
+        to: MemoryRange,
+    ) -> Result<(), DeviceError> {
         let host = self.host_range(from, to.len)?;
         self.copy(stream, from, host, to)
     }
@@ -601,7 +752,12 @@ impl TestDevice for SimDevice {
             pools: self.pools.count(),
             reservations: self.mapping.table.reservations().len() as u64,
             bytes: self.charged,
-            streams: self.streams.values().filter(|stream| !stream.borrowed).count() as u64 - 1,
+            streams: self
+                .streams
+                .values()
+                .filter(|stream| !stream.borrowed)
+                .count() as u64
+                - 1,
             events: self.events.len() as u64,
             host: self.host.count(),
         }
@@ -613,10 +769,18 @@ fn later(time: Nanos, by: Nanos) -> Nanos {
 }
 
 fn unknown_event(event: EventId) -> DeviceError {
-    DeviceError::UnknownHandle { kind: "event", number: event.0 }
+    DeviceError::UnknownHandle {
+        kind: "event",
+        number: event.0,
+    }
 }
 
 /// The error that the real driver returns as `CUDA_ERROR_INVALID_VALUE`.
 fn refused(call: &'static str, advice: &'static str) -> DeviceError {
-    DeviceError::Driver { call, code: 1, name: "CUDA_ERROR_INVALID_VALUE".to_owned(), advice }
+    DeviceError::Driver {
+        call,
+        code: 1,
+        name: "CUDA_ERROR_INVALID_VALUE".to_owned(),
+        advice,
+    }
 }

@@ -1,4 +1,5 @@
-//! The pieces of a simulated pool. An allocation takes the smallest that fits, the lowest of equal ones.
+//! The pieces of a simulated pool. An allocation takes the smallest that fits, the lowest of equal
+//! ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,13 +22,15 @@ enum State {
 
 /// All pieces of all chunks. Chunks never touch, so adjacent pieces belong to one chunk.
 ///
-/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces that the stream may not use yet.
+/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces
+/// that the stream may not use yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
     pieces: BTreeMap<u64, Piece>,
     /// Free pieces, by size and address.
     free: BTreeSet<(Bytes, u64)>,
-    /// Pieces that are free after an entry of a stream, by that entry and address. There are few streams.
+    /// Pieces that are free after an entry of a stream, by that entry and address. There are few
+    /// streams.
     behind: Vec<(Slot, BTreeSet<(u64, u64)>)>,
     /// Pieces that may have a neighbor to merge with.
     changed: Vec<u64>,
@@ -36,12 +39,22 @@ pub(super) struct Pieces {
 impl Pieces {
     /// Adds a chunk that is free for any work.
     pub(super) fn add_chunk(&mut self, start: u64, size: Bytes) {
-        self.insert(start, Piece { size, state: State::Free });
+        self.insert(
+            start,
+            Piece {
+                size,
+                state: State::Free,
+            },
+        );
     }
 
     /// Returns true if the chunk is one piece that is free for any work.
     pub(super) fn is_unused(&self, start: u64, size: Bytes) -> bool {
-        self.pieces.get(&start) == Some(&Piece { size, state: State::Free })
+        self.pieces.get(&start)
+            == Some(&Piece {
+                size,
+                state: State::Free,
+            })
     }
 
     /// Allocates a piece for work of the stream in `slot`.
@@ -51,33 +64,70 @@ impl Pieces {
             State::Free => Some(()),
             State::FreeBehind(behind, tick) => races.is_ordered(slot, behind, tick).then_some(()),
         };
-        let start = self.free.range((size, 0)..).map(|&(_, start)| start).find(|&start| is_usable(start).is_some())?;
+        let start = self
+            .free
+            .range((size, 0)..)
+            .map(|&(_, start)| start)
+            .find(|&start| is_usable(start).is_some())?;
         let Piece { size: whole, state } = self.remove(start)?;
-        self.insert(start, Piece { size, state: State::Live });
+        self.insert(
+            start,
+            Piece {
+                size,
+                state: State::Live,
+            },
+        );
         if whole > size {
-            self.insert(start + size.0, Piece { size: whole - size, state });
+            self.insert(
+                start + size.0,
+                Piece {
+                    size: whole - size,
+                    state,
+                },
+            );
             self.changed.push(start + size.0);
         }
         Some(start)
     }
 
-    /// Frees a live piece before this entry of a stream and returns its size, or `None` if no live piece starts there.
+    /// Frees a live piece before this entry of a stream and returns its size, or `None` if no live
+    /// piece starts there.
     pub(super) fn give_back(&mut self, start: u64, slot: Slot, tick: u64) -> Option<Bytes> {
-        let piece = self.pieces.get(&start).copied().filter(|piece| piece.state == State::Live)?;
-        self.insert(start, Piece { state: State::FreeBehind(slot, tick), ..piece });
+        let piece = self
+            .pieces
+            .get(&start)
+            .copied()
+            .filter(|piece| piece.state == State::Live)?;
+        self.insert(
+            start,
+            Piece {
+                state: State::FreeBehind(slot, tick),
+                ..piece
+            },
+        );
         self.changed.push(start);
         Some(piece.size)
     }
 
-    /// Marks pieces as free for any work if the host has waited for their free, and merges neighbors.
+    /// Marks pieces as free for any work if the host has waited for their free, and merges
+    /// neighbors.
     pub(super) fn settle(&mut self, races: &Races) {
         for index in 0..self.behind.len() {
             let (slot, waiting) = &self.behind[index];
-            let seen: Vec<u64> =
-                waiting.iter().take_while(|(tick, _)| races.host_has_seen(*slot, *tick)).map(|(_, start)| *start).collect();
+            let seen: Vec<u64> = waiting
+                .iter()
+                .take_while(|(tick, _)| races.host_has_seen(*slot, *tick))
+                .map(|(_, start)| *start)
+                .collect();
             for start in seen {
                 if let Some(piece) = self.remove(start) {
-                    self.insert(start, Piece { state: State::Free, ..piece });
+                    self.insert(
+                        start,
+                        Piece {
+                            state: State::Free,
+                            ..piece
+                        },
+                    );
                     self.changed.push(start);
                 }
             }
@@ -100,12 +150,23 @@ impl Pieces {
     }
 
     fn join(&mut self, first: u64, second: u64) -> bool {
-        let (Some(&before), Some(&after)) = (self.pieces.get(&first), self.pieces.get(&second)) else { return false };
+        let (Some(&before), Some(&after)) = (self.pieces.get(&first), self.pieces.get(&second))
+        else {
+            return false;
+        };
         let touches = first + before.size.0 == second;
-        let Some(state) = joined(before.state, after.state).filter(|_| touches) else { return false };
+        let Some(state) = joined(before.state, after.state).filter(|_| touches) else {
+            return false;
+        };
         self.remove(first);
         self.remove(second);
-        self.insert(first, Piece { size: before.size + after.size, state });
+        self.insert(
+            first,
+            Piece {
+                size: before.size + after.size,
+                state,
+            },
+        );
         true
     }
 

@@ -13,7 +13,8 @@ pub(super) struct Placement {
 }
 
 impl SimDevice {
-    /// Places the next allocations at these addresses, one after the other. If an address is in use, its allocation gets a normal address.
+    /// Places the next allocations at these addresses, one after the other. If an address is in
+    /// use, its allocation gets a normal address.
     pub fn place_allocations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
         self.placement.allocations.extend(addresses);
     }
@@ -44,12 +45,17 @@ impl SimDevice {
     pub(super) fn next_reservation(&mut self, size: Bytes) -> Option<DevicePtr> {
         let wanted = self.placement.reservations.pop_front();
         let aligned = |at: &DevicePtr| at.0.is_multiple_of(GRANULARITY.0);
-        wanted.filter(aligned).filter(|&at| self.is_vacant(MemoryRange::new(at, size)))
+        wanted
+            .filter(aligned)
+            .filter(|&at| self.is_vacant(MemoryRange::new(at, size)))
     }
 
     fn is_vacant(&self, range: MemoryRange) -> bool {
         let start = range.start.0;
-        !self.allocations.is_in_use(range) && !self.mapping.table.overlaps(range) && start > 0 && range.len.0 <= u64::MAX - start
+        !self.allocations.is_in_use(range)
+            && !self.mapping.table.overlaps(range)
+            && start > 0
+            && range.len.0 <= u64::MAX - start
     }
 }
 

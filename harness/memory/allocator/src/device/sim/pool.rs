@@ -1,16 +1,20 @@
 //! A model of the driver's stream-ordered pools: [`PooledDevice`] for [`SimDevice`].
 //!
-//! It follows the CUDA documentation on the order of streams and on reuse. A pool above its threshold "will try to release memory
-//! back to the OS on the next call to stream, event or context synchronize". A trim keeps at least the given bytes. Memory whose
-//! free "has not been observed on the host" counts as used (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`,
+//! It follows the CUDA documentation on the order of streams and on reuse. A pool above its
+//! threshold "will try to release memory back to the OS on the next call to stream, event or
+//! context synchronize". A trim keeps at least the given bytes. Memory whose free "has not been
+//! observed on the host" counts as used (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
 //!
-//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole chunks are released; pieces are cut best
-//! fit, in multiples of [`ALIGNMENT`]; a pool that cannot grow first releases its unused chunks. The last point models that the driver can
-//! "remap unused memory in the pool" (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
+//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole
+//! chunks are released; pieces are cut best fit, in multiples of [`ALIGNMENT`]; a pool that cannot
+//! grow first releases its unused chunks. The last point models that the driver can "remap unused
+//! memory in the pool"
+//! (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
 //!
-//! An allocation is not an access: any stream may touch memory that was never used. Reused memory keeps its earlier accesses, so
-//! the race detector finds unordered reuse, including bugs of the pool itself.
+//! An allocation is not an access: any stream may touch memory that was never used. Reused memory
+//! keeps its earlier accesses, so the race detector finds unordered reuse, including bugs of the
+//! pool itself.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +22,10 @@ use super::addresses::{AddressOrder, Addresses, POOLS};
 use super::allocations::{AllocationState, SimAllocation};
 use super::races::{Races, Slot};
 use super::{GRANULARITY, SimDevice, pieces::Pieces, refused};
-use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId};
+use crate::device::{
+    Access, AccessKind, DeviceError, DevicePtr, MemoryRange, PoolId, PoolMemory, PooledDevice,
+    StreamId,
+};
 use crate::units::Bytes;
 
 /// Pools grow by multiples of this. Assumed: no documentation gives the figure.
@@ -44,11 +51,20 @@ struct Pool {
 impl SimPools {
     pub(super) fn new(order: AddressOrder) -> Self {
         let addresses = Addresses::new(POOLS, GRANULARITY, order);
-        Self { pools: BTreeMap::new(), next_pool: 0, addresses }
+        Self {
+            pools: BTreeMap::new(),
+            next_pool: 0,
+            addresses,
+        }
     }
 
     fn get(&mut self, pool: PoolId) -> Result<&mut Pool, DeviceError> {
-        self.pools.get_mut(&pool.0).ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
+        self.pools
+            .get_mut(&pool.0)
+            .ok_or(DeviceError::UnknownHandle {
+                kind: "pool",
+                number: pool.0,
+            })
     }
 
     pub(super) fn count(&self) -> u64 {
@@ -67,7 +83,11 @@ impl Pool {
     /// Removes unused chunks, the newest first, while `keep` bytes stay reserved.
     fn shrink(&mut self, keep: Bytes, races: &Races) -> Vec<MemoryRange> {
         self.pieces.settle(races);
-        let unused = self.chunks.iter().rev().filter(|&(&start, &size)| self.pieces.is_unused(start, size));
+        let unused = self
+            .chunks
+            .iter()
+            .rev()
+            .filter(|&(&start, &size)| self.pieces.is_unused(start, size));
         let candidates: Vec<_> = unused.map(|(&start, &size)| (start, size)).collect();
         let mut gone = Vec::new();
         for (start, size) in candidates {
@@ -83,14 +103,24 @@ impl Pool {
 }
 
 impl SimDevice {
-    pub fn set_release_threshold(&mut self, pool: PoolId, threshold: Bytes) -> Result<(), DeviceError> {
+    pub fn set_release_threshold(
+        &mut self,
+        pool: PoolId,
+        threshold: Bytes,
+    ) -> Result<(), DeviceError> {
         self.pools.get(pool)?.threshold = threshold;
         Ok(())
     }
 
     /// Releases the memory above the thresholds, after a wait of the host.
     pub(super) fn pools_release(&mut self) {
-        let over: Vec<_> = self.pools.pools.iter().filter(|(_, pool)| pool.memory.reserved > pool.threshold).map(|(&n, _)| n).collect();
+        let over: Vec<_> = self
+            .pools
+            .pools
+            .iter()
+            .filter(|(_, pool)| pool.memory.reserved > pool.threshold)
+            .map(|(&n, _)| n)
+            .collect();
         for number in over {
             if let Some(pool) = self.pools.pools.get_mut(&number) {
                 let gone = pool.shrink(pool.threshold, &self.races);
@@ -109,11 +139,16 @@ impl SimDevice {
         }
     }
 
-    /// Adds a chunk for a piece of this size. Returns `false` if the device has too little memory or address space.
+    /// Adds a chunk for a piece of this size. Returns `false` if the device has too little memory
+    /// or address space.
     fn grow_pool(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
         let free = self.free_bytes();
-        let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else { return Ok(false) };
-        let Some(start) = self.pools.addresses.take(chunk) else { return Ok(false) };
+        let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else {
+            return Ok(false);
+        };
+        let Some(start) = self.pools.addresses.take(chunk) else {
+            return Ok(false);
+        };
         self.spend(self.config.cost.malloc_time(chunk));
         self.charged += chunk;
         let pool = self.pools.get(pool)?;
@@ -125,7 +160,12 @@ impl SimDevice {
     }
 
     /// Allocates a piece of the pool, growing it if necessary.
-    fn take_from_pool(&mut self, pool: PoolId, size: Bytes, slot: Slot) -> Result<Option<u64>, DeviceError> {
+    fn take_from_pool(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        slot: Slot,
+    ) -> Result<Option<u64>, DeviceError> {
         let known = self.pools.get(pool)?;
         known.pieces.settle(&self.races);
         if let Some(start) = known.take(size, slot, &self.races) {
@@ -146,16 +186,33 @@ impl SimDevice {
 impl PooledDevice for SimDevice {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         let number = self.pools.next_pool;
-        self.pools.next_pool = number.checked_add(1).ok_or_else(|| refused("create_pool", "all pool numbers are used"))?;
+        self.pools.next_pool = number
+            .checked_add(1)
+            .ok_or_else(|| refused("create_pool", "all pool numbers are used"))?;
         let (chunks, pieces, memory) = (BTreeMap::new(), Pieces::default(), PoolMemory::default());
-        self.pools.pools.insert(number, Pool { threshold: release_threshold, chunks, pieces, memory });
+        self.pools.pools.insert(
+            number,
+            Pool {
+                threshold: release_threshold,
+                chunks,
+                pieces,
+                memory,
+            },
+        );
         Ok(PoolId(number))
     }
 
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
         self.pools.get(pool)?;
-        if self.allocations.all_live().any(|live| live.pool == Some(pool)) {
-            return Err(DeviceError::UnknownHandle { kind: "pool without allocations", number: pool.0 });
+        if self
+            .allocations
+            .all_live()
+            .any(|live| live.pool == Some(pool))
+        {
+            return Err(DeviceError::UnknownHandle {
+                kind: "pool without allocations",
+                number: pool.0,
+            });
         }
         self.wait_for_all();
         self.trim_pool(pool, Bytes::ZERO)?;
@@ -163,21 +220,41 @@ impl PooledDevice for SimDevice {
         Ok(())
     }
 
-    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
+    fn malloc_async(
+        &mut self,
+        pool: PoolId,
+        size: Bytes,
+        stream: StreamId,
+    ) -> Result<DevicePtr, DeviceError> {
         self.calls.malloc_async += 1;
         let slot = self.stream(stream)?.slot;
         if size == Bytes::ZERO {
             return Err(refused("malloc_async", "request at least one byte"));
         }
         self.spend(self.config.cost.pool_call.value);
-        let fitting = size.checked_round_up(ALIGNMENT).map(|rounded| self.take_from_pool(pool, rounded, slot)).transpose()?;
+        let fitting = size
+            .checked_round_up(ALIGNMENT)
+            .map(|rounded| self.take_from_pool(pool, rounded, slot))
+            .transpose()?;
         let Some(start) = fitting.flatten() else {
             self.pools.get(pool)?;
-            return Err(DeviceError::OutOfMemory { requested: size, free: self.free_bytes() });
+            return Err(DeviceError::OutOfMemory {
+                requested: size,
+                free: self.free_bytes(),
+            });
         };
         let state = AllocationState::Live { made: self.place };
-        self.allocations.add(start, SimAllocation { size, charged: size, pool: Some(pool), state });
-        self.contents.forget(MemoryRange::new(DevicePtr(start), size));
+        self.allocations.add(
+            start,
+            SimAllocation {
+                size,
+                charged: size,
+                pool: Some(pool),
+                state,
+            },
+        );
+        self.contents
+            .forget(MemoryRange::new(DevicePtr(start), size));
         Ok(DevicePtr(start))
     }
 
@@ -185,7 +262,14 @@ impl PooledDevice for SimDevice {
         self.calls.free_async += 1;
         let (slot, place) = (self.stream(stream)?.slot, self.place);
         let SimAllocation { size, pool, .. } = *self.allocations.live(ptr, true, place)?;
-        let tick = self.order(MemoryRange::new(ptr, size), Access { kind: AccessKind::Free, stream, place })?;
+        let tick = self.order(
+            MemoryRange::new(ptr, size),
+            Access {
+                kind: AccessKind::Free,
+                stream,
+                place,
+            },
+        )?;
         self.spend(self.config.cost.pool_call.value);
         self.allocations.live(ptr, true, place)?.state = AllocationState::Freed { at: place };
         let Some(pool) = pool else { return Ok(()) };

@@ -1,13 +1,17 @@
-//! The order of all work: a happens-before race detector with vector clocks for the streams and the host.
+//! The order of all work: a happens-before race detector with vector clocks for the streams and the
+//! host.
 //!
-//! Each stream has a clock with one entry per stream: the amount of that stream's work that is complete before this stream's next
-//! work. Queued work first joins the host's clock into its stream's clock and then increments the stream's own entry. Recording
-//! an event copies the stream's clock. Waiting for the event joins the copy into the clock of the waiter, a stream or the host.
-//! One access is ordered before another exactly if the other's clock has reached its entry. This is the scheme of Flanagan and
-//! Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", PLDI 2009, <https://doi.org/10.1145/1542476.1542490>.
+//! Each stream has a clock with one entry per stream: the amount of that stream's work that is
+//! complete before this stream's next work. Queued work first joins the host's clock into its
+//! stream's clock and then increments the stream's own entry. Recording an event copies the
+//! stream's clock. Waiting for the event joins the copy into the clock of the waiter, a stream or
+//! the host. One access is ordered before another exactly if the other's clock has reached its
+//! entry. This is the scheme of Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race
+//! Detection", PLDI 2009, <https://doi.org/10.1145/1542476.1542490>.
 //!
-//! The host waits for a stream before it is destroyed, so all later work is ordered after it. The next stream reuses its slot in
-//! the clocks and continues its count. Clocks are as long as the largest number of streams alive together.
+//! The host waits for a stream before it is destroyed, so all later work is ordered after it. The
+//! next stream reuses its slot in the clocks and continues its count. Clocks are as long as the
+//! largest number of streams alive together.
 
 use super::ranges::RangeMap;
 use crate::device::{Access, AccessKind, DevicePtr, MemoryRange};
@@ -62,7 +66,8 @@ impl Epoch {
     }
 }
 
-/// The access history of a range: its last write (a free counts as one) and the mutually unordered reads after it.
+/// The access history of a range: its last write (a free counts as one) and the mutually unordered
+/// reads after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct History {
     write: Option<Epoch>,
@@ -76,14 +81,17 @@ impl History {
         let write = self.write.iter().find(unordered);
         let first = match kind {
             AccessKind::Read => write,
-            AccessKind::Write | AccessKind::Free => write.or_else(|| self.reads.iter().find(unordered)),
+            AccessKind::Write | AccessKind::Free => {
+                write.or_else(|| self.reads.iter().find(unordered))
+            }
         };
         first.map(|epoch| epoch.access)
     }
 
     /// Records an access without conflicts.
     fn add(&mut self, epoch: Epoch, clock: &VectorClock) {
-        // An access ordered after a write is ordered after everything before that write, and likewise for reads.
+        // An access ordered after a write is ordered after everything before that write, and
+        // likewise for reads.
         match epoch.access.kind {
             AccessKind::Write | AccessKind::Free => {
                 self.write = Some(epoch);
@@ -124,18 +132,26 @@ impl Races {
         })
     }
 
-    /// Releases a stream without a wait. Its slot is reused when the host has waited for all of its work.
+    /// Releases a stream without a wait. Its slot is reused when the host has waited for all of its
+    /// work.
     pub(super) fn release_stream(&mut self, slot: Slot) {
         self.leaving.push(slot);
     }
 
     /// Frees the slots of released streams that the host has waited for.
     fn reclaim(&mut self) {
-        let Self { host, streams, unused, leaving, .. } = self;
+        let Self {
+            host,
+            streams,
+            unused,
+            leaving,
+            ..
+        } = self;
         leaving.retain(|&slot| {
             let seen = host.get(slot) >= streams[slot.0].get(slot);
             if seen {
-                // Not more than the host knows: the stream may have waited for others after its last work.
+                // Not more than the host knows: the stream may have waited for others after its
+                // last work.
                 streams[slot.0].copy_from(host);
                 unused.push(slot);
             }
@@ -149,13 +165,21 @@ impl Races {
         self.unused.push(slot);
     }
 
-    /// Queues an access on the stream and returns its entry.
-    /// Fails with the first bytes, in address order, that race with an earlier access. The call has then changed nothing.
-    pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<u64, Conflict> {
+    /// Queues an access on the stream and returns its entry. Fails with the first bytes, in address
+    /// order, that race with an earlier access. The call has then changed nothing.
+    pub(super) fn access(
+        &mut self,
+        slot: Slot,
+        range: MemoryRange,
+        access: Access,
+    ) -> Result<u64, Conflict> {
         let (start, end) = (range.start.0, range.end().0);
         let clock = &mut self.streams[slot.0];
         clock.join(&self.host);
-        let conflict = |from: u64, to: u64, first| Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first };
+        let conflict = |from: u64, to: u64, first| Conflict {
+            range: MemoryRange::new(DevicePtr(from), Bytes(to - from)),
+            first,
+        };
         // Most accesses have the same range as the access before.
         if let Some(history) = self.history.exact_mut(start, end) {
             if let Some(first) = history.conflict(access.kind, clock) {
@@ -173,13 +197,23 @@ impl Races {
         let tick = clock.tick(slot);
         let epoch = Epoch { slot, tick, access };
         match access.kind {
-            AccessKind::Write | AccessKind::Free => self.history.insert(start, end, History { write: Some(epoch), reads: Vec::new() }),
-            AccessKind::Read => self.history.update(start, end, |history| history.add(epoch, clock)),
+            AccessKind::Write | AccessKind::Free => self.history.insert(
+                start,
+                end,
+                History {
+                    write: Some(epoch),
+                    reads: Vec::new(),
+                },
+            ),
+            AccessKind::Read => self
+                .history
+                .update(start, end, |history| history.add(epoch, clock)),
         }
         Ok(tick)
     }
 
-    /// Queues an event: copies the work that is complete when the event is into `record`, and returns the event's own entry.
+    /// Queues an event: copies the work that is complete when the event is into `record`, and
+    /// returns the event's own entry.
     pub(super) fn record(&mut self, slot: Slot, record: &mut VectorClock) -> u64 {
         let clock = &mut self.streams[slot.0];
         clock.join(&self.host);
@@ -217,11 +251,16 @@ impl Races {
 
     /// The first access in the range, in address order, that the host has not waited for.
     pub(super) fn unseen_by_host(&self, range: MemoryRange) -> Option<Conflict> {
-        self.history.overlapping(range.start.0, range.end().0).find_map(|(from, to, history)| {
-            // A write ordered after everything that the host has waited for would race with it.
-            let first = history.conflict(AccessKind::Write, &self.host)?;
-            Some(Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first })
-        })
+        self.history
+            .overlapping(range.start.0, range.end().0)
+            .find_map(|(from, to, history)| {
+                // A write ordered after everything that the host has waited for would race with it.
+                let first = history.conflict(AccessKind::Write, &self.host)?;
+                Some(Conflict {
+                    range: MemoryRange::new(DevicePtr(from), Bytes(to - from)),
+                    first,
+                })
+            })
     }
 
     /// Returns true if the stream's next work is ordered after this entry.

@@ -10,7 +10,9 @@ pub(super) struct RangeMap<V> {
 
 impl<V> Default for RangeMap<V> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new() }
+        Self {
+            entries: BTreeMap::new(),
+        }
     }
 }
 
@@ -29,7 +31,9 @@ impl<V: Clone + PartialEq> RangeMap<V> {
                 tail = cut(entry_end, found, start, end);
             }
         }
-        for (_, (entry_end, found)) in self.entries.extract_if(start..=end, |&from, (_, found)| from < end || *found == value) {
+        for (_, (entry_end, found)) in self.entries.extract_if(start..=end, |&from, (_, found)| {
+            from < end || *found == value
+        }) {
             if found == value {
                 last = end.max(entry_end);
             } else if entry_end > end {
@@ -42,20 +46,30 @@ impl<V: Clone + PartialEq> RangeMap<V> {
 
     /// The value of `start..end` if that is exactly one entry.
     pub(super) fn exact(&self, start: u64, end: u64) -> Option<&V> {
-        self.entries.get(&start).filter(|(entry_end, _)| *entry_end == end).map(|(_, value)| value)
+        self.entries
+            .get(&start)
+            .filter(|(entry_end, _)| *entry_end == end)
+            .map(|(_, value)| value)
     }
 
     /// The same, mutable. If the new value equals a neighbor's, the two entries are not merged.
     pub(super) fn exact_mut(&mut self, start: u64, end: u64) -> Option<&mut V> {
-        self.entries.get_mut(&start).filter(|(entry_end, _)| *entry_end == end).map(|(_, value)| value)
+        self.entries
+            .get_mut(&start)
+            .filter(|(entry_end, _)| *entry_end == end)
+            .map(|(_, value)| value)
     }
 
     /// Removes every value from `start..end`.
     pub(super) fn remove(&mut self, start: u64, end: u64) {
         let reaching_in = self.entries.range_mut(..start).next_back();
-        let mut tail = reaching_in.and_then(|(_, (entry_end, value))| cut(entry_end, value, start, end));
+        let mut tail =
+            reaching_in.and_then(|(_, (entry_end, value))| cut(entry_end, value, start, end));
         let inside = self.entries.extract_if(start..end, |_, _| true);
-        tail = inside.fold(tail, |tail, (_, entry)| if entry.0 > end { Some(entry) } else { tail });
+        tail = inside.fold(
+            tail,
+            |tail, (_, entry)| if entry.0 > end { Some(entry) } else { tail },
+        );
         self.entries.extend(tail.map(|tail| (end, tail)));
     }
 
@@ -72,11 +86,17 @@ impl<V: Clone + PartialEq> RangeMap<V> {
         self.split(end);
         let mut cursor = start;
         while cursor < end {
-            let next = self.entries.range(cursor..end).next().map_or(end, |(&first, _)| first);
+            let next = self
+                .entries
+                .range(cursor..end)
+                .next()
+                .map_or(end, |(&first, _)| first);
             if cursor < next {
                 self.entries.insert(cursor, (next, V::default()));
             }
-            let Some((entry_end, value)) = self.entries.get_mut(&cursor) else { break };
+            let Some((entry_end, value)) = self.entries.get_mut(&cursor) else {
+                break;
+            };
             change(value);
             cursor = *entry_end;
         }
@@ -84,11 +104,17 @@ impl<V: Clone + PartialEq> RangeMap<V> {
 
     /// The parts of `start..end` that have a value, in address order, as start, end and value.
     pub(super) fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, &V)> {
-        let reaching_in = self.entries.range(..start).next_back().filter(move |(_, (entry_end, _))| *entry_end > start);
+        let reaching_in = self
+            .entries
+            .range(..start)
+            .next_back()
+            .filter(move |(_, (entry_end, _))| *entry_end > start);
         reaching_in
             .into_iter()
             .chain(self.entries.range(start..end))
-            .map(move |(&first, (entry_end, value))| (first.max(start), (*entry_end).min(end), value))
+            .map(move |(&first, (entry_end, value))| {
+                (first.max(start), (*entry_end).min(end), value)
+            })
     }
 
     /// Splits the entry that contains `at`.

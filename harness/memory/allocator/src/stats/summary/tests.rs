@@ -3,16 +3,33 @@ use crate::{stats::PoolKind, units::Bytes};
 
 /// All columns differ, and every unit occurs.
 fn stats() -> MemoryStats {
-    let mut stats = MemoryStats { num_ooms: 3, num_alloc_retries: 5, num_device_alloc: 99, ..MemoryStats::default() };
-    stats.allocated_bytes.increase(PoolKind::Large, Bytes::gib(900).get());
-    stats.allocated_bytes.decrease(PoolKind::Large, Bytes::gib(899).get());
+    let mut stats = MemoryStats {
+        num_ooms: 3,
+        num_alloc_retries: 5,
+        num_device_alloc: 99,
+        ..MemoryStats::default()
+    };
+    stats
+        .allocated_bytes
+        .increase(PoolKind::Large, Bytes::gib(900).get());
+    stats
+        .allocated_bytes
+        .decrease(PoolKind::Large, Bytes::gib(899).get());
     stats.allocated_bytes.increase(PoolKind::Small, 512);
-    stats.active_bytes.increase(PoolKind::Large, Bytes::gib(1).get());
-    stats.active_bytes.increase(PoolKind::Small, Bytes::mib(1).get() + 1023);
+    stats
+        .active_bytes
+        .increase(PoolKind::Large, Bytes::gib(1).get());
+    stats
+        .active_bytes
+        .increase(PoolKind::Small, Bytes::mib(1).get() + 1023);
     stats.requested_bytes.increase(PoolKind::Small, 500);
     stats.requested_bytes.decrease(PoolKind::Small, 500);
-    stats.reserved_bytes.increase(PoolKind::Large, 768 * 1024 - 1);
-    stats.inactive_split_bytes.increase(PoolKind::Large, 768 * 1024);
+    stats
+        .reserved_bytes
+        .increase(PoolKind::Large, 768 * 1024 - 1);
+    stats
+        .inactive_split_bytes
+        .increase(PoolKind::Large, 768 * 1024);
     stats.allocation.increase(PoolKind::Small, 749_999);
     stats.active.increase(PoolKind::Small, 750_000);
     stats.active.decrease(PoolKind::Small, 749_998);
@@ -21,7 +38,8 @@ fn stats() -> MemoryStats {
     stats
 }
 
-/// The output of PyTorch's own formatting for the same figures, without the title and the two oversize rows.
+/// The output of PyTorch's own formatting for the same figures, without the title and the two
+/// oversize rows.
 const EXPECTED: &str = "\
 |===========================================================================|
 |        Memory summary, laid out as by torch.cuda.memory_summary()         |
@@ -71,19 +89,31 @@ const EXPECTED: &str = "\
 #[test]
 fn the_table_equals_that_of_pytorch() {
     let summary = stats().summary();
-    assert_eq!(summary.lines().collect::<Vec<_>>(), EXPECTED.lines().collect::<Vec<_>>());
+    assert_eq!(
+        summary.lines().collect::<Vec<_>>(),
+        EXPECTED.lines().collect::<Vec<_>>()
+    );
     assert!(summary.ends_with("|\n"));
 }
 
 #[test]
 fn every_line_is_as_wide_as_the_title_while_figures_fit_their_columns() {
     let summary = stats().summary();
-    assert!(summary.lines().all(|line| line.len() == WIDTH + 2 && line.starts_with('|') && line.ends_with('|')), "{summary}");
+    assert!(
+        summary
+            .lines()
+            .all(|line| line.len() == WIDTH + 2 && line.starts_with('|') && line.ends_with('|')),
+        "{summary}"
+    );
 }
 
 #[test]
 fn a_figure_above_the_largest_unit_widens_its_cell() {
     let mut stats = MemoryStats::default();
     stats.segment.increase(PoolKind::Large, u64::MAX);
-    assert!(stats.summary().contains("| 18446744073709 M  |"), "{}", stats.summary());
+    assert!(
+        stats.summary().contains("| 18446744073709 M  |"),
+        "{}",
+        stats.summary()
+    );
 }

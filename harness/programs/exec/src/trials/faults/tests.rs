@@ -8,76 +8,204 @@ use crate::trials::observed::RankAttempts;
 
 /// A run that ends with this exit code after an OutOfMemoryError.
 fn code(code: u8) -> Observed {
-    Observed { ending: Ending::By(End::Code(code)), errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20]) }
+    Observed {
+        ending: Ending::By(End::Code(code)),
+        errors: vec![error(3, 88)],
+        ..ended_well(&[2, 20, 20])
+    }
 }
 
 /// An OutOfMemoryError that ended the run.
 fn uncaught() -> Observed {
-    Observed { ended_out_of_memory: true, ..code(1) }
+    Observed {
+        ended_out_of_memory: true,
+        ..code(1)
+    }
 }
 
 fn of(run: &Observed) -> Outcome {
     outcome(&"any:2:2".parse().unwrap(), &ended_well(&[2, 20]), run)
 }
 
-fn reports(which: Which, alone: bool, run: impl Fn(&Trial) -> Option<Observed> + Sync) -> FaultReport {
+fn reports(
+    which: Which,
+    alone: bool,
+    run: impl Fn(&Trial) -> Option<Observed> + Sync,
+) -> FaultReport {
     let first = ended_well(&[2, 20, 4]);
-    let run = |trial: &Trial| Ok::<_, std::convert::Infallible>(if trial.faults.is_empty() { Some(first.clone()) } else { run(trial) });
+    let run = |trial: &Trial| {
+        Ok::<_, std::convert::Infallible>(if trial.faults.is_empty() {
+            Some(first.clone())
+        } else {
+            run(trial)
+        })
+    };
     let trial = trial(Bytes::gib(1));
-    let program =
-        Program { run: &run, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 2, progress: &|| {} };
+    let program = Program {
+        run: &run,
+        trial,
+        first: &first,
+        predict: &|_| None,
+        unpredicted: None,
+        shard: None,
+        jobs: 2,
+        progress: &|| {},
+    };
     let Ok(report) = every_fault(&program, Plan { which, alone });
     report
 }
 
 #[test]
 fn each_outcome_is_classified() {
-    let raised = Observed { errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20, 10]) };
+    let raised = Observed {
+        errors: vec![error(3, 88)],
+        ..ended_well(&[2, 20, 20, 10])
+    };
     assert_eq!(of(&raised), Outcome::Recovered);
-    assert_eq!(of(&Observed { errors: Vec::new(), ooms: 1, ..raised.clone() }), Outcome::Recovered, "a backend without observers");
+    assert_eq!(
+        of(&Observed {
+            errors: Vec::new(),
+            ooms: 1,
+            ..raised.clone()
+        }),
+        Outcome::Recovered,
+        "a backend without observers"
+    );
     assert_eq!(of(&ended_well(&[2, 20, 20])), Outcome::ServedByRetry);
     assert_eq!(
-        of(&Observed { errors: vec![error(1, 5)], ..ended_well(&[2, 20, 20]) }),
+        of(&Observed {
+            errors: vec![error(1, 5)],
+            ..ended_well(&[2, 20, 20])
+        }),
         Outcome::ServedByRetry,
         "an error before the fault"
     );
     assert_eq!(of(&uncaught()), Outcome::OutOfMemory);
     let unbound = "UnboundLocalError: cannot access local variable 'loss'".to_owned();
-    assert_eq!(of(&Observed { error: Some(unbound.clone()), ..uncaught() }), Outcome::OtherError { error: unbound });
+    assert_eq!(
+        of(&Observed {
+            error: Some(unbound.clone()),
+            ..uncaught()
+        }),
+        Outcome::OtherError { error: unbound }
+    );
     assert_eq!(of(&code(3)), Outcome::ExitCode { exit_code: 3 });
-    assert_eq!(of(&Observed { ending: Ending::By(End::Signal(11)), ..code(0) }), Outcome::Signal { signal: 11 });
-    assert_eq!(of(&Observed { ending: Ending::Hang, ..code(0) }), Outcome::Hang { ranks: Vec::new() });
+    assert_eq!(
+        of(&Observed {
+            ending: Ending::By(End::Signal(11)),
+            ..code(0)
+        }),
+        Outcome::Signal { signal: 11 }
+    );
+    assert_eq!(
+        of(&Observed {
+            ending: Ending::Hang,
+            ..code(0)
+        }),
+        Outcome::Hang { ranks: Vec::new() }
+    );
     assert_eq!(of(&ended_well(&[2])), Outcome::NotReached);
-    let error = "The server socket has failed to listen on any local network address. name: EADDRINUSE".to_owned();
-    assert_eq!(of(&Observed { port_in_use: Some(error.clone()), ..ended_well(&[2]) }), Outcome::OtherError { error });
+    let error =
+        "The server socket has failed to listen on any local network address. name: EADDRINUSE"
+            .to_owned();
+    assert_eq!(
+        of(&Observed {
+            port_in_use: Some(error.clone()),
+            ..ended_well(&[2])
+        }),
+        Outcome::OtherError { error }
+    );
 }
 
 #[test]
 fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
     let of_rank = |device: u32, sizes: &[u64]| {
-        let attempts = ended_well(sizes).attempts.into_iter().map(|attempt| Attempt { number: device, ..attempt }).collect();
-        RankAttempts { device, attempts, library_calls: Vec::new(), errors: vec![error(2, 88)] }
+        let attempts = ended_well(sizes)
+            .attempts
+            .into_iter()
+            .map(|attempt| Attempt {
+                number: device,
+                ..attempt
+            })
+            .collect();
+        RankAttempts {
+            device,
+            attempts,
+            library_calls: Vec::new(),
+            errors: vec![error(2, 88)],
+        }
     };
-    let run = |sizes: [&[u64]; 2]| Observed { ranks: vec![of_rank(0, sizes[0]), of_rank(1, sizes[1])], ..ended_well(sizes[0]) };
-    let first = Observed { ranks: vec![of_rank(0, &[2, 4]), of_rank(1, &[8])], ..ended_well(&[2, 4]) };
+    let run = |sizes: [&[u64]; 2]| Observed {
+        ranks: vec![of_rank(0, sizes[0]), of_rank(1, sizes[1])],
+        ..ended_well(sizes[0])
+    };
+    let first = Observed {
+        ranks: vec![of_rank(0, &[2, 4]), of_rank(1, &[8])],
+        ..ended_well(&[2, 4])
+    };
     let state = RankState::Missing;
-    let hang = Hang { ranks: vec![HangingRank { rank: 0, pid: None, state, out_of_memory: None }] };
-    let hung = Observed { ending: Ending::By(End::Code(124)), hang: Some(hang), ..run([&[2, 4], &[8, 8, 16]]) };
+    let hang = Hang {
+        ranks: vec![HangingRank {
+            rank: 0,
+            pid: None,
+            state,
+            out_of_memory: None,
+        }],
+    };
+    let hung = Observed {
+        ending: Ending::By(End::Code(124)),
+        hang: Some(hang),
+        ..run([&[2, 4], &[8, 8, 16]])
+    };
     let runs = |trial: &Trial| {
         if trial.faults.is_empty() {
             return Ok(Some(first.clone()));
         }
         let hangs = trial.faulty_device == Some(1) && trial.faults[0].count == 2;
-        Ok::<_, std::convert::Infallible>(Some(if hangs { hung.clone() } else { run([&[2, 4, 4], &[8]]) }))
+        Ok::<_, std::convert::Infallible>(Some(if hangs {
+            hung.clone()
+        } else {
+            run([&[2, 4, 4], &[8]])
+        }))
     };
     let trial = trial(Bytes::gib(1));
-    let program =
-        Program { run: &runs, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 1, progress: &|| {} };
-    let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
-    let places: Vec<_> = report.cases.iter().map(|case| (case.rank, case.attempt, case.size >> 20, case.next_size)).collect();
-    assert_eq!(places, [(Some(0), 1, 2, Some(4 << 20)), (Some(0), 2, 4, None), (Some(1), 1, 8, Some(16 << 20))]);
-    let hangs = Outcome::Hang { ranks: vec!["rank 0 has not joined".to_owned()] };
-    assert_eq!((&report.cases[1].outcome, &report.cases[2].outcome), (&Outcome::Recovered, &hangs));
+    let program = Program {
+        run: &runs,
+        trial,
+        first: &first,
+        predict: &|_| None,
+        unpredicted: None,
+        shard: None,
+        jobs: 1,
+        progress: &|| {},
+    };
+    let Ok(report) = every_fault(
+        &program,
+        Plan {
+            which: Which::All,
+            alone: false,
+        },
+    );
+    let places: Vec<_> = report
+        .cases
+        .iter()
+        .map(|case| (case.rank, case.attempt, case.size >> 20, case.next_size))
+        .collect();
+    assert_eq!(
+        places,
+        [
+            (Some(0), 1, 2, Some(4 << 20)),
+            (Some(0), 2, 4, None),
+            (Some(1), 1, 8, Some(16 << 20))
+        ]
+    );
+    let hangs = Outcome::Hang {
+        ranks: vec!["rank 0 has not joined".to_owned()],
+    };
+    assert_eq!(
+        (&report.cases[1].outcome, &report.cases[2].outcome),
+        (&Outcome::Recovered, &hangs)
+    );
     assert!(!report.cases[2].meets(Expectation::EndsCleanly));
     assert_eq!((report.first.attempts, runs_of(&first)), (3, 7));
 }
@@ -92,9 +220,15 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
             std::thread::sleep(std::time::Duration::from_millis(20));
             running.fetch_sub(1, Ordering::SeqCst);
             let number = trial.faults.first().map_or(0, |fault| fault.first);
-            Ok::<_, std::convert::Infallible>(Some(Observed { port: Some(port_of(number)), ..ended_well(&[2; 6]) }))
+            Ok::<_, std::convert::Infallible>(Some(Observed {
+                port: Some(port_of(number)),
+                ..ended_well(&[2; 6])
+            }))
         };
-        let first = Observed { port: Some(29500), ..ended_well(&[2; 6]) };
+        let first = Observed {
+            port: Some(29500),
+            ..ended_well(&[2; 6])
+        };
         let program = Program {
             run: &run,
             trial: trial(Bytes::gib(1)),
@@ -105,7 +239,13 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
             jobs: 4,
             progress: &|| {},
         };
-        let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
+        let Ok(report) = every_fault(
+            &program,
+            Plan {
+                which: Which::All,
+                alone: false,
+            },
+        );
         assert_eq!(report.cases.len(), 6);
         most.into_inner()
     };
@@ -114,13 +254,22 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
 }
 
 fn runs_of(first: &Observed) -> usize {
-    runs(first, Plan { which: Which::All, alone: false }, None)
+    runs(
+        first,
+        Plan {
+            which: Which::All,
+            alone: false,
+        },
+        None,
+    )
 }
 
 #[test]
 fn pairs_of_attempts_fail_and_some_fail_alone() {
     let report = reports(Which::All, false, |trial| {
-        let [fault] = trial.faults[..] else { panic!("one fault per run") };
+        let [fault] = trial.faults[..] else {
+            panic!("one fault per run")
+        };
         assert_eq!((fault.call, fault.min_size), (None, Bytes::ZERO));
         if fault.count == 1 {
             return Some(ended_well(&[2, 20, 20, 4]));
@@ -128,14 +277,34 @@ fn pairs_of_attempts_fail_and_some_fail_alone() {
         Some(if fault.first == 2 {
             uncaught()
         } else {
-            Observed { errors: vec![error(fault.first + 1, 50)], ..ended_well(&[2, 20, 4, 4, 1]) }
+            Observed {
+                errors: vec![error(fault.first + 1, 50)],
+                ..ended_well(&[2, 20, 4, 4, 1])
+            }
         })
     });
-    let outcomes: Vec<(u64, &Outcome, Option<&Outcome>)> =
-        report.cases.iter().map(|case| (case.attempt, &case.outcome, case.alone.as_ref())).collect();
+    let outcomes: Vec<(u64, &Outcome, Option<&Outcome>)> = report
+        .cases
+        .iter()
+        .map(|case| (case.attempt, &case.outcome, case.alone.as_ref()))
+        .collect();
     let alone = Some(&Outcome::ServedByRetry);
-    assert_eq!(outcomes, [(1, &Outcome::Recovered, alone), (2, &Outcome::OutOfMemory, alone), (3, &Outcome::Recovered, alone)]);
-    assert_eq!((report.cases[1].size, report.cases[1].is_clean_end, report.cases[1].next_size), (20 << 20, true, None));
+    assert_eq!(
+        outcomes,
+        [
+            (1, &Outcome::Recovered, alone),
+            (2, &Outcome::OutOfMemory, alone),
+            (3, &Outcome::Recovered, alone)
+        ]
+    );
+    assert_eq!(
+        (
+            report.cases[1].size,
+            report.cases[1].is_clean_end,
+            report.cases[1].next_size
+        ),
+        (20 << 20, true, None)
+    );
     assert_eq!(report.cases[0].next_size, Some(4 << 20));
 }
 
@@ -143,114 +312,319 @@ fn pairs_of_attempts_fail_and_some_fail_alone() {
 fn a_program_that_continues_with_more_memory_has_not_recovered() {
     let holding = |more: u64| {
         reports(Which::Sample(1), false, move |_| {
-            Some(Observed { allocated_at_end: Some(Bytes(Bytes::mib(10).0 + more)), errors: vec![error(2, 9)], ..ended_well(&[2, 2, 20]) })
+            Some(Observed {
+                allocated_at_end: Some(Bytes(Bytes::mib(10).0 + more)),
+                errors: vec![error(2, 9)],
+                ..ended_well(&[2, 2, 20])
+            })
         })
     };
     let (little, much) = (holding(2 << 20), holding((2 << 20) + 1));
     assert!(little.cases[0].meets(Expectation::Recovers));
-    assert!(!much.cases[0].meets(Expectation::Recovers) && !much.cases[0].meets(Expectation::EndsCleanly));
+    assert!(
+        !much.cases[0].meets(Expectation::Recovers)
+            && !much.cases[0].meets(Expectation::EndsCleanly)
+    );
     assert_eq!(much.cases[0].more_at_end, Some((2 << 20) + 1));
 }
 
 #[test]
 fn memory_is_compared_with_both_runs_of_a_program_that_is_not_deterministic() {
-    let at_end = |mib: u64, run: Observed| Observed { allocated_at_end: Some(Bytes::mib(mib)), ..run };
+    let at_end = |mib: u64, run: Observed| Observed {
+        allocated_at_end: Some(Bytes::mib(mib)),
+        ..run
+    };
     let report = |clean: Observed, mib: u64| {
         let first = at_end(10, ended_well(&[2, 20, 4]));
-        let failed = at_end(mib, Observed { errors: vec![error(2, 9)], ..ended_well(&[2, 20, 20, 4]) });
-        let run =
-            |trial: &Trial| Ok::<_, std::convert::Infallible>(Some(if trial.faults.is_empty() { clean.clone() } else { failed.clone() }));
+        let failed = at_end(
+            mib,
+            Observed {
+                errors: vec![error(2, 9)],
+                ..ended_well(&[2, 20, 20, 4])
+            },
+        );
+        let run = |trial: &Trial| {
+            Ok::<_, std::convert::Infallible>(Some(if trial.faults.is_empty() {
+                clean.clone()
+            } else {
+                failed.clone()
+            }))
+        };
         let trial = trial(Bytes::gib(1));
-        let program =
-            Program { run: &run, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 1, progress: &|| {} };
-        let Ok(report) = every_fault(&program, Plan { which: Which::All, alone: false });
+        let program = Program {
+            run: &run,
+            trial,
+            first: &first,
+            predict: &|_| None,
+            unpredicted: None,
+            shard: None,
+            jobs: 1,
+            progress: &|| {},
+        };
+        let Ok(report) = every_fault(
+            &program,
+            Plan {
+                which: Which::All,
+                alone: false,
+            },
+        );
         report
     };
     let verdict = |clean: &Observed, mib| {
         let report = report(clean.clone(), mib);
-        (report.cases[0].more_at_end.unwrap() >> 20, report.cases[0].meets(Expectation::Recovers))
+        (
+            report.cases[0].more_at_end.unwrap() >> 20,
+            report.cases[0].meets(Expectation::Recovers),
+        )
     };
     let difference = |clean: Observed| report(clean, 10).second.map(|second| second.difference);
     let same = at_end(10, ended_well(&[2, 20, 4]));
     assert_eq!(difference(same.clone()), None);
-    assert_eq!([verdict(&same, 12), verdict(&same, 13)], [(2, true), (3, false)]);
+    assert_eq!(
+        [verdict(&same, 12), verdict(&same, 13)],
+        [(2, true), (3, false)]
+    );
     let more = at_end(18, ended_well(&[2, 20, 4]));
-    assert_eq!(difference(more.clone()).unwrap(), "it leaves 18 MiB allocated at its end instead of 10 MiB");
+    assert_eq!(
+        difference(more.clone()).unwrap(),
+        "it leaves 18 MiB allocated at its end instead of 10 MiB"
+    );
     let verdicts = [5, 10, 14, 18, 26, 27].map(|mib| verdict(&more, mib));
-    assert_eq!(verdicts, [(-5, true), (0, true), (0, true), (0, true), (8, true), (9, false)]);
-    assert_eq!(difference(at_end(10, ended_well(&[2, 8, 4]))).unwrap(), "attempt 2 requests 8 MiB instead of 20 MiB");
-    let ends = Observed { ending: Ending::By(End::Code(3)), ..same };
-    assert_eq!(difference(ends).unwrap(), "it ends with exit code 3 instead of exit code 0");
+    assert_eq!(
+        verdicts,
+        [
+            (-5, true),
+            (0, true),
+            (0, true),
+            (0, true),
+            (8, true),
+            (9, false)
+        ]
+    );
+    assert_eq!(
+        difference(at_end(10, ended_well(&[2, 8, 4]))).unwrap(),
+        "attempt 2 requests 8 MiB instead of 20 MiB"
+    );
+    let ends = Observed {
+        ending: Ending::By(End::Code(3)),
+        ..same
+    };
+    assert_eq!(
+        difference(ends).unwrap(),
+        "it ends with exit code 3 instead of exit code 0"
+    );
     let fewer = report(at_end(10, ended_well(&[2, 20])), 10);
-    assert_eq!(fewer.second.unwrap().difference, "it makes 2 attempts instead of 3");
-    assert_eq!(fewer.cases.iter().map(|case| case.attempt).collect::<Vec<_>>(), [1, 2], "only attempts that both make");
+    assert_eq!(
+        fewer.second.unwrap().difference,
+        "it makes 2 attempts instead of 3"
+    );
+    assert_eq!(
+        fewer
+            .cases
+            .iter()
+            .map(|case| case.attempt)
+            .collect::<Vec<_>>(),
+        [1, 2],
+        "only attempts that both make"
+    );
 }
 
 #[test]
 fn a_clean_end_is_a_nonzero_exit_code_after_an_out_of_memory_error_without_another_exception() {
-    let ends = |run: Observed| reports(Which::Sample(1), false, move |_| Some(run.clone())).cases.remove(0).meets(Expectation::EndsCleanly);
+    let ends = |run: Observed| {
+        reports(Which::Sample(1), false, move |_| Some(run.clone()))
+            .cases
+            .remove(0)
+            .meets(Expectation::EndsCleanly)
+    };
     assert!(ends(uncaught()) && ends(code(3)));
-    assert!(ends(Observed { is_end_unknown: true, ..uncaught() }), "a process that was terminated, whose error another one raised again");
-    assert!(!ends(Observed { is_end_unknown: true, ..code(1) }), "perhaps a signal ended the worker");
-    assert!(!ends(Observed { error: Some("KeyError: 'loss'".to_owned()), ..uncaught() }));
-    assert!(!ends(Observed { errors: Vec::new(), ..code(3) }), "without an OutOfMemoryError");
+    assert!(
+        ends(Observed {
+            is_end_unknown: true,
+            ..uncaught()
+        }),
+        "a process that was terminated, whose error another one raised again"
+    );
+    assert!(
+        !ends(Observed {
+            is_end_unknown: true,
+            ..code(1)
+        }),
+        "perhaps a signal ended the worker"
+    );
+    assert!(!ends(Observed {
+        error: Some("KeyError: 'loss'".to_owned()),
+        ..uncaught()
+    }));
+    assert!(
+        !ends(Observed {
+            errors: Vec::new(),
+            ..code(3)
+        }),
+        "without an OutOfMemoryError"
+    );
     assert!(!ends(code(139)), "a shell passes on a signal");
-    assert!(!ends(Observed { ending: Ending::By(End::Signal(11)), ..uncaught() }));
+    assert!(!ends(Observed {
+        ending: Ending::By(End::Signal(11)),
+        ..uncaught()
+    }));
 }
 
 #[test]
 fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
-    let call = |call: Call| Attempt { call, size: Bytes::ZERO, ..ended_well(&[2]).attempts[0] };
-    let with = |calls: &[Call], run: Observed| Observed { library_calls: calls.iter().copied().map(call).collect(), ..run };
+    let call = |call: Call| Attempt {
+        call,
+        size: Bytes::ZERO,
+        ..ended_well(&[2]).attempts[0]
+    };
+    let with = |calls: &[Call], run: Observed| Observed {
+        library_calls: calls.iter().copied().map(call).collect(),
+        ..run
+    };
     let calls = [Call::CublasCreate, Call::CublasCreate, Call::CudnnCreate];
     let first = with(&calls, ended_well(&[2]));
     let failed = |error: &str, by_library| Observed {
         error: Some(error.to_owned()),
         ended_by_library: by_library,
-        ..with(&calls[..2], Observed { ending: Ending::By(End::Code(1)), ..ended_well(&[2]) })
+        ..with(
+            &calls[..2],
+            Observed {
+                ending: Ending::By(End::Code(1)),
+                ..ended_well(&[2])
+            },
+        )
     };
     let run = |trial: &Trial| {
         if trial.faults.is_empty() {
             return Ok(Some(first.clone()));
         }
-        let [Fault { call, first: number, count, .. }] = trial.faults[..] else { panic!("one fault per run") };
-        assert!(call.is_none() || count == 1, "PyTorch does not retry {call:?}");
+        let [
+            Fault {
+                call,
+                first: number,
+                count,
+                ..
+            },
+        ] = trial.faults[..]
+        else {
+            panic!("one fault per run")
+        };
+        assert!(
+            call.is_none() || count == 1,
+            "PyTorch does not retry {call:?}"
+        );
         Ok::<_, std::convert::Infallible>(Some(match (call, number) {
             (Some(Call::CublasCreate), 1) => first.clone(),
-            (Some(Call::CublasCreate), _) => failed("RuntimeError: CUBLAS_STATUS_ALLOC_FAILED", true),
+            (Some(Call::CublasCreate), _) => {
+                failed("RuntimeError: CUBLAS_STATUS_ALLOC_FAILED", true)
+            }
             (Some(_), _) => failed("KeyError: 'loss'", false),
             (None, _) => ended_well(&[2, 2, 2]),
         }))
     };
     let trial = trial(Bytes::gib(1));
-    let program =
-        Program { run: &run, trial, first: &first, predict: &|_| None, unpredicted: None, shard: None, jobs: 1, progress: &|| {} };
-    let Ok(report) = every_fault(&program, Plan { which: Which::Some, alone: false });
-    let found: Vec<_> = report.cases.iter().map(|case| (case.name(), &case.outcome, case.meets(Expectation::EndsCleanly))).collect();
-    let names = ["None 1", "None cublasCreate 1", "None cublasCreate 2", "None cudnnCreate 1"];
-    assert_eq!(found.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), names);
-    assert_eq!((found[1].1, found[3].1), (&Outcome::Recovered, &Outcome::NotReached));
-    assert_eq!(found.iter().map(|(.., is_clean)| *is_clean).collect::<Vec<_>>(), [true, true, true, false]);
-    assert!(report.cases[2].meets(Expectation::Recovers) && !report.cases[3].meets(Expectation::Recovers));
-    assert!(report.chosen.ends_with("; all 3 of the calls that create handles, plans and modules of libraries, once"), "{}", report.chosen);
+    let program = Program {
+        run: &run,
+        trial,
+        first: &first,
+        predict: &|_| None,
+        unpredicted: None,
+        shard: None,
+        jobs: 1,
+        progress: &|| {},
+    };
+    let Ok(report) = every_fault(
+        &program,
+        Plan {
+            which: Which::Some,
+            alone: false,
+        },
+    );
+    let found: Vec<_> = report
+        .cases
+        .iter()
+        .map(|case| {
+            (
+                case.name(),
+                &case.outcome,
+                case.meets(Expectation::EndsCleanly),
+            )
+        })
+        .collect();
+    let names = [
+        "None 1",
+        "None cublasCreate 1",
+        "None cublasCreate 2",
+        "None cudnnCreate 1",
+    ];
+    assert_eq!(
+        found
+            .iter()
+            .map(|(name, ..)| name.as_str())
+            .collect::<Vec<_>>(),
+        names
+    );
+    assert_eq!(
+        (found[1].1, found[3].1),
+        (&Outcome::Recovered, &Outcome::NotReached)
+    );
+    assert_eq!(
+        found
+            .iter()
+            .map(|(.., is_clean)| *is_clean)
+            .collect::<Vec<_>>(),
+        [true, true, true, false]
+    );
+    assert!(
+        report.cases[2].meets(Expectation::Recovers)
+            && !report.cases[3].meets(Expectation::Recovers)
+    );
+    assert!(
+        report.chosen.ends_with(
+            "; all 3 of the calls that create handles, plans and modules of libraries, once"
+        ),
+        "{}",
+        report.chosen
+    );
     for which in [Which::Largest(9), Which::Sample(9)] {
-        let Ok(only) = every_fault(&program, Plan { which, alone: false });
+        let Ok(only) = every_fault(
+            &program,
+            Plan {
+                which,
+                alone: false,
+            },
+        );
         assert_eq!(only.cases.len(), 1, "{which:?} counts allocations");
     }
 }
 
 #[test]
 fn runs_skipped_after_an_interrupt_are_counted() {
-    let report = reports(Which::All, true, |trial| (trial.faults[0].first == 1).then(|| ended_well(&[2, 2, 20, 4])));
+    let report = reports(Which::All, true, |trial| {
+        (trial.faults[0].first == 1).then(|| ended_well(&[2, 2, 20, 4]))
+    });
     assert_eq!((report.cases.len(), report.left_out), (1, 4));
     let first = ended_well(&[2, 20, 4]);
-    assert_eq!(runs(&first, Plan { which: Which::All, alone: true }, None), 7);
+    assert_eq!(
+        runs(
+            &first,
+            Plan {
+                which: Which::All,
+                alone: true
+            },
+            None
+        ),
+        7
+    );
 }
 
 #[test]
 fn an_unreached_fault_is_found() {
     let faults = ["any:2:2", "any:3"].map(|text| text.parse::<Fault>().unwrap());
-    let processes = [&[2][..], &[2, 2]].map(|sizes| Timeline { attempts: ended_well(sizes).attempts, ..Timeline::default() });
+    let processes = [&[2][..], &[2, 2]].map(|sizes| Timeline {
+        attempts: ended_well(sizes).attempts,
+        ..Timeline::default()
+    });
     assert_eq!(not_reached(&faults, &processes), Some(&faults[1]));
     assert_eq!(not_reached(&faults[..1], &processes), None);
 }

@@ -11,30 +11,70 @@ use crate::tests::fake::{ended_well, trial};
 const PLENTY: Bytes = Bytes::gib(8);
 
 fn search(exact: bool) -> Search {
-    Search { exact, allow_ooms: false, confirmed: usize::MAX, context_overhead: Bytes::ZERO }
+    Search {
+        exact,
+        allow_ooms: false,
+        confirmed: usize::MAX,
+        context_overhead: Bytes::ZERO,
+    }
 }
 
-/// Searches with a program that reserves 1 GiB with plenty of memory and needs this much with each address order.
+/// Searches with a program that reserves 1 GiB with plenty of memory and needs this much with each
+/// address order.
 fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastReport {
     let first = ended_well(&[512, 512]);
     let ooms = |trial: &Trial| u64::from(trial.memory < needs(trial.addresses.unwrap()));
-    let run = |trial: &Trial| Ok::<_, Infallible>(Some(Observed { ooms: ooms(trial), ..first.clone() }));
-    let program = Program { run: &run, ..program(&first) };
+    let run = |trial: &Trial| {
+        Ok::<_, Infallible>(Some(Observed {
+            ooms: ooms(trial),
+            ..first.clone()
+        }))
+    };
+    let program = Program {
+        run: &run,
+        ..program(&first)
+    };
     let Ok(report) = least(&program, search(exact));
     report.expect("nothing interrupts the search")
 }
 
 fn program(first: &Observed) -> Program<'_, Infallible> {
     let trial = trial(PLENTY);
-    Program { run: &|_| Ok(None), trial, first, predict: &|_| None, unpredicted: None, shard: None, jobs: 3, progress: &|| {} }
+    Program {
+        run: &|_| Ok(None),
+        trial,
+        first,
+        predict: &|_| None,
+        unpredicted: None,
+        shard: None,
+        jobs: 3,
+        progress: &|| {},
+    }
 }
 
 /// Searches with a program that needs this much, and replays that need that much.
 fn predicted(need: u64, in_replay: u64) -> OrderLeast {
     let first = ended_well(&[512, 512]);
-    let run = |trial: &Trial| Ok(Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(need)), ..first.clone() }));
-    let predict = |trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(in_replay)), ..first.clone() });
-    let Ok(report) = least(&Program { run: &run, predict: &predict, ..program(&first) }, search(true));
+    let run = |trial: &Trial| {
+        Ok(Some(Observed {
+            ooms: u64::from(trial.memory < Bytes::mib(need)),
+            ..first.clone()
+        }))
+    };
+    let predict = |trial: &Trial| {
+        Some(Observed {
+            ooms: u64::from(trial.memory < Bytes::mib(in_replay)),
+            ..first.clone()
+        })
+    };
+    let Ok(report) = least(
+        &Program {
+            run: &run,
+            predict: &predict,
+            ..program(&first)
+        },
+        search(true),
+    );
     report.unwrap().orders.remove(0)
 }
 
@@ -56,7 +96,14 @@ fn a_shard_searches_with_its_address_orders() {
     let of = |index| {
         let run = |_: &Trial| Ok(Some(first.clone()));
         let shard = Some(Shard { index, count: 2 });
-        let Ok(report) = least(&Program { run: &run, shard, ..program(&first) }, search(true));
+        let Ok(report) = least(
+            &Program {
+                run: &run,
+                shard,
+                ..program(&first)
+            },
+            search(true),
+        );
         report.unwrap()
     };
     let [one, two] = [of(1), of(2)];
@@ -67,21 +114,46 @@ fn a_shard_searches_with_its_address_orders() {
 #[test]
 fn the_least_memory_is_found_to_the_page_or_to_one_percent() {
     for need in [2, 62, 700, 1022, 1024, 5000] {
-        assert_eq!(found(true, |_| Bytes::mib(need)).orders[0].enough, need << 20);
+        assert_eq!(
+            found(true, |_| Bytes::mib(need)).orders[0].enough,
+            need << 20
+        );
         let report = found(false, |_| Bytes::mib(need));
         let most = (need << 20) + ((need << 20) / 100).next_multiple_of(PAGE.0).max(PAGE.0);
         for order in &report.orders {
-            assert!(order.enough >= need << 20 && order.enough <= most, "{need} MiB: {order:?}");
+            assert!(
+                order.enough >= need << 20 && order.enough <= most,
+                "{need} MiB: {order:?}"
+            );
         }
-        assert!(report.orders[1].runs <= 6, "{need} MiB: {:?}", report.orders[1]);
+        assert!(
+            report.orders[1].runs <= 6,
+            "{need} MiB: {:?}",
+            report.orders[1]
+        );
     }
 }
 
 #[test]
 fn address_orders_are_compared_beginning_with_the_first_runs() {
-    let report = found(true, |order| Bytes::mib(if order == AddressOrder::Reuse { 900 } else { 800 }));
-    let orders: Vec<(&str, u64, u64)> =
-        report.orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20, order.too_little >> 20)).collect();
+    let report = found(true, |order| {
+        Bytes::mib(if order == AddressOrder::Reuse {
+            900
+        } else {
+            800
+        })
+    });
+    let orders: Vec<(&str, u64, u64)> = report
+        .orders
+        .iter()
+        .map(|order| {
+            (
+                order.addresses.as_str(),
+                order.enough >> 20,
+                order.too_little >> 20,
+            )
+        })
+        .collect();
     assert_eq!(orders, [("linux", 800, 798), ("reuse", 900, 898)]);
 }
 
@@ -89,19 +161,46 @@ fn address_orders_are_compared_beginning_with_the_first_runs() {
 fn a_real_gpu_has_one_address_order() {
     let first = ended_well(&[512, 512]);
     let ooms = |trial: &Trial| u64::from(trial.memory < Bytes::mib(800));
-    let run = |trial: &Trial| Ok::<_, Infallible>(Some(Observed { ooms: ooms(trial), ..first.clone() }));
-    let on_gpu = Trial { addresses: None, ..trial(PLENTY) };
-    let program = Program { run: &run, trial: on_gpu, ..program(&first) };
+    let run = |trial: &Trial| {
+        Ok::<_, Infallible>(Some(Observed {
+            ooms: ooms(trial),
+            ..first.clone()
+        }))
+    };
+    let on_gpu = Trial {
+        addresses: None,
+        ..trial(PLENTY)
+    };
+    let program = Program {
+        run: &run,
+        trial: on_gpu,
+        ..program(&first)
+    };
     let Ok(report) = least(&program, search(true));
     let orders = report.unwrap().orders;
-    assert_eq!(orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20)).collect::<Vec<_>>(), [("driver", 800)]);
+    assert_eq!(
+        orders
+            .iter()
+            .map(|order| (order.addresses.as_str(), order.enough >> 20))
+            .collect::<Vec<_>>(),
+        [("driver", 800)]
+    );
 }
 
 #[test]
 fn survived_out_of_memory_errors_fail_unless_allowed() {
-    let (first, survived) = (ended_well(&[20]), Observed { ooms: 2, ..ended_well(&[20]) });
+    let (first, survived) = (
+        ended_well(&[20]),
+        Observed {
+            ooms: 2,
+            ..ended_well(&[20])
+        },
+    );
     assert!(!is_enough(&first, &survived, false) && is_enough(&first, &survived, true));
-    let hang = Observed { ending: super::super::observed::Ending::Hang, ..ended_well(&[20]) };
+    let hang = Observed {
+        ending: super::super::observed::Ending::Hang,
+        ..ended_well(&[20])
+    };
     assert!(!is_enough(&first, &hang, true));
 }
 

@@ -11,25 +11,58 @@ use crate::machine::Machine;
 use crate::tests::{fake::trial, fixture::setup};
 
 /// Calls `act` with a runner of a shell command.
-fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl FnOnce(&Runner<'_>) -> T) -> T {
+fn with_runner<T>(
+    script: &str,
+    limit: Duration,
+    logs: Option<&Path>,
+    act: impl FnOnce(&Runner<'_>) -> T,
+) -> T {
     let command = ["/bin/sh", "-c", script].map(OsString::from);
     let machine = Machine::Simulated(Settings::new(&GPUS[0], Bytes::gib(1)));
     // An old C library, because an empty list preloads nothing.
     let setup = setup(Path::new("/nonexistent"), &[], (2, 34));
     let stop = AtomicBool::new(false);
-    let launch = Launch { command: &command, machine: &machine, setup: &setup, alloc_conf: None, snapshot: false, ledger: None };
-    act(&Runner { launch, logs, limit, copies: Copies::none(), stop: &stop })
+    let launch = Launch {
+        command: &command,
+        machine: &machine,
+        setup: &setup,
+        alloc_conf: None,
+        snapshot: false,
+        ledger: None,
+    };
+    act(&Runner {
+        launch,
+        logs,
+        limit,
+        copies: Copies::none(),
+        stop: &stop,
+    })
 }
 
 #[test]
 fn output_is_kept_and_its_last_lines_are_read() {
     let logs = tempfile::tempdir().unwrap();
-    let fault = Trial { faults: vec!["any:12:2".parse().unwrap()], ..trial(Bytes::gib(1)) };
+    let fault = Trial {
+        faults: vec!["any:12:2".parse().unwrap()],
+        ..trial(Bytes::gib(1))
+    };
     let script = "echo out; echo \"KeyError: $HARNESS_GPU\" >&2; exit 3";
-    let seen = with_runner(script, Duration::from_secs(60), Some(logs.path()), |runner| runner.run(&fault).unwrap().unwrap());
+    let seen = with_runner(
+        script,
+        Duration::from_secs(60),
+        Some(logs.path()),
+        |runner| runner.run(&fault).unwrap().unwrap(),
+    );
     assert_eq!(seen.ending, Ending::By(End::Code(3)));
-    assert!(seen.last_lines.concat().contains(r#""first":12,"count":2"#), "{:?}", seen.last_lines);
-    assert_eq!(fs::read_to_string(logs.path().join("fault-12.stdout")).unwrap(), "out\n");
+    assert!(
+        seen.last_lines.concat().contains(r#""first":12,"count":2"#),
+        "{:?}",
+        seen.last_lines
+    );
+    assert_eq!(
+        fs::read_to_string(logs.path().join("fault-12.stdout")).unwrap(),
+        "out\n"
+    );
     assert!(logs.path().join("fault-12.stderr").is_file());
 }
 
@@ -37,8 +70,13 @@ fn output_is_kept_and_its_last_lines_are_read() {
 fn a_program_that_exceeds_its_time_is_killed_with_its_descendants() {
     let folder = tempfile::tempdir().unwrap();
     let pid = folder.path().join("pid");
-    let script = format!("setsid sleep 1000 & echo $! > {}; sleep 1000", pid.display());
-    let seen = with_runner(&script, Duration::from_millis(500), None, |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap());
+    let script = format!(
+        "setsid sleep 1000 & echo $! > {}; sleep 1000",
+        pid.display()
+    );
+    let seen = with_runner(&script, Duration::from_millis(500), None, |runner| {
+        runner.run(&trial(Bytes::gib(1))).unwrap().unwrap()
+    });
     assert_eq!(seen.ending, Ending::Hang);
     let sleeper = fs::read_to_string(pid).unwrap();
     let stat = || fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
@@ -53,8 +91,12 @@ fn a_program_that_exceeds_its_time_is_killed_with_its_descendants() {
 #[test]
 fn remaining_processes_end_with_the_program() {
     let began = Instant::now();
-    let seen =
-        with_runner("sleep 1000 & exit 0", Duration::from_secs(60), None, |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap());
+    let seen = with_runner(
+        "sleep 1000 & exit 0",
+        Duration::from_secs(60),
+        None,
+        |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap(),
+    );
     assert_eq!(seen.ending, Ending::By(End::Code(0)));
     assert!(began.elapsed() < Duration::from_secs(30));
 }
@@ -63,7 +105,13 @@ fn remaining_processes_end_with_the_program() {
 fn nothing_runs_after_an_interrupt() {
     let seen = with_runner("exit 0", Duration::from_secs(60), None, |runner| {
         let stop = AtomicBool::new(true);
-        Runner { stop: &stop, copies: Copies::none(), ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
+        Runner {
+            stop: &stop,
+            copies: Copies::none(),
+            ..*runner
+        }
+        .run(&trial(Bytes::gib(1)))
+        .unwrap()
     });
     assert_eq!(seen, None);
 }
@@ -72,7 +120,11 @@ fn nothing_runs_after_an_interrupt() {
 fn output_files_are_named_after_the_trials_differences() {
     let with = |faults: &[&str], conf: Option<&str>| {
         let faults = faults.iter().map(|fault| fault.parse().unwrap()).collect();
-        name(&Trial { faults, alloc_conf: conf.map(str::to_owned), ..trial(Bytes::gib(1)) })
+        name(&Trial {
+            faults,
+            alloc_conf: conf.map(str::to_owned),
+            ..trial(Bytes::gib(1))
+        })
     };
     assert_eq!(with(&["any:12:2"], None), "fault-12");
     assert_eq!(with(&["any:12:1"], None), "fault-12-alone");

@@ -4,7 +4,10 @@ use super::*;
 use crate::profile::Nanoseconds;
 
 fn curve(sizes: u32, cost: impl Fn(f64) -> f64) -> Curve {
-    (0..sizes).map(|step| f64::from(1_u32 << step)).map(|size| (size, vec![cost(size); 3])).collect()
+    (0..sizes)
+        .map(|step| f64::from(1_u32 << step))
+        .map(|size| (size, vec![cost(size); 3]))
+        .collect()
 }
 
 proptest! {
@@ -38,16 +41,31 @@ proptest! {
 fn a_line_is_never_negative() {
     assert_eq!(line(&curve(5, |size| 100.0 - size)).slope, 0.0);
     assert_eq!(line(&curve(5, |size| size * size * 100.0)).base, 0.0);
-    assert_eq!(line(&Vec::new()), Line { base: 0.0, slope: 0.0 });
+    assert_eq!(
+        line(&Vec::new()),
+        Line {
+            base: 0.0,
+            slope: 0.0
+        }
+    );
 }
 
 #[test]
 fn the_error_of_a_fit_is_relative_to_the_measurement() {
     let curve = vec![(1.0, vec![100.0]), (2.0, vec![200.0]), (3.0, vec![400.0])];
     let error = error_of(&curve, |size| 100.0 * size);
-    assert_eq!(error, FitError { median: Share::of(0.0), worst: Share::of(0.25) });
+    assert_eq!(
+        error,
+        FitError {
+            median: Share::of(0.0),
+            worst: Share::of(0.25)
+        }
+    );
     let figure: Measured<Nanoseconds> = constant(&[90.0, 100.0, 130.0]);
-    assert_eq!((figure.value, figure.samples, figure.spread), (100, 3, Spread::of(10.0)));
+    assert_eq!(
+        (figure.value, figure.samples, figure.spread),
+        (100, 3, Spread::of(10.0))
+    );
     assert_eq!(figure.fit_error.median, Share::of(1.0 / 9.0));
     assert_eq!(figure.fit_error.worst, Share::of(30.0 / 130.0));
 }

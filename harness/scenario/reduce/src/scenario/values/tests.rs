@@ -17,6 +17,8 @@ fn formulas_are_evaluated_in_scenario_syntax() {
 
 #[test]
 fn words_are_identifiers_before_a_point() {
-    let found: Vec<&str> = words("kv[i - 1] 4MiB before.reserved_bytes.all x_1").map(|(_, word)| word).collect();
+    let found: Vec<&str> = words("kv[i - 1] 4MiB before.reserved_bytes.all x_1")
+        .map(|(_, word)| word)
+        .collect();
     assert_eq!(found, ["kv", "i", "before", "x_1"]);
 }

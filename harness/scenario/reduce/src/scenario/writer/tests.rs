@@ -8,7 +8,10 @@ use super::*;
 fn catalogue_scenarios_survive_writing_and_reading() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios");
     let mut count = 0;
-    for entry in ["", "failing"].iter().flat_map(|below| std::fs::read_dir(folder.join(below)).expect("the catalogue is there")) {
+    for entry in ["", "failing"]
+        .iter()
+        .flat_map(|below| std::fs::read_dir(folder.join(below)).expect("the catalogue is there"))
+    {
         let path = entry.expect("it can be read").path();
         if path.extension().is_none_or(|ending| ending != "yaml") {
             continue;
@@ -22,11 +25,30 @@ fn catalogue_scenarios_survive_writing_and_reading() {
         assert_eq!(lines.len(), document.steps().len());
         for (step, line) in document.steps().iter().zip(&lines) {
             let written = text.lines().nth(*line as usize - 1).expect("a line");
-            assert!(written.trim_start().starts_with(&format!("- {}", step.keys[0].0)), "{written}");
+            assert!(
+                written
+                    .trim_start()
+                    .starts_with(&format!("- {}", step.keys[0].0)),
+                "{written}"
+            );
         }
-        let points = |source: &str| Scenario::parse_points(source, &path, &Settings::new()).expect("it is valid");
-        let said = |scenario: &Scenario| (scenario.name.clone(), scenario.about.trim().to_owned(), scenario.needs.clone());
-        assert!(points(&source).iter().map(said).eq(points(&text).iter().map(said)), "{text}");
+        let points = |source: &str| {
+            Scenario::parse_points(source, &path, &Settings::new()).expect("it is valid")
+        };
+        let said = |scenario: &Scenario| {
+            (
+                scenario.name.clone(),
+                scenario.about.trim().to_owned(),
+                scenario.needs.clone(),
+            )
+        };
+        assert!(
+            points(&source)
+                .iter()
+                .map(said)
+                .eq(points(&text).iter().map(said)),
+            "{text}"
+        );
     }
     assert!(count > 20, "{count}");
 }

@@ -3,7 +3,11 @@ use proptest::prelude::*;
 use super::*;
 
 fn a_rule() -> impl Strategy<Value = BatchRule> {
-    prop_oneof![Just(BatchRule::Halve), Just(BatchRule::Shrink), Just(BatchRule::Bisect)]
+    prop_oneof![
+        Just(BatchRule::Halve),
+        Just(BatchRule::Shrink),
+        Just(BatchRule::Bisect)
+    ]
 }
 
 proptest! {
@@ -41,11 +45,26 @@ proptest! {
 
 #[test]
 fn the_rules_match_the_published_ones() {
-    let after = |rule, batch, floor| next(rule, &Plan::of_batch(batch), floor, &Known::default()).map(|plan| plan.batch);
-    assert_eq!(after(BatchRule::Halve, 100, 16), Some(50), "max(16, 100 // 2)");
-    assert_eq!(after(BatchRule::Halve, 17, 16), Some(16), "max(16, 17 // 2)");
-    assert_eq!(after(BatchRule::Halve, 16, 16), None, "max(16, 16 // 2) is the same again");
-    let shrunk: Vec<u64> = std::iter::successors(Some(128), |&batch| after(BatchRule::Shrink, batch, 1)).collect();
+    let after = |rule, batch, floor| {
+        next(rule, &Plan::of_batch(batch), floor, &Known::default()).map(|plan| plan.batch)
+    };
+    assert_eq!(
+        after(BatchRule::Halve, 100, 16),
+        Some(50),
+        "max(16, 100 // 2)"
+    );
+    assert_eq!(
+        after(BatchRule::Halve, 17, 16),
+        Some(16),
+        "max(16, 17 // 2)"
+    );
+    assert_eq!(
+        after(BatchRule::Halve, 16, 16),
+        None,
+        "max(16, 16 // 2) is the same again"
+    );
+    let shrunk: Vec<u64> =
+        std::iter::successors(Some(128), |&batch| after(BatchRule::Shrink, batch, 1)).collect();
     assert_eq!(shrunk[..6], [128, 115, 103, 92, 82, 73], "int(batch * 0.9)");
     assert_eq!(shrunk.last(), Some(&1));
 }
@@ -53,7 +72,14 @@ fn the_rules_match_the_published_ones() {
 #[test]
 fn a_batch_that_fails_after_it_succeeded_is_forgotten() {
     let mut known = Known::default();
-    assert_eq!(known.worked(&Plan::of_batch(64)), Plan::of_batch(64), "nothing has failed yet");
+    assert_eq!(
+        known.worked(&Plan::of_batch(64)),
+        Plan::of_batch(64),
+        "nothing has failed yet"
+    );
     known.failed(64);
-    assert_eq!(next(BatchRule::Bisect, &Plan::of_batch(64), 1, &known), Some(Plan::of_batch(32)));
+    assert_eq!(
+        next(BatchRule::Bisect, &Plan::of_batch(64), 1, &known),
+        Some(Plan::of_batch(32))
+    );
 }

@@ -22,7 +22,8 @@ proptest! {
         let mut plan = Plan::of_batch(batch);
         for _ in 0..25 {
             let Some(next) = split_and_accumulate(&plan, floor) else {
-                prop_assert!(plan.samples_at_once() < 2 * floor + 2, "{plan:?} could be split down to {floor}");
+                prop_assert!(plan.samples_at_once() < 2 * floor + 2, "{plan:?} could be split down \
+                     to {floor}");
                 return Ok(());
             };
             prop_assert!(next.asks_for_less_than(&plan) && next.batch == batch && next.samples_at_once() >= floor);
@@ -32,15 +33,32 @@ proptest! {
     }
 }
 
-/// Recorded with Composer 0.32.1: `_adjust_device_train_microbatch_size`, called until it raises its error.
+/// Recorded with Composer 0.32.1: `_adjust_device_train_microbatch_size`, called until it raises
+/// its error.
 #[test]
 fn micro_batches_are_halved_as_in_composer() {
-    for (batch, sizes) in [(10, &[10, 5, 2, 1][..]), (9, &[9, 4, 2, 1]), (7, &[7, 3, 1]), (64, &[64, 32, 16, 8, 4, 2, 1])] {
+    for (batch, sizes) in [
+        (10, &[10, 5, 2, 1][..]),
+        (9, &[9, 4, 2, 1]),
+        (7, &[7, 3, 1]),
+        (64, &[64, 32, 16, 8, 4, 2, 1]),
+    ] {
         let plans = std::iter::successors(Some(Plan::of_batch(batch)), halve_micro_batch);
-        assert_eq!(plans.map(|plan| plan.samples_at_once()).collect::<Vec<_>>(), sizes);
+        assert_eq!(
+            plans.map(|plan| plan.samples_at_once()).collect::<Vec<_>>(),
+            sizes
+        );
     }
-    let plan = Plan { micro_batch: Some(4), ..Plan::of_batch(9) };
-    assert_eq!((0..plan.parts()).map(|part| plan.samples_of(part)).collect::<Vec<_>>(), [4, 4, 1]);
+    let plan = Plan {
+        micro_batch: Some(4),
+        ..Plan::of_batch(9)
+    };
+    assert_eq!(
+        (0..plan.parts())
+            .map(|part| plan.samples_of(part))
+            .collect::<Vec<_>>(),
+        [4, 4, 1]
+    );
 }
 
 #[test]
@@ -49,12 +67,14 @@ fn each_part_moves_only_to_more_plentiful_memory() {
     let kinds = [HostMemory::Pinned, HostMemory::Pageable, file];
     for part in [SpilledPart::Activations, SpilledPart::OptimizerState] {
         for (from, first) in kinds.iter().enumerate() {
-            let spilled = spill_to_host(&Plan::of_batch(8), part, first).expect("it was on the device");
+            let spilled =
+                spill_to_host(&Plan::of_batch(8), part, first).expect("it was on the device");
             assert!(spilled.asks_for_less_than(&Plan::of_batch(8)));
             for (to, second) in kinds.iter().enumerate() {
                 let again = spill_to_host(&spilled, part, second);
                 assert_eq!(again.is_some(), to > from);
-                assert!(again.is_none_or(|again| again.asks_for_less_than(&spilled) && !spilled.asks_for_less_than(&again)));
+                assert!(again.is_none_or(|again| again.asks_for_less_than(&spilled)
+                    && !spilled.asks_for_less_than(&again)));
             }
         }
     }

@@ -1,15 +1,19 @@
-//! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with the device.
+//! The audit: independent accounts of an allocator's operations, compared with the allocator's own
+//! counters and with the device.
 //!
-//! It tracks live allocations ([`Audit::allocated`], [`Audit::freed`]) and compares the counters with them
-//! after each operation. Usually it reads only the segment that an operation touched. It reads the whole structure if
-//! counters or driver calls changed in a way that the operation does not explain.
+//! It tracks live allocations ([`Audit::allocated`], [`Audit::freed`]) and compares the counters
+//! with them after each operation. Usually it reads only the segment that an operation touched. It
+//! reads the whole structure if counters or driver calls changed in a way that the operation does
+//! not explain.
 //!
-//! Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds [`BLOCKS_PER_STEP`]. If the budget is too
-//! small, only the counters are compared. The whole structure is read when the budget allows it, at the latest at the end of the run. So
-//! small structures are read after every operation, and an audit takes time linear in the operations for any number of live blocks.
+//! Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds
+//! [`BLOCKS_PER_STEP`]. If the budget is too small, only the counters are compared. The whole
+//! structure is read when the budget allows it, at the latest at the end of the run. So small
+//! structures are read after every operation, and an audit takes time linear in the operations for
+//! any number of live blocks.
 //!
-//! If several programs share the device, each has its own audit. The device's memory is compared with the sum of all
-//! programs: [`Audit::resume`] passes the memory of the others.
+//! If several programs share the device, each has its own audit. The device's memory is compared
+//! with the sum of all programs: [`Audit::resume`] passes the memory of the others.
 
 mod device;
 mod structure;
@@ -37,8 +41,16 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Self {
-        Self { invariant, expected: expected.into(), seen: seen.into() }
+    pub(crate) fn new(
+        invariant: Invariant,
+        expected: impl Into<String>,
+        seen: impl Into<String>,
+    ) -> Self {
+        Self {
+            invariant,
+            expected: expected.into(),
+            seen: seen.into(),
+        }
     }
 }
 
@@ -49,7 +61,9 @@ pub(crate) fn check_structure<'a>(
     handed_out: impl Iterator<Item = &'a Allocation>,
     stats: &MemoryStats,
 ) -> Vec<Finding> {
-    let live: Live = handed_out.map(|allocation| (allocation.ptr(), LiveAllocation::of(allocation))).collect();
+    let live: Live = handed_out
+        .map(|allocation| (allocation.ptr(), LiveAllocation::of(allocation)))
+        .collect();
     let (mut structure, mut findings) = (Structure::new(granularity), Vec::new());
     structure.read_all(segments, &live, &mut findings);
     findings.extend(structure.missing_allocations(&live));
@@ -75,8 +89,8 @@ pub struct Audit {
     others: Held,
     last_stats: MemoryStats,
     last_calls: DeviceCalls,
-    /// The memory of the driver's pool, if the allocator uses one. The structure then shows only live allocations, so
-    /// the driver's figure replaces the sum over segments.
+    /// The memory of the driver's pool, if the allocator uses one. The structure then shows only
+    /// live allocations, so the driver's figure replaces the sum over segments.
     pool: Option<PoolMemory>,
 }
 
@@ -102,7 +116,10 @@ impl Audit {
 
     /// Restricts the audit to counters, except in full checks on request.
     pub fn when_asked(self) -> Self {
-        Self { when_asked: true, ..self }
+        Self {
+            when_asked: true,
+            ..self
+        }
     }
 
     /// Stops all checks until [`Audit::wake`].
@@ -120,7 +137,8 @@ impl Audit {
         self.device.start = start;
     }
 
-    /// Continues after other programs ran, whose memory is now `others`. The driver calls since then were theirs.
+    /// Continues after other programs ran, whose memory is now `others`. The driver calls since
+    /// then were theirs.
     pub fn resume(&mut self, device: &dyn TestDevice, others: Held) {
         self.others = others;
         self.last_calls = device.calls();
@@ -135,10 +153,19 @@ impl Audit {
 
     fn held_now(&self, stats: &MemoryStats) -> Held {
         match self.pool {
-            Some(pool) => Held { reserved: pool.reserved.0, charged: Some(pool.reserved.0) },
+            Some(pool) => Held {
+                reserved: pool.reserved.0,
+                charged: Some(pool.reserved.0),
+            },
             // The counter is compared with the structure at its next reading.
-            None if self.outdated => Held { reserved: stats.reserved_bytes.all.current, charged: None },
-            None => Held { reserved: self.structure.reserved(), charged: Some(self.structure.charged()) },
+            None if self.outdated => Held {
+                reserved: stats.reserved_bytes.all.current,
+                charged: None,
+            },
+            None => Held {
+                reserved: self.structure.reserved(),
+                charged: Some(self.structure.charged()),
+            },
         }
     }
 
@@ -153,11 +180,26 @@ impl Audit {
         request: Request,
         allocation: &Allocation,
     ) -> Result<(), Vec<Finding>> {
-        let answered = Request { size: allocation.requested(), stream: allocation.stream() };
+        let answered = Request {
+            size: allocation.requested(),
+            stream: allocation.stream(),
+        };
         if answered != request || allocation.is_null() != (request.size == Bytes::ZERO) {
-            let expected = format!("{} for stream {}, as requested", request.size, request.stream.0);
-            let seen = format!("{} for stream {} at {} returned", answered.size, answered.stream.0, allocation.ptr());
-            return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
+            let expected = format!(
+                "{} for stream {}, as requested",
+                request.size, request.stream.0
+            );
+            let seen = format!(
+                "{} for stream {} at {} returned",
+                answered.size,
+                answered.stream.0,
+                allocation.ptr()
+            );
+            return Err(vec![Finding::new(
+                Invariant::AllocationsAreDisjoint,
+                expected,
+                seen,
+            )]);
         }
         if allocation.is_null() {
             return Ok(());
@@ -165,24 +207,48 @@ impl Audit {
         let entry = LiveAllocation::of(allocation);
         let (start, end) = (allocation.ptr(), allocation.ptr().offset(allocation.size()));
         let before = self.live.range(..end).next_back();
-        if let Some((address, other)) = before.filter(|(address, other)| address.offset(other.size) > start) {
-            let expected = format!("{start} to be free before {} are allocated there", entry.requested);
-            let seen = format!("{} on stream {} are still in use at {address}", other.requested, other.stream.0);
-            return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
+        if let Some((address, other)) =
+            before.filter(|(address, other)| address.offset(other.size) > start)
+        {
+            let expected = format!(
+                "{start} to be free before {} are allocated there",
+                entry.requested
+            );
+            let seen = format!(
+                "{} on stream {} are still in use at {address}",
+                other.requested, other.stream.0
+            );
+            return Err(vec![Finding::new(
+                Invariant::AllocationsAreDisjoint,
+                expected,
+                seen,
+            )]);
         }
         self.live.insert(start, entry);
         self.live_bytes += entry.size.0;
         self.after_operation(allocator, device, start, 1)
     }
 
-    pub fn freed(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
-        let Some(entry) = self.live.remove(&address) else { return Ok(()) };
+    pub fn freed(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+        address: DevicePtr,
+    ) -> Result<(), Vec<Finding>> {
+        let Some(entry) = self.live.remove(&address) else {
+            return Ok(());
+        };
         self.live_bytes -= entry.size.0;
         self.after_operation(allocator, device, address, -1)
     }
 
     /// Checks that an OOM changed nothing except that cached memory was released.
-    pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, counted: bool) -> Result<(), Vec<Finding>> {
+    pub fn out_of_memory(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+        counted: bool,
+    ) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
         }
@@ -190,24 +256,48 @@ impl Audit {
         let allocated = |stats: &MemoryStats| stats.allocated_bytes.all.current;
         let reserved = |stats: &MemoryStats| stats.reserved_bytes.all.current;
         let mut findings = Vec::new();
-        let mut note = |expected: String, seen: String| findings.push(Finding::new(Invariant::OomChangesOnlyTheCache, expected, seen));
+        let mut note = |expected: String, seen: String| {
+            findings.push(Finding::new(
+                Invariant::OomChangesOnlyTheCache,
+                expected,
+                seen,
+            ))
+        };
         let wanted = before.num_ooms + u64::from(counted);
         if allocated(&after) != allocated(before) {
-            note(bytes("allocated", allocated(before)), bytes("", allocated(&after)));
+            note(
+                bytes("allocated", allocated(before)),
+                bytes("", allocated(&after)),
+            );
         }
         if reserved(&after) > reserved(before) {
-            note(bytes("reserved at most", reserved(before)), bytes("", reserved(&after)));
+            note(
+                bytes("reserved at most", reserved(before)),
+                bytes("", reserved(&after)),
+            );
         }
         if after.num_ooms != wanted {
             note(format!("num_ooms {wanted}"), after.num_ooms.to_string());
         }
         self.add_to_budget(BLOCKS_PER_OPERATION);
-        findings.extend(self.check_within_budget(allocator, device).err().unwrap_or_default());
-        if findings.is_empty() { Ok(()) } else { Err(findings) }
+        findings.extend(
+            self.check_within_budget(allocator, device)
+                .err()
+                .unwrap_or_default(),
+        );
+        if findings.is_empty() {
+            Ok(())
+        } else {
+            Err(findings)
+        }
     }
 
     /// Runs a full check at the end of a step if the budget allows it.
-    pub fn step_ended(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
+    pub fn step_ended(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+    ) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
         }
@@ -222,21 +312,31 @@ impl Audit {
     }
 
     /// Reads the whole structure and queries the device. Linear in blocks.
-    pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
+    pub fn everything(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+    ) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
         }
         let mut findings = Vec::new();
         self.ask_pool(allocator, device, &mut findings);
         self.outdated = false;
-        self.structure.read_all(allocator.snapshot(), &self.live, &mut findings);
+        self.structure
+            .read_all(allocator.snapshot(), &self.live, &mut findings);
         findings.extend(self.structure.missing_allocations(&self.live));
         let stats = allocator.stats();
-        self.structure.check_counters(&stats, self.pool, &mut findings);
+        self.structure
+            .check_counters(&stats, self.pool, &mut findings);
         self.check_device(&stats, device, &mut findings);
         self.budget = self.budget.saturating_sub(self.structure.blocks());
         self.remember(&stats, device);
-        if findings.is_empty() { Ok(()) } else { Err(findings) }
+        if findings.is_empty() {
+            Ok(())
+        } else {
+            Err(findings)
+        }
     }
 
     /// Adds to the budget, which never exceeds one full reading.
@@ -244,32 +344,54 @@ impl Audit {
         self.budget = (self.budget + blocks).min(self.all_blocks().max(blocks));
     }
 
-    /// The cost of a full reading in blocks. Recent allocations may be in blocks that are not known yet.
+    /// The cost of a full reading in blocks. Recent allocations may be in blocks that are not known
+    /// yet.
     fn all_blocks(&self) -> u64 {
         self.structure.blocks().max(self.live.len() as u64)
     }
 
     /// Runs a full check if the budget allows it, otherwise checks the counters only.
-    fn check_within_budget(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
+    fn check_within_budget(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+    ) -> Result<(), Vec<Finding>> {
         if self.all_blocks() <= self.budget && !self.when_asked {
             return self.everything(allocator, device);
         }
         self.check_without_reading(allocator, device)
     }
 
-    /// Compares the counters with the live allocations and the device with the counters, without reading the structure.
-    fn check_without_reading(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
+    /// Compares the counters with the live allocations and the device with the counters, without
+    /// reading the structure.
+    fn check_without_reading(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+    ) -> Result<(), Vec<Finding>> {
         self.outdated = true;
         let stats = allocator.stats();
         let mut findings = Vec::new();
         let handed_out = [
-            ("allocation.all.current", self.live.len() as u64, stats.allocation.all.current),
-            ("allocated_bytes.all.current", self.live_bytes, stats.allocated_bytes.all.current),
+            (
+                "allocation.all.current",
+                self.live.len() as u64,
+                stats.allocation.all.current,
+            ),
+            (
+                "allocated_bytes.all.current",
+                self.live_bytes,
+                stats.allocated_bytes.all.current,
+            ),
         ];
         for (name, summed, counted) in handed_out {
             if counted != summed {
                 let expected = format!("{name} = {summed}, the sum of the live allocations");
-                findings.push(Finding::new(Invariant::CountersEqualStructure, expected, counted.to_string()));
+                findings.push(Finding::new(
+                    Invariant::CountersEqualStructure,
+                    expected,
+                    counted.to_string(),
+                ));
             }
         }
         check_order(&account_pairs(&stats), &mut findings);
@@ -278,7 +400,11 @@ impl Audit {
             self.check_device(&stats, device, &mut findings);
         }
         self.remember(&stats, device);
-        if findings.is_empty() { Ok(()) } else { Err(findings) }
+        if findings.is_empty() {
+            Ok(())
+        } else {
+            Err(findings)
+        }
     }
 
     /// Handles one more or one fewer live block at an address.
@@ -298,7 +424,8 @@ impl Audit {
         let (calls_before, calls) = (&self.last_calls, device.calls());
         let made = stats.num_device_alloc - before.num_device_alloc;
         let gone = stats.num_device_free - before.num_device_free;
-        let explained = stats.active.all.current as i64 - before.active.all.current as i64 == change
+        let explained = stats.active.all.current as i64 - before.active.all.current as i64
+            == change
             && made + gone <= 1
             && calls.malloc - calls_before.malloc == made
             && calls.free - calls_before.free == gone;
@@ -313,36 +440,72 @@ impl Audit {
         let mut findings = Vec::new();
         self.ask_pool(allocator, device, &mut findings);
         let segment = allocator.segment_at(address);
-        let serves_several = segment.as_ref().is_some_and(|segment| segment.stream.is_none());
+        let serves_several = segment
+            .as_ref()
+            .is_some_and(|segment| segment.stream.is_none());
         match segment {
-            Some(segment) => self.structure.read(segment, address, &self.live, &mut findings),
-            None if gone == 1 || (change < 0 && self.pool.is_some()) => self.structure.forget(address),
-            None => findings.push(Finding::new(Invariant::AllocationsAreDisjoint, format!("a segment around {address}"), "none")),
+            Some(segment) => self
+                .structure
+                .read(segment, address, &self.live, &mut findings),
+            None if gone == 1 || (change < 0 && self.pool.is_some()) => {
+                self.structure.forget(address)
+            }
+            None => findings.push(Finding::new(
+                Invariant::AllocationsAreDisjoint,
+                format!("a segment around {address}"),
+                "none",
+            )),
         }
-        self.structure.check_counters(&stats, self.pool, &mut findings);
+        self.structure
+            .check_counters(&stats, self.pool, &mut findings);
         if serves_several && !findings.is_empty() {
-            // One stream took over the free memory of another, which may merge blocks in any segment. The whole
-            // structure shows whether that is a bug.
+            // One stream took over the free memory of another, which may merge blocks in any
+            // segment. The whole structure shows whether that is a bug.
             return self.check_within_budget(allocator, device);
         }
         if made + gone > 0 || self.pool.is_some() {
             self.check_device(&stats, device, &mut findings);
         }
         self.remember(&stats, device);
-        if findings.is_empty() { Ok(()) } else { Err(findings) }
+        if findings.is_empty() {
+            Ok(())
+        } else {
+            Err(findings)
+        }
     }
 
-    fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
-        let told = allocator.driver_pool().and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
+    fn ask_pool(
+        &mut self,
+        allocator: &dyn Allocator,
+        device: &mut dyn TestDevice,
+        findings: &mut Vec<Finding>,
+    ) {
+        let told = allocator
+            .driver_pool()
+            .and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
         self.pool = told.transpose().unwrap_or_else(|error| {
             let expected = "the driver to report the memory of its pool";
-            findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
+            findings.push(Finding::new(
+                Invariant::DeviceUsedFollowsReserved,
+                expected,
+                error.to_string(),
+            ));
             None
         });
     }
 
-    fn check_device(&mut self, stats: &MemoryStats, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
-        let look = Figures { stats, pool: self.pool, held: self.held_now(stats), others: self.others };
+    fn check_device(
+        &mut self,
+        stats: &MemoryStats,
+        device: &mut dyn TestDevice,
+        findings: &mut Vec<Finding>,
+    ) {
+        let look = Figures {
+            stats,
+            pool: self.pool,
+            held: self.held_now(stats),
+            others: self.others,
+        };
         self.device.check(&look, device, findings);
     }
 
@@ -353,5 +516,7 @@ impl Audit {
 }
 
 fn bytes(name: &str, amount: u64) -> String {
-    format!("{name} {amount} B ({})", Bytes(amount)).trim_start().to_owned()
+    format!("{name} {amount} B ({})", Bytes(amount))
+        .trim_start()
+        .to_owned()
 }

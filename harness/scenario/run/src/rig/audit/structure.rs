@@ -1,9 +1,12 @@
-//! The allocator's structure as the audit last read it: the segments, and sums over their blocks that must equal the counters.
+//! The allocator's structure as the audit last read it: the segments, and sums over their blocks
+//! that must equal the counters.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use harness_allocator::device::{DevicePtr, PoolMemory, StreamId};
-use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
+use harness_allocator::stats::{
+    BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat,
+};
 use harness_allocator::{allocator::Allocation, units::Bytes};
 
 use super::Finding;
@@ -19,7 +22,11 @@ pub(super) struct LiveAllocation {
 
 impl LiveAllocation {
     pub(super) fn of(allocation: &Allocation) -> Self {
-        Self { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() }
+        Self {
+            requested: allocation.requested(),
+            size: allocation.size(),
+            stream: allocation.stream(),
+        }
     }
 }
 
@@ -42,10 +49,19 @@ struct Sums {
 
 impl Sums {
     fn of_segment(segment: &SegmentInfo, granularity: Bytes) -> Self {
-        let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
+        let charged = segment
+            .size
+            .checked_round_up(granularity)
+            .unwrap_or(segment.size)
+            .0;
         // PyTorch does not count expandable segments.
         let segments = u64::from(!segment.expandable);
-        Self { reserved: segment.size.0, charged, segments, ..Self::default() }
+        Self {
+            reserved: segment.size.0,
+            charged,
+            segments,
+            ..Self::default()
+        }
     }
 
     fn of_blocks(segment: &SegmentInfo, blocks: &[BlockInfo]) -> Self {
@@ -120,7 +136,13 @@ pub(super) struct Structure {
 
 impl Structure {
     pub(super) fn new(granularity: Bytes) -> Self {
-        Self { segments: Vec::new(), small: Sums::default(), large: Sums::default(), blocks: 0, granularity }
+        Self {
+            segments: Vec::new(),
+            small: Sums::default(),
+            large: Sums::default(),
+            blocks: 0,
+            granularity,
+        }
     }
 
     pub(super) const fn blocks(&self) -> u64 {
@@ -129,19 +151,28 @@ impl Structure {
 
     /// The number of blocks of the segment around an address; 1 if it is unknown.
     pub(super) fn blocks_around(&self, address: DevicePtr) -> u64 {
-        self.around(address).map_or(1, |place| self.segments[place].blocks())
+        self.around(address)
+            .map_or(1, |place| self.segments[place].blocks())
     }
 
     /// The index of the last segment that starts at or before an address.
     fn around(&self, address: DevicePtr) -> Option<usize> {
-        self.segments.partition_point(|known| known.read.address <= address).checked_sub(1)
+        self.segments
+            .partition_point(|known| known.read.address <= address)
+            .checked_sub(1)
     }
 
     /// Compares the number of allocated blocks with the number of live allocations.
     pub(super) fn missing_allocations(&self, live: &Live) -> Option<Finding> {
         let seen = self.small.allocations + self.large.allocations;
         let expected = || format!("{} in the structure", count(live.len(), "allocation"));
-        (seen != live.len() as u64).then(|| Finding::new(Invariant::AllocationsAreDisjoint, expected(), seen.to_string()))
+        (seen != live.len() as u64).then(|| {
+            Finding::new(
+                Invariant::AllocationsAreDisjoint,
+                expected(),
+                seen.to_string(),
+            )
+        })
     }
 
     pub(super) const fn reserved(&self) -> u64 {
@@ -166,8 +197,14 @@ impl Structure {
         self.blocks -= known.blocks();
     }
 
-    /// Checks all segments, which are in address order, and replaces the known ones. Linear in blocks.
-    pub(super) fn read_all(&mut self, segments: Vec<SegmentInfo>, live: &Live, findings: &mut Vec<Finding>) {
+    /// Checks all segments, which are in address order, and replaces the known ones. Linear in
+    /// blocks.
+    pub(super) fn read_all(
+        &mut self,
+        segments: Vec<SegmentInfo>,
+        live: &Live,
+        findings: &mut Vec<Finding>,
+    ) {
         *self = Self::new(self.granularity);
         let mut handed_out = live.iter();
         let mut upcoming = handed_out.next();
@@ -188,25 +225,52 @@ impl Structure {
             before = Some((start, segment.size));
             let overlap = reaches_in.map(|(address, size)| overlap(&segment, address, size));
             let sums = self.sums_of(&segment, read, overlap, findings);
-            let of_this = KnownSegment { sums, read: segment };
+            let of_this = KnownSegment {
+                sums,
+                read: segment,
+            };
             self.add(&of_this);
             self.segments.push(of_this);
         }
     }
 
-    /// Checks one segment in which an operation touched the block around an address, and updates the sums.
-    pub(super) fn read(&mut self, segment: SegmentInfo, touched: DevicePtr, live: &Live, findings: &mut Vec<Finding>) {
-        let place = self.segments.binary_search_by_key(&segment.address, |known| known.read.address);
-        // A known segment may have other blocks. Their number decides whether free bytes count as split.
-        let about = |segment: &SegmentInfo| (segment.size, segment.stream, segment.pool, segment.expandable, is_split(segment));
-        let known = place.ok().map(|place| &self.segments[place]).filter(|known| about(&known.read) == about(&segment));
+    /// Checks one segment in which an operation touched the block around an address, and updates
+    /// the sums.
+    pub(super) fn read(
+        &mut self,
+        segment: SegmentInfo,
+        touched: DevicePtr,
+        live: &Live,
+        findings: &mut Vec<Finding>,
+    ) {
+        let place = self
+            .segments
+            .binary_search_by_key(&segment.address, |known| known.read.address);
+        // A known segment may have other blocks. Their number decides whether free bytes count as
+        // split.
+        let about = |segment: &SegmentInfo| {
+            (
+                segment.size,
+                segment.stream,
+                segment.pool,
+                segment.expandable,
+                is_split(segment),
+            )
+        };
+        let known = place
+            .ok()
+            .map(|place| &self.segments[place])
+            .filter(|known| about(&known.read) == about(&segment));
         let sums = known.and_then(|known| self.changed(known, &segment, touched, live));
         let sums = sums.unwrap_or_else(|| {
             let here = live.range(segment.address..segment.address.offset(segment.size));
             let read = BlocksRead::new(&segment, 0..segment.blocks.len(), here);
             self.sums_of(&segment, read, self.overlapping(&segment), findings)
         });
-        let known = KnownSegment { sums, read: segment };
+        let known = KnownSegment {
+            sums,
+            read: segment,
+        };
         self.add(&known);
         match place {
             Ok(place) => {
@@ -218,18 +282,43 @@ impl Structure {
     }
 
     /// The new sums of a known segment, if the changed blocks and the touched one are correct.
-    fn changed(&self, known: &KnownSegment, segment: &SegmentInfo, touched: DevicePtr, live: &Live) -> Option<Sums> {
+    fn changed(
+        &self,
+        known: &KnownSegment,
+        segment: &SegmentInfo,
+        touched: DevicePtr,
+        live: &Live,
+    ) -> Option<Sums> {
         let (before, now) = (&known.read.blocks[..], &segment.blocks[..]);
-        let at = now.partition_point(|block| block.address <= touched).checked_sub(1)?;
-        let front = before.iter().zip(now).take(at).take_while(|(before, now)| before == now).count();
+        let at = now
+            .partition_point(|block| block.address <= touched)
+            .checked_sub(1)?;
+        let front = before
+            .iter()
+            .zip(now)
+            .take(at)
+            .take_while(|(before, now)| before == now)
+            .count();
         let most = (before.len() - front).min(now.len() - at - 1);
-        let back = before.iter().rev().zip(now.iter().rev()).take(most).take_while(|(before, now)| before == now).count();
+        let back = before
+            .iter()
+            .rev()
+            .zip(now.iter().rev())
+            .take(most)
+            .take_while(|(before, now)| before == now)
+            .count();
         let (gone, new) = (&before[front..before.len() - back], front..now.len() - back);
         let start = now[front].address;
-        let end = now.get(new.end).map_or_else(|| segment.address.offset(segment.size), |block| block.address);
+        let end = now.get(new.end).map_or_else(
+            || segment.address.offset(segment.size),
+            |block| block.address,
+        );
         let read = BlocksRead::new(segment, new, live.range(start..end.max(start)));
-        let rest = known.sums.combine(Sums::of_blocks(&known.read, gone), |sum, part| sum - part);
-        read.is_sound().then(|| rest.combine(read.sums, |sum, part| sum + part))
+        let rest = known
+            .sums
+            .combine(Sums::of_blocks(&known.read, gone), |sum, part| sum - part);
+        read.is_sound()
+            .then(|| rest.combine(read.sums, |sum, part| sum + part))
     }
 
     fn add(&mut self, known: &KnownSegment) {
@@ -246,25 +335,59 @@ impl Structure {
     }
 
     /// The sums of a segment whose blocks were read. Reports every error.
-    fn sums_of(&self, segment: &SegmentInfo, read: BlocksRead, overlap: Option<Finding>, findings: &mut Vec<Finding>) -> Sums {
-        findings.extend(read.misplaced.into_iter().chain(overlap).chain(read.unowned));
-        Sums::of_segment(segment, self.granularity).combine(read.sums, |of_segment, of_blocks| of_segment + of_blocks)
+    fn sums_of(
+        &self,
+        segment: &SegmentInfo,
+        read: BlocksRead,
+        overlap: Option<Finding>,
+        findings: &mut Vec<Finding>,
+    ) -> Sums {
+        findings.extend(
+            read.misplaced
+                .into_iter()
+                .chain(overlap)
+                .chain(read.unowned),
+        );
+        Sums::of_segment(segment, self.granularity)
+            .combine(read.sums, |of_segment, of_blocks| of_segment + of_blocks)
     }
 
     fn overlapping(&self, segment: &SegmentInfo) -> Option<Finding> {
         let (start, end) = (segment.address, segment.address.offset(segment.size));
-        let (in_front, rest) = self.segments.split_at(self.segments.partition_point(|known| known.read.address < start));
-        let reaches_in = in_front.last().filter(|known| known.read.address.offset(known.read.size) > start);
-        let begins_in = || rest.iter().find(|known| known.read.address > start).filter(|known| known.read.address < end);
-        reaches_in.or_else(begins_in).map(|known| overlap(segment, known.read.address, known.read.size))
+        let (in_front, rest) = self.segments.split_at(
+            self.segments
+                .partition_point(|known| known.read.address < start),
+        );
+        let reaches_in = in_front
+            .last()
+            .filter(|known| known.read.address.offset(known.read.size) > start);
+        let begins_in = || {
+            rest.iter()
+                .find(|known| known.read.address > start)
+                .filter(|known| known.read.address < end)
+        };
+        reaches_in
+            .or_else(begins_in)
+            .map(|known| overlap(segment, known.read.address, known.read.size))
     }
 
     /// Compares the counters with the sums. A driver pool counts as the large pool.
-    pub(super) fn check_counters(&self, stats: &MemoryStats, pool: Option<PoolMemory>, findings: &mut Vec<Finding>) {
+    pub(super) fn check_counters(
+        &self,
+        stats: &MemoryStats,
+        pool: Option<PoolMemory>,
+        findings: &mut Vec<Finding>,
+    ) {
         let pooled = pool.map(|pool| pool.reserved.0);
         let sum = self.small.combine(self.large, |small, large| small + large);
-        let all = Sums { reserved: pooled.unwrap_or(sum.reserved), ..sum };
-        let large = Sums { reserved: pooled.unwrap_or(self.large.reserved), ..self.large };
+        let all = Sums {
+            reserved: pooled.unwrap_or(sum.reserved),
+            ..sum
+        };
+        let large = Sums {
+            reserved: pooled.unwrap_or(self.large.reserved),
+            ..self.large
+        };
         let all = [&all, &self.small, &large];
         let mut compare = |name: &str, counted: &PooledStat, summed: [u64; 3]| {
             let parts = [
@@ -272,35 +395,94 @@ impl Structure {
                 ("small_pool", counted.small_pool, summed[1]),
                 ("large_pool", counted.large_pool, summed[2]),
             ];
-            for (pool, Stat { current, peak, allocated, freed }, summed) in parts {
-                let mut finding = |expected, seen| findings.push(Finding::new(Invariant::CountersEqualStructure, expected, seen));
+            for (
+                pool,
+                Stat {
+                    current,
+                    peak,
+                    allocated,
+                    freed,
+                },
+                summed,
+            ) in parts
+            {
+                let mut finding = |expected, seen| {
+                    findings.push(Finding::new(
+                        Invariant::CountersEqualStructure,
+                        expected,
+                        seen,
+                    ))
+                };
                 if current != summed {
-                    finding(format!("{name}.{pool}.current = {summed}, the sum over the structure"), current.to_string());
+                    finding(
+                        format!("{name}.{pool}.current = {summed}, the sum over the structure"),
+                        current.to_string(),
+                    );
                 }
                 if peak < current {
-                    finding(format!("{name}.{pool}.peak at least the current {current}"), peak.to_string());
+                    finding(
+                        format!("{name}.{pool}.peak at least the current {current}"),
+                        peak.to_string(),
+                    );
                 }
                 if allocated.checked_sub(freed) != Some(current) {
-                    let expected = format!("{name}.{pool}.allocated − {name}.{pool}.freed = the current {current}");
+                    let expected = format!(
+                        "{name}.{pool}.allocated − {name}.{pool}.freed = the current {current}"
+                    );
                     finding(expected, format!("{allocated} − {freed}"));
                 }
             }
         };
-        compare("allocated_bytes", &stats.allocated_bytes, all.map(|sums| sums.allocated));
-        compare("reserved_bytes", &stats.reserved_bytes, all.map(|sums| sums.reserved));
-        compare("active_bytes", &stats.active_bytes, all.map(|sums| sums.active));
-        compare("requested_bytes", &stats.requested_bytes, all.map(|sums| sums.requested));
-        compare("inactive_split_bytes", &stats.inactive_split_bytes, all.map(|sums| sums.inactive_split));
-        compare("allocation", &stats.allocation, all.map(|sums| sums.allocations));
+        compare(
+            "allocated_bytes",
+            &stats.allocated_bytes,
+            all.map(|sums| sums.allocated),
+        );
+        compare(
+            "reserved_bytes",
+            &stats.reserved_bytes,
+            all.map(|sums| sums.reserved),
+        );
+        compare(
+            "active_bytes",
+            &stats.active_bytes,
+            all.map(|sums| sums.active),
+        );
+        compare(
+            "requested_bytes",
+            &stats.requested_bytes,
+            all.map(|sums| sums.requested),
+        );
+        compare(
+            "inactive_split_bytes",
+            &stats.inactive_split_bytes,
+            all.map(|sums| sums.inactive_split),
+        );
+        compare(
+            "allocation",
+            &stats.allocation,
+            all.map(|sums| sums.allocations),
+        );
         compare("segment", &stats.segment, all.map(|sums| sums.segments));
         compare("active", &stats.active, all.map(|sums| sums.actives));
-        compare("inactive_split", &stats.inactive_split, all.map(|sums| sums.inactive_splits));
+        compare(
+            "inactive_split",
+            &stats.inactive_split,
+            all.map(|sums| sums.inactive_splits),
+        );
     }
 }
 
 fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
-    let expected = format!("the segment of {} at {} apart from all others", segment.size, segment.address);
-    Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {size} at {other}"))
+    let expected = format!(
+        "the segment of {} at {} apart from all others",
+        segment.size, segment.address
+    );
+    Finding::new(
+        Invariant::BlocksTileSegments,
+        expected,
+        format!("one of {size} at {other}"),
+    )
 }
 
 struct BlocksRead {
@@ -319,32 +501,68 @@ impl BlocksRead {
         mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
     ) -> Self {
         let split = is_split(segment);
-        let after = |before: Option<&BlockInfo>| before.map_or(segment.address, |before| before.address.offset(before.size));
-        let tiling = |expected: String, seen: String| Finding::new(Invariant::BlocksTileSegments, expected, seen);
+        let after = |before: Option<&BlockInfo>| {
+            before.map_or(segment.address, |before| before.address.offset(before.size))
+        };
+        let tiling = |expected: String, seen: String| {
+            Finding::new(Invariant::BlocksTileSegments, expected, seen)
+        };
         let (mut misplaced, mut foreign, mut unmerged, mut unowned) = (None, None, None, None);
         let mut sums = Sums::default();
-        let mut before = which.start.checked_sub(1).and_then(|index| segment.blocks.get(index));
+        let mut before = which
+            .start
+            .checked_sub(1)
+            .and_then(|index| segment.blocks.get(index));
         // The block after the last one is checked for its address and for merging only.
-        for (index, block) in segment.blocks.iter().enumerate().take(which.end + 1).skip(which.start) {
+        for (index, block) in segment
+            .blocks
+            .iter()
+            .enumerate()
+            .take(which.end + 1)
+            .skip(which.start)
+        {
             let next = after(before);
             if misplaced.is_none() && (block.address != next || block.size == Bytes::ZERO) {
                 let expected = format!("a block at {next} in the segment at {}", segment.address);
-                misplaced = Some(tiling(expected, format!("{} at {}", block.size, block.address)));
+                misplaced = Some(tiling(
+                    expected,
+                    format!("{} at {}", block.size, block.address),
+                ));
             }
             // Free blocks of different streams must stay apart until an event orders the streams.
             let free = |block: &BlockInfo| block.state == BlockState::Inactive;
-            if let Some(before) = before.filter(|before| unmerged.is_none() && free(before) && free(block) && before.stream == block.stream)
-            {
-                let expected = format!("the free block at {} merged with its neighbour", before.address);
+            if let Some(before) = before.filter(|before| {
+                unmerged.is_none() && free(before) && free(block) && before.stream == block.stream
+            }) {
+                let expected = format!(
+                    "the free block at {} merged with its neighbour",
+                    before.address
+                );
                 let seen = format!("{} and {} side by side", before.size, block.size);
-                unmerged = Some(Finding::new(Invariant::FreeNeighboursAreMerged, expected, seen));
+                unmerged = Some(Finding::new(
+                    Invariant::FreeNeighboursAreMerged,
+                    expected,
+                    seen,
+                ));
             }
             if index == which.end {
                 break;
             }
-            if let Some(stream) = segment.stream.filter(|stream| foreign.is_none() && *stream != block.stream) {
-                let expected = format!("blocks of stream {} in the segment at {}", stream.0, segment.address);
-                foreign = Some(tiling(expected, format!("{} of stream {} at {}", block.size, block.stream.0, block.address)));
+            if let Some(stream) = segment
+                .stream
+                .filter(|stream| foreign.is_none() && *stream != block.stream)
+            {
+                let expected = format!(
+                    "blocks of stream {} in the segment at {}",
+                    stream.0, segment.address
+                );
+                foreign = Some(tiling(
+                    expected,
+                    format!(
+                        "{} of stream {} at {}",
+                        block.size, block.stream.0, block.address
+                    ),
+                ));
             }
             if block.state == BlockState::Allocated && unowned.is_none() {
                 unowned = not_handed_out(block, handed_out.next());
@@ -353,17 +571,41 @@ impl BlocksRead {
             before = Some(block);
         }
         let next = after(before);
-        let incomplete = (which.end >= segment.blocks.len() && next != segment.address.offset(segment.size)).then(|| {
-            let expected = format!("blocks of {} in the segment at {}", segment.size, segment.address);
+        let incomplete = (which.end >= segment.blocks.len()
+            && next != segment.address.offset(segment.size))
+        .then(|| {
+            let expected = format!(
+                "blocks of {} in the segment at {}",
+                segment.size, segment.address
+            );
             tiling(expected, format!("they end at {next}"))
         });
         let unowned = unowned.or_else(|| {
             let (address, owner) = handed_out.next()?;
-            let expected = format!("{} at {address} to have its own allocated block", owner.requested);
-            Some(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"))
+            let expected = format!(
+                "{} at {address} to have its own allocated block",
+                owner.requested
+            );
+            Some(Finding::new(
+                Invariant::AllocationsAreDisjoint,
+                expected,
+                "its block is not allocated",
+            ))
         });
-        let misplaced = misplaced.map_or_else(|| [incomplete, foreign, unmerged].into_iter().flatten().collect(), |first| vec![first]);
-        Self { sums, misplaced, unowned }
+        let misplaced = misplaced.map_or_else(
+            || {
+                [incomplete, foreign, unmerged]
+                    .into_iter()
+                    .flatten()
+                    .collect()
+            },
+            |first| vec![first],
+        );
+        Self {
+            sums,
+            misplaced,
+            unowned,
+        }
     }
 
     const fn is_sound(&self) -> bool {
@@ -372,19 +614,39 @@ impl BlocksRead {
 }
 
 /// Compares an allocated block with the live allocation that should be in it.
-fn not_handed_out(block: &BlockInfo, owner: Option<(&DevicePtr, &LiveAllocation)>) -> Option<Finding> {
+fn not_handed_out(
+    block: &BlockInfo,
+    owner: Option<(&DevicePtr, &LiveAllocation)>,
+) -> Option<Finding> {
     let is_of = |(&address, owner): (&DevicePtr, &LiveAllocation)| {
-        let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
+        let same = address == block.address
+            && owner.size == block.size
+            && owner.requested == block.requested;
         same && owner.requested <= owner.size && owner.stream == block.stream
     };
     if owner.is_some_and(is_of) {
         return None;
     }
-    let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
-    let expected = format!("the allocated block at {} ({what}) to match a live allocation", block.address);
+    let what = format!(
+        "{} for {} on stream {}",
+        block.size, block.requested, block.stream.0
+    );
+    let expected = format!(
+        "the allocated block at {} ({what}) to match a live allocation",
+        block.address
+    );
     let seen = owner.map_or_else(
         || "no allocation was returned there".to_owned(),
-        |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
+        |(address, owner)| {
+            format!(
+                "{} for {} on stream {} at {address}",
+                owner.size, owner.requested, owner.stream.0
+            )
+        },
     );
-    Some(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen))
+    Some(Finding::new(
+        Invariant::AllocationsAreDisjoint,
+        expected,
+        seen,
+    ))
 }

@@ -1,8 +1,10 @@
-//! Runs arms in forked copies of this process ([`Branches`]), so the steps before a failure run once for many calls.
+//! Runs arms in forked copies of this process ([`Branches`]), so the steps before a failure run
+//! once for many calls.
 //!
-//! A server is a fork server, as in fuzzers: a copy of this process made before any run. It is small, so forking it is fast. For each
-//! [`Order`] it forks a copy that runs the arm. That copy forks again for each call to fail. Each of these reports its result as a line of
-//! JSON. A call without a report, because a copy crashed or a fork failed, is tested in this process later.
+//! A server is a fork server, as in fuzzers: a copy of this process made before any run. It is
+//! small, so forking it is fast. For each [`Order`] it forks a copy that runs the arm. That copy
+//! forks again for each call to fail. Each of these reports its result as a line of JSON. A call
+//! without a report, because a copy crashed or a fork failed, is tested in this process later.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
@@ -48,24 +50,43 @@ struct Server {
 }
 
 impl Servers {
-    /// Starts one server per parallel run, or as many as possible. Starts none if no arm can use them.
+    /// Starts one server per parallel run, or as many as possible. Starts none if no arm can use
+    /// them.
     pub(super) fn start(engine: &Engine<'_>, arms: &[ArmRun<'_>]) -> Self {
-        let wanted = if arms.iter().any(|arm| can_run(engine.source, arm)) { engine.jobs } else { 0 };
+        let wanted = if arms.iter().any(|arm| can_run(engine.source, arm)) {
+            engine.jobs
+        } else {
+            0
+        };
         if wanted > 0 {
             // Copies share these pages.
             use_for_code();
         }
-        Self(Mutex::new((0..wanted).map_while(|_| Server::start(engine, arms)).collect()))
+        Self(Mutex::new(
+            (0..wanted)
+                .map_while(|_| Server::start(engine, arms))
+                .collect(),
+        ))
     }
 
     /// Executes an order and returns the results by index. Calls `progress` after each call.
-    pub(super) fn ask(&self, order: &Order, stop: &AtomicBool, progress: &(dyn Fn() + Sync)) -> Results {
+    pub(super) fn ask(
+        &self,
+        order: &Order,
+        stop: &AtomicBool,
+        progress: &(dyn Fn() + Sync),
+    ) -> Results {
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut told = Results::new();
-        let Some(mut server) = take().filter(|_| !stop.load(Ordering::Relaxed)) else { return told };
+        let Some(mut server) = take().filter(|_| !stop.load(Ordering::Relaxed)) else {
+            return told;
+        };
         // A server that failed or was interrupted is killed.
         if server.ask(order, stop, &mut told, progress).is_some() {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(server);
+            self.0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(server);
         }
         // The second run of a call may be missing.
         told.retain(|_, runs| runs.last().is_some_and(|last| !last.wants_one_more));
@@ -82,18 +103,29 @@ impl Server {
                 drop(ours);
                 serve(engine, arms, theirs)
             }
-            Forked::Original(copied) => Some(Self { _copied: copied, socket: BufReader::new(ours) }),
+            Forked::Original(copied) => Some(Self {
+                _copied: copied,
+                socket: BufReader::new(ours),
+            }),
         }
     }
 
     /// `None` if the order did not complete.
-    fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut Results, progress: &(dyn Fn() + Sync)) -> Option<()> {
+    fn ask(
+        &mut self,
+        order: &Order,
+        stop: &AtomicBool,
+        told: &mut Results,
+        progress: &(dyn Fn() + Sync),
+    ) -> Option<()> {
         wire::send(self.socket.get_mut(), order).ok()?;
         let mut line = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             line.clear();
             self.socket.read_until(b'\n', &mut line).ok()?;
-            let Some((place, outcome)) = wire::read::<Answer>(&line).ok()? else { return Some(()) };
+            let Some((place, outcome)) = wire::read::<Answer>(&line).ok()? else {
+                return Some(());
+            };
             if !outcome.wants_one_more {
                 progress();
             }
@@ -118,7 +150,10 @@ impl Servers {
                     let _ = BufReader::new(theirs).read_until(b'\n', &mut Vec::new());
                     leave(0)
                 }
-                Forked::Original(copied) => Some(Server { _copied: copied, socket: BufReader::new(ours) }),
+                Forked::Original(copied) => Some(Server {
+                    _copied: copied,
+                    socket: BufReader::new(ours),
+                }),
             }
         };
         Self(Mutex::new((0..count).map_while(server).collect()))
@@ -126,10 +161,16 @@ impl Servers {
 }
 
 fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! {
-    let Ok(orders) = socket.try_clone().map(BufReader::new) else { leave(1) };
+    let Ok(orders) = socket.try_clone().map(BufReader::new) else {
+        leave(1)
+    };
     for line in orders.split(b'\n') {
         let order = line.and_then(|line| wire::read::<Order>(&line)).ok();
-        let Some((order, arm)) = order.and_then(|order| arms.get(order.arm).map(|arm| (order, arm))) else { break };
+        let Some((order, arm)) =
+            order.and_then(|order| arms.get(order.arm).map(|arm| (order, arm)))
+        else {
+            break;
+        };
         match fork() {
             Ok(Forked::Copy) => try_points(engine, arm, order, &mut socket),
             // The copy has sent its reports, however it ended.
@@ -145,29 +186,60 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
 
 /// Runs an arm and fails the calls in forked copies, which report the results. Never returns.
 fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut UnixStream) -> ! {
-    let Order { ooms_without, budget, points, .. } = order;
+    let Order {
+        ooms_without,
+        budget,
+        points,
+        ..
+    } = order;
     let seed = engine.plan.seed_of(arm);
     let injector = Injector::new(&[], seed).with_budget(budget);
     let branches = Branches::new(points, injector.clone());
-    let attempt = || Some(Attempt { arm, seed, failing: branches.failing()?, ooms_without, budget });
+    let attempt = || {
+        Some(Attempt {
+            arm,
+            seed,
+            failing: branches.failing()?,
+            ooms_without,
+            budget,
+        })
+    };
     let place = |attempt: &Attempt<'_>| attempt.failing.point.place;
     let outcome = if arm.scenario.processes.is_empty() {
         let faults = Faults::each_by(arm.scenario, |_| injector.clone());
         // The steps before the second operation cost nothing, so their copies run all of it.
-        let checked_from = if branches.make_up_to(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
-        let setup = RunSetup { faults: faults.clone(), checked_from, started_by: StartedBy::Fork(serve_in_copy) };
+        let checked_from = if branches.make_up_to(1) {
+            CheckedFrom::Operation(1)
+        } else {
+            CheckedFrom::Branches(branches.clone())
+        };
+        let setup = RunSetup {
+            faults: faults.clone(),
+            checked_from,
+            started_by: StartedBy::Fork(serve_in_copy),
+        };
         let end = engine.run_catching(arm, seed, setup).ok();
-        attempt().zip(end).map(|(attempt, end)| (place(&attempt), engine.outcome(attempt, &faults, &end)))
+        attempt()
+            .zip(end)
+            .map(|(attempt, end)| (place(&attempt), engine.outcome(attempt, &faults, &end)))
     } else {
-        // Other processes do not fork along with this one. So each call gets a copy that runs the whole arm and starts
-        // its processes by forking itself.
+        // Other processes do not fork along with this one. So each call gets a copy that runs the
+        // whole arm and starts its processes by forking itself.
         let made = branches.make_up_to(u64::MAX).then(attempt).flatten();
         made.and_then(|attempt| {
-            let outcome = engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork(serve_in_copy)).ok()?;
+            let outcome = engine
+                .attempt(
+                    attempt,
+                    attempt.checked_from(),
+                    StartedBy::Fork(serve_in_copy),
+                )
+                .ok()?;
             Some((place(&attempt), outcome))
         })
     };
-    let Some((_, Outcome { wants_one_more, .. })) = outcome else { leave(1) };
+    let Some((_, Outcome { wants_one_more, .. })) = outcome else {
+        leave(1)
+    };
     match wire::send(socket, &outcome) {
         Ok(()) => Branches::end(wants_one_more),
         Err(_) => leave(1),

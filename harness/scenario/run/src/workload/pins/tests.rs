@@ -11,12 +11,38 @@ use harness_scenario::Scenario;
 
 fn passes(steps: &str, allocator: AllocatorKind) {
     let text = format!("about: A test.\nneeds: {{ memory: 512MiB }}\nseed: 3\nsteps:\n{steps}");
-    let scenario = Scenario::parse(&text, Path::new("pins.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let (scenarios, selection, program) = (vec![scenario.clone()], Selection::default(), "harness".to_owned());
-    let plan = Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-    let arm = ArmRun { scenario: &scenario, allocator: &allocator.into(), repetition: 0 };
-    let run = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
-    assert_eq!(run.verdict, Verdict::Passed, "{} notes {:?}", allocator.name(), run.steps);
+    let scenario = Scenario::parse(&text, Path::new("pins.yaml"))
+        .unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let (scenarios, selection, program) = (
+        vec![scenario.clone()],
+        Selection::default(),
+        "harness".to_owned(),
+    );
+    let plan = Plan {
+        scenarios,
+        selection,
+        seed: None,
+        memory: None,
+        repetitions: 1,
+        audit: true,
+        fail_fast: false,
+        program,
+    };
+    let arm = ArmRun {
+        scenario: &scenario,
+        allocator: &allocator.into(),
+        repetition: 0,
+    };
+    let run = plan
+        .run_arm(&arm, &DeviceSource::simulated(), &Arc::default())
+        .unwrap();
+    assert_eq!(
+        run.verdict,
+        Verdict::Passed,
+        "{} notes {:?}",
+        allocator.name(),
+        run.steps
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Storms: random requests and frees drawn from one seed (`requests`), run by one thread or by several (`threads`).
+//! Storms: random requests and frees drawn from one seed (`requests`), run by one thread or by
+//! several (`threads`).
 
 mod requests;
 mod threads;
@@ -47,23 +48,48 @@ struct Failure {
 
 impl Failure {
     fn new(operation: u64, requested: Bytes, stats: &MemoryStats, error: &AllocatorError) -> Self {
-        let (reserved, allocated) = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
+        let (reserved, allocated) = (
+            stats.reserved_bytes.all.current,
+            stats.allocated_bytes.all.current,
+        );
         let (largest_free, device_free) = match error {
             AllocatorError::OutOfMemory(oom) => {
-                let device_free = if let OomCause::Device { free } = oom.cause { free } else { Bytes::ZERO };
+                let device_free = if let OomCause::Device { free } = oom.cause {
+                    free
+                } else {
+                    Bytes::ZERO
+                };
                 (oom.largest_free_block.unwrap_or_default(), device_free)
             }
-            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (Bytes::ZERO, Bytes::ZERO),
+            AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => {
+                (Bytes::ZERO, Bytes::ZERO)
+            }
         };
-        let figures = [requested.0, operation, reserved, allocated, largest_free.0, device_free.0];
+        let figures = [
+            requested.0,
+            operation,
+            reserved,
+            allocated,
+            largest_free.0,
+            device_free.0,
+        ];
         // Enough memory was reserved but free, so only fragmentation made the request fail.
         let is_fragmentation = reserved.saturating_sub(allocated) >= requested.0;
-        Self { figures, is_fragmentation, text: format!("operation {operation}: {error}") }
+        Self {
+            figures,
+            is_fragmentation,
+            text: format!("operation {operation}: {error}"),
+        }
     }
 }
 
 /// Runs a storm and calls `between` after each operation.
-pub(crate) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    ctx: &mut RunContext,
+    step: &Step,
+    storm: &Storm,
+    mut between: Between<'_>,
+) -> Result<StepResult, Stop> {
     if let Some(threads) = storm.threads {
         return threads::run(ctx, step, storm, threads);
     }
@@ -80,7 +106,12 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, mut between:
     Ok(conclude(ctx, step, storm, counts))
 }
 
-fn operate(ctx: &mut RunContext, storm: &Storm, requests: &mut Requests<'_>, counts: &mut Counts) -> Result<ControlFlow<()>, Stop> {
+fn operate(
+    ctx: &mut RunContext,
+    storm: &Storm,
+    requests: &mut Requests<'_>,
+    counts: &mut Counts,
+) -> Result<ControlFlow<()>, Stop> {
     let now = counts.operations;
     let (request, lifetime) = match requests.next_operation(ctx.storm(&storm.id), now) {
         Operation::Free(block) => {
@@ -120,7 +151,11 @@ fn refused(
         counts.failure = Some(failure);
         counts.failed_request = ctx.rig.failed_request(request, error)?;
     }
-    Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    Ok(if ends {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    })
 }
 
 /// How a storm that should fail can keep more memory live.
@@ -129,9 +164,15 @@ fn advice(storm: &Storm, peak_live: u64) -> String {
     // Most storms with long lifetimes come this close to `live`.
     if peak.0 < live.0 / 4 * 3 {
         let last = count(storm.lifetime.1, "operation");
-        return format!("at most {peak} of the {live} of `live` were allocated, since blocks live for at most {last}: raise `lifetime`");
+        return format!(
+            "at most {peak} of the {live} of `live` were allocated, since blocks live for at most \
+             {last}: raise `lifetime`"
+        );
     }
-    format!("at most {peak} were allocated: raise `live` towards the memory of `needs`, or mix small and large `sizes`")
+    format!(
+        "at most {peak} were allocated: raise `live` towards the memory of `needs`, or mix small \
+         and large `sizes`"
+    )
 }
 
 fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) -> StepResult {
@@ -151,12 +192,26 @@ fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) ->
         result.outcome = Outcome::OutOfMemory;
         result.failed_request = counts.failed_request;
     }
-    result.notes.extend(counts.failure.iter().map(|failure| failure.text.clone()));
-    let Failure { figures, is_fragmentation, .. } = counts.failure.unwrap_or_default();
-    result.reports.extend(ABOUT_FAILURE.into_iter().zip(figures));
+    result
+        .notes
+        .extend(counts.failure.iter().map(|failure| failure.text.clone()));
+    let Failure {
+        figures,
+        is_fragmentation,
+        ..
+    } = counts.failure.unwrap_or_default();
+    result
+        .reports
+        .extend(ABOUT_FAILURE.into_iter().zip(figures));
     if storm.until == Some(Until::Fragmented) && !is_fragmentation {
-        let (operations, failed) = (count(counts.operations, "operation"), count(counts.ooms, "failed request"));
-        let seen = format!("{operations} with {failed}, none because of fragmentation; {}", advice(storm, counts.peak_live));
+        let (operations, failed) = (
+            count(counts.operations, "operation"),
+            count(counts.ooms, "failed request"),
+        );
+        let seen = format!(
+            "{operations} with {failed}, none because of fragmentation; {}",
+            advice(storm, counts.peak_live)
+        );
         let expected = "a request that fails although reserved − allocated is at least its size";
         result.unmet.push(Unmet::at(step, expected, seen));
     }

@@ -1,11 +1,13 @@
-//! Training as a pattern of allocations. Parameters and optimizer state live as long as the training. The forward pass
-//! makes activations, the backward pass frees them and makes gradients, and the optimizer reads and writes parameters
-//! and state. The training verifies contents along the way, which detects memory that was handed out twice.
+//! Training as a pattern of allocations. Parameters and optimizer state live as long as the
+//! training. The forward pass makes activations, the backward pass frees them and makes gradients,
+//! and the optimizer reads and writes parameters and state. The training verifies contents along
+//! the way, which detects memory that was handed out twice.
 //!
-//! There is one implementation of an iteration ([`Training::iterate`]). It follows every part of its [`Plan`].
+//! There is one implementation of an iteration ([`Training::iterate`]). It follows every part of
+//! its [`Plan`].
 //!
-//! * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`: memory on the
-//!   host;
+//! * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`:
+//!   memory on the host;
 //! * `ranks`: training on several ranks.
 
 mod pass;
@@ -26,10 +28,17 @@ use crate::{context::RunContext, leaks::Watch, rig::Stop, step_result::StepResul
 use harness_scenario::steps::train::{Train, Trained};
 use harness_scenario::{Chain, Plan, ReportKey, Step};
 
-pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(
+    ctx: &mut RunContext,
+    step: &Step,
+    train: &Train,
+    between: Between<'_>,
+) -> Result<StepResult, Stop> {
     match &step.id {
         Some(id) => ctx.rig.name_buffers(id, step.position.line),
-        None => ctx.rig.name_buffers(&step.action.kind(), step.position.line),
+        None => ctx
+            .rig
+            .name_buffers(&step.action.kind(), step.position.line),
     }
     if let Some(ranks) = &train.ranks {
         return ranks::run(ctx, step, train, ranks, between);
@@ -40,7 +49,14 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Bet
     let mut watch = Watch::begin(ctx, train.leak_check.as_ref(), step.position);
     let built = training.build(ctx);
     let failed = match counts.answer(built)? {
-        Ok(()) => iterate(ctx, &mut training, &mut counts, &mut recovery, watch.as_mut(), between)?,
+        Ok(()) => iterate(
+            ctx,
+            &mut training,
+            &mut counts,
+            &mut recovery,
+            watch.as_mut(),
+            between,
+        )?,
         Err(error) => Some(error),
     };
     let leaks = watch.map(|watch| watch.judge(ctx)).transpose()?;
@@ -61,7 +77,8 @@ fn iterate(
 ) -> Result<Option<AllocatorError>, Stop> {
     let train = training.train;
     let mut plan = train.plan.clone();
-    // A reduced batch stays: a larger one would only fail again, unless the policy searches for the largest batch.
+    // A reduced batch stays: a larger one would only fail again, unless the policy searches for the
+    // largest batch.
     let mut most = u64::MAX;
     let scales = train.on_oom.as_ref().and_then(Chain::scales).is_some();
     let began = ctx.rig.now();
@@ -72,7 +89,8 @@ fn iterate(
         plan.micro_batches = plan.micro_batches.min(plan.batch);
         let asked = plan.batch;
         let length = train.lengths[iteration as usize % train.lengths.len()];
-        let attempt = |ctx: &mut RunContext, plan: &Plan| training.iterate(ctx, plan, length, counts);
+        let attempt =
+            |ctx: &mut RunContext, plan: &Plan| training.iterate(ctx, plan, length, counts);
         let recovered = recovery.run(ctx, AttemptKind::Iteration, plan, &mut between, attempt)?;
         counts.retries += recovered.retries;
         match recovered.answer {
@@ -90,7 +108,9 @@ fn iterate(
                     ctx.rig.synchronize_stream(training.memory.stream)?;
                 }
                 counts.time = ctx.rig.now().saturating_sub(began);
-                watch.iter_mut().for_each(|watch| watch.iteration_ended(ctx));
+                watch
+                    .iter_mut()
+                    .for_each(|watch| watch.iteration_ended(ctx));
                 pause(&mut between, ctx)?;
             }
             Err(error) => return Ok(Some(error)),
@@ -99,11 +119,37 @@ fn iterate(
     Ok(None)
 }
 
-/// Identifies a training without its name, policies and expectations. Reports rank only equal trainings.
+/// Identifies a training without its name, policies and expectations. Reports rank only equal
+/// trainings.
 fn workload(train: &Train) -> String {
-    let Train { model, batches, lengths, plan, iterations, optimizer, zero_grad, retain_graph, ranks, .. } = train;
+    let Train {
+        model,
+        batches,
+        lengths,
+        plan,
+        iterations,
+        optimizer,
+        zero_grad,
+        retain_graph,
+        ranks,
+        ..
+    } = train;
     let mut hasher = Mixer::default();
-    format!("{:?}", (model, batches, lengths, plan, iterations, optimizer, zero_grad, retain_graph, ranks)).hash(&mut hasher);
+    format!(
+        "{:?}",
+        (
+            model,
+            batches,
+            lengths,
+            plan,
+            iterations,
+            optimizer,
+            zero_grad,
+            retain_graph,
+            ranks
+        )
+    )
+    .hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
@@ -111,7 +157,9 @@ fn workload(train: &Train) -> String {
 fn what_became(train: &Train, counts: &Counts) -> String {
     let first = train.batches[0];
     match &counts.plan {
-        Some(plan) if plan.batch == first && *plan != train.plan => format!("{} became {plan}", train.plan),
+        Some(plan) if plan.batch == first && *plan != train.plan => {
+            format!("{} became {plan}", train.plan)
+        }
         Some(plan) if plan.batch == first => format!("{plan}, as at the start"),
         _ => batch_became(train, counts.final_batch),
     }
@@ -134,14 +182,33 @@ fn conclude(
         (ReportKey::Ooms, counts.ooms),
         (ReportKey::HostPeak, counts.host.peak.0),
         (ReportKey::HostCopied, counts.host.copied.0),
-        (ReportKey::Throughput, (u128::from(counts.samples) * 1_000_000_000 / u128::from(counts.time.0.max(1))) as u64),
+        (
+            ReportKey::Throughput,
+            (u128::from(counts.samples) * 1_000_000_000 / u128::from(counts.time.0.max(1))) as u64,
+        ),
     ]);
     recovery.left_behind(Bytes(counts.retained));
     result.reports.extend(recovery.reports());
-    result.recovery =
-        recovery.into_record(ctx).map(|record| harness_record::Recovery { host: counts.host, workload: Some(workload(train)), ..record });
-    let done = (counts.iterations, counts.retries, what_became(train, &counts));
-    judge(ctx, step, train, done, failed.map(|error| (error, counts.failed_request)), &mut result);
+    result.recovery = recovery
+        .into_record(ctx)
+        .map(|record| harness_record::Recovery {
+            host: counts.host,
+            workload: Some(workload(train)),
+            ..record
+        });
+    let done = (
+        counts.iterations,
+        counts.retries,
+        what_became(train, &counts),
+    );
+    judge(
+        ctx,
+        step,
+        train,
+        done,
+        failed.map(|error| (error, counts.failed_request)),
+        &mut result,
+    );
     result
 }
 
@@ -157,10 +224,20 @@ pub(super) fn judge(
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
     let expected = train.expect.of(&ctx.arm, ctx.device);
     if failed.is_none() {
-        result.outcome = Outcome::Fits { retries: retries as u32 };
-        result.notes.extend((retries > 0).then(|| format!("{}: {became}", count(retries, "retry"))));
+        result.outcome = Outcome::Fits {
+            retries: retries as u32,
+        };
+        result
+            .notes
+            .extend((retries > 0).then(|| format!("{}: {became}", count(retries, "retry"))));
     }
-    result.ends(step, expected, ["training to run out of memory", "training to finish"], completed, failed);
+    result.ends(
+        step,
+        expected,
+        ["training to run out of memory", "training to finish"],
+        completed,
+        failed,
+    );
 }
 
 pub(super) fn batch_became(train: &Train, batch: u64) -> String {

@@ -1,4 +1,5 @@
-//! The host memory of a training: saved tensors that wait for their backward pass, and the optimizer's state.
+//! The host memory of a training: saved tensors that wait for their backward pass, and the
+//! optimizer's state.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +24,17 @@ pub(super) struct HostStore {
 }
 
 impl HostStore {
-    pub(super) fn take(&mut self, ctx: &mut RunContext, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
-        if let Some(spare) = self.spare.get_mut(&(memory.clone(), size)).and_then(Vec::pop) {
+    pub(super) fn take(
+        &mut self,
+        ctx: &mut RunContext,
+        size: Bytes,
+        memory: &HostMemory,
+    ) -> Result<HostBuffer, Failed> {
+        if let Some(spare) = self
+            .spare
+            .get_mut(&(memory.clone(), size))
+            .and_then(Vec::pop)
+        {
             return Ok(spare);
         }
         match ctx.rig.host_allocate(size, memory)? {
@@ -38,7 +48,10 @@ impl HostStore {
     }
 
     pub(super) fn put_back(&mut self, buffer: HostBuffer) {
-        self.spare.entry((buffer.memory().clone(), buffer.size())).or_default().push(buffer);
+        self.spare
+            .entry((buffer.memory().clone(), buffer.size()))
+            .or_default()
+            .push(buffer);
     }
 
     /// Queues a copy to host memory, which it appends to `into`.
@@ -58,7 +71,13 @@ impl HostStore {
     }
 
     /// Queues a copy to the device.
-    pub(super) fn copy_up(&mut self, ctx: &mut RunContext, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+    pub(super) fn copy_up(
+        &mut self,
+        ctx: &mut RunContext,
+        from: &HostBuffer,
+        to: &mut Buffer,
+        stream: StreamId,
+    ) -> Result<(), Stop> {
         self.usage.copied += to.range().len;
         ctx.rig.copy_to_device(from, to, stream)
     }
@@ -84,18 +103,22 @@ impl HostStore {
     }
 }
 
-/// The saved tensors of a pass on the host, as with PyTorch's `save_on_cpu`: each is copied when an operation saves it,
-/// and the host waits for the copy.
+/// The saved tensors of a pass on the host, as with PyTorch's `save_on_cpu`: each is copied when an
+/// operation saves it, and the host waits for the copy.
 #[derive(Debug)]
 pub(super) struct SavedOnHost {
     memory: HostMemory,
-    /// By the operation that saved them, or for the inputs of a checkpointed segment, by its first operation.
+    /// By the operation that saved them, or for the inputs of a checkpointed segment, by its first
+    /// operation.
     saved: BTreeMap<usize, Vec<HostBuffer>>,
 }
 
 impl SavedOnHost {
     pub(super) const fn new(memory: HostMemory) -> Self {
-        Self { memory, saved: BTreeMap::new() }
+        Self {
+            memory,
+            saved: BTreeMap::new(),
+        }
     }
 
     /// Copies the saved tensors and parameters of an operation; there may be none.
@@ -125,7 +148,9 @@ impl SavedOnHost {
         keep: bool,
         stream: StreamId,
     ) -> Result<bool, Failed> {
-        let Some(saved) = self.saved.get(&operation) else { return Ok(false) };
+        let Some(saved) = self.saved.get(&operation) else {
+            return Ok(false);
+        };
         for host in saved {
             let mut buffer = take(ctx, host.size(), stream)?;
             let copied = store.copy_up(ctx, host, &mut buffer, stream);
@@ -133,7 +158,11 @@ impl SavedOnHost {
             copied?;
         }
         if !keep {
-            self.saved.remove(&operation).into_iter().flatten().for_each(|host| store.put_back(host));
+            self.saved
+                .remove(&operation)
+                .into_iter()
+                .flatten()
+                .for_each(|host| store.put_back(host));
         }
         Ok(true)
     }

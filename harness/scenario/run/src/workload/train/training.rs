@@ -99,21 +99,39 @@ impl<'a> Training<'a> {
             made: Vec::new(),
             arrived: Vec::new(),
         };
-        let programs = Programs { model: &train.model, known: BTreeMap::new() };
-        let (constants, state, state_on_host, retained) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { train, memory, constants, state, state_on_host, retained, programs }
+        let programs = Programs {
+            model: &train.model,
+            known: BTreeMap::new(),
+        };
+        let (constants, state, state_on_host, retained) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self {
+            train,
+            memory,
+            constants,
+            state,
+            state_on_host,
+            retained,
+            programs,
+        }
     }
 
     pub(super) fn build(&mut self, ctx: &mut RunContext) -> Result<(), Failed> {
         ctx.rig.name_purpose("parameters");
-        let PassMemory { stream, sizes, parameters, .. } = &mut self.memory;
+        let PassMemory {
+            stream,
+            sizes,
+            parameters,
+            ..
+        } = &mut self.memory;
         for &size in &*sizes {
             parameters.push(make(ctx, size, *stream)?);
         }
         for size in self.train.model.constants() {
             self.constants.push(make(ctx, size, *stream)?);
         }
-        // PyTorch's optimizers create their state in the first update. A model given only by sizes has it from the start.
+        // PyTorch's optimizers create their state in the first update. A model given only by sizes
+        // has it from the start.
         match &self.train.model {
             Trained::Uniform(_) => self.make_state(ctx, 1, self.train.optimizer.copies()),
             Trained::Model(_) => Ok(()),
@@ -121,11 +139,17 @@ impl<'a> Training<'a> {
     }
 
     /// Makes `buffers` buffers per parameter, each `copies` times its size.
-    fn make_state(&mut self, ctx: &mut RunContext, buffers: u64, copies: u64) -> Result<(), Failed> {
+    fn make_state(
+        &mut self,
+        ctx: &mut RunContext,
+        buffers: u64,
+        copies: u64,
+    ) -> Result<(), Failed> {
         ctx.rig.name_purpose("optimizer state");
         for &size in self.memory.sizes.iter().filter(|_| copies > 0) {
             for _ in 0..buffers {
-                self.state.push(make(ctx, Bytes(size.0 * copies), self.memory.stream)?);
+                self.state
+                    .push(make(ctx, Bytes(size.0 * copies), self.memory.stream)?);
             }
         }
         Ok(())
@@ -133,16 +157,39 @@ impl<'a> Training<'a> {
 
     /// The bytes that the training holds between iterations.
     fn held(&self) -> u64 {
-        let PassMemory { parameters, gradients, workspaces, .. } = &self.memory;
-        let lasting = parameters.iter().chain(&self.constants).chain(&self.state).chain(&self.retained);
-        lasting.chain(gradients.iter().chain(workspaces).flatten()).map(|buffer| buffer.size().0).sum()
+        let PassMemory {
+            parameters,
+            gradients,
+            workspaces,
+            ..
+        } = &self.memory;
+        let lasting = parameters
+            .iter()
+            .chain(&self.constants)
+            .chain(&self.state)
+            .chain(&self.retained);
+        lasting
+            .chain(gradients.iter().chain(workspaces).flatten())
+            .map(|buffer| buffer.size().0)
+            .sum()
     }
 
-    pub(super) fn iterate(&mut self, ctx: &mut RunContext, plan: &Plan, length: u64, counts: &mut Counts) -> Answer<()> {
+    pub(super) fn iterate(
+        &mut self,
+        ctx: &mut RunContext,
+        plan: &Plan,
+        length: u64,
+        counts: &mut Counts,
+    ) -> Answer<()> {
         let mut begun = self.begin(ctx);
         let spilled = self.spill_state(ctx, plan);
-        (begun.state, begun.on_host) = (self.state.len(), (self.memory.host.retained.len(), self.state_on_host.len()));
-        let done = spilled.and_then(|()| (0..plan.parts()).try_for_each(|part| self.pass(ctx, plan, part, length)));
+        (begun.state, begun.on_host) = (
+            self.state.len(),
+            (self.memory.host.retained.len(), self.state_on_host.len()),
+        );
+        let done = spilled.and_then(|()| {
+            (0..plan.parts()).try_for_each(|part| self.pass(ctx, plan, part, length))
+        });
         let done = done.and_then(|()| match plan.spilled.get(&SpilledPart::OptimizerState) {
             Some(memory) => self.update_on_host(ctx, memory),
             None => self.update(ctx),
@@ -155,25 +202,70 @@ impl<'a> Training<'a> {
     pub(super) fn begin(&mut self, ctx: &RunContext) -> Begun {
         self.memory.made.clear();
         self.memory.arrived.clear();
-        let allocated = ctx.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        let allocated = ctx
+            .rig
+            .stats()
+            .allocated_bytes
+            .all
+            .current
+            .saturating_sub(self.held());
         let on_host = (self.memory.host.retained.len(), self.state_on_host.len());
-        Begun { allocated, retained: self.retained.len(), state: self.state.len(), on_host }
+        Begun {
+            allocated,
+            retained: self.retained.len(),
+            state: self.state.len(),
+            on_host,
+        }
     }
 
-    /// Ends an iteration. After a failure, frees everything it made and verifies parameters and state.
-    pub(super) fn end(&mut self, ctx: &mut RunContext, begun: Begun, failed: bool, counts: &mut Counts) -> Result<(), Stop> {
-        let Begun { allocated: before, retained, state, on_host } = begun;
-        let PassMemory { host, gradients, made, .. } = &mut self.memory;
+    /// Ends an iteration. After a failure, frees everything it made and verifies parameters and
+    /// state.
+    pub(super) fn end(
+        &mut self,
+        ctx: &mut RunContext,
+        begun: Begun,
+        failed: bool,
+        counts: &mut Counts,
+    ) -> Result<(), Stop> {
+        let Begun {
+            allocated: before,
+            retained,
+            state,
+            on_host,
+        } = begun;
+        let PassMemory {
+            host,
+            gradients,
+            made,
+            ..
+        } = &mut self.memory;
         if failed {
-            free_all(ctx, self.retained.drain(retained..).chain(self.state.drain(state..)))?;
-            self.state_on_host.drain(on_host.1..).for_each(|state| host.put_back(state));
+            free_all(
+                ctx,
+                self.retained
+                    .drain(retained..)
+                    .chain(self.state.drain(state..)),
+            )?;
+            self.state_on_host
+                .drain(on_host.1..)
+                .for_each(|state| host.put_back(state));
             host.give_up_retained(on_host.0);
             host.give_back_spare(ctx)?;
         }
         if failed || self.train.zero_grad == ZeroGrad::SetToNone {
-            free_all(ctx, made.drain(..).filter_map(|parameter| gradients[parameter].take()))?;
+            free_all(
+                ctx,
+                made.drain(..)
+                    .filter_map(|parameter| gradients[parameter].take()),
+            )?;
         }
-        let after = ctx.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        let after = ctx
+            .rig
+            .stats()
+            .allocated_bytes
+            .all
+            .current
+            .saturating_sub(self.held());
         if failed {
             counts.retained = counts.retained.max(after.saturating_sub(before));
             // This check is not part of the training, so timed runs skip it.
@@ -182,19 +274,38 @@ impl<'a> Training<'a> {
             }
         }
         if after != before {
-            let expected = format!("{before} B allocated after an iteration, as before it, apart from the training's own memory");
-            ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{after} B")));
+            let expected = format!(
+                "{before} B allocated after an iteration, as before it, apart from the training's \
+                 own memory"
+            );
+            ctx.rig.note(Finding::new(
+                Invariant::OomChangesOnlyTheCache,
+                expected,
+                format!("{after} B"),
+            ));
         }
         Ok(())
     }
 
     /// Prepares one micro-batch.
     pub(super) fn new_pass(&mut self, plan: &Plan, part: u64, length: u64) -> Pass {
-        let program = self.programs.of(plan.samples_of(part), length, plan.precision);
-        Pass::new(program, plan.checkpoint_every, plan.spilled.get(&SpilledPart::Activations).cloned())
+        let program = self
+            .programs
+            .of(plan.samples_of(part), length, plan.precision);
+        Pass::new(
+            program,
+            plan.checkpoint_every,
+            plan.spilled.get(&SpilledPart::Activations).cloned(),
+        )
     }
 
-    pub(super) fn pass(&mut self, ctx: &mut RunContext, plan: &Plan, part: u64, length: u64) -> Result<(), Failed> {
+    pub(super) fn pass(
+        &mut self,
+        ctx: &mut RunContext,
+        plan: &Plan,
+        part: u64,
+        length: u64,
+    ) -> Result<(), Failed> {
         let mut pass = self.new_pass(plan, part, length);
         let forward = pass.forward_pass(ctx, &mut self.memory);
         let done = forward.and_then(|()| pass.backward_pass(ctx, &mut self.memory));
@@ -203,7 +314,12 @@ impl<'a> Training<'a> {
     }
 
     /// Keeps the remaining buffers of a completed pass if its graph is retained. Frees the others.
-    pub(super) fn end_pass(&mut self, ctx: &mut RunContext, pass: Pass, completed: bool) -> Result<(), Stop> {
+    pub(super) fn end_pass(
+        &mut self,
+        ctx: &mut RunContext,
+        pass: Pass,
+        completed: bool,
+    ) -> Result<(), Stop> {
         let keep = self.memory.retains && completed;
         let left = pass.into_buffers(&mut self.memory.host, keep);
         if keep {
@@ -213,8 +329,9 @@ impl<'a> Training<'a> {
         free_all(ctx, left)
     }
 
-    /// Runs the optimizer, which reads and writes parameters and state. A model's optimizer creates its state in the first update. Adam
-    /// computes the square roots of a moment separately, for all parameters together (`foreach`, PyTorch's default on a GPU).
+    /// Runs the optimizer, which reads and writes parameters and state. A model's optimizer creates
+    /// its state in the first update. Adam computes the square roots of a moment separately, for
+    /// all parameters together (`foreach`, PyTorch's default on a GPU).
     pub(super) fn update(&mut self, ctx: &mut RunContext) -> Result<(), Failed> {
         if matches!(self.train.model, Trained::Model(_)) {
             let copies = self.train.optimizer.copies();
@@ -223,7 +340,8 @@ impl<'a> Training<'a> {
             }
             if self.train.optimizer == Optimizer::Adam {
                 let mut roots = Vec::with_capacity(self.memory.sizes.len());
-                let mut compute = |&size| make(ctx, size, self.memory.stream).map(|root| roots.push(root));
+                let mut compute =
+                    |&size| make(ctx, size, self.memory.stream).map(|root| roots.push(root));
                 let done = self.memory.sizes.iter().try_for_each(&mut compute);
                 free_all(ctx, roots)?;
                 done?;
@@ -236,21 +354,38 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Moves the optimizer's state to the host if the plan says so. Moved state stays there even if the attempt fails.
+    /// Moves the optimizer's state to the host if the plan says so. Moved state stays there even if
+    /// the attempt fails.
     fn spill_state(&mut self, ctx: &mut RunContext, plan: &Plan) -> Result<(), Failed> {
-        let Some(memory) = plan.spilled.get(&SpilledPart::OptimizerState) else { return Ok(()) };
+        let Some(memory) = plan.spilled.get(&SpilledPart::OptimizerState) else {
+            return Ok(());
+        };
         while let Some(buffer) = self.state.last() {
-            self.memory.host.save(ctx, buffer, memory, self.memory.stream, &mut self.state_on_host)?;
+            self.memory.host.save(
+                ctx,
+                buffer,
+                memory,
+                self.memory.stream,
+                &mut self.state_on_host,
+            )?;
             ctx.rig.synchronize_stream(self.memory.stream)?;
             free_all(ctx, self.state.pop())?;
         }
         Ok(())
     }
 
-    /// Runs the optimizer on the host: copies gradients there and parameters back. The arithmetic is skipped. Each
-    /// parameter receives the contents of its gradient, so verification covers both copies.
+    /// Runs the optimizer on the host: copies gradients there and parameters back. The arithmetic
+    /// is skipped. Each parameter receives the contents of its gradient, so verification covers
+    /// both copies.
     fn update_on_host(&mut self, ctx: &mut RunContext, memory: &HostMemory) -> Result<(), Failed> {
-        let PassMemory { stream, sizes, parameters, gradients, host, .. } = &mut self.memory;
+        let PassMemory {
+            stream,
+            sizes,
+            parameters,
+            gradients,
+            host,
+            ..
+        } = &mut self.memory;
         if self.state_on_host.is_empty() {
             for &size in &*sizes {
                 for _ in 0..self.train.optimizer.copies() {
@@ -259,10 +394,16 @@ impl<'a> Training<'a> {
             }
         }
         let mut staged = Vec::with_capacity(sizes.len());
-        let sent = gradients.iter().flatten().try_for_each(|gradient| host.save(ctx, gradient, memory, *stream, &mut staged));
+        let sent = gradients
+            .iter()
+            .flatten()
+            .try_for_each(|gradient| host.save(ctx, gradient, memory, *stream, &mut staged));
         let done = sent.and_then(|()| {
             ctx.rig.synchronize_stream(*stream)?;
-            let updated = parameters.iter_mut().zip(&*gradients).filter(|(_, gradient)| gradient.is_some());
+            let updated = parameters
+                .iter_mut()
+                .zip(&*gradients)
+                .filter(|(_, gradient)| gradient.is_some());
             for ((parameter, _), staged) in updated.zip(&staged) {
                 ctx.rig.verify(parameter, *stream)?;
                 host.copy_up(ctx, staged, parameter, *stream)?;
@@ -274,14 +415,34 @@ impl<'a> Training<'a> {
     }
 
     fn verify(&self, ctx: &mut RunContext) -> Result<(), Stop> {
-        self.memory.parameters.iter().chain(&self.state).try_for_each(|buffer| ctx.rig.verify(buffer, self.memory.stream))
+        self.memory
+            .parameters
+            .iter()
+            .chain(&self.state)
+            .try_for_each(|buffer| ctx.rig.verify(buffer, self.memory.stream))
     }
 
     pub(super) fn free(self, ctx: &mut RunContext) -> Result<(), Stop> {
-        let PassMemory { parameters, gradients, workspaces, mut host, .. } = self.memory;
-        self.state_on_host.into_iter().for_each(|state| host.put_back(state));
+        let PassMemory {
+            parameters,
+            gradients,
+            workspaces,
+            mut host,
+            ..
+        } = self.memory;
+        self.state_on_host
+            .into_iter()
+            .for_each(|state| host.put_back(state));
         host.free(ctx)?;
-        let lasting = parameters.into_iter().chain(self.constants).chain(self.state);
-        free_all(ctx, lasting.chain(gradients.into_iter().chain(workspaces).flatten()).chain(self.retained))
+        let lasting = parameters
+            .into_iter()
+            .chain(self.constants)
+            .chain(self.state);
+        free_all(
+            ctx,
+            lasting
+                .chain(gradients.into_iter().chain(workspaces).flatten())
+                .chain(self.retained),
+        )
     }
 }

@@ -1,6 +1,6 @@
-//! Writes a scenario from numbers, step by step. Tracks live buffers, names, and the streams that may still use a
-//! buffer, as the checks would. A step that is not allowed at its position is omitted. So every subset of the numbers
-//! is a scenario too, and failures can be shrunk.
+//! Writes a scenario from numbers, step by step. Tracks live buffers, names, and the streams that
+//! may still use a buffer, as the checks would. A step that is not allowed at its position is
+//! omitted. So every subset of the numbers is a scenario too, and failures can be shrunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
@@ -59,9 +59,23 @@ const fn weight(kind: StepKind) -> u32 {
     match kind {
         StepKind::Alloc => 14,
         StepKind::Free | StepKind::Fill => 7,
-        StepKind::Verify | StepKind::ReadAsync | StepKind::RecordStream | StepKind::Expect | StepKind::For | StepKind::Repeat => 3,
-        StepKind::Busy | StepKind::Storm | StepKind::Program | StepKind::PrivatePool | StepKind::EmptyCache => 2,
-        StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::ExternalMemory | StepKind::Train | StepKind::Infer => 2,
+        StepKind::Verify
+        | StepKind::ReadAsync
+        | StepKind::RecordStream
+        | StepKind::Expect
+        | StepKind::For
+        | StepKind::Repeat => 3,
+        StepKind::Busy
+        | StepKind::Storm
+        | StepKind::Program
+        | StepKind::PrivatePool
+        | StepKind::EmptyCache => 2,
+        StepKind::Record
+        | StepKind::Wait
+        | StepKind::Synchronize
+        | StepKind::ExternalMemory
+        | StepKind::Train
+        | StepKind::Infer => 2,
         StepKind::Measure | StepKind::Compare => 2,
         StepKind::ResetPeakStats
         | StepKind::SetMemoryFraction
@@ -74,10 +88,26 @@ const fn weight(kind: StepKind) -> u32 {
     }
 }
 
-fn gene(inside: impl Strategy<Value = Vec<Gene>>, meanwhile: impl Strategy<Value = Vec<Gene>>) -> impl Strategy<Value = Gene> {
-    let kinds: Vec<StepKind> = StepKind::ALL.iter().flat_map(|&kind| (0..weight(kind)).map(move |_| kind)).collect();
-    (prop::sample::select(kinds), prop::array::uniform12(any::<u16>()), inside, meanwhile)
-        .prop_map(|(kind, picks, inside, meanwhile)| Gene { kind, picks, inside, meanwhile })
+fn gene(
+    inside: impl Strategy<Value = Vec<Gene>>,
+    meanwhile: impl Strategy<Value = Vec<Gene>>,
+) -> impl Strategy<Value = Gene> {
+    let kinds: Vec<StepKind> = StepKind::ALL
+        .iter()
+        .flat_map(|&kind| (0..weight(kind)).map(move |_| kind))
+        .collect();
+    (
+        prop::sample::select(kinds),
+        prop::array::uniform12(any::<u16>()),
+        inside,
+        meanwhile,
+    )
+        .prop_map(|(kind, picks, inside, meanwhile)| Gene {
+            kind,
+            picks,
+            inside,
+            meanwhile,
+        })
 }
 
 /// The steps of a scenario.
@@ -85,14 +115,20 @@ pub(super) fn genes() -> impl Strategy<Value = Vec<Gene>> {
     let leaf = gene(Just(Vec::new()), Just(Vec::new()));
     let nested = leaf.prop_recursive(3, 24, 6, |inner| {
         let few = prop::collection::vec(inner.clone(), 0..3);
-        gene(prop::collection::vec(inner, 0..6), prop_oneof![4 => Just(Vec::new()), 1 => few])
+        gene(
+            prop::collection::vec(inner, 0..6),
+            prop_oneof![4 => Just(Vec::new()), 1 => few],
+        )
     });
     prop::collection::vec(nested, 1..20)
 }
 
 /// The numbers for the keys before the steps.
 pub(super) fn head() -> impl Strategy<Value = (Vec<u16>, Vec<[u16; 12]>)> {
-    (prop::collection::vec(any::<u16>(), 16), prop::collection::vec(prop::array::uniform12(any::<u16>()), 0..4))
+    (
+        prop::collection::vec(any::<u16>(), 16),
+        prop::collection::vec(prop::array::uniform12(any::<u16>()), 0..4),
+    )
 }
 
 /// Numbers to consume in order; 0 when none are left.
@@ -138,7 +174,8 @@ pub(super) struct Buffer {
     pub(super) leaks: bool,
 }
 
-/// Numbered buffers: used on their own stream, and on other streams only between two device synchronizations.
+/// Numbered buffers: used on their own stream, and on other streams only between two device
+/// synchronizations.
 #[derive(Clone, Debug)]
 pub(super) struct Numbered {
     pub(super) name: String,
@@ -234,10 +271,18 @@ impl Writer {
     /// An expectation that always holds.
     pub(super) fn certain(&mut self, picks: &mut Picks<'_>) -> String {
         let variable = self.variables.last().cloned();
-        let measure = self.measures.first().filter(|_| self.programs.is_empty() && self.loops == 0).cloned();
+        let measure = self
+            .measures
+            .first()
+            .filter(|_| self.programs.is_empty() && self.loops == 0)
+            .cloned();
         match (picks.below(8), variable, measure, self.program.clone()) {
-            (5, Some((name, Unit::Bytes)), ..) => self.certainly(format!("allocated + {name} >= {name}")),
-            (5, Some((name, Unit::Count)), ..) => self.certainly(format!("num_ooms + {name} >= {name}")),
+            (5, Some((name, Unit::Bytes)), ..) => {
+                self.certainly(format!("allocated + {name} >= {name}"))
+            }
+            (5, Some((name, Unit::Count)), ..) => {
+                self.certainly(format!("num_ooms + {name} >= {name}"))
+            }
             (6, .., Some(program)) => self.certainly(format!("{program}.reserved == reserved")),
             (7, _, Some(measure), _) => format!("{measure}.num_ooms <= num_ooms"),
             _ => {
@@ -257,15 +302,27 @@ impl Writer {
     }
 
     /// One of the buffers without a number that satisfy a condition.
-    pub(super) fn buffer(&mut self, picks: &mut Picks<'_>, wanted: impl Fn(&Buffer) -> bool) -> Option<String> {
-        let there: Vec<String> =
-            self.buffers.iter().filter(|(name, buffer)| self.may_name(name) && wanted(buffer)).map(|(name, _)| name.clone()).collect();
+    pub(super) fn buffer(
+        &mut self,
+        picks: &mut Picks<'_>,
+        wanted: impl Fn(&Buffer) -> bool,
+    ) -> Option<String> {
+        let there: Vec<String> = self
+            .buffers
+            .iter()
+            .filter(|(name, buffer)| self.may_name(name) && wanted(buffer))
+            .map(|(name, _)| name.clone())
+            .collect();
         let name = there.get(picks.below(there.len()))?.clone();
         self.name(&name);
         Some(name)
     }
 
-    pub(super) fn storm(&mut self, picks: &mut Picks<'_>, wanted: impl Fn(&Storm) -> bool) -> Option<String> {
+    pub(super) fn storm(
+        &mut self,
+        picks: &mut Picks<'_>,
+        wanted: impl Fn(&Storm) -> bool,
+    ) -> Option<String> {
         let there: Vec<String> = self
             .storms
             .iter()
@@ -278,7 +335,12 @@ impl Writer {
     }
 
     pub(super) fn numbered(&mut self, picks: &mut Picks<'_>) -> Option<Numbered> {
-        let there: Vec<Numbered> = self.numbered.iter().filter(|numbered| self.may_name(&numbered.name)).cloned().collect();
+        let there: Vec<Numbered> = self
+            .numbered
+            .iter()
+            .filter(|numbered| self.may_name(&numbered.name))
+            .cloned()
+            .collect();
         let numbered = there.get(picks.below(there.len()))?.clone();
         self.name(&numbered.name);
         Some(numbered)
@@ -286,14 +348,23 @@ impl Writer {
 
     /// Makes a stream wait for the other streams' work on a buffer.
     pub(super) fn order(&mut self, picks: &mut Picks<'_>, name: &str, onto: usize) {
-        let users = std::mem::replace(&mut self.buffers.get_mut(name).expect("it is known").users, BTreeSet::from([onto]));
+        let users = std::mem::replace(
+            &mut self.buffers.get_mut(name).expect("it is known").users,
+            BTreeSet::from([onto]),
+        );
         for user in users.into_iter().filter(|&user| user != onto) {
             match picks.below(3) {
                 0 => {
                     // No other step records this event.
                     let event = self.new_name("e");
-                    self.item(&format!("record: {{ event: {event}, stream: {} }}", STREAMS[user]));
-                    self.item(&format!("wait: {{ event: {event}, stream: {} }}", STREAMS[onto]));
+                    self.item(&format!(
+                        "record: {{ event: {event}, stream: {} }}",
+                        STREAMS[user]
+                    ));
+                    self.item(&format!(
+                        "wait: {{ event: {event}, stream: {} }}",
+                        STREAMS[onto]
+                    ));
                 }
                 1 => self.item(&format!("synchronize: {{ stream: {} }}", STREAMS[user])),
                 _ => self.item("synchronize: device"),
@@ -301,19 +372,29 @@ impl Writer {
         }
     }
 
-    /// Makes a buffer safe to free: its stream waits for the others, or the allocator knows about them.
+    /// Makes a buffer safe to free: its stream waits for the others, or the allocator knows about
+    /// them.
     pub(super) fn settle(&mut self, picks: &mut Picks<'_>, name: &str) {
-        let Buffer { state, stream, users, .. } = self.buffers[name].clone();
+        let Buffer {
+            state,
+            stream,
+            users,
+            ..
+        } = self.buffers[name].clone();
         if state == State::Live && picks.percent(50) {
             for user in users.into_iter().filter(|&user| user != stream) {
-                self.item(&format!("record_stream: {{ buffer: {name}, stream: {} }}", STREAMS[user]));
+                self.item(&format!(
+                    "record_stream: {{ buffer: {name}, stream: {} }}",
+                    STREAMS[user]
+                ));
             }
         } else {
             self.order(picks, name, stream);
         }
     }
 
-    /// From here on, any stream may use any buffer, because the executed steps before this place are unknown.
+    /// From here on, any stream may use any buffer, because the executed steps before this place
+    /// are unknown.
     pub(super) fn blur(&mut self) {
         for buffer in self.buffers.values_mut() {
             buffer.users = (0..STREAMS.len()).collect();
@@ -327,14 +408,21 @@ impl Writer {
         let own: Vec<String> = self
             .buffers
             .iter()
-            .filter(|(_, buffer)| buffer.state != State::Dead && buffer.loops == loops && !buffer.leaks)
+            .filter(|(_, buffer)| {
+                buffer.state != State::Dead && buffer.loops == loops && !buffer.leaks
+            })
             .map(|(name, _)| name.clone())
             .collect();
         for name in own {
             self.free(picks, &name);
         }
-        let storms = self.storms.iter_mut().filter(|(_, storm)| storm.is_live && storm.loops == loops);
-        let storms: Vec<String> = storms.map(|(name, storm)| (std::mem::take(&mut storm.is_live), name.clone()).1).collect();
+        let storms = self
+            .storms
+            .iter_mut()
+            .filter(|(_, storm)| storm.is_live && storm.loops == loops);
+        let storms: Vec<String> = storms
+            .map(|(name, storm)| (std::mem::take(&mut storm.is_live), name.clone()).1)
+            .collect();
         for name in storms {
             self.name(&name);
             self.item(&format!("free: {name}"));
@@ -385,15 +473,46 @@ fn arm(picks: &mut Picks<'_>, number: usize, arms: &mut Vec<String>) -> Option<S
     }
     let large = [20, 12, 11, 14, 32, 100][picks.below(6)];
     let mut settings = vec![format!("large_segment_size_mb:{large}")];
-    let mut add = |name: &str, value: Option<String>| settings.extend(value.map(|value| format!("{name}:{value}")));
-    add("max_split_size_mb", picks.percent(50).then(|| (large + picks.below(40)).to_string()));
-    add("max_non_split_rounding_mb", picks.percent(30).then(|| (large + picks.below(40)).to_string()));
-    add("expandable_segments", picks.percent(40).then(|| "True".to_owned()));
-    add("garbage_collection_threshold", picks.percent(40).then(|| format!("0.{:02}", 1 + picks.below(99))));
-    add("per_process_memory_fraction", picks.percent(30).then(|| format!("0.{:02}", 1 + picks.below(99))));
+    let mut add = |name: &str, value: Option<String>| {
+        settings.extend(value.map(|value| format!("{name}:{value}")))
+    };
+    add(
+        "max_split_size_mb",
+        picks
+            .percent(50)
+            .then(|| (large + picks.below(40)).to_string()),
+    );
+    add(
+        "max_non_split_rounding_mb",
+        picks
+            .percent(30)
+            .then(|| (large + picks.below(40)).to_string()),
+    );
+    add(
+        "expandable_segments",
+        picks.percent(40).then(|| "True".to_owned()),
+    );
+    add(
+        "garbage_collection_threshold",
+        picks
+            .percent(40)
+            .then(|| format!("0.{:02}", 1 + picks.below(99))),
+    );
+    add(
+        "per_process_memory_fraction",
+        picks
+            .percent(30)
+            .then(|| format!("0.{:02}", 1 + picks.below(99))),
+    );
     let divisions = ["1", "4", "16", "[1:4,8:2,>:8]", "[4:1,>:4]"];
-    add("roundup_power2_divisions", picks.percent(40).then(|| picks.of(&divisions).to_owned()));
-    Some(format!("caching: {{ name: {name}, conf: \"{}\" }}", settings.join(",")))
+    add(
+        "roundup_power2_divisions",
+        picks.percent(40).then(|| picks.of(&divisions).to_owned()),
+    );
+    Some(format!(
+        "caching: {{ name: {name}, conf: \"{}\" }}",
+        settings.join(",")
+    ))
 }
 
 /// Writes the scenario of these numbers.
@@ -404,14 +523,21 @@ pub(super) fn write((picks, arms): &(Vec<u16>, Vec<[u16; 12]>), genes: &[Gene]) 
     writer.indent = 2;
     writer.text.push_str("steps:\n");
     writer.items(0, genes);
-    let is_unsettled = |buffer: &Buffer| buffer.state != State::Dead && buffer.users != BTreeSet::from([buffer.stream]);
+    let is_unsettled = |buffer: &Buffer| {
+        buffer.state != State::Dead && buffer.users != BTreeSet::from([buffer.stream])
+    };
     if writer.is_unsettled || writer.buffers.values().any(is_unsettled) {
         writer.item("synchronize: device");
     }
     if writer.text.contains("on_oom") && picks.percent(60) {
-        writer.text.push_str("expect_violation: retry_makes_progress\n");
+        writer
+            .text
+            .push_str("expect_violation: retry_makes_progress\n");
     }
-    Generated { text: writer.text, certain: writer.certain }
+    Generated {
+        text: writer.text,
+        certain: writer.certain,
+    }
 }
 
 impl Writer {
@@ -429,29 +555,59 @@ impl Writer {
         self.memory = kib;
         let head = &mut self.text;
         head.push_str("about: Made from the grammar.\n");
-        let needs = picks.of(&["", "", "", ", device: simulated", ", features: [memory_pools, virtual_memory]", ", devices: 1"]);
+        let needs = picks.of(&[
+            "",
+            "",
+            "",
+            ", device: simulated",
+            ", features: [memory_pools, virtual_memory]",
+            ", devices: 1",
+        ]);
         if picks.percent(15) {
-            let _ = writeln!(head, "matrix: {{ size: [1MiB, 700KiB], n: [{}], memory: [{memory}] }}", 1 + picks.below(3));
+            let _ = writeln!(
+                head,
+                "matrix: {{ size: [1MiB, 700KiB], n: [{}], memory: [{memory}] }}",
+                1 + picks.below(3)
+            );
             let _ = writeln!(head, "needs: {{ memory: memory{needs} }}");
-            self.variables = vec![("size".to_owned(), Unit::Bytes), ("n".to_owned(), Unit::Count)];
+            self.variables = vec![
+                ("size".to_owned(), Unit::Bytes),
+                ("n".to_owned(), Unit::Count),
+            ];
         } else {
             let _ = writeln!(head, "needs: {{ memory: {memory}{needs} }}");
         }
-        let written: Vec<String> =
-            arms.iter().enumerate().filter_map(|(number, picks)| arm(&mut Picks::new(picks), number, &mut self.arms)).collect();
+        let written: Vec<String> = arms
+            .iter()
+            .enumerate()
+            .filter_map(|(number, picks)| arm(&mut Picks::new(picks), number, &mut self.arms))
+            .collect();
         match written.as_slice() {
             [] => self.arms.push("caching".to_owned()),
             [one] if picks.percent(30) => {
                 let is_map = one.contains(':');
-                let _ = writeln!(head, "{}", if is_map { format!("allocator: {{ {one} }}") } else { format!("allocator: {one}") });
+                let _ = writeln!(
+                    head,
+                    "{}",
+                    if is_map {
+                        format!("allocator: {{ {one} }}")
+                    } else {
+                        format!("allocator: {one}")
+                    }
+                );
             }
             several => {
                 head.push_str("allocators:\n");
-                several.iter().for_each(|arm| head.push_str(&format!("  - {arm}\n")));
+                several
+                    .iter()
+                    .for_each(|arm| head.push_str(&format!("  - {arm}\n")));
             }
         }
         let _ = writeln!(head, "streams: [{}]", STREAMS[1..].join(", "));
-        self.programs = ["server", "other"][..picks.below(3)].iter().map(|&name| name.to_owned()).collect();
+        self.programs = ["server", "other"][..picks.below(3)]
+            .iter()
+            .map(|&name| name.to_owned())
+            .collect();
         if !self.programs.is_empty() {
             let _ = writeln!(self.text, "programs: [{}]", self.programs.join(", "));
         }
@@ -466,15 +622,27 @@ impl Writer {
             self.text.push_str("tags: [made]\ntimeout: 4min\n");
         }
         if picks.percent(3) {
-            let _ = writeln!(self.text, "expected_to_fail: {{ {}: nobody knows }}", self.arms[0]);
+            let _ = writeln!(
+                self.text,
+                "expected_to_fail: {{ {}: nobody knows }}",
+                self.arms[0]
+            );
         }
         if picks.percent(10) {
-            let _ = writeln!(self.text, "health_check: {{ every: {} }}", 1 + picks.below(20));
+            let _ = writeln!(
+                self.text,
+                "health_check: {{ every: {} }}",
+                1 + picks.below(20)
+            );
         }
         self.has_pools = picks.percent(25);
         if picks.percent(30) {
             // Growth belongs to a position in the steps.
-            let lasting: Vec<&str> = CERTAIN.iter().copied().filter(|text| !text.starts_with("growth")).collect();
+            let lasting: Vec<&str> = CERTAIN
+                .iter()
+                .copied()
+                .filter(|text| !text.starts_with("growth"))
+                .collect();
             let text = [picks.of(&lasting), picks.of(&lasting)].map(|text| self.certainly(text));
             let _ = writeln!(self.text, "invariants: [\"{}\", \"{}\"]", text[0], text[1]);
         }

@@ -2,7 +2,9 @@
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
-use harness_trace::snapshot::{Action, Block, Event, ExtraId, Frame, PoolId, Segment, Settings, Snapshot, StackId};
+use harness_trace::snapshot::{
+    Action, Block, Event, ExtraId, Frame, PoolId, Segment, Settings, Snapshot, StackId,
+};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -15,21 +17,50 @@ pub(crate) struct Example {
 
 impl Example {
     pub(crate) fn new(conf: &str) -> Self {
-        let settings = Settings { conf: conf.to_owned(), ..Settings::default() };
-        let snapshot = Snapshot { traces: vec![Vec::new()], settings: Some(settings), ..Snapshot::default() };
-        Self { snapshot, next: 1 << 40 }
+        let settings = Settings {
+            conf: conf.to_owned(),
+            ..Settings::default()
+        };
+        let snapshot = Snapshot {
+            traces: vec![Vec::new()],
+            settings: Some(settings),
+            ..Snapshot::default()
+        };
+        Self {
+            snapshot,
+            next: 1 << 40,
+        }
     }
 
     /// The stack of one line of `model.py`.
     pub(crate) fn line(&mut self, line: u32) -> StackId {
-        let frame = Frame { name: "forward".to_owned(), file: "/srv/model.py".to_owned(), line, ..Frame::default() };
+        let frame = Frame {
+            name: "forward".to_owned(),
+            file: "/srv/model.py".to_owned(),
+            line,
+            ..Frame::default()
+        };
         let frame = self.snapshot.stacks.intern_frame(frame);
         self.snapshot.stacks.intern(&[frame])
     }
 
-    pub(crate) fn event(&mut self, action: Action, address: u64, size: u64, stack: StackId) -> usize {
+    pub(crate) fn event(
+        &mut self,
+        action: Action,
+        address: u64,
+        size: u64,
+        stack: StackId,
+    ) -> usize {
         let time_us = Some(1_000_000 + 1_000 * self.snapshot.traces[0].len() as u64);
-        let event = Event { action, address, size: Bytes(size), stream: 0, time_us, stack, extra: ExtraId::default() };
+        let event = Event {
+            action,
+            address,
+            size: Bytes(size),
+            stream: 0,
+            time_us,
+            stack,
+            extra: ExtraId::default(),
+        };
         self.snapshot.traces[0].push(event);
         self.snapshot.traces[0].len() - 1
     }
@@ -40,11 +71,21 @@ impl Example {
         self.event(Action::Oom, free, requested, stack);
     }
 
-    /// Adds a segment. Each block has a state (`a` allocated, `p` pending free, `.` free), a size and, if allocated, a line.
+    /// Adds a segment. Each block has a state (`a` allocated, `p` pending free, `.` free), a size
+    /// and, if allocated, a line.
     pub(crate) fn segment(&mut self, blocks: &[(char, u64, u32)]) -> &mut Segment {
         let (start, size) = (self.next, blocks.iter().map(|block| block.1).sum::<u64>());
         self.next += size + (1 << 30);
-        let stacks: Vec<StackId> = blocks.iter().map(|&(_, _, line)| if line > 0 { self.line(line) } else { StackId::EMPTY }).collect();
+        let stacks: Vec<StackId> = blocks
+            .iter()
+            .map(|&(_, _, line)| {
+                if line > 0 {
+                    self.line(line)
+                } else {
+                    StackId::EMPTY
+                }
+            })
+            .collect();
         let mut address = start;
         self.event(Action::SegmentAlloc, start, size, StackId::EMPTY);
         let mut made = Vec::new();
@@ -60,7 +101,14 @@ impl Example {
             if state == BlockState::PendingFree {
                 self.event(Action::FreeRequested, address, size, stack);
             }
-            made.push(Block { address, size: Bytes(size), requested: Bytes(size), state, stack, extra: ExtraId::default() });
+            made.push(Block {
+                address,
+                size: Bytes(size),
+                requested: Bytes(size),
+                state,
+                stack,
+                extra: ExtraId::default(),
+            });
             address += size;
         }
         let segment = Segment {
@@ -68,7 +116,11 @@ impl Example {
             address: start,
             size: Bytes(size),
             stream: 0,
-            pool: if size == 2 * MIB { PoolKind::Small } else { PoolKind::Large },
+            pool: if size == 2 * MIB {
+                PoolKind::Small
+            } else {
+                PoolKind::Large
+            },
             private_pool: PoolId::DEFAULT,
             expandable: false,
             stack: StackId::EMPTY,

@@ -23,7 +23,10 @@ impl<R: Read> Read for Counted<R> {
 
 impl<R: Read> Input<R> {
     pub(super) fn new(source: R) -> Self {
-        Self(BufReader::with_capacity(PIECE, Counted { source, count: 0 }))
+        Self(BufReader::with_capacity(
+            PIECE,
+            Counted { source, count: 0 },
+        ))
     }
 
     pub(super) fn offset(&self) -> u64 {
@@ -66,20 +69,26 @@ impl<R: Read> Input<R> {
     pub(super) fn line(&mut self, into: &mut Vec<u8>) -> Result<(), SnapshotError> {
         into.clear();
         self.0.read_until(b'\n', into)?;
-        let line = into.strip_suffix(b"\n").ok_or(SnapshotError::Truncated { offset: self.offset() })?;
+        let line = into.strip_suffix(b"\n").ok_or(SnapshotError::Truncated {
+            offset: self.offset(),
+        })?;
         into.truncate(line.strip_suffix(b"\r").unwrap_or(line).len());
         Ok(())
     }
 
     /// Reads to the end, so the checksum of a packed file is verified.
     pub(super) fn finish(mut self) -> Result<(), SnapshotError> {
-        io::copy(&mut self.0, &mut io::sink()).map(drop).map_err(|error| self.error(error))
+        io::copy(&mut self.0, &mut io::sink())
+            .map(drop)
+            .map_err(|error| self.error(error))
     }
 
     #[cold]
     fn error(&self, error: io::Error) -> SnapshotError {
         match error.kind() {
-            ErrorKind::UnexpectedEof => SnapshotError::Truncated { offset: self.0.get_ref().count },
+            ErrorKind::UnexpectedEof => SnapshotError::Truncated {
+                offset: self.0.get_ref().count,
+            },
             _ => error.into(),
         }
     }

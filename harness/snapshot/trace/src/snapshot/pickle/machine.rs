@@ -5,8 +5,12 @@ use super::super::error::{SnapshotError, not_pickle};
 use super::objects::{Item, Object, Objects};
 use super::{input::Input, opcode};
 
-/// Reads one pickle to its end. Fails if it is not a pickle, is damaged or truncated, or calls code.
-pub(in super::super) fn read(source: impl Read, budget: Budget) -> Result<(Item, Objects), SnapshotError> {
+/// Reads one pickle to its end. Fails if it is not a pickle, is damaged or truncated, or calls
+/// code.
+pub(in super::super) fn read(
+    source: impl Read,
+    budget: Budget,
+) -> Result<(Item, Objects), SnapshotError> {
     let mut machine = Machine {
         input: Input::new(source),
         objects: Objects::new(budget),
@@ -21,7 +25,8 @@ pub(in super::super) fn read(source: impl Read, budget: Budget) -> Result<(Item,
     Ok((top, machine.objects))
 }
 
-/// Fails if a file with these first bytes is not a pickle. A pickle starts with its protocol or, in protocol 1, with its outermost object.
+/// Fails if a file with these first bytes is not a pickle. A pickle starts with its protocol or, in
+/// protocol 1, with its outermost object.
 pub(in super::super) fn check_format(first: &[u8]) -> Result<(), SnapshotError> {
     match first.first() {
         Some(&(opcode::PROTO | opcode::EMPTY_DICT | opcode::EMPTY_LIST | opcode::MARK)) => Ok(()),
@@ -86,7 +91,11 @@ impl<R: Read> Machine<R> {
             opcode::APPENDS => return self.put_items(false),
             opcode::SETITEM => return self.put_last(2, true),
             opcode::APPEND => return self.put_last(1, false),
-            opcode::SHORT_BINUNICODE | opcode::BINUNICODE | opcode::BINUNICODE8 | opcode::BINSTRING | opcode::SHORT_BINSTRING => {
+            opcode::SHORT_BINUNICODE
+            | opcode::BINUNICODE
+            | opcode::BINUNICODE8
+            | opcode::BINSTRING
+            | opcode::SHORT_BINSTRING => {
                 self.read_sized(opcode)?;
                 self.objects.new_text(&self.scratch)
             }
@@ -102,7 +111,11 @@ impl<R: Read> Machine<R> {
         let item = match opcode {
             opcode::PROTO => match self.input.byte()? {
                 0..=5 => return Ok(()),
-                newer => return Err(self.damaged(format!("pickle protocol {newer} is unknown (protocols 1 to 5 are supported)"))),
+                newer => {
+                    return Err(self.damaged(format!(
+                        "pickle protocol {newer} is unknown (protocols 1 to 5 are supported)"
+                    )));
+                }
             },
             // Frames do not change the meaning of a pickle.
             opcode::FRAME => return self.input.array::<8>().map(drop),
@@ -144,17 +157,23 @@ impl<R: Read> Machine<R> {
     fn refused(&mut self, opcode: u8) -> SnapshotError {
         let offset = self.input.offset() - 1;
         if let Some(name) = opcode::calls_code(opcode) {
-            return SnapshotError::CallsCode { opcode: name, name: self.called(opcode), offset };
+            return SnapshotError::CallsCode {
+                opcode: name,
+                name: self.called(opcode),
+                offset,
+            };
         }
         let what = if opcode::is_text(opcode) {
-            "it uses pickle protocol 0, which PyTorch never writes; use protocol 2 or newer".to_owned()
+            "it uses pickle protocol 0, which PyTorch never writes; use protocol 2 or newer"
+                .to_owned()
         } else {
             format!("{opcode:#04x} is not a pickle opcode")
         };
         SnapshotError::Damaged { offset, what }
     }
 
-    /// The name of the function that would be called: the next two lines, or the two texts on the stack. Empty if unknown.
+    /// The name of the function that would be called: the next two lines, or the two texts on the
+    /// stack. Empty if unknown.
     fn called(&mut self, opcode: u8) -> String {
         let mut parts = Vec::new();
         if matches!(opcode, opcode::GLOBAL | opcode::INST) {
@@ -163,15 +182,27 @@ impl<R: Read> Machine<R> {
             }
         } else {
             let names = self.stack.iter().rev().take(2).rev();
-            parts.extend(names.filter_map(|item| self.objects.text(*item)).map(str::to_owned));
+            parts.extend(
+                names
+                    .filter_map(|item| self.objects.text(*item))
+                    .map(str::to_owned),
+            );
         }
-        let printable = |part: &String| part.chars().take(100).filter(|c| !c.is_control()).collect();
+        let printable =
+            |part: &String| part.chars().take(100).filter(|c| !c.is_control()).collect();
         let parts: Vec<String> = parts.iter().map(printable).collect();
-        if parts.is_empty() { String::new() } else { format!(" {}", parts.join(".")) }
+        if parts.is_empty() {
+            String::new()
+        } else {
+            format!(" {}", parts.join("."))
+        }
     }
 
     fn damaged(&self, what: impl Into<String>) -> SnapshotError {
-        SnapshotError::Damaged { offset: self.input.offset(), what: what.into() }
+        SnapshotError::Damaged {
+            offset: self.input.offset(),
+            what: what.into(),
+        }
     }
 
     #[inline]
@@ -199,13 +230,17 @@ impl<R: Read> Machine<R> {
 
     #[inline]
     fn pop_mark(&mut self) -> Result<usize, SnapshotError> {
-        self.marks.pop().ok_or_else(|| self.damaged("an opcode needs a mark, but the stack has none"))
+        self.marks
+            .pop()
+            .ok_or_else(|| self.damaged("an opcode needs a mark, but the stack has none"))
     }
 
     #[inline]
     fn get(&self, index: u32) -> Result<Item, SnapshotError> {
         let known = self.memo.get(index as usize).copied().flatten();
-        known.ok_or_else(|| self.damaged(format!("it refers to object {index}, which does not exist")))
+        known.ok_or_else(|| {
+            self.damaged(format!("it refers to object {index}, which does not exist"))
+        })
     }
 
     #[inline]
@@ -218,10 +253,14 @@ impl<R: Read> Machine<R> {
         }
         // Writers number objects without gaps, so no number exceeds the offset.
         if index as u64 >= self.input.offset() {
-            return Err(self.damaged(format!("it assigns the impossible number {index} to an object")));
+            return Err(self.damaged(format!(
+                "it assigns the impossible number {index} to an object"
+            )));
         }
         if index >= self.memo.len() {
-            self.objects.budget.check((index + 1) * size_of::<Option<Item>>())?;
+            self.objects
+                .budget
+                .check((index + 1) * size_of::<Option<Item>>())?;
             self.memo.resize(index + 1, None);
         }
         self.memo[index] = Some(item);
@@ -231,7 +270,9 @@ impl<R: Read> Machine<R> {
     #[inline]
     fn check_size(&self) -> Result<(), SnapshotError> {
         let items = self.stack.len() + self.memo.len();
-        self.objects.budget.check(items * size_of::<Item>() + self.marks.len() * size_of::<usize>())
+        self.objects
+            .budget
+            .check(items * size_of::<Item>() + self.marks.len() * size_of::<usize>())
     }
 
     /// Moves the items above the mark into the object below it: a dictionary, or a list or set.
@@ -242,7 +283,9 @@ impl<R: Read> Machine<R> {
             return Err(self.damaged("a dictionary has a key without a value"));
         }
         let done = match start.checked_sub(1).map(|below| self.stack[below]) {
-            Some(Item::Object(dict)) if into_dict => self.objects.set_items(dict, &self.stack[start..]),
+            Some(Item::Object(dict)) if into_dict => {
+                self.objects.set_items(dict, &self.stack[start..])
+            }
             Some(Item::Object(list)) => self.objects.append(list, &self.stack[start..]),
             _ if into_dict => Err("an opcode sets a key, but the target is not a dictionary"),
             _ => Err("an opcode appends, but the target is not a list"),
@@ -262,7 +305,11 @@ impl<R: Read> Machine<R> {
     /// Moves the items from `start` into a set or a tuple.
     fn collect(&mut self, start: usize, into_set: bool) -> Item {
         let items = &self.stack[start..];
-        let item = if into_set { self.objects.new_set(items) } else { self.objects.new_tuple(items) };
+        let item = if into_set {
+            self.objects.new_set(items)
+        } else {
+            self.objects.new_tuple(items)
+        };
         self.stack.truncate(start);
         item
     }
@@ -271,17 +318,25 @@ impl<R: Read> Machine<R> {
     #[inline]
     fn read_sized(&mut self, opcode: u8) -> Result<(), SnapshotError> {
         let length = match opcode {
-            opcode::SHORT_BINUNICODE | opcode::SHORT_BINSTRING | opcode::SHORT_BINBYTES => u64::from(self.input.byte()?),
-            opcode::BINUNICODE8 | opcode::BINBYTES8 | opcode::BYTEARRAY8 => u64::from_le_bytes(self.input.array()?),
+            opcode::SHORT_BINUNICODE | opcode::SHORT_BINSTRING | opcode::SHORT_BINBYTES => {
+                u64::from(self.input.byte()?)
+            }
+            opcode::BINUNICODE8 | opcode::BINBYTES8 | opcode::BYTEARRAY8 => {
+                u64::from_le_bytes(self.input.array()?)
+            }
             _ => u64::from(u32::from_le_bytes(self.input.array()?)),
         };
         self.read_text(length)
     }
 
     fn read_text(&mut self, length: u64) -> Result<(), SnapshotError> {
-        self.input.bytes(length.min(budget::TEXT + 1), &mut self.scratch)?;
+        self.input
+            .bytes(length.min(budget::TEXT + 1), &mut self.scratch)?;
         if length > budget::TEXT {
-            return Err(SnapshotError::TooLarge { what: "bytes in one text", limit: budget::TEXT });
+            return Err(SnapshotError::TooLarge {
+                what: "bytes in one text",
+                limit: budget::TEXT,
+            });
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! Reads pickles of snapshots. [`read`] executes the data opcodes of protocols 1 to 5, as Python and PyTorch's C++ pickler write them, and
-//! returns [`Objects`]. It rejects opcodes that call code. Opcodes: <https://docs.python.org/3/library/pickletools.html>.
+//! Reads pickles of snapshots. [`read`] executes the data opcodes of protocols 1 to 5, as Python
+//! and PyTorch's C++ pickler write them, and returns [`Objects`]. It rejects opcodes that call
+//! code. Opcodes: <https://docs.python.org/3/library/pickletools.html>.
 
 mod input;
 mod machine;

@@ -1,14 +1,17 @@
-//! The objects that a pickle builds. They refer to each other by number, so shared and circular objects need no special case.
+//! The objects that a pickle builds. They refer to each other by number, so shared and circular
+//! objects need no special case.
 //!
-//! Most objects of a snapshot are events, frames and stacks. They are converted as soon as they are complete, so two million
-//! events never exist as two million dictionaries.
+//! Most objects of a snapshot are events, frames and stacks. They are converted as soon as they are
+//! complete, so two million events never exist as two million dictionaries.
 
 use std::{fmt::Display, hash::Hash};
 
 use harness_allocator::units::Bytes;
 use indexmap::IndexSet;
 
-use super::super::{Action, Event, budget::Budget, error::SnapshotError, extras::ExtraId, stacks::StackId};
+use super::super::{
+    Action, Event, budget::Budget, error::SnapshotError, extras::ExtraId, stacks::StackId,
+};
 use super::texts::{TextId, WORDS};
 
 /// The approximate overhead of a table entry: a hash map slot and two pointers.
@@ -66,12 +69,20 @@ pub(in super::super) struct Wrong {
 
 impl Wrong {
     pub(in super::super) fn new(path: &str, expected: &'static str, found: String) -> Self {
-        Self { path: path.to_owned(), expected, found }
+        Self {
+            path: path.to_owned(),
+            expected,
+            found,
+        }
     }
 
     /// Puts a place in front of the path.
     pub(in super::super) fn at(self, place: impl Display) -> Self {
-        let path = if self.path.is_empty() { place.to_string() } else { format!("{place}.{}", self.path) };
+        let path = if self.path.is_empty() {
+            place.to_string()
+        } else {
+            format!("{place}.{}", self.path)
+        };
         Self { path, ..self }
     }
 
@@ -81,8 +92,18 @@ impl Wrong {
 }
 
 impl From<Wrong> for SnapshotError {
-    fn from(Wrong { path, expected, found }: Wrong) -> Self {
-        Self::WrongType { path, expected, found }
+    fn from(
+        Wrong {
+            path,
+            expected,
+            found,
+        }: Wrong,
+    ) -> Self {
+        Self::WrongType {
+            path,
+            expected,
+            found,
+        }
     }
 }
 
@@ -94,7 +115,9 @@ pub(in super::super) struct Fields {
 
 impl Fields {
     pub(in super::super) fn new(pairs: &[Item]) -> Self {
-        Self { rest: pairs.as_chunks().0.to_vec() }
+        Self {
+            rest: pairs.as_chunks().0.to_vec(),
+        }
     }
 
     pub(in super::super) fn take(&mut self, key: TextId) -> Option<Item> {
@@ -107,12 +130,22 @@ impl Fields {
         found
     }
 
-    pub(in super::super) fn read<T>(&mut self, key: TextId, read: impl FnOnce(Item) -> Result<T, Wrong>) -> Result<Option<T>, Wrong> {
-        self.take(key).map(|value| read(value).map_err(|wrong| wrong.at(key.name()))).transpose()
+    pub(in super::super) fn read<T>(
+        &mut self,
+        key: TextId,
+        read: impl FnOnce(Item) -> Result<T, Wrong>,
+    ) -> Result<Option<T>, Wrong> {
+        self.take(key)
+            .map(|value| read(value).map_err(|wrong| wrong.at(key.name())))
+            .transpose()
     }
 
     /// Reads a key that every dictionary of this kind has.
-    pub(in super::super) fn require<T>(&mut self, key: TextId, read: impl FnOnce(Item) -> Result<T, Wrong>) -> Result<T, Wrong> {
+    pub(in super::super) fn require<T>(
+        &mut self,
+        key: TextId,
+        read: impl FnOnce(Item) -> Result<T, Wrong>,
+    ) -> Result<T, Wrong> {
         self.read(key, read)?.ok_or_else(|| Wrong::missing(key))
     }
 }
@@ -139,7 +172,8 @@ pub(in super::super) struct Objects {
 }
 
 impl Objects {
-    /// Counts the items of a list, dictionary or set. Building the snapshot copies each list once, so an item counts twice.
+    /// Counts the items of a list, dictionary or set. Building the snapshot copies each list once,
+    /// so an item counts twice.
     #[inline]
     fn count_items(&mut self, items: usize) {
         self.budget.add(2 * items * size_of::<Item>());
@@ -148,7 +182,13 @@ impl Objects {
     pub(super) fn new(budget: Budget) -> Self {
         // Number 0 is the empty stack and the empty set of keys.
         let (stacks, extras) = (IndexSet::from([Vec::new()]), IndexSet::from([Vec::new()]));
-        Self { texts: WORDS.iter().map(|&word| word.to_owned()).collect(), stacks, extras, budget, ..Self::default() }
+        Self {
+            texts: WORDS.iter().map(|&word| word.to_owned()).collect(),
+            stacks,
+            extras,
+            budget,
+            ..Self::default()
+        }
     }
 
     /// Replaces invalid UTF-8: Python writes lone surrogates for such file names.
@@ -156,7 +196,9 @@ impl Objects {
         let text = String::from_utf8_lossy(bytes);
         let known = self.texts.get_index_of(&*text).map(|known| known as u32);
         let bytes = text.len();
-        Item::Text(TextId(known.unwrap_or_else(|| intern(&mut self.texts, text.into_owned(), bytes, &self.budget))))
+        Item::Text(TextId(known.unwrap_or_else(|| {
+            intern(&mut self.texts, text.into_owned(), bytes, &self.budget)
+        })))
     }
 
     #[inline]
@@ -191,7 +233,12 @@ impl Objects {
 
     /// Tuples are immutable, so equal ones are stored once.
     pub(super) fn new_tuple(&mut self, items: &[Item]) -> Item {
-        Item::Tuple(intern(&mut self.tuples, items.to_vec(), size_of_val(items), &self.budget))
+        Item::Tuple(intern(
+            &mut self.tuples,
+            items.to_vec(),
+            size_of_val(items),
+            &self.budget,
+        ))
     }
 
     #[inline]
@@ -213,7 +260,9 @@ impl Objects {
                 self.dicts[index as usize].extend_from_slice(pairs);
             }
             Object::Event(_) | Object::Frame(_) if pairs.is_empty() => {}
-            Object::Event(_) | Object::Frame(_) => return Err("an opcode adds keys to a complete event or frame"),
+            Object::Event(_) | Object::Frame(_) => {
+                return Err("an opcode adds keys to a complete event or frame");
+            }
             _ => return Err("an opcode sets a key, but the target is not a dictionary"),
         }
         Ok(())
@@ -245,7 +294,9 @@ impl Objects {
             // A stack of more than a thousand frames is appended in several batches.
             Object::Stack(stack) => {
                 let frames = self.stacks[stack.0 as usize].clone();
-                let longer = self.as_stack(&frames, items).ok_or("a call stack contains an item that is not a frame")?;
+                let longer = self
+                    .as_stack(&frames, items)
+                    .ok_or("a call stack contains an item that is not a frame")?;
                 self.objects[list as usize] = Object::Stack(longer);
             }
             _ => return Err("an opcode appends, but the target is not a list"),
@@ -258,7 +309,9 @@ impl Objects {
         let mut frames = Vec::with_capacity(begin.len() + items.len());
         frames.extend_from_slice(begin);
         for &item in items {
-            let Some(Object::Frame(frame)) = self.object(item) else { return None };
+            let Some(Object::Frame(frame)) = self.object(item) else {
+                return None;
+            };
             frames.push(frame);
         }
         Some(self.stack_of(frames))
@@ -285,24 +338,37 @@ impl Objects {
     }
 
     pub(in super::super) fn event_of(&mut self, pairs: &[Item]) -> Result<Event, Wrong> {
-        let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) = (None, None, None, 0, None, StackId::EMPTY);
+        let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) =
+            (None, None, None, 0, None, StackId::EMPTY);
         let mut unknown = Vec::new();
         for pair in pairs.chunks_exact(2) {
             let (key, value) = (pair[0], pair[1]);
             match key {
                 Item::Text(TextId::ACTION) => action = Some(self.action(value)?),
-                Item::Text(TextId::ADDR | TextId::DEVICE_FREE) => address = Some(self.address(value).map_err(|wrong| wrong.at("addr"))?),
-                Item::Text(TextId::SIZE) => size = Some(self.amount(value).map_err(|wrong| wrong.at("size"))?),
-                Item::Text(TextId::STREAM) => stream = self.address(value).map_err(|wrong| wrong.at("stream"))?,
-                Item::Text(TextId::TIME_US) => time_us = Some(self.amount(value).map_err(|wrong| wrong.at("time_us"))?),
-                Item::Text(TextId::FRAMES) => stack = self.stack(value).map_err(|wrong| wrong.at("frames"))?,
+                Item::Text(TextId::ADDR | TextId::DEVICE_FREE) => {
+                    address = Some(self.address(value).map_err(|wrong| wrong.at("addr"))?)
+                }
+                Item::Text(TextId::SIZE) => {
+                    size = Some(self.amount(value).map_err(|wrong| wrong.at("size"))?)
+                }
+                Item::Text(TextId::STREAM) => {
+                    stream = self.address(value).map_err(|wrong| wrong.at("stream"))?
+                }
+                Item::Text(TextId::TIME_US) => {
+                    time_us = Some(self.amount(value).map_err(|wrong| wrong.at("time_us"))?)
+                }
+                Item::Text(TextId::FRAMES) => {
+                    stack = self.stack(value).map_err(|wrong| wrong.at("frames"))?
+                }
                 _ => unknown.extend([key, value]),
             }
         }
         let action = action.ok_or_else(|| Wrong::missing(TextId::ACTION))?;
         Ok(Event {
             action,
-            address: address.or((action == Action::Snapshot).then_some(0)).ok_or_else(|| Wrong::missing(TextId::ADDR))?,
+            address: address
+                .or((action == Action::Snapshot).then_some(0))
+                .ok_or_else(|| Wrong::missing(TextId::ADDR))?,
             size: Bytes(size.ok_or_else(|| Wrong::missing(TextId::SIZE))?),
             stream,
             time_us,
@@ -314,10 +380,19 @@ impl Objects {
     fn action(&self, item: Item) -> Result<Action, Wrong> {
         let known = match item {
             // The table of words lists the actions in the order of `Action::ALL`.
-            Item::Text(text) => text.0.checked_sub(TextId::ALLOC.0).and_then(|index| Action::ALL.get(index as usize)),
+            Item::Text(text) => text
+                .0
+                .checked_sub(TextId::ALLOC.0)
+                .and_then(|index| Action::ALL.get(index as usize)),
             _ => None,
         };
-        let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").at("action");
+        let wrong = || {
+            self.wrong(
+                item,
+                "one of PyTorch's actions, such as alloc, free_requested or segment_alloc",
+            )
+            .at("action")
+        };
         known.copied().ok_or_else(wrong)
     }
 
@@ -329,9 +404,15 @@ impl Objects {
             match (key, value) {
                 (Item::Text(TextId::NAME), Item::Text(text)) => name = Some(text),
                 (Item::Text(TextId::FILENAME), Item::Text(text)) => file = Some(text),
-                (Item::Text(TextId::NAME), other) => return Err(self.wrong(other, "a text").at("name")),
-                (Item::Text(TextId::FILENAME), other) => return Err(self.wrong(other, "a text").at("filename")),
-                (Item::Text(TextId::LINE), Item::Int(number)) if u32::try_from(number).is_ok() => line = Some(number as u32),
+                (Item::Text(TextId::NAME), other) => {
+                    return Err(self.wrong(other, "a text").at("name"));
+                }
+                (Item::Text(TextId::FILENAME), other) => {
+                    return Err(self.wrong(other, "a text").at("filename"));
+                }
+                (Item::Text(TextId::LINE), Item::Int(number)) if u32::try_from(number).is_ok() => {
+                    line = Some(number as u32)
+                }
                 // An invalid line number is stored unchanged.
                 _ => unknown.extend([key, value]),
             }
@@ -342,12 +423,24 @@ impl Objects {
             line: line.unwrap_or(0),
             extra: self.keep(&unknown),
         };
-        Ok(intern(&mut self.frames, frame, size_of::<RawFrame>(), &self.budget))
+        Ok(intern(
+            &mut self.frames,
+            frame,
+            size_of::<RawFrame>(),
+            &self.budget,
+        ))
     }
 
     pub(in super::super) fn keep(&mut self, pairs: &[Item]) -> ExtraId {
         let known = self.extras.get_index_of(pairs).map(|known| known as u32);
-        ExtraId(known.unwrap_or_else(|| intern(&mut self.extras, pairs.to_vec(), size_of_val(pairs), &self.budget)))
+        ExtraId(known.unwrap_or_else(|| {
+            intern(
+                &mut self.extras,
+                pairs.to_vec(),
+                size_of_val(pairs),
+                &self.budget,
+            )
+        }))
     }
 
     pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
@@ -380,7 +473,10 @@ impl Objects {
     pub(in super::super) fn address(&self, item: Item) -> Result<u64, Wrong> {
         match item {
             Item::Int(number) => Ok(number.cast_unsigned()),
-            _ => self.amount(item).map_err(|wrong| Wrong { expected: "an address", ..wrong }),
+            _ => self.amount(item).map_err(|wrong| Wrong {
+                expected: "an address",
+                ..wrong
+            }),
         }
     }
 
@@ -401,9 +497,16 @@ impl Objects {
         }
     }
 
-    pub(in super::super) fn word<T: Copy>(&self, item: Item, words: &[(TextId, T)], expected: &'static str) -> Result<T, Wrong> {
+    pub(in super::super) fn word<T: Copy>(
+        &self,
+        item: Item,
+        words: &[(TextId, T)],
+        expected: &'static str,
+    ) -> Result<T, Wrong> {
         let found = words.iter().find(|(word, _)| item == Item::Text(*word));
-        found.map(|&(_, value)| value).ok_or_else(|| self.wrong(item, expected))
+        found
+            .map(|&(_, value)| value)
+            .ok_or_else(|| self.wrong(item, expected))
     }
 
     pub(in super::super) fn text(&self, item: Item) -> Option<&str> {
@@ -445,7 +548,13 @@ impl Objects {
             Item::Int(number) => number.to_string(),
             Item::Big(index) => self.numbers[index as usize].to_string(),
             Item::Float(bits) => f64::from_bits(bits).to_string(),
-            Item::Text(id) => format!("`{}`", self.texts[id.0 as usize].chars().take(60).collect::<String>()),
+            Item::Text(id) => format!(
+                "`{}`",
+                self.texts[id.0 as usize]
+                    .chars()
+                    .take(60)
+                    .collect::<String>()
+            ),
             Item::Bytes(_) => "bytes".to_owned(),
             Item::Tuple(_) => "a tuple".to_owned(),
             Item::Object(object) => match self.objects[object as usize] {

@@ -1,4 +1,5 @@
-//! Numbers of the distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
+//! Numbers of the distinct texts of a pickle. The first ones are known keys and words, so keys are
+//! recognized by number.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct TextId(pub(in super::super) u32);
@@ -8,7 +9,8 @@ macro_rules! words {
         /// The first texts of every pickle: the keys and words that PyTorch writes.
         pub(super) const WORDS: &[&str] = &[$($text),*];
 
-        #[allow(clippy::upper_case_acronyms, non_camel_case_types, reason = "they only number the constants")]
+        #[allow(clippy::upper_case_acronyms, non_camel_case_types, reason = "they only number the \
+             constants")]
         enum Word {
             $($name),*
         }

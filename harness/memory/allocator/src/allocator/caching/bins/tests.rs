@@ -13,7 +13,10 @@ fn sizes_below_four_mebibytes_have_their_own_bin() {
 #[test]
 fn larger_sizes_have_a_row_for_each_doubling() {
     for (mebibytes, row) in [(1, 0), (2, 1), (4, 2), (8, 3), (1 << 20, 20)] {
-        let (bin, next) = (Bin::of(mebibytes << 20), Bin::of((mebibytes << 20) + (mebibytes << 20) / 2));
+        let (bin, next) = (
+            Bin::of(mebibytes << 20),
+            Bin::of((mebibytes << 20) + (mebibytes << 20) / 2),
+        );
         assert_eq!((bin.row(), next.row()), (row, row), "{mebibytes} MiB");
         assert!(next.index() > bin.index());
     }

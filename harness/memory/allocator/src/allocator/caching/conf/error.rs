@@ -1,4 +1,5 @@
-//! [`ConfError`]: an invalid configuration string, with PyTorch's rule in words and the place ([`Excerpt`]).
+//! [`ConfError`]: an invalid configuration string, with PyTorch's rule in words and the place
+//! ([`Excerpt`]).
 
 use std::fmt;
 
@@ -12,16 +13,32 @@ pub enum ConfError {
     #[error("`{key}` is not a setting of PyTorch's allocator\n{at}")]
     UnknownKey { key: String, at: Excerpt },
     #[error("PyTorch {torch} has no setting `{key}`: PyTorch {since} added it\n{at}")]
-    TooNew { key: &'static str, since: TorchVersion, torch: TorchVersion, at: Excerpt },
+    TooNew {
+        key: &'static str,
+        since: TorchVersion,
+        torch: TorchVersion,
+        at: Excerpt,
+    },
     #[error("expected {expected}; settings are written `KEY:VALUE,KEY:VALUE`\n{at}")]
     Syntax { expected: &'static str, at: Excerpt },
     #[error("{key} must be {form}\n{at}")]
-    NotANumber { key: &'static str, form: &'static str, at: Excerpt },
+    NotANumber {
+        key: &'static str,
+        form: &'static str,
+        at: Excerpt,
+    },
     #[error("{key} must be {rule}\n{at}")]
-    OutOfRange { key: &'static str, rule: String, at: Excerpt },
+    OutOfRange {
+        key: &'static str,
+        rule: String,
+        at: Excerpt,
+    },
     #[error("{key} must be `True` or `False`, capital letter included\n{at}")]
     NotABoolean { key: &'static str, at: Excerpt },
-    #[error("the only backend here is `native`: `cudaMallocAsync` is the allocator `async_pool`, and PyTorch has no others\n{at}")]
+    #[error(
+        "the only backend here is `native`: `cudaMallocAsync` is the allocator `async_pool`, and \
+         PyTorch has no others\n{at}"
+    )]
     Backend { at: Excerpt },
 }
 
@@ -38,17 +55,25 @@ impl ConfError {
 
     /// The error in one line, without the excerpt that [`fmt::Display`] adds.
     pub fn rule(&self) -> String {
-        self.to_string().lines().next().unwrap_or_default().to_owned()
+        self.to_string()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     /// The setting whose value is wrong, if there is one.
     pub fn setting(&self) -> Option<&'static Setting> {
         match self {
             // Items of a list are named by their kind, not by the key.
-            Self::NotANumber { key, .. } | Self::OutOfRange { key, .. } if key.contains("an interval") => {
+            Self::NotANumber { key, .. } | Self::OutOfRange { key, .. }
+                if key.contains("an interval") =>
+            {
                 Setting::from_name("roundup_power2_divisions")
             }
-            Self::NotANumber { key, .. } | Self::OutOfRange { key, .. } | Self::NotABoolean { key, .. } => Setting::from_name(key),
+            Self::NotANumber { key, .. }
+            | Self::OutOfRange { key, .. }
+            | Self::NotABoolean { key, .. } => Setting::from_name(key),
             Self::Backend { .. } => Setting::from_name("backend"),
             Self::TooNew { key, .. } => Setting::from_name(key),
             Self::UnknownKey { .. } | Self::Syntax { .. } => None,
@@ -79,10 +104,22 @@ pub struct Excerpt {
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // One column per character: tabs and line ends become spaces.
-        let line: String = self.text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let line: String = self
+            .text
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
         let column = self.text[..self.offset].chars().count();
-        let carets = self.text[self.offset..self.offset + self.length].chars().count().max(1);
+        let carets = self.text[self.offset..self.offset + self.length]
+            .chars()
+            .count()
+            .max(1);
         // Format widths end at 65,535, so they are not used here.
-        write!(f, "  `{line}`\n   {}{}", " ".repeat(column), "^".repeat(carets))
+        write!(
+            f,
+            "  `{line}`\n   {}{}",
+            " ".repeat(column),
+            "^".repeat(carets)
+        )
     }
 }

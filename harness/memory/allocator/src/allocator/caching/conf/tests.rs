@@ -9,7 +9,13 @@ fn parse(text: &str) -> Config {
 
 #[test]
 fn the_empty_string_and_blanks_are_the_default() {
-    for text in ["", "  ", "backend:native", "expandable_segments:False,", "pinned_use_background_threads:True"] {
+    for text in [
+        "",
+        "  ",
+        "backend:native",
+        "expandable_segments:False,",
+        "pinned_use_background_threads:True",
+    ] {
         assert_eq!(parse(text), Config::default(), "{text}");
     }
     assert_eq!(Config::default().to_string(), "");
@@ -18,45 +24,102 @@ fn the_empty_string_and_blanks_are_the_default() {
 #[test]
 fn a_number_ends_at_the_first_other_character_and_wraps_below_zero() {
     let largest = Bytes(u64::MAX - 0xF_FFFF);
-    let sizes = [("64", Bytes::mib(64)), ("64.5", Bytes::mib(64)), ("64abc", Bytes::mib(64)), (" 6 4 ", Bytes::mib(64))];
-    for (text, size) in sizes.into_iter().chain([("+20", Bytes::mib(20)), ("-1", largest), ("18446744073709551615", largest)]) {
-        assert_eq!(parse(&format!("max_split_size_mb:{text},")).max_split_size, Some(size), "{text}");
+    let sizes = [
+        ("64", Bytes::mib(64)),
+        ("64.5", Bytes::mib(64)),
+        ("64abc", Bytes::mib(64)),
+        (" 6 4 ", Bytes::mib(64)),
+    ];
+    for (text, size) in sizes.into_iter().chain([
+        ("+20", Bytes::mib(20)),
+        ("-1", largest),
+        ("18446744073709551615", largest),
+    ]) {
+        assert_eq!(
+            parse(&format!("max_split_size_mb:{text},")).max_split_size,
+            Some(size),
+            "{text}"
+        );
     }
-    for (text, value) in [(".5", 0.5), ("5e-1", 0.5), ("0.25xyz", 0.25), ("0.25e", 0.25), ("+0.25", 0.25)] {
-        assert_eq!(parse(&format!("garbage_collection_threshold:{text}")).garbage_collection_threshold, Some(value), "{text}");
+    for (text, value) in [
+        (".5", 0.5),
+        ("5e-1", 0.5),
+        ("0.25xyz", 0.25),
+        ("0.25e", 0.25),
+        ("+0.25", 0.25),
+    ] {
+        assert_eq!(
+            parse(&format!("garbage_collection_threshold:{text}")).garbage_collection_threshold,
+            Some(value),
+            "{text}"
+        );
     }
-    assert_eq!(parse("per_process_memory_fraction:-0.0").memory_fraction.limit(Bytes::gib(1)), Some(Bytes::ZERO));
+    assert_eq!(
+        parse("per_process_memory_fraction:-0.0")
+            .memory_fraction
+            .limit(Bytes::gib(1)),
+        Some(Bytes::ZERO)
+    );
 }
 
 #[test]
 fn the_segment_size_applies_to_other_settings_at_any_position() {
     let config = parse("max_split_size_mb:11,large_segment_size_mb:11");
-    assert_eq!((config.max_split_size, config.max_non_split_rounding), (Some(Bytes::mib(11)), Bytes::mib(11)));
-    let error = Config::parse("max_split_size_mb:32,large_segment_size_mb:64").expect_err("32 is below 64");
-    assert_eq!(error.rule(), "max_split_size_mb must be at least large_segment_size_mb, which is 64");
+    assert_eq!(
+        (config.max_split_size, config.max_non_split_rounding),
+        (Some(Bytes::mib(11)), Bytes::mib(11))
+    );
+    let error =
+        Config::parse("max_split_size_mb:32,large_segment_size_mb:64").expect_err("32 is below 64");
+    assert_eq!(
+        error.rule(),
+        "max_split_size_mb must be at least large_segment_size_mb, which is 64"
+    );
     assert_eq!((error.offset(), error.length()), (18, 2));
 }
 
 #[test]
 fn the_last_value_of_a_repeated_setting_counts() {
-    assert_eq!(parse("max_split_size_mb:64,max_split_size_mb:128").max_split_size, Some(Bytes::mib(128)));
+    assert_eq!(
+        parse("max_split_size_mb:64,max_split_size_mb:128").max_split_size,
+        Some(Bytes::mib(128))
+    );
     let config = parse("roundup_power2_divisions:4,roundup_power2_divisions:[64:8]");
-    assert_eq!(config.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4]);
-    assert!(Config::parse("max_split_size_mb:19,max_split_size_mb:128").is_err(), "each is checked");
+    assert_eq!(
+        config.roundup_power2_divisions,
+        [8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4]
+    );
+    assert!(
+        Config::parse("max_split_size_mb:19,max_split_size_mb:128").is_err(),
+        "each is checked"
+    );
 }
 
 #[test]
 fn intervals_missing_in_a_list_are_not_rounded() {
     for (list, expected) in [
-        ("[64:8,256:4,>:1]", [8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1]),
-        ("[64:8,256:4]", [8, 8, 8, 8, 8, 8, 8, 0, 4, 0, 0, 0, 0, 0, 0, 0]),
+        (
+            "[64:8,256:4,>:1]",
+            [8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1],
+        ),
+        (
+            "[64:8,256:4]",
+            [8, 8, 8, 8, 8, 8, 8, 0, 4, 0, 0, 0, 0, 0, 0, 0],
+        ),
         ("[>:4]", [0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
-        ("[>:4,2:8]", [8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]),
+        (
+            "[>:4,2:8]",
+            [8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
+        ),
         ("[1048576:2,]", [2; 16]),
         ("[32768:0,>:2]", [0; 16]),
         ("[]", [0; 16]),
     ] {
-        assert_eq!(parse(&format!("roundup_power2_divisions:{list}")).roundup_power2_divisions, expected, "{list}");
+        assert_eq!(
+            parse(&format!("roundup_power2_divisions:{list}")).roundup_power2_divisions,
+            expected,
+            "{list}"
+        );
     }
 }
 
@@ -92,7 +155,11 @@ fn settings_that_pytorch_refuses_are_refused_with_their_place() {
         ("roundup_power2_divisions:[64]", 28, 1),
         ("roundup_power2_divisions:[63:8]", 26, 2),
         ("roundup_power2_divisions:[64:3]", 29, 1),
-        ("roundup_power2_divisions:[64:8]max_split_size_mb:64", 31, 17),
+        (
+            "roundup_power2_divisions:[64:8]max_split_size_mb:64",
+            31,
+            17,
+        ),
         ("pinned_use_background_threads:1", 30, 1),
         ("pinned_num_register_threads:256", 28, 3),
         ("pinned_reserve_segment_size_mb:0", 31, 1),
@@ -107,39 +174,71 @@ fn settings_that_pytorch_refuses_are_refused_with_their_place() {
         ("per_process_memory_fraction:0x1p-1", 28, 6),
     ] {
         let error = Config::parse(text).expect_err(text);
-        assert_eq!((error.offset(), error.length()), (offset, length), "{error}");
+        assert_eq!(
+            (error.offset(), error.length()),
+            (offset, length),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn settings_and_their_rules_depend_on_the_version() {
     let parse_for = |version, text| Config::parse_for(version, text);
-    let error = parse_for(TorchVersion::V2_9, "max_split_size_mb:64,per_process_memory_fraction:0.5").expect_err("2.10 added it");
-    assert_eq!(error.rule(), "PyTorch 2.9 has no setting `per_process_memory_fraction`: PyTorch 2.10 added it");
+    let error = parse_for(
+        TorchVersion::V2_9,
+        "max_split_size_mb:64,per_process_memory_fraction:0.5",
+    )
+    .expect_err("2.10 added it");
+    assert_eq!(
+        error.rule(),
+        "PyTorch 2.9 has no setting `per_process_memory_fraction`: PyTorch 2.10 added it"
+    );
     assert_eq!((error.offset(), error.length()), (21, 27));
     assert_eq!(
-        parse_for(TorchVersion::V2_9, "max_split_size_mb:20").expect_err("too small").rule(),
+        parse_for(TorchVersion::V2_9, "max_split_size_mb:20")
+            .expect_err("too small")
+            .rule(),
         "max_split_size_mb must be at least 21"
     );
     assert!(parse_for(TorchVersion::V2_10, "max_split_size_mb:20").is_ok());
     let list = "roundup_power2_divisions:[64:8,256:4,>:1]";
-    let divisions = |version| parse_for(version, list).expect("it is valid").roundup_power2_divisions[8];
-    assert_eq!((divisions(TorchVersion::V2_9), divisions(TorchVersion::V2_10)), (1, 4));
-    let reserve = |text: &str| {
-        parse(&format!("expandable_segments_reserve:{text}")).expandable_segments_reserve.map(|reserve| reserve.of(Bytes::gib(80)))
+    let divisions = |version| {
+        parse_for(version, list)
+            .expect("it is valid")
+            .roundup_power2_divisions[8]
     };
-    assert_eq!(["0.5", "2", "40G", "1.5g"].map(|text| reserve(text).expect("it is given").0 >> 29), [80, 180, 80, 3]);
+    assert_eq!(
+        (
+            divisions(TorchVersion::V2_9),
+            divisions(TorchVersion::V2_10)
+        ),
+        (1, 4)
+    );
+    let reserve = |text: &str| {
+        parse(&format!("expandable_segments_reserve:{text}"))
+            .expandable_segments_reserve
+            .map(|reserve| reserve.of(Bytes::gib(80)))
+    };
+    assert_eq!(
+        ["0.5", "2", "40G", "1.5g"].map(|text| reserve(text).expect("it is given").0 >> 29),
+        [80, 180, 80, 3]
+    );
 }
 
 #[test]
 fn an_error_quotes_the_string_and_points_at_the_character() {
-    let error = Config::parse("backend:native, roundup_power2_divisions:[64:3]").expect_err("3 is no power of two");
+    let error = Config::parse("backend:native, roundup_power2_divisions:[64:3]")
+        .expect_err("3 is no power of two");
     let shown = "the divisions of an interval must be a power of two, or 0 for none\n\
                  \x20 `backend:native, roundup_power2_divisions:[64:3]`\n\
                  \x20                                               ^";
     assert_eq!(error.to_string(), shown);
     assert!(parse("expandable_segments:True").expandable_segments);
-    assert!(!parse("expandable_segments:True,expandable_segments:False").expandable_segments, "the last value counts");
+    assert!(
+        !parse("expandable_segments:True,expandable_segments:False").expandable_segments,
+        "the last value counts"
+    );
 }
 
 fn divisions() -> impl Strategy<Value = u64> {
@@ -184,7 +283,8 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_parsed_or_refused_with_a_place_inside_it(text in "[a-z_:,\\[\\]>0-9. é-]{0,40}|(max_split_size_mb|backend)[:,][ -~]{0,20}") {
+    fn any_text_is_parsed_or_refused_with_a_place_inside_it(text in "[a-z_:,\\[\\]>0-9. \
+         é-]{0,40}|(max_split_size_mb|backend)[:,][ -~]{0,20}") {
         if let Err(error) = Config::parse(&text) {
             prop_assert!(error.offset() + error.length() <= text.len());
             prop_assert_eq!(error.to_string().lines().count(), 3);
@@ -195,22 +295,49 @@ proptest! {
 #[test]
 fn a_setting_without_effect_names_the_missing_one() {
     let idle = |text: &str| Config::parse(text).expect(text).idle_settings().join("; ");
-    let threshold =
-        "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself";
+    let threshold = "garbage_collection_threshold has no effect without \
+         per_process_memory_fraction, unless the program sets a fraction itself";
     assert_eq!(idle("garbage_collection_threshold:0.6"), threshold);
-    assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:1.0"), threshold, "1 means no limit");
-    assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:0.9"), "");
-    assert_eq!(idle("expandable_segments_reserve:0.5"), "expandable_segments_reserve has no effect without expandable_segments");
-    assert_eq!(idle("expandable_segments_reserve:0.5,expandable_segments:True"), "");
-    assert_eq!(idle("max_non_split_rounding_mb:64"), "max_non_split_rounding_mb has no effect without max_split_size_mb");
-    assert_eq!(idle("max_non_split_rounding_mb:64,max_split_size_mb:64"), "");
+    assert_eq!(
+        idle("garbage_collection_threshold:0.6,per_process_memory_fraction:1.0"),
+        threshold,
+        "1 means no limit"
+    );
+    assert_eq!(
+        idle("garbage_collection_threshold:0.6,per_process_memory_fraction:0.9"),
+        ""
+    );
+    assert_eq!(
+        idle("expandable_segments_reserve:0.5"),
+        "expandable_segments_reserve has no effect without expandable_segments"
+    );
+    assert_eq!(
+        idle("expandable_segments_reserve:0.5,expandable_segments:True"),
+        ""
+    );
+    assert_eq!(
+        idle("max_non_split_rounding_mb:64"),
+        "max_non_split_rounding_mb has no effect without max_split_size_mb"
+    );
+    assert_eq!(
+        idle("max_non_split_rounding_mb:64,max_split_size_mb:64"),
+        ""
+    );
     assert_eq!(idle(""), "");
 }
 
 #[test]
 fn an_error_late_in_a_long_text_is_shown_at_its_place() {
     let conf = format!("{}max_splt:1", "max_split_size_mb:200,".repeat(4_000));
-    let told = Config::parse(&conf).expect_err("there is no such setting").to_string();
+    let told = Config::parse(&conf)
+        .expect_err("there is no such setting")
+        .to_string();
     let carets = told.lines().last().expect("the last line has the carets");
-    assert_eq!((told.contains("max_splt"), carets.trim_start().chars().all(|c| c == '^')), (true, true));
+    assert_eq!(
+        (
+            told.contains("max_splt"),
+            carets.trim_start().chars().all(|c| c == '^')
+        ),
+        (true, true)
+    );
 }

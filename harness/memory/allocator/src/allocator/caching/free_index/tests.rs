@@ -9,7 +9,13 @@ use crate::{stats::PoolKind, units::Bytes};
 
 /// Sizes that share bins, sizes that do not, and many equal ones.
 fn sizes() -> impl Strategy<Value = u64> {
-    let units = prop_oneof![1_u64..20, 4090_u64..4110, 8180_u64..8200, (0_u64..40).prop_map(|n| (1 << 20) + n), 1_u64..1 << 30];
+    let units = prop_oneof![
+        1_u64..20,
+        4090_u64..4110,
+        8180_u64..8200,
+        (0_u64..40).prop_map(|n| (1 << 20) + n),
+        1_u64..1 << 30
+    ];
     units.prop_map(|units| units * BLOCK_UNIT)
 }
 

@@ -15,6 +15,9 @@ fn a_release_is_its_version_and_others_become_the_nearest() {
         assert_eq!(version.covers(text), is_covered, "{text}");
     }
     for text in ["", "2", "two", "2.x", "v2.9"] {
-        assert_eq!(text.parse::<TorchVersion>(), Err(TorchVersionError(text.to_owned())));
+        assert_eq!(
+            text.parse::<TorchVersion>(),
+            Err(TorchVersionError(text.to_owned()))
+        );
     }
 }

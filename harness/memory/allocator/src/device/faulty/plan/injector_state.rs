@@ -1,5 +1,6 @@
-//! [`InjectorState`]: the progress of a run's faults, for another process. One process plans the faults and another one makes the
-//! calls. Both have an [`Injector`]; the first takes over the state that the second sends.
+//! [`InjectorState`]: the progress of a run's faults, for another process. One process plans the
+//! faults and another one makes the calls. Both have an [`Injector`]; the first takes over the
+//! state that the second sends.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,8 +19,16 @@ impl Injector {
     /// The state for a new process: the counts continue, and its device works.
     pub fn state_of_new_process(&self) -> InjectorState {
         let state = self.state();
-        let plan = Plan { broken: None, stuck: None, ..state.plan.clone() };
-        InjectorState { plan, calls: state.log.is_some().then(Vec::new), struck: Vec::new() }
+        let plan = Plan {
+            broken: None,
+            stuck: None,
+            ..state.plan.clone()
+        };
+        InjectorState {
+            plan,
+            calls: state.log.is_some().then(Vec::new),
+            struck: Vec::new(),
+        }
     }
 
     /// Makes the injector of a new process.
@@ -34,7 +43,11 @@ impl Injector {
     pub fn take_state(&self) -> InjectorState {
         let mut state = self.state();
         let calls = state.log.as_mut().map(|log| std::mem::take(&mut log.calls));
-        InjectorState { plan: state.plan.clone(), calls, struck: std::mem::take(&mut state.struck) }
+        InjectorState {
+            plan: state.plan.clone(),
+            calls,
+            struck: std::mem::take(&mut state.struck),
+        }
     }
 
     /// Takes over the state of another process.

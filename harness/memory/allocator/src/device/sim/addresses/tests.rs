@@ -5,35 +5,65 @@ use super::*;
 #[test]
 fn without_reuse_freed_addresses_are_used_last() {
     let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Up);
-    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(100), Some(110)));
+    assert_eq!(
+        (addresses.take(Bytes(8)), addresses.take(Bytes(8))),
+        (Some(100), Some(110))
+    );
     addresses.give_back(100, Bytes(8));
-    assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8))), (None, Some(120)));
-    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), None));
+    assert_eq!(
+        (addresses.take(Bytes(9)), addresses.take(Bytes(8))),
+        (None, Some(120))
+    );
+    assert_eq!(
+        (addresses.take(Bytes(8)), addresses.take(Bytes(1))),
+        (Some(100), None)
+    );
 }
 
 #[test]
 fn downward_order_starts_at_the_highest_address() {
     let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Down);
-    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(120), Some(110)));
+    assert_eq!(
+        (addresses.take(Bytes(8)), addresses.take(Bytes(8))),
+        (Some(120), Some(110))
+    );
     addresses.give_back(120, Bytes(8));
-    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), Some(120), None));
+    assert_eq!(
+        (
+            addresses.take(Bytes(8)),
+            addresses.take(Bytes(8)),
+            addresses.take(Bytes(1))
+        ),
+        (Some(100), Some(120), None)
+    );
     let mut addresses = Addresses::new(100..130, Bytes::ZERO, AddressOrder::Down);
     addresses.take_at(110, Bytes(10));
-    assert_eq!((addresses.take(Bytes(4)), addresses.take(Bytes(8))), (Some(106), None));
+    assert_eq!(
+        (addresses.take(Bytes(4)), addresses.take(Bytes(8))),
+        (Some(106), None)
+    );
 }
 
 #[test]
 fn a_given_stretch_is_used_once() {
     let mut addresses = Addresses::new(100..200, Bytes::ZERO, AddressOrder::Reuse);
     addresses.take_at(110, Bytes(10));
-    assert_eq!((addresses.take(Bytes(10)), addresses.take(Bytes(5))), (Some(100), Some(120)), "the lowest free addresses");
+    assert_eq!(
+        (addresses.take(Bytes(10)), addresses.take(Bytes(5))),
+        (Some(100), Some(120)),
+        "the lowest free addresses"
+    );
     addresses.give_back(110, Bytes(10));
     addresses.take_at(112, Bytes(4));
     let starts: Vec<_> = (0..3).filter_map(|_| addresses.take(Bytes(2))).collect();
     assert_eq!(starts, [110, 116, 118]);
     addresses.take_at(50, Bytes(10));
     addresses.take_at(300, Bytes(10));
-    assert_eq!(addresses.take(Bytes(75)), Some(125), "a stretch outside the range uses no part of it");
+    assert_eq!(
+        addresses.take(Bytes(75)),
+        Some(125),
+        "a stretch outside the range uses no part of it"
+    );
 }
 
 #[test]
@@ -44,16 +74,32 @@ fn freed_addresses_are_merged_and_the_lowest_fitting_ones_reused() {
     for start in [110, 130, 120] {
         addresses.give_back(start, Bytes(8));
     }
-    assert_eq!(addresses.take(Bytes(28)), Some(110), "three adjacent stretches");
+    assert_eq!(
+        addresses.take(Bytes(28)),
+        Some(110),
+        "three adjacent stretches"
+    );
     addresses.give_back(110, Bytes(28));
-    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(18)), addresses.take(Bytes(8))), (Some(110), Some(120), Some(140)));
+    assert_eq!(
+        (
+            addresses.take(Bytes(8)),
+            addresses.take(Bytes(18)),
+            addresses.take(Bytes(8))
+        ),
+        (Some(110), Some(120), Some(140))
+    );
     assert_eq!(addresses.take(Bytes(u64::MAX)), None);
 }
 
-/// Segments of a recorded inference on Linux: 100 MiB take regions of 128 MiB downward, and 26 MiB the rest of these, the lowest first.
+/// Segments of a recorded inference on Linux: 100 MiB take regions of 128 MiB downward, and 26 MiB
+/// the rest of these, the lowest first.
 #[test]
 fn linux_fills_the_lowest_gap_and_adds_regions_downward() {
-    let mut addresses = Addresses::new(0x7000_0000_0000..0x76ec_7e00_0000, Bytes::ZERO, AddressOrder::Linux);
+    let mut addresses = Addresses::new(
+        0x7000_0000_0000..0x76ec_7e00_0000,
+        Bytes::ZERO,
+        AddressOrder::Linux,
+    );
     let recorded = [
         (100, 0x76ec_7600_0000_u64),
         (100, 0x76ec_6e00_0000),
@@ -78,20 +124,42 @@ fn linux_fills_the_lowest_gap_and_adds_regions_downward() {
 #[test]
 fn linux_reuses_the_addresses_of_empty_regions_from_the_top() {
     let mut addresses = Addresses::new(0..1 << 40, Bytes::ZERO, AddressOrder::Linux);
-    let starts: Vec<u64> = (0..4).filter_map(|_| addresses.take(Bytes::mib(20))).collect();
-    assert!(starts.is_sorted_by(|one, next| one - next == REGION), "{starts:?}");
+    let starts: Vec<u64> = (0..4)
+        .filter_map(|_| addresses.take(Bytes::mib(20)))
+        .collect();
+    assert!(
+        starts.is_sorted_by(|one, next| one - next == REGION),
+        "{starts:?}"
+    );
     addresses.give_back(starts[0], Bytes::mib(20));
     addresses.give_back(starts[1], Bytes::mib(20));
     addresses.give_back(starts[2], Bytes::mib(20));
-    assert_eq!(addresses.take(Bytes::mib(40)), Some(starts[1]), "a region of 64 MiB at the top of 96 free ones");
-    assert_eq!(addresses.take(Bytes::mib(20)), Some(starts[1] + (40 << 20)), "the rest of that region");
-    assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[3] - REGION), "a free region is too small to align another one in it");
+    assert_eq!(
+        addresses.take(Bytes::mib(40)),
+        Some(starts[1]),
+        "a region of 64 MiB at the top of 96 free ones"
+    );
+    assert_eq!(
+        addresses.take(Bytes::mib(20)),
+        Some(starts[1] + (40 << 20)),
+        "the rest of that region"
+    );
+    assert_eq!(
+        addresses.take(Bytes::mib(30)),
+        Some(starts[3] - REGION),
+        "a free region is too small to align another one in it"
+    );
     addresses.give_back(starts[3] - REGION, Bytes::mib(30));
     addresses.give_back(starts[3], Bytes::mib(20));
-    assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[2]), "all addresses below it are free");
+    assert_eq!(
+        addresses.take(Bytes::mib(30)),
+        Some(starts[2]),
+        "all addresses below it are free"
+    );
 }
 
-/// Replays the segments of a real GPU. Returns the share of pairs of equal segments, both live, that have the recorded order, by order of addresses.
+/// Replays the segments of a real GPU. Returns the share of pairs of equal segments, both live,
+/// that have the recorded order, by order of addresses.
 fn agreement(recorded: &str, order: AddressOrder) -> f64 {
     const UNIT: u64 = 2 << 20;
     let mut addresses = Addresses::new(0..1 << 46, Bytes::ZERO, order);
@@ -99,7 +167,10 @@ fn agreement(recorded: &str, order: AddressOrder) -> f64 {
     let (mut agree, mut pairs) = (0, 0);
     for line in recorded.lines().filter(|line| !line.starts_with('#')) {
         let (size, address) = line.split_once(' ').unwrap();
-        let (size, address) = (size.parse::<u64>().unwrap() * UNIT, address.parse().unwrap());
+        let (size, address) = (
+            size.parse::<u64>().unwrap() * UNIT,
+            address.parse().unwrap(),
+        );
         if size == 0 {
             let (start, size) = live.remove(&address).unwrap();
             addresses.give_back(start, Bytes(size));
@@ -118,18 +189,41 @@ fn agreement(recorded: &str, order: AddressOrder) -> f64 {
     agree as f64 / pairs as f64
 }
 
-/// PyTorch takes the lowest of equal blocks, so the order of segments decides which block it takes. The driver places host memory in the same address
-/// space, which recordings do not show: a server that frees often agrees less.
+/// PyTorch takes the lowest of equal blocks, so the order of segments decides which block it takes.
+/// The driver places host memory in the same address space, which recordings do not show: a server
+/// that frees often agrees less.
 #[test]
 fn the_orders_of_drivers_agree_with_recordings_of_real_gpus() {
-    let [inference, fragmentation, server, training] =
-        ["linux-inference", "linux-fragmentation", "linux-server", "wsl-training"].map(|name| {
-            let path = format!("{}/src/device/sim/addresses/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
-            std::fs::read_to_string(path).unwrap()
-        });
-    let percent = |recorded: &str, orders: [AddressOrder; 2]| orders.map(|order| (100.0 * agreement(recorded, order)).round());
-    assert_eq!(percent(&inference, [AddressOrder::Linux, AddressOrder::Up]), [100.0, 1.0]);
-    assert_eq!(percent(&fragmentation, [AddressOrder::Linux, AddressOrder::Up]), [100.0, 21.0]);
-    assert_eq!(percent(&server, [AddressOrder::Linux, AddressOrder::Up]), [94.0, 30.0]);
-    assert_eq!(percent(&training, [AddressOrder::Reuse, AddressOrder::Linux]), [100.0, 7.0]);
+    let [inference, fragmentation, server, training] = [
+        "linux-inference",
+        "linux-fragmentation",
+        "linux-server",
+        "wsl-training",
+    ]
+    .map(|name| {
+        let path = format!(
+            "{}/src/device/sim/addresses/recorded/{name}.txt",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        std::fs::read_to_string(path).unwrap()
+    });
+    let percent = |recorded: &str, orders: [AddressOrder; 2]| {
+        orders.map(|order| (100.0 * agreement(recorded, order)).round())
+    };
+    assert_eq!(
+        percent(&inference, [AddressOrder::Linux, AddressOrder::Up]),
+        [100.0, 1.0]
+    );
+    assert_eq!(
+        percent(&fragmentation, [AddressOrder::Linux, AddressOrder::Up]),
+        [100.0, 21.0]
+    );
+    assert_eq!(
+        percent(&server, [AddressOrder::Linux, AddressOrder::Up]),
+        [94.0, 30.0]
+    );
+    assert_eq!(
+        percent(&training, [AddressOrder::Reuse, AddressOrder::Linux]),
+        [100.0, 7.0]
+    );
 }

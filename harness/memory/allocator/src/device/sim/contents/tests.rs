@@ -6,7 +6,9 @@ use crate::units::Bytes;
 const SPACE: u64 = 64;
 
 fn a_range() -> impl Strategy<Value = MemoryRange> {
-    (0..SPACE - 1).prop_flat_map(|start| (Just(start), 1..SPACE - start)).prop_map(|(start, len)| range(start, len))
+    (0..SPACE - 1)
+        .prop_flat_map(|start| (Just(start), 1..SPACE - start))
+        .prop_map(|(start, len)| range(start, len))
 }
 
 fn range(start: u64, len: u64) -> MemoryRange {
@@ -83,6 +85,14 @@ fn a_part_of_a_fill_verifies_with_a_rotated_tag() {
     let tag = Tag(0x0807_0605_0403_0201);
     contents.fill(range(3, 50), tag);
     assert_eq!(contents.mismatch(range(3 + 16, 11), tag), None);
-    assert_eq!(contents.mismatch(range(3 + 17, 11), tag).map(|mismatch| mismatch.at), Some(DevicePtr(20)));
-    assert_eq!(contents.mismatch(range(3 + 17, 11), Tag(tag.0.rotate_right(8))), None);
+    assert_eq!(
+        contents
+            .mismatch(range(3 + 17, 11), tag)
+            .map(|mismatch| mismatch.at),
+        Some(DevicePtr(20))
+    );
+    assert_eq!(
+        contents.mismatch(range(3 + 17, 11), Tag(tag.0.rotate_right(8))),
+        None
+    );
 }

@@ -17,11 +17,26 @@ impl Plain {
             State::Free => true,
             State::FreeBehind(behind, tick) => races.is_ordered(slot, behind, tick),
         };
-        let fitting = self.0.iter().filter(|(_, piece)| piece.size >= size && usable(piece.state));
+        let fitting = self
+            .0
+            .iter()
+            .filter(|(_, piece)| piece.size >= size && usable(piece.state));
         let (&start, &piece) = fitting.min_by_key(|(start, piece)| (piece.size, **start))?;
-        self.0.insert(start, Piece { size, state: State::Live });
+        self.0.insert(
+            start,
+            Piece {
+                size,
+                state: State::Live,
+            },
+        );
         if piece.size > size {
-            self.0.insert(start + size.0, Piece { size: piece.size - size, state: piece.state });
+            self.0.insert(
+                start + size.0,
+                Piece {
+                    size: piece.size - size,
+                    state: piece.state,
+                },
+            );
         }
         Some(start)
     }
@@ -34,9 +49,16 @@ impl Plain {
             {
                 piece.state = State::Free;
             }
-            let last = settled.last_entry().filter(|last| *last.key() + last.get().size.0 == start);
+            let last = settled
+                .last_entry()
+                .filter(|last| *last.key() + last.get().size.0 == start);
             match last.and_then(|last| Some((joined(last.get().state, piece.state)?, last))) {
-                Some((state, mut last)) => *last.get_mut() = Piece { size: last.get().size + piece.size, state },
+                Some((state, mut last)) => {
+                    *last.get_mut() = Piece {
+                        size: last.get().size + piece.size,
+                        state,
+                    }
+                }
                 None => drop(settled.insert(start, piece)),
             }
         }

@@ -9,9 +9,20 @@ const EVENTS: usize = 3;
 /// One step of a program; streams and events by index.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Access { stream: usize, kind: AccessKind, start: u64, end: u64 },
-    Record { event: usize, stream: usize },
-    Wait { stream: usize, event: usize },
+    Access {
+        stream: usize,
+        kind: AccessKind,
+        start: u64,
+        end: u64,
+    },
+    Record {
+        event: usize,
+        stream: usize,
+    },
+    Wait {
+        stream: usize,
+        event: usize,
+    },
     HostWaitsForEvent(usize),
     HostWaitsForStream(usize),
     HostWaitsForAll,
@@ -33,7 +44,8 @@ fn a_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The explicit happens-before graph: each node has the set of nodes before it, including itself, as bits.
+/// The explicit happens-before graph: each node has the set of nodes before it, including itself,
+/// as bits.
 #[derive(Default)]
 struct Graph {
     nodes: usize,
@@ -59,13 +71,22 @@ impl Graph {
     fn races_with(&self, stream: usize, kind: AccessKind, start: u64, end: u64) -> Vec<Step> {
         let before = self.streams[stream] | self.host;
         let racing = |&&(node, earlier): &&(u128, Step)| match earlier {
-            Step::Access { kind: other, start: from, end: to, .. } => {
+            Step::Access {
+                kind: other,
+                start: from,
+                end: to,
+                ..
+            } => {
                 let conflicting = kind == AccessKind::Write || other == AccessKind::Write;
                 conflicting && from < end && start < to && before & node == 0
             }
             _ => false,
         };
-        self.accesses.iter().filter(racing).map(|&(_, step)| step).collect()
+        self.accesses
+            .iter()
+            .filter(racing)
+            .map(|&(_, step)| step)
+            .collect()
     }
 }
 
@@ -81,15 +102,29 @@ impl Checked {
     fn new() -> Self {
         let mut races = Races::default();
         let slots = std::array::from_fn(|_| races.add_stream());
-        Self { races, slots, clocks: Default::default(), graph: Graph::default() }
+        Self {
+            races,
+            slots,
+            clocks: Default::default(),
+            graph: Graph::default(),
+        }
     }
 
     /// Applies the step to both. For an access, returns both answers.
     fn step(&mut self, step: Step) -> Option<(Result<(), Conflict>, Vec<Step>)> {
         match step {
-            Step::Access { stream, kind, start, end } => {
+            Step::Access {
+                stream,
+                kind,
+                start,
+                end,
+            } => {
                 let expected = self.graph.races_with(stream, kind, start, end);
-                let access = Access { kind, stream: StreamId(stream as u32), place: CallSite(0) };
+                let access = Access {
+                    kind,
+                    stream: StreamId(stream as u32),
+                    place: CallSite(0),
+                };
                 let range = MemoryRange::new(DevicePtr(start), Bytes(end - start));
                 let result = self.races.access(self.slots[stream], range, access);
                 if result.is_ok() {
@@ -99,12 +134,14 @@ impl Checked {
                 return Some((result.map(drop), expected));
             }
             Step::Record { event, stream } => {
-                self.races.record(self.slots[stream], &mut self.clocks[event]);
+                self.races
+                    .record(self.slots[stream], &mut self.clocks[event]);
                 self.graph.submit(stream);
                 self.graph.events[event] = self.graph.streams[stream];
             }
             Step::Wait { stream, event } => {
-                self.races.stream_joins(self.slots[stream], &self.clocks[event]);
+                self.races
+                    .stream_joins(self.slots[stream], &self.clocks[event]);
                 self.graph.submit(stream);
                 self.graph.streams[stream] |= self.graph.events[event];
             }
@@ -118,7 +155,11 @@ impl Checked {
             }
             Step::HostWaitsForAll => {
                 self.races.host_joins_all();
-                self.graph.host = self.graph.streams.iter().fold(self.graph.host, |all, stream| all | stream);
+                self.graph.host = self
+                    .graph
+                    .streams
+                    .iter()
+                    .fold(self.graph.host, |all, stream| all | stream);
             }
             Step::ReplaceStream(stream) => {
                 self.races.remove_stream(self.slots[stream]);
@@ -143,7 +184,8 @@ proptest! {
                 Err(Conflict { range, first }) => prop_assert!(
                     expected.iter().any(|earlier| matches!(*earlier, Step::Access { stream, kind, start, end }
                         if (stream as u32, kind) == (first.stream.0, first.kind) && start <= range.start.0 && range.end().0 <= end)),
-                    "the detector reports a race of {step:?} with {first:?} on {range}, expected {expected:?}"
+                    "the detector reports a race of {step:?} with {first:?} on {range}, expected \
+                     {expected:?}"
                 ),
             }
         }

@@ -1,8 +1,10 @@
-//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its purpose.
+//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other
+//! rank, whatever its purpose.
 //!
-//! A collective completes when every rank has called it with the same operation and byte count. If they differ, the behavior is undefined
-//! and usually a hang (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
-//! report their calls, and [`Matcher::advance`] reports the first mismatch.
+//! A collective completes when every rank has called it with the same operation and byte count. If
+//! they differ, the behavior is undefined and usually a hang
+//! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing
+//! waits here: ranks report their calls, and [`Matcher::advance`] reports the first mismatch.
 
 use std::{collections::VecDeque, fmt};
 
@@ -20,7 +22,8 @@ pub(super) enum Purpose {
     /// All ranks receive the bucket order of rank 0.
     #[display("the broadcast of the order of buckets")]
     Buckets,
-    /// All ranks receive the model buffers of rank 0, for example the running means of `batch_norm`.
+    /// All ranks receive the model buffers of rank 0, for example the running means of
+    /// `batch_norm`.
     #[display("the broadcast of the model's buffers")]
     Buffers,
     /// Averages the gradients of a bucket.
@@ -66,10 +69,18 @@ impl Collective {
 
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { purpose, bytes, iteration, attempt } = self;
+        let Self {
+            purpose,
+            bytes,
+            iteration,
+            attempt,
+        } = self;
         match iteration {
             0 => write!(f, "{purpose} ({bytes}, before the first iteration)"),
-            _ => write!(f, "{purpose} ({bytes}, iteration {iteration}, attempt {attempt})"),
+            _ => write!(
+                f,
+                "{purpose} ({bytes}, iteration {iteration}, attempt {attempt})"
+            ),
         }
     }
 }
@@ -115,7 +126,10 @@ pub(super) struct Mismatch {
 
 impl Matcher {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { ranks: vec![Calls::default(); ranks], matched: 0 }
+        Self {
+            ranks: vec![Calls::default(); ranks],
+            matched: 0,
+        }
     }
 
     pub(super) fn call(&mut self, rank: usize, collective: Collective) {
@@ -129,10 +143,17 @@ impl Matcher {
     /// Completes the collectives that every rank has called.
     pub(super) fn advance(&mut self) -> Option<Mismatch> {
         loop {
-            let fronts: Vec<Collective> = self.ranks.iter().filter_map(|rank| rank.waiting.front().copied()).collect();
+            let fronts: Vec<Collective> = self
+                .ranks
+                .iter()
+                .filter_map(|rank| rank.waiting.front().copied())
+                .collect();
             let first = fronts.first()?;
             if fronts.len() < self.ranks.len() {
-                let never_comes = self.ranks.iter().any(|rank| rank.waiting.is_empty() && rank.ended.is_some());
+                let never_comes = self
+                    .ranks
+                    .iter()
+                    .any(|rank| rank.waiting.is_empty() && rank.ended.is_some());
                 return never_comes.then(|| self.mismatch(Trouble::Hang));
             }
             if !fronts.iter().all(|other| other.belongs_to(first)) {
@@ -149,14 +170,28 @@ impl Matcher {
     fn mismatch(&self, trouble: Trouble) -> Mismatch {
         let standing = |calls: &Calls| match (calls.waiting.front(), &calls.ended) {
             (Some(own), _) => {
-                let joins = |other: &Calls| other.waiting.front().is_some_and(|front| front.belongs_to(own));
-                let missing = self.ranks.iter().enumerate().filter(|(_, other)| !joins(other)).map(|(rank, _)| rank);
+                let joins = |other: &Calls| {
+                    other
+                        .waiting
+                        .front()
+                        .is_some_and(|front| front.belongs_to(own))
+                };
+                let missing = self
+                    .ranks
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, other)| !joins(other))
+                    .map(|(rank, _)| rank);
                 Standing::Called(*own, missing.collect())
             }
             (None, Some(why)) => Standing::Ended(why.clone()),
             (None, None) => Standing::Behind,
         };
-        Mismatch { trouble, number: self.matched + 1, ranks: self.ranks.iter().map(standing).collect() }
+        Mismatch {
+            trouble,
+            number: self.matched + 1,
+            ranks: self.ranks.iter().map(standing).collect(),
+        }
     }
 }
 
@@ -178,7 +213,8 @@ impl fmt::Display for Mismatch {
             Trouble::Mixed => {
                 write!(
                     f,
-                    "after {before} that all ranks joined, they call one with the same operation and byte count, so no rank waits, "
+                    "after {before} that all ranks joined, they call one with the same operation \
+                     and byte count, so no rank waits, "
                 )?;
                 f.write_str("but it adds up unrelated data")?;
             }
@@ -186,13 +222,23 @@ impl fmt::Display for Mismatch {
         for (rank, standing) in self.ranks.iter().enumerate() {
             match (standing, self.trouble) {
                 (Standing::Called(collective, others), Trouble::Hang) => {
-                    write!(f, "\nrank {rank} waits in {collective} for {}", names(others))?;
+                    write!(
+                        f,
+                        "\nrank {rank} waits in {collective} for {}",
+                        names(others)
+                    )?;
                 }
                 (Standing::Called(collective, others), Trouble::Mixed) => {
-                    write!(f, "\nrank {rank} is in {collective}, unlike {}", names(others))?;
+                    write!(
+                        f,
+                        "\nrank {rank} is in {collective}, unlike {}",
+                        names(others)
+                    )?;
                 }
                 (Standing::Ended(why), _) => write!(f, "\nrank {rank} {why}")?,
-                (Standing::Behind, _) => write!(f, "\nrank {rank} has not reached this collective")?,
+                (Standing::Behind, _) => {
+                    write!(f, "\nrank {rank} has not reached this collective")?
+                }
             }
         }
         Ok(())

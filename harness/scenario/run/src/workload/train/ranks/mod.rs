@@ -1,8 +1,11 @@
-//! Data-parallel training: each rank trains on its own samples, and the ranks average their gradients.
+//! Data-parallel training: each rank trains on its own samples, and the ranks average their
+//! gradients.
 //!
-//! The ranks take turns. Each has its own program on the rig's device with a memory limit, as in `programs:`. A rank's allocations do not
-//! depend on other ranks, except for the decision to retry. So each rank runs its iteration with all attempts to the end, and its calls are
-//! matched with the others' afterward. Real host code does not wait for an all-reduce either; it waits when it reads the loss.
+//! The ranks take turns. Each has its own program on the rig's device with a memory limit, as in
+//! `programs:`. A rank's allocations do not depend on other ranks, except for the decision to
+//! retry. So each rank runs its iteration with all attempts to the end, and its calls are matched
+//! with the others' afterward. Real host code does not wait for an all-reduce either; it waits when
+//! it reads the loss.
 //!
 //! * `rank`: one rank, and the parts of an attempt;
 //! * `reducer`: the collectives that a rank calls, and DDP's buckets;
@@ -34,9 +37,17 @@ struct Group<'a> {
     outcomes: Outcomes,
 }
 
-pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
+pub(super) fn run(
+    ctx: &mut RunContext,
+    step: &Step,
+    train: &Train,
+    ranks: &Ranks,
+    mut between: Between<'_>,
+) -> Result<StepResult, Stop> {
     let home = ctx.rig.entered();
-    let programs = std::iter::once(home).chain(ctx.ranks.get(&train.id).into_iter().flatten().copied()).collect::<Vec<_>>();
+    let programs = std::iter::once(home)
+        .chain(ctx.ranks.get(&train.id).into_iter().flatten().copied())
+        .collect::<Vec<_>>();
     let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, ctx);
     let mut group = Group {
         train,
@@ -62,14 +73,34 @@ pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Rank
         ctx.rig.enter(home);
         pause(&mut between, ctx)?;
     }
-    for rank in group.ranks.iter_mut().filter(|rank| rank.totals.ended.is_none() && !rank.is_astray) {
+    for rank in group
+        .ranks
+        .iter_mut()
+        .filter(|rank| rank.totals.ended.is_none() && !rank.is_astray)
+    {
         rank.end(End::Finished, &mut group.matcher);
     }
     let mismatch = mismatch.or_else(|| group.matcher.advance());
-    let Group { ranks, matcher, outcomes, .. } = group;
-    let ends = ranks.into_iter().map(|rank| rank.free(ctx)).collect::<Result<Vec<_>, _>>()?;
+    let Group {
+        ranks,
+        matcher,
+        outcomes,
+        ..
+    } = group;
+    let ends = ranks
+        .into_iter()
+        .map(|rank| rank.free(ctx))
+        .collect::<Result<Vec<_>, _>>()?;
     ctx.rig.enter(home);
-    Ok(outcome::conclude(ctx, step, train, ends, matcher.matched, &outcomes, mismatch))
+    Ok(outcome::conclude(
+        ctx,
+        step,
+        train,
+        ends,
+        matcher.matched,
+        &outcomes,
+        mismatch,
+    ))
 }
 
 impl<'a> Group<'a> {
@@ -83,7 +114,10 @@ impl<'a> Group<'a> {
                 rank.build(ctx, matcher)
             })?;
         }
-        meet(&mut self.ranks.iter_mut().collect::<Vec<_>>(), &mut self.outcomes);
+        meet(
+            &mut self.ranks.iter_mut().collect::<Vec<_>>(),
+            &mut self.outcomes,
+        );
         Ok(())
     }
 
@@ -97,8 +131,15 @@ impl<'a> Group<'a> {
             rank.begin_iteration(iteration + 1, plan.clone());
         }
         let asked: Vec<u64> = self.plans.iter().map(|plan| plan.batch).collect();
-        let done = if self.agrees { self.together(ctx, length)? } else { self.alone(ctx, length)? };
-        meet(&mut self.ranks.iter_mut().collect::<Vec<_>>(), &mut self.outcomes);
+        let done = if self.agrees {
+            self.together(ctx, length)?
+        } else {
+            self.alone(ctx, length)?
+        };
+        meet(
+            &mut self.ranks.iter_mut().collect::<Vec<_>>(),
+            &mut self.outcomes,
+        );
         for ((number, next), asked) in done.into_iter().enumerate().zip(asked) {
             let Some(next) = next else { continue };
             if next.batch != asked {
@@ -110,7 +151,11 @@ impl<'a> Group<'a> {
     }
 
     fn active(&self) -> Vec<usize> {
-        self.ranks.iter().filter(|rank| rank.is_active()).map(|rank| rank.number).collect()
+        self.ranks
+            .iter()
+            .filter(|rank| rank.is_active())
+            .map(|rank| rank.number)
+            .collect()
     }
 
     /// Each rank retries independently. Returns the next plan of each rank that succeeded.
@@ -133,7 +178,10 @@ impl<'a> Group<'a> {
     fn together(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         loop {
             let results = self.attempt(ctx, &self.active(), length)?;
-            if !results.iter().any(|(_, result)| matches!(result, AttemptResult::Succeeded)) {
+            if !results
+                .iter()
+                .any(|(_, result)| matches!(result, AttemptResult::Succeeded))
+            {
                 if self.try_again(ctx, results)? {
                     continue;
                 }
@@ -143,7 +191,8 @@ impl<'a> Group<'a> {
             for (number, result) in results {
                 match result {
                     AttemptResult::Succeeded => nexts.push(self.succeeded(ctx, number)?),
-                    // Too late: the others have finished the iteration or wait in one of its all-reduces.
+                    // Too late: the others have finished the iteration or wait in one of its
+                    // all-reduces.
                     AttemptResult::Failed(error) => {
                         if self.failed(ctx, number, &error)? {
                             self.ranks[number].go_astray(&mut self.matcher);
@@ -157,7 +206,11 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn try_again(&mut self, ctx: &mut RunContext, results: Vec<(usize, AttemptResult)>) -> Result<bool, Stop> {
+    fn try_again(
+        &mut self,
+        ctx: &mut RunContext,
+        results: Vec<(usize, AttemptResult)>,
+    ) -> Result<bool, Stop> {
         let (mut plans, mut given_up, mut goes_on) = (Vec::new(), Vec::new(), true);
         for (number, result) in results {
             match result {
@@ -169,7 +222,9 @@ impl<'a> Group<'a> {
             }
         }
         let agreed = smallest(plans).filter(|_| goes_on);
-        given_up.into_iter().for_each(|number| self.ranks[number].gave_up_attempt(ctx, agreed.is_some()));
+        given_up
+            .into_iter()
+            .for_each(|number| self.ranks[number].gave_up_attempt(ctx, agreed.is_some()));
         for rank in self.ranks.iter_mut().filter(|rank| rank.is_active()) {
             match &agreed {
                 Some(plan) => rank.attempts.plan = plan.clone(),
@@ -180,10 +235,26 @@ impl<'a> Group<'a> {
     }
 
     /// Runs one attempt on some ranks, and returns the number and the result of each.
-    fn attempt(&mut self, ctx: &mut RunContext, numbers: &[usize], length: u64) -> Result<Vec<(usize, AttemptResult)>, Stop> {
-        let Self { ranks, matcher, agrees, outcomes, .. } = self;
-        let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number)).collect();
-        let mut first = |rank: &mut &mut Rank<'_>| rank.within(ctx, |rank, ctx| rank.first_part(ctx, length, matcher));
+    fn attempt(
+        &mut self,
+        ctx: &mut RunContext,
+        numbers: &[usize],
+        length: u64,
+    ) -> Result<Vec<(usize, AttemptResult)>, Stop> {
+        let Self {
+            ranks,
+            matcher,
+            agrees,
+            outcomes,
+            ..
+        } = self;
+        let mut ranks: Vec<&mut Rank<'_>> = ranks
+            .iter_mut()
+            .filter(|rank| numbers.contains(&rank.number))
+            .collect();
+        let mut first = |rank: &mut &mut Rank<'_>| {
+            rank.within(ctx, |rank, ctx| rank.first_part(ctx, length, matcher))
+        };
         let tries: Vec<Attempt> = ranks.iter_mut().map(&mut first).collect::<Result<_, _>>()?;
         let give_up = *agrees && tries.iter().any(|one| one.done.is_err());
         if *agrees {
@@ -191,7 +262,12 @@ impl<'a> Group<'a> {
             meet(&mut ranks, outcomes);
         }
         let second = |(rank, one): (&mut Rank<'_>, Attempt)| {
-            Ok((rank.number, rank.within(ctx, |rank, ctx| rank.second_part(ctx, one, give_up, matcher))?))
+            Ok((
+                rank.number,
+                rank.within(ctx, |rank, ctx| {
+                    rank.second_part(ctx, one, give_up, matcher)
+                })?,
+            ))
         };
         ranks.into_iter().zip(tries).map(second).collect()
     }
@@ -200,7 +276,12 @@ impl<'a> Group<'a> {
         self.ranks[number].within(ctx, Rank::succeeded)
     }
 
-    fn failed(&mut self, ctx: &mut RunContext, number: usize, error: &AllocatorError) -> Result<bool, Stop> {
+    fn failed(
+        &mut self,
+        ctx: &mut RunContext,
+        number: usize,
+        error: &AllocatorError,
+    ) -> Result<bool, Stop> {
         self.ranks[number].within(ctx, |rank, ctx| rank.failed(ctx, error, &mut self.matcher))
     }
 }
@@ -215,7 +296,13 @@ fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
 }
 
 fn smallest(plans: Vec<Plan>) -> Option<Plan> {
-    plans.into_iter().reduce(|least, plan| if plan.asks_for_less_than(&least) { plan } else { least })
+    plans.into_iter().reduce(|least, plan| {
+        if plan.asks_for_less_than(&least) {
+            plan
+        } else {
+            least
+        }
+    })
 }
 
 #[cfg(test)]

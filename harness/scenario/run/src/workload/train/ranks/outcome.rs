@@ -28,10 +28,16 @@ pub(super) struct Outcomes {
 
 impl Outcomes {
     pub(super) fn iteration_ended(&mut self, number: u64, ranks: &[Rank<'_>]) {
-        if ranks.iter().any(|rank| rank.totals.counts.iterations < number) {
+        if ranks
+            .iter()
+            .any(|rank| rank.totals.counts.iterations < number)
+        {
             return;
         }
-        let batches: Vec<u64> = ranks.iter().map(|rank| rank.totals.effective_batch).collect();
+        let batches: Vec<u64> = ranks
+            .iter()
+            .map(|rank| rank.totals.effective_batch)
+            .collect();
         self.iterations += 1;
         self.effective_batch = batches.iter().sum();
         self.samples += self.effective_batch;
@@ -42,7 +48,9 @@ impl Outcomes {
         self.first_unequal.get_or_insert_with(|| {
             let batches: Vec<String> = batches.iter().map(u64::to_string).collect();
             format!(
-                "since iteration {number} the ranks' batches differ ({}): the mean over ranks is not the mean over samples, because a sample of a smaller batch counts more, unless the gradients are weighted",
+                "since iteration {number} the ranks' batches differ ({}): the mean over ranks is \
+                 not the mean over samples, because a sample of a smaller batch counts more, \
+                 unless the gradients are weighted",
                 batches.join(", ")
             )
         });
@@ -58,21 +66,37 @@ pub(super) fn conclude(
     outcomes: &Outcomes,
     mismatch: Option<Mismatch>,
 ) -> StepResult {
-    let mut result = StepResult { reports: reports(train, &ends, matched, outcomes), tables: vec![table(&ends)], ..StepResult::default() };
+    let mut result = StepResult {
+        reports: reports(train, &ends, matched, outcomes),
+        tables: vec![table(&ends)],
+        ..StepResult::default()
+    };
     let recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
-    result.recovery = recovery.map(|record| Recovery { workload: Some(workload(train)), ..record });
+    result.recovery = recovery.map(|record| Recovery {
+        workload: Some(workload(train)),
+        ..record
+    });
     let failed = first_failure(&mut ends);
-    ctx.rank_figures.insert(train.id.clone(), ends.iter().map(figures).collect());
+    ctx.rank_figures
+        .insert(train.id.clone(), ends.iter().map(figures).collect());
     if let Some(mismatch) = mismatch {
         result.outcome = Outcome::Failed;
         let seen = mismatch.to_string();
         result.notes.extend(seen.lines().map(str::to_owned));
         let expected = "the same collectives in the same order from every rank";
-        ctx.rig.note(Finding::new(Invariant::CollectivesMatch, expected, seen));
+        ctx.rig
+            .note(Finding::new(Invariant::CollectivesMatch, expected, seen));
     } else {
         let retries = result.reports[&ReportKey::Retries];
         let became = batch_became(train, result.reports[&ReportKey::FinalBatch]);
-        judge(ctx, step, train, (outcomes.iterations, retries, became), failed, &mut result);
+        judge(
+            ctx,
+            step,
+            train,
+            (outcomes.iterations, retries, became),
+            failed,
+            &mut result,
+        );
     }
     result.notes.extend(outcomes.first_unequal.clone());
     result
@@ -80,17 +104,33 @@ pub(super) fn conclude(
 
 fn first_failure(ends: &mut [RankTotals]) -> Option<(AllocatorError, Option<FailedRequest>)> {
     ends.iter_mut().find_map(|end| match &end.ended {
-        Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.counts.failed_request.take())),
+        Some(End::GaveUp(error) | End::Refused(error)) => {
+            Some((error.clone(), end.counts.failed_request.take()))
+        }
         Some(End::Finished | End::Stopped) | None => None,
     })
 }
 
-fn reports(train: &Train, ends: &[RankTotals], matched: u64, outcomes: &Outcomes) -> BTreeMap<ReportKey, u64> {
-    let of = |key: ReportKey| ends.iter().filter_map(move |end| end.recovery.get(&key)).copied();
+fn reports(
+    train: &Train,
+    ends: &[RankTotals],
+    matched: u64,
+    outcomes: &Outcomes,
+) -> BTreeMap<ReportKey, u64> {
+    let of = |key: ReportKey| {
+        ends.iter()
+            .filter_map(move |end| end.recovery.get(&key))
+            .copied()
+    };
     let most = |key| of(key).max().unwrap_or(0);
     let sum = |key| of(key).sum();
-    let least_batch = if outcomes.iterations == 0 { None } else { of(ReportKey::FinalBatch).min() };
-    let throughput = u128::from(outcomes.samples) * 1_000_000_000 / u128::from(outcomes.time.0.max(1));
+    let least_batch = if outcomes.iterations == 0 {
+        None
+    } else {
+        of(ReportKey::FinalBatch).min()
+    };
+    let throughput =
+        u128::from(outcomes.samples) * 1_000_000_000 / u128::from(outcomes.time.0.max(1));
     BTreeMap::from([
         (ReportKey::Iterations, outcomes.iterations),
         (ReportKey::FirstBatch, train.batches[0]),
@@ -98,17 +138,29 @@ fn reports(train: &Train, ends: &[RankTotals], matched: u64, outcomes: &Outcomes
         (ReportKey::EffectiveBatch, outcomes.effective_batch),
         (ReportKey::Attempts, most(ReportKey::Attempts)),
         (ReportKey::Retries, most(ReportKey::Retries)),
-        (ReportKey::RetriesWithoutProgress, sum(ReportKey::RetriesWithoutProgress)),
+        (
+            ReportKey::RetriesWithoutProgress,
+            sum(ReportKey::RetriesWithoutProgress),
+        ),
         (ReportKey::RetryTime, most(ReportKey::RetryTime)),
-        (ReportKey::Ooms, ends.iter().map(|end| end.counts.ooms).sum()),
-        (ReportKey::RetainedAfterOom, most(ReportKey::RetainedAfterOom)),
+        (
+            ReportKey::Ooms,
+            ends.iter().map(|end| end.counts.ooms).sum(),
+        ),
+        (
+            ReportKey::RetainedAfterOom,
+            most(ReportKey::RetainedAfterOom),
+        ),
         (ReportKey::GivenBack, sum(ReportKey::GivenBack)),
         (ReportKey::HostPeak, 0),
         (ReportKey::HostCopied, 0),
         (ReportKey::Throughput, throughput as u64),
         (ReportKey::Collectives, matched),
         (ReportKey::UnequalBatches, outcomes.unequal),
-        (ReportKey::WaitedForRanks, ends.iter().map(|end| end.waited.0).max().unwrap_or(0)),
+        (
+            ReportKey::WaitedForRanks,
+            ends.iter().map(|end| end.waited.0).max().unwrap_or(0),
+        ),
     ])
 }
 
@@ -122,11 +174,23 @@ fn figures(end: &RankTotals) -> RankFigures {
     ];
     reports.extend(own);
     reports.entry(ReportKey::FinalBatch).or_insert(0);
-    RankFigures { stats: end.stats, reports }
+    RankFigures {
+        stats: end.stats,
+        reports,
+    }
 }
 
 fn table(ends: &[RankTotals]) -> Table {
-    let columns = ["rank", "limit", "peak allocated", "peak reserved", "batch", "attempts", "OOMs", "collectives called"];
+    let columns = [
+        "rank",
+        "limit",
+        "peak allocated",
+        "peak reserved",
+        "batch",
+        "attempts",
+        "OOMs",
+        "collectives called",
+    ];
     let row = |(rank, end): (usize, &RankTotals)| {
         let size = |bytes| Bytes(bytes).to_string();
         vec![
@@ -135,12 +199,20 @@ fn table(ends: &[RankTotals]) -> Table {
             size(end.stats.allocated_bytes.all.peak),
             size(end.stats.reserved_bytes.all.peak),
             end.effective_batch.to_string(),
-            end.recovery.get(&ReportKey::Attempts).copied().unwrap_or(0).to_string(),
+            end.recovery
+                .get(&ReportKey::Attempts)
+                .copied()
+                .unwrap_or(0)
+                .to_string(),
             end.counts.ooms.to_string(),
             end.called.to_string(),
         ]
     };
-    Table { title: "Ranks".to_owned(), columns: columns.map(str::to_owned).to_vec(), rows: ends.iter().enumerate().map(row).collect() }
+    Table {
+        title: "Ranks".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows: ends.iter().enumerate().map(row).collect(),
+    }
 }
 
 /// Merges the records of all ranks' policies into one; attempts name their rank.
@@ -155,13 +227,20 @@ fn merged(records: Vec<Option<Recovery>>) -> Option<Recovery> {
         unlisted: records.iter().map(|record| record.unlisted).sum(),
         lost: records.iter().filter_map(|record| record.lost).max(),
         given_back: records.iter().map(|record| record.given_back).sum(),
-        retained: records.iter().map(|record| record.retained).max().unwrap_or_default(),
+        retained: records
+            .iter()
+            .map(|record| record.retained)
+            .max()
+            .unwrap_or_default(),
         trained: trained(&records),
         ..Recovery::default()
     };
     for (rank, record) in records.into_iter().enumerate() {
         for attempt in record.listed {
-            all.list(Attempt { asked: format!("rank {rank}: {}", attempt.asked), ..attempt });
+            all.list(Attempt {
+                asked: format!("rank {rank}: {}", attempt.asked),
+                ..attempt
+            });
         }
     }
     Some(all)
@@ -169,7 +248,10 @@ fn merged(records: Vec<Option<Recovery>>) -> Option<Recovery> {
 
 /// The total over all ranks, with the plan of the rank with the smallest batch.
 fn trained(records: &[Recovery]) -> Option<Trained> {
-    let all: Vec<&Trained> = records.iter().map(|record| record.trained.as_ref()).collect::<Option<_>>()?;
+    let all: Vec<&Trained> = records
+        .iter()
+        .map(|record| record.trained.as_ref())
+        .collect::<Option<_>>()?;
     let least = all.iter().min_by_key(|trained| trained.final_batch)?;
     Some(Trained {
         final_batch: least.final_batch,

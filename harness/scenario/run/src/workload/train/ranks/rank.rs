@@ -72,7 +72,14 @@ pub(super) enum AttemptResult {
 }
 
 impl<'a> Rank<'a> {
-    pub(super) fn new(number: usize, program: ProgramId, train: &'a Train, ranks: &Ranks, line: u32, ctx: &RunContext) -> Self {
+    pub(super) fn new(
+        number: usize,
+        program: ProgramId,
+        train: &'a Train,
+        ranks: &Ranks,
+        line: u32,
+        ctx: &RunContext,
+    ) -> Self {
         let training = Training::new(train, ctx.stream(&train.stream));
         let reducer = Reducer::new(ranks, &training.memory.sizes, &train.model.constants());
         Self {
@@ -92,7 +99,10 @@ impl<'a> Rank<'a> {
             is_astray: false,
             busy: Nanos::ZERO,
             in_attempt: Nanos::ZERO,
-            totals: RankTotals { limit: ranks.limits[number], ..RankTotals::default() },
+            totals: RankTotals {
+                limit: ranks.limits[number],
+                ..RankTotals::default()
+            },
         }
     }
 
@@ -122,7 +132,15 @@ impl<'a> Rank<'a> {
     pub(super) fn call(&mut self, matcher: &mut Matcher, calls: impl IntoIterator<Item = Call>) {
         for (purpose, bytes) in calls {
             self.totals.called += 1;
-            matcher.call(self.number, Collective { purpose, bytes, iteration: self.iteration, attempt: self.attempt });
+            matcher.call(
+                self.number,
+                Collective {
+                    purpose,
+                    bytes,
+                    iteration: self.iteration,
+                    attempt: self.attempt,
+                },
+            );
         }
     }
 
@@ -130,12 +148,24 @@ impl<'a> Rank<'a> {
         self.call(matcher, [(Purpose::Agreement, FLAG)]);
     }
 
-    pub(super) fn build(&mut self, ctx: &mut RunContext, matcher: &mut Matcher) -> Result<(), Stop> {
-        ctx.rig.set_memory_fraction(fraction(self.totals.limit, ctx.rig.info().total));
+    pub(super) fn build(
+        &mut self,
+        ctx: &mut RunContext,
+        matcher: &mut Matcher,
+    ) -> Result<(), Stop> {
+        ctx.rig
+            .set_memory_fraction(fraction(self.totals.limit, ctx.rig.info().total));
         let mut calls = Vec::new();
-        let built = self.training.build(ctx).and_then(|()| self.reducer.build(ctx, self.training.memory.stream, &mut calls));
+        let built = self.training.build(ctx).and_then(|()| {
+            self.reducer
+                .build(ctx, self.training.memory.stream, &mut calls)
+        });
         let built = built.and_then(|()| {
-            self.flag = if self.agrees { Some(make(ctx, FLAG, self.training.memory.stream)?) } else { None };
+            self.flag = if self.agrees {
+                Some(make(ctx, FLAG, self.training.memory.stream)?)
+            } else {
+                None
+            };
             Ok(())
         });
         self.call(matcher, calls);
@@ -150,21 +180,38 @@ impl<'a> Rank<'a> {
         self.attempts = Attempts::new(AttemptKind::Iteration, plan);
     }
 
-    /// Runs an attempt up to the point where the ranks can agree: before any of its gradients is reduced.
-    pub(super) fn first_part(&mut self, ctx: &mut RunContext, length: u64, matcher: &mut Matcher) -> Result<Attempt, Stop> {
+    /// Runs an attempt up to the point where the ranks can agree: before any of its gradients is
+    /// reduced.
+    pub(super) fn first_part(
+        &mut self,
+        ctx: &mut RunContext,
+        length: u64,
+        matcher: &mut Matcher,
+    ) -> Result<Attempt, Stop> {
         self.attempt += 1;
         self.in_attempt = Nanos::ZERO;
         self.recovery.begin(ctx, &mut self.attempts)?;
         self.call(matcher, self.reducer.opening());
-        let prepared = self.reducer.before_forward(ctx, self.training.memory.stream);
+        let prepared = self
+            .reducer
+            .before_forward(ctx, self.training.memory.stream);
         let iteration = self.training.begin(ctx);
         let plan = &self.attempts.plan;
         let mut pass = self.training.new_pass(plan, plan.parts() - 1, length);
         let done = prepared.and_then(|()| self.forward(ctx, &mut pass, length));
-        Ok(Attempt { pass, iteration, done })
+        Ok(Attempt {
+            pass,
+            iteration,
+            done,
+        })
     }
 
-    fn forward(&mut self, ctx: &mut RunContext, last: &mut Pass, length: u64) -> Result<(), Failed> {
+    fn forward(
+        &mut self,
+        ctx: &mut RunContext,
+        last: &mut Pass,
+        length: u64,
+    ) -> Result<(), Failed> {
         for part in 0..self.attempts.plan.parts() - 1 {
             self.training.pass(ctx, &self.attempts.plan, part, length)?;
         }
@@ -176,7 +223,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Runs the rest of an attempt unless the ranks give it up. After a failure, everything it made is freed.
+    /// Runs the rest of an attempt unless the ranks give it up. After a failure, everything it made
+    /// is freed.
     pub(super) fn second_part(
         &mut self,
         ctx: &mut RunContext,
@@ -184,14 +232,22 @@ impl<'a> Rank<'a> {
         give_up: bool,
         matcher: &mut Matcher,
     ) -> Result<AttemptResult, Stop> {
-        let Attempt { mut pass, iteration, mut done } = one;
+        let Attempt {
+            mut pass,
+            iteration,
+            mut done,
+        } = one;
         let gives_up = give_up && done.is_ok();
         let goes_on = !give_up && done.is_ok();
         if goes_on {
             if matches!(self.reduce, Reduce::Ddp | Reduce::Hooks) {
                 done = pass.backward_pass(ctx, &mut self.training.memory);
             }
-            let calls = self.reducer.in_backward(&pass.program, &self.training.memory.arrived, done.is_ok());
+            let calls = self.reducer.in_backward(
+                &pass.program,
+                &self.training.memory.arrived,
+                done.is_ok(),
+            );
             self.call(matcher, calls);
         }
         let completed = goes_on && done.is_ok();
@@ -200,7 +256,12 @@ impl<'a> Rank<'a> {
             done = self.training.update(ctx);
         }
         let answer = self.totals.counts.answer(done)?;
-        self.training.end(ctx, iteration, gives_up || answer.is_err(), &mut self.totals.counts)?;
+        self.training.end(
+            ctx,
+            iteration,
+            gives_up || answer.is_err(),
+            &mut self.totals.counts,
+        )?;
         Ok(match answer {
             Ok(()) if gives_up => AttemptResult::GivenUp,
             Ok(()) => AttemptResult::Succeeded,
@@ -222,9 +283,16 @@ impl<'a> Rank<'a> {
     }
 
     /// Handles a failed attempt. Returns whether there is another one.
-    pub(super) fn failed(&mut self, ctx: &mut RunContext, error: &AllocatorError, matcher: &mut Matcher) -> Result<bool, Stop> {
+    pub(super) fn failed(
+        &mut self,
+        ctx: &mut RunContext,
+        error: &AllocatorError,
+        matcher: &mut Matcher,
+    ) -> Result<bool, Stop> {
         self.attempts.took(ctx, self.in_attempt);
-        let again = self.recovery.failed(ctx, &mut self.attempts, error, &mut None)?;
+        let again = self
+            .recovery
+            .failed(ctx, &mut self.attempts, error, &mut None)?;
         match (again, self.reducer.refuses()) {
             (false, _) => self.end(End::GaveUp(error.clone()), matcher),
             (true, true) => self.end(End::Refused(error.clone()), matcher),
@@ -233,7 +301,8 @@ impl<'a> Rank<'a> {
         Ok(false)
     }
 
-    /// Retries an iteration that the others have finished or are in. Only its first collectives matter: it gets no further.
+    /// Retries an iteration that the others have finished or are in. Only its first collectives
+    /// matter: it gets no further.
     pub(super) fn go_astray(&mut self, matcher: &mut Matcher) {
         self.is_astray = true;
         self.attempt += 1;
@@ -242,13 +311,20 @@ impl<'a> Rank<'a> {
     }
 
     pub(super) fn end(&mut self, end: End, matcher: &mut Matcher) {
-        let at = format!("in attempt {} of iteration {}", self.attempt, self.iteration);
+        let at = format!(
+            "in attempt {} of iteration {}",
+            self.attempt, self.iteration
+        );
         let why = match &end {
             End::Finished => "completed all its iterations".to_owned(),
-            End::GaveUp(error) if self.iteration == 0 => format!("gave up before the first iteration: {error}"),
+            End::GaveUp(error) if self.iteration == 0 => {
+                format!("gave up before the first iteration: {error}")
+            }
             End::GaveUp(error) => format!("gave up {at}: {error}"),
             End::Refused(error) => format!(
-                "ended after a failure in the backward pass {at}, because DDP refuses the next forward pass (“Expected to have finished reduction in the prior iteration before starting a new one”): {error}"
+                "ended after a failure in the backward pass {at}, because DDP refuses the next \
+                 forward pass (“Expected to have finished reduction in the prior iteration before \
+                 starting a new one”): {error}"
             ),
             End::Stopped => format!("stopped {at}, as all ranks agreed"),
         };
@@ -256,9 +332,19 @@ impl<'a> Rank<'a> {
         self.totals.ended = Some(end);
     }
 
-    /// Frees everything. A rank with its own program also empties its cache, like an exiting process.
+    /// Frees everything. A rank with its own program also empties its cache, like an exiting
+    /// process.
     pub(super) fn free(self, ctx: &mut RunContext) -> Result<RankTotals, Stop> {
-        let Self { number, program, training, mut recovery, reducer, flag, totals, .. } = self;
+        let Self {
+            number,
+            program,
+            training,
+            mut recovery,
+            reducer,
+            flag,
+            totals,
+            ..
+        } = self;
         ctx.rig.enter(program);
         training.free(ctx)?;
         reducer.free(ctx)?;
@@ -269,7 +355,12 @@ impl<'a> Rank<'a> {
             ctx.rig.empty_cache()?;
         }
         recovery.left_behind(Bytes(totals.counts.retained));
-        Ok(RankTotals { stats, recovery: recovery.reports(), record: recovery.into_record(ctx), ..totals })
+        Ok(RankTotals {
+            stats,
+            recovery: recovery.reports(),
+            record: recovery.into_record(ctx),
+            ..totals
+        })
     }
 }
 
@@ -287,7 +378,8 @@ pub(super) struct RankTotals {
     pub(super) waited: Nanos,
 }
 
-/// The memory fraction that gives this limit. The half byte keeps the product from rounding below it.
+/// The memory fraction that gives this limit. The half byte keeps the product from rounding below
+/// it.
 fn fraction(limit: Bytes, total: Bytes) -> MemoryFraction {
     MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64).unwrap_or(MemoryFraction::ALL)
 }

@@ -3,7 +3,12 @@ use proptest::prelude::*;
 use super::*;
 
 fn collective(bucket: usize, bytes: u64, iteration: u64) -> Collective {
-    Collective { purpose: Purpose::Bucket(bucket), bytes: Bytes(bytes), iteration, attempt: 1 }
+    Collective {
+        purpose: Purpose::Bucket(bucket),
+        bytes: Bytes(bytes),
+        iteration,
+        attempt: 1,
+    }
 }
 
 /// Matches these calls, rank by rank or interleaved, and returns the last result.
@@ -12,12 +17,18 @@ fn matched(ranks: &[Vec<Collective>], in_turns: bool) -> (Matcher, Option<Mismat
     if in_turns {
         for place in 0..ranks.iter().map(Vec::len).max().unwrap_or(0) {
             for (rank, calls) in ranks.iter().enumerate() {
-                calls.get(place).into_iter().for_each(|call| matcher.call(rank, *call));
+                calls
+                    .get(place)
+                    .into_iter()
+                    .for_each(|call| matcher.call(rank, *call));
                 matcher.advance();
             }
         }
     } else {
-        ranks.iter().enumerate().for_each(|(rank, calls)| calls.iter().for_each(|call| matcher.call(rank, *call)));
+        ranks
+            .iter()
+            .enumerate()
+            .for_each(|(rank, calls)| calls.iter().for_each(|call| matcher.call(rank, *call)));
     }
     (0..ranks.len()).for_each(|rank| matcher.end(rank, "completed all its iterations".to_owned()));
     let mismatch = matcher.advance();
@@ -26,7 +37,8 @@ fn matched(ranks: &[Vec<Collective>], in_turns: bool) -> (Matcher, Option<Mismat
 
 fn sequences() -> impl Strategy<Value = Vec<Collective>> {
     prop::collection::vec(
-        (0..4_usize, 1..4_u64, 1..5_u64).prop_map(|(bucket, bytes, iteration)| collective(bucket, bytes, iteration)),
+        (0..4_usize, 1..4_u64, 1..5_u64)
+            .prop_map(|(bucket, bytes, iteration)| collective(bucket, bytes, iteration)),
         1..40,
     )
 }
@@ -66,13 +78,35 @@ fn a_slow_rank_is_awaited_but_an_ended_one_is_not() {
     assert_eq!(matcher.advance(), None);
     matcher.end(1, "gave up".to_owned());
     let mismatch = matcher.advance();
-    let standings = vec![Standing::Called(collective(0, 1, 1), vec![1]), Standing::Ended("gave up".to_owned())];
-    assert_eq!(mismatch, Some(Mismatch { trouble: Trouble::Hang, number: 1, ranks: standings }));
+    let standings = vec![
+        Standing::Called(collective(0, 1, 1), vec![1]),
+        Standing::Ended("gave up".to_owned()),
+    ];
+    assert_eq!(
+        mismatch,
+        Some(Mismatch {
+            trouble: Trouble::Hang,
+            number: 1,
+            ranks: standings
+        })
+    );
 }
 
 #[test]
 fn another_attempt_at_an_iteration_matches_it_but_not_its_agreement() {
-    let of = |purpose, attempt| Collective { purpose, bytes: Bytes(8), iteration: 1, attempt };
-    let trouble = |purpose| matched(&[vec![of(purpose, 1)], vec![of(purpose, 2)]], false).1.map(|mismatch| mismatch.trouble);
-    assert_eq!((trouble(Purpose::Bucket(0)), trouble(Purpose::Agreement)), (None, Some(Trouble::Mixed)));
+    let of = |purpose, attempt| Collective {
+        purpose,
+        bytes: Bytes(8),
+        iteration: 1,
+        attempt,
+    };
+    let trouble = |purpose| {
+        matched(&[vec![of(purpose, 1)], vec![of(purpose, 2)]], false)
+            .1
+            .map(|mismatch| mismatch.trouble)
+    };
+    assert_eq!(
+        (trouble(Purpose::Bucket(0)), trouble(Purpose::Agreement)),
+        (None, Some(Trouble::Mixed))
+    );
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_exec::record::{Engine, Process, Record};
+use harness_exec::record::{Process, Record};
+use harness_exec::torch_record::Engine;
 use harness_exec::{machine::Machine, process, summary, timeline::Timeline};
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::limits::Limits;
@@ -318,7 +319,7 @@ fn errors(program: &Program<'_>) -> Vec<String> {
         } else {
             String::new()
         };
-        let place = |error: &harness_exec::trials::observed::OutOfMemory| {
+        let place = |error: &harness_exec::errors::OutOfMemory| {
             let frames: Vec<String> = error
                 .frames
                 .iter()

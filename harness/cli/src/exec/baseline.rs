@@ -8,7 +8,8 @@ use std::{env, io};
 
 use harness_allocator::{stats::BlockState, units::Bytes};
 use harness_base::words::count;
-use harness_exec::record::{PEAK_ALLOCATED, Process, Record, TorchRecord};
+use harness_exec::record::{Process, Record};
+use harness_exec::torch_record::{PEAK_ALLOCATED, TorchRecord};
 use harness_exec::{launch::Ended, torch, trials::runner::RunnerError};
 use harness_explain::sites::{Site, SiteKind, Sites};
 use harness_explain::{causes, state::At, state::History};

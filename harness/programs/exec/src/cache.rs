@@ -15,7 +15,7 @@ use harness_base::temporary;
 use serde::{Deserialize, Serialize};
 
 use crate::imports::{self, Imports, ImportsError};
-use crate::launch::{CORE, is_loadable};
+use crate::own_libraries::{CORE, is_loadable};
 use crate::stubs::stub_files;
 
 /// Increase this when the same inputs produce different files.

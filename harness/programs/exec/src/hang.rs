@@ -13,8 +13,8 @@ use harness_base::words::joined;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::errors::Frame;
 use crate::process::End;
-use crate::trials::observed::Frame;
 
 /// The exit code of a run that was stopped because its ranks hang, as that of `timeout`.
 pub const EXIT_CODE: u8 = 124;

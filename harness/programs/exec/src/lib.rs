@@ -6,8 +6,9 @@
 //!    make the stub libraries, and [`cache`] keeps them.
 //! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real
 //!    GPU with a limit. [`hang`] finds ranks that wait forever.
-//! 4. [`record`] collects the files that its processes wrote, [`summary`] prints them, and
-//!    [`timeline`] orders the memory events of a process.
+//! 4. [`record`] collects the files that its processes wrote, with what torch reported
+//!    ([`torch_record`]) and its [`errors`]; [`summary`] prints them, and [`timeline`] orders the
+//!    memory events of a process.
 //!
 //! [`trials`] runs a program many times: with injected failures, with less memory, or under other
 //! settings. [`library_host`] runs a user's allocator library in a process. [`forked`] copies this
@@ -16,6 +17,8 @@
 
 pub mod cache;
 pub mod environment;
+pub mod errors;
+mod files;
 pub mod forked;
 mod guardian;
 pub mod hang;
@@ -25,6 +28,7 @@ pub mod large_pages;
 pub mod launch;
 pub mod library_host;
 pub mod machine;
+mod own_libraries;
 pub mod process;
 pub mod record;
 pub mod setup;
@@ -35,4 +39,5 @@ pub mod summary;
 mod tests;
 pub mod timeline;
 pub mod torch;
+pub mod torch_record;
 pub mod trials;

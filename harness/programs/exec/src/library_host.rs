@@ -10,7 +10,7 @@ use harness_allocator::allocator::library::wire::{self, Order, Reply};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::imports::{self, Imports, ImportsError};
-use crate::{launch::beside_program, stubs::stub_files};
+use crate::{own_libraries::beside_program, stubs::stub_files};
 
 /// File name of the core library.
 pub const CORE: &str = "libharness_library_host.so";

@@ -1,15 +1,13 @@
 //! [`Machine`]: what a program sees, either simulated GPUs or a real GPU with a limit.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::{fmt, io};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::{Fault, Settings};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::trials::Trial;
-use crate::trials::observed::{Ending, Observed};
-use crate::{host_memory, process::End, record::Record, timeline::Timeline};
+use crate::host_memory;
 
 #[derive(Clone, Debug)]
 pub enum Machine {
@@ -75,45 +73,6 @@ impl Machine {
         }
     }
 
-    pub fn trial(&self, alloc_conf: Option<&str>) -> Trial {
-        let addresses = match self {
-            Self::Simulated(settings) => Some(settings.addresses),
-            Self::Real(..) => None,
-        };
-        Trial {
-            memory: self.memory(),
-            addresses,
-            alloc_conf: alloc_conf.map(str::to_owned),
-            faults: self.injected().0.to_vec(),
-            faulty_device: None,
-        }
-    }
-
-    /// Returns this machine with the parameters of a trial.
-    pub(crate) fn of_trial(&self, trial: &Trial) -> Self {
-        let (memory, faults) = (trial.memory, trial.faults.clone());
-        match self {
-            Self::Simulated(settings) => {
-                let addresses = trial.addresses.unwrap_or(settings.addresses);
-                Self::Simulated(Settings {
-                    memory,
-                    addresses,
-                    faults,
-                    faulty_device: trial.faulty_device,
-                    ..settings.clone()
-                })
-            }
-            Self::Real(ordinal, limits) => Self::Real(
-                *ordinal,
-                Limits {
-                    memory: Some(memory),
-                    faults,
-                    ..limits.clone()
-                },
-            ),
-        }
-    }
-
     /// Returns the folder of the processes' counters. When the limits run on a simulated GPU, that
     /// GPU writes its own files into the run's folder.
     pub(crate) fn counters(&self, run: &Path) -> PathBuf {
@@ -121,22 +80,5 @@ impl Machine {
             Self::Simulated(_) => run.to_owned(),
             Self::Real(..) => run.join("limits"),
         }
-    }
-
-    /// Reads the files in the folder of a run. `error_output` is the file with its standard error,
-    /// if kept.
-    pub fn read(
-        &self,
-        run: &Path,
-        (end, ending): (End, Ending),
-        error_output: Option<&Path>,
-    ) -> io::Result<(Record, Observed)> {
-        let record = Record::read(run, end, self)?;
-        let observed = Observed::read(run, &self.counters(run), &record, ending, error_output)?;
-        Ok((record, observed))
-    }
-
-    pub fn timelines(&self, run: &Path) -> io::Result<Vec<Timeline>> {
-        Timeline::read_folder(run, &self.counters(run))
     }
 }

@@ -4,17 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::{collections::BTreeMap, fs, io};
 
-use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
 use harness_gpu_settings::collectives::SIZES;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_statistics};
-use harness_trace::snapshot::HostMemory;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Map, Value};
+use serde::Serialize;
 
-use crate::{hang::Hang, launch, machine::Machine, process::End, trials::observed::Frame};
+use crate::files::{numbered, own_ledger, read_lines};
+use crate::torch_record::{PEAK_ALLOCATED, Statistics, TorchRecord};
+use crate::{errors::Frame, hang::Hang, machine::Machine, process::End};
 
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -100,139 +98,6 @@ pub struct FailedCalls {
     pub failed: u64,
     /// Those of them with an injected failure.
     pub injected: u64,
-}
-
-/// torch's own statistics.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TorchRecord {
-    pub version: String,
-    pub rank: Option<String>,
-    /// When the process started, in clock ticks since the host's start.
-    #[serde(default, skip_serializing)]
-    pub started: u64,
-    /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited
-    /// while it handled it.
-    pub ended_out_of_memory: bool,
-    /// `true` if the error of a library that could not create a handle, a plan or a module ended
-    /// the process.
-    #[serde(default)]
-    pub ended_by_library: bool,
-    /// The last line of another exception that ended the process, a thread or a test.
-    #[serde(default)]
-    pub error: Option<String>,
-    /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole
-    /// process, also if the program reset them.
-    pub memory_stats: BTreeMap<String, Map<String, Value>>,
-    #[serde(default)]
-    pub statistics: Statistics,
-    /// How often the program reset its peaks.
-    #[serde(default)]
-    pub resets: u64,
-    /// Peaks and counters before the resets, by device.
-    #[serde(default, skip_serializing)]
-    pub earlier: BTreeMap<String, Map<String, Value>>,
-    /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this
-    /// version of torch counts it.
-    #[serde(default)]
-    pub host_memory_stats: Option<Map<String, Value>>,
-    /// Why there are no statistics.
-    pub problem: Option<String>,
-    /// The last lines of the traceback, if an exception ended the process.
-    #[serde(default)]
-    pub traceback: Vec<String>,
-    /// A slow module of torch that the process imported late.
-    #[serde(default, skip_serializing)]
-    pub late_import: Option<String>,
-    /// With `--values cpu`.
-    #[serde(default)]
-    pub not_computed: Option<NotComputed>,
-    /// How an inference engine divides the memory, in one of its workers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub engine: Option<Engine>,
-}
-
-/// How complete the statistics of torch are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Statistics {
-    /// torch reported them when the process exited.
-    #[default]
-    Reported,
-    /// The process was killed or skipped Python's exit handlers. The memory of torch's allocator
-    /// has its statistics at that moment.
-    Kept,
-    /// The process was killed or skipped Python's exit handlers. The statistics are those of an
-    /// earlier moment.
-    AtLeast,
-}
-
-/// Bytes of memory by what an inference engine uses it for, as it found them at its start.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Engine {
-    /// `vLLM` or `SGLang`.
-    pub name: String,
-    pub memory: u64,
-    /// The share of the memory that the engine may use. SGLang leaves the graphs to the rest.
-    pub requested: u64,
-    pub weights: u64,
-    /// Weights, lasting buffers, and what libraries other than torch allocate.
-    pub consumed: u64,
-    /// The peak of vLLM's profile run beyond that.
-    pub activations: Option<u64>,
-    pub graphs: u64,
-    pub graphs_estimated: Option<u64>,
-    pub kv_cache: u64,
-    pub blocks: u64,
-    pub block_tokens: u64,
-    /// Free after the start.
-    pub free: u64,
-}
-
-impl Engine {
-    /// The uses of the memory and their amounts.
-    pub fn parts(&self) -> Vec<(&'static str, String)> {
-        let others = Bytes(self.consumed.saturating_sub(self.weights));
-        let estimated = self.graphs_estimated.map_or_else(String::new, |estimated| {
-            format!(" ({} estimated)", Bytes(estimated))
-        });
-        let mut parts = vec![
-            (
-                "requested",
-                format!("{} of {}", Bytes(self.requested), Bytes(self.memory)),
-            ),
-            ("weights", Bytes(self.weights).to_string()),
-            ("buffers and libraries", others.to_string()),
-        ];
-        parts.extend(
-            self.activations
-                .map(|peak| ("activations in the profile run", Bytes(peak).to_string())),
-        );
-        parts.extend([
-            ("CUDA graphs", format!("{}{estimated}", Bytes(self.graphs))),
-            (
-                "KV cache",
-                format!(
-                    "{} ({} of {})",
-                    Bytes(self.kv_cache),
-                    count(self.blocks, "block"),
-                    count(self.block_tokens, "token")
-                ),
-            ),
-            ("free after the start", Bytes(self.free).to_string()),
-        ]);
-        parts
-    }
-}
-
-/// Work whose results the CPU did not compute.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotComputed {
-    /// Launches of kernels and graphs outside of PyTorch's operations, for example by compiled
-    /// code.
-    pub kernels: u64,
-    /// Operations that the CPU lacks, with their number.
-    pub operations: BTreeMap<String, u64>,
-    pub beyond_limit: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -453,7 +318,7 @@ impl Record {
                 .or_else(|| kept.is_some().then(TorchRecord::unnamed))
                 .map(|torch| torch.complete(kept));
         }
-        let peak_held = match Ledger::open(&launch::own_ledger(run)) {
+        let peak_held = match Ledger::open(&own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
@@ -573,87 +438,6 @@ impl Process {
 const HOOKED: &str = "python-";
 const EFFECT: &str = "effect-";
 
-/// The key of torch's statistics with the allocated peak.
-pub const PEAK_ALLOCATED: &str = "allocated_bytes.all.peak";
-
-impl TorchRecord {
-    /// The record of a process whose Python has no hook.
-    fn unnamed() -> Self {
-        Self {
-            version: String::new(),
-            rank: None,
-            started: 0,
-            ended_out_of_memory: false,
-            ended_by_library: false,
-            error: None,
-            memory_stats: BTreeMap::new(),
-            statistics: Statistics::AtLeast,
-            resets: 0,
-            earlier: BTreeMap::new(),
-            host_memory_stats: None,
-            problem: None,
-            traceback: Vec::new(),
-            late_import: None,
-            not_computed: None,
-            engine: None,
-        }
-    }
-
-    /// Adds the statistics in the memory of the allocator, if torch could not report any, and those
-    /// before the program's resets.
-    fn complete(mut self, kept: Option<Vec<MemoryStats>>) -> Self {
-        if let Some(kept) = kept.filter(|_| self.statistics == Statistics::AtLeast) {
-            let is_used = |(_, stats): &(usize, MemoryStats)| *stats != MemoryStats::default();
-            let of_device = |(device, stats): (usize, MemoryStats)| {
-                (
-                    device.to_string(),
-                    StatKey::all()
-                        .map(|key| (key.to_string(), stats.get(key).into()))
-                        .collect(),
-                )
-            };
-            self.memory_stats = kept
-                .into_iter()
-                .enumerate()
-                .filter(is_used)
-                .map(of_device)
-                .collect();
-            self.statistics = Statistics::Kept;
-        }
-        for (device, earlier) in std::mem::take(&mut self.earlier) {
-            let stats = self.memory_stats.entry(device).or_default();
-            for (name, before) in earlier {
-                let [before, after] = [Some(&before), stats.get(&name)]
-                    .map(|value| value.and_then(Value::as_u64).unwrap_or(0));
-                stats.insert(
-                    name.clone(),
-                    if name.ends_with(".peak") {
-                        before.max(after)
-                    } else {
-                        before + after
-                    }
-                    .into(),
-                );
-            }
-        }
-        self
-    }
-
-    /// The page-locked memory of the process, if known.
-    pub fn host_memory(&self) -> Option<HostMemory> {
-        HostMemory::of(&self.version, |name| {
-            self.host_memory_stats.as_ref()?.get(name)?.as_u64()
-        })
-    }
-
-    pub fn sum(&self, name: &str) -> u64 {
-        self.memory_stats
-            .values()
-            .filter_map(|stats| stats.get(name)?.as_u64())
-            .sum()
-    }
-}
-
 impl DeviceRecord {
     fn new(index: usize, counters: &DeviceCounters) -> Self {
         let DeviceCounters {
@@ -686,30 +470,6 @@ pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency
         .filter(is_slow)
         .map(|calls| calls.calls)
         .sum()
-}
-
-/// Reads a file with a value in JSON per line. Ignores a line that the process's end cut. Empty
-/// without a file.
-pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Vec<T> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
-}
-
-/// Returns the files named after process IDs, in their order.
-pub(crate) fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<(u32, PathBuf)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let number = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(begin)?.strip_suffix(end)?.parse().ok());
-        found.extend(number.map(|pid| (pid, entry.path())));
-    }
-    found.sort();
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Settings, Values};
 use crate::cache::{self, CacheError, Libraries};
 use crate::environment::extensions;
 use crate::host_memory;
-use crate::launch::{self, LaunchError};
+use crate::own_libraries::{self, LaunchError};
 use crate::torch::{self, Torch, TorchError};
 
 /// The interpreter to use if a command begins with `python`.
@@ -46,7 +46,7 @@ impl Setup {
     /// missing libraries.
     pub fn of(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
         let torch = Torch::find(command, python)?;
-        let core = launch::core_library()?;
+        let core = own_libraries::core_library()?;
         let cache = cache::folder(|name| std::env::var_os(name))?;
         let libraries = cache::libraries(
             &cache,
@@ -60,7 +60,7 @@ impl Setup {
     /// Finds the torch that a command imports, and the library that limits programs on a real GPU.
     pub fn for_real_gpu(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
         let torch = Torch::find(command, python)?;
-        let library = launch::limiter(torch.libc)?;
+        let library = own_libraries::limiter(torch.libc)?;
         let core = library
             .file_name()
             .unwrap_or_default()

@@ -6,10 +6,9 @@ use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{
-    DeviceRecord, Engine, FailedCalls, PEAK_ALLOCATED, Process, Record, Statistics, TorchRecord,
-};
-use crate::{machine::Machine, process::cause_of, torch, trials::observed::Frame};
+use crate::record::{DeviceRecord, FailedCalls, Process, Record};
+use crate::torch_record::{Engine, PEAK_ALLOCATED, Statistics, TorchRecord};
+use crate::{errors::Frame, machine::Machine, process::cause_of, torch};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;

@@ -6,7 +6,7 @@ use std::{fs, io, path::Path};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt, Free};
 
-use crate::{record::numbered, trials::observed::OutOfMemory};
+use crate::{errors::OutOfMemory, files::numbered, machine::Machine};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
@@ -27,6 +27,12 @@ pub struct Sample {
     pub submitted: u64,
     pub device: u32,
     pub allocated: Bytes,
+}
+
+impl Machine {
+    pub fn timelines(&self, run: &Path) -> io::Result<Vec<Timeline>> {
+        Timeline::read_folder(run, &self.counters(run))
+    }
 }
 
 impl Timeline {

@@ -12,6 +12,7 @@ pub mod faults;
 pub mod least;
 pub mod merge;
 pub mod observed;
+pub mod part;
 pub mod replay;
 pub mod runner;
 pub mod settings;
@@ -19,9 +20,11 @@ pub mod which;
 
 use harness_allocator::units::Bytes;
 use harness_base::shard::Shard;
-use harness_gpu_settings::settings::{AddressOrder, Fault};
+use harness_gpu_settings::limits::Limits;
+use harness_gpu_settings::settings::{AddressOrder, Fault, Settings};
 
-use merge::Part;
+use self::part::Part;
+use crate::machine::Machine;
 pub use observed::Observed;
 
 /// The files with the output of a run.
@@ -39,6 +42,47 @@ pub struct Trial {
     pub faults: Vec<Fault>,
     /// The only device whose attempts count, which is that of one rank.
     pub faulty_device: Option<u32>,
+}
+
+impl Machine {
+    pub fn trial(&self, alloc_conf: Option<&str>) -> Trial {
+        let addresses = match self {
+            Self::Simulated(settings) => Some(settings.addresses),
+            Self::Real(..) => None,
+        };
+        Trial {
+            memory: self.memory(),
+            addresses,
+            alloc_conf: alloc_conf.map(str::to_owned),
+            faults: self.injected().0.to_vec(),
+            faulty_device: None,
+        }
+    }
+
+    /// Returns this machine with the parameters of a trial.
+    pub(crate) fn of_trial(&self, trial: &Trial) -> Self {
+        let (memory, faults) = (trial.memory, trial.faults.clone());
+        match self {
+            Self::Simulated(settings) => {
+                let addresses = trial.addresses.unwrap_or(settings.addresses);
+                Self::Simulated(Settings {
+                    memory,
+                    addresses,
+                    faults,
+                    faulty_device: trial.faulty_device,
+                    ..settings.clone()
+                })
+            }
+            Self::Real(ordinal, limits) => Self::Real(
+                *ordinal,
+                Limits {
+                    memory: Some(memory),
+                    faults,
+                    ..limits.clone()
+                },
+            ),
+        }
+    }
 }
 
 /// A program, its first run, and the number of parallel runs. `E` says why it cannot be run.

@@ -1,9 +1,10 @@
 //! One run as a user meets it in a report.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::record::{DeviceRecord, Statistics, TorchRecord};
+use harness_exec::errors::{Frame, OutOfMemory};
+use harness_exec::record::DeviceRecord;
 use harness_exec::timeline::Sample;
-use harness_exec::trials::observed::{Frame, OutOfMemory};
+use harness_exec::torch_record::{Statistics, TorchRecord};
 use harness_gpu_settings::{attempts::Free, calls::Call, gpus::Gpu};
 
 use super::*;

@@ -1,7 +1,8 @@
 //! What many runs came to, as it is shown.
 #![allow(clippy::unwrap_used)]
 
-use harness_exec::trials::{faults::First, faults::Second, least::OrderLeast, observed::Frame};
+use harness_exec::errors::Frame;
+use harness_exec::trials::{faults::First, faults::Second, least::OrderLeast};
 
 use super::*;
 

@@ -18,9 +18,9 @@ use super::processes::{
     Numbers, Processes, is_main_asleep, numbers, of_program, sleeping, stack, wait_of,
 };
 use super::{FILE, Hang, HangingRank, RankState};
+use crate::errors::{Frame, OutOfMemory};
 use crate::process;
-use crate::record::TorchRecord;
-use crate::trials::observed::{Frame, OutOfMemory};
+use crate::torch_record::TorchRecord;
 
 /// The run ends after the ranks have waited this long. A launcher may end the ranks earlier, and
 /// another thread of a rank may call what others wait for.

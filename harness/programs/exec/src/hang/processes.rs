@@ -12,9 +12,9 @@ use std::{fs, io};
 use harness_gpu_settings::collectives::{STACK_SIGNAL, STACKS};
 use procfs::process::{Process, Stat};
 
+use crate::errors::Frame;
+use crate::files::numbered;
 use crate::process::End;
-use crate::record::numbered;
-use crate::trials::observed::Frame;
 
 /// The file of a process with its rank, before its ID. The hook uses the same name.
 const RANK: &str = "rank-";

@@ -7,6 +7,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::{gpus::GPUS, limits::Limits, settings::Settings, text::of_variable};
 
 use super::*;
+use crate::own_libraries::{CORE, CORE_VARIABLE, LIMITER, LIMITER_VARIABLE, limiter};
 use crate::tests::fixture::setup;
 
 /// Versions of the C library, without auditing and with it.

@@ -9,7 +9,7 @@ use object::{Endianness, read::elf::FileHeader as _};
 use proptest::prelude::*;
 
 use super::*;
-use crate::launch::{CORE, core_library};
+use crate::own_libraries::{CORE, core_library};
 
 fn symbol(name: &str, node: Option<&str>, kind: Kind) -> Symbol {
     Symbol {
@@ -128,8 +128,8 @@ fn the_core_answers_the_functions_of_a_loaded_stub_library() {
         (batched(0, 1, 2, 3, 4, 5, written.as_mut_ptr()), written),
         (0, [0, 7])
     );
-    // SAFETY: a variable has at least eight bytes.
     assert_eq!(
+        // SAFETY: a variable has at least eight bytes.
         unsafe { *opened.symbol(c"stubVariable", None).cast::<u64>() },
         0
     );

@@ -6,7 +6,8 @@ use serde_json::json;
 
 use super::*;
 use crate::hang::{Hang, HangingRank, RankState};
-use crate::record::{FailedCalls, SlowCalls, TorchRecord};
+use crate::record::{FailedCalls, SlowCalls};
+use crate::torch_record::TorchRecord;
 
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
@@ -446,7 +447,7 @@ fn the_summary_names_what_the_cpu_did_not_compute() {
         ("quantize_per_tensor".to_owned(), 1),
     ]
     .into();
-    let not_computed = crate::record::NotComputed {
+    let not_computed = crate::torch_record::NotComputed {
         kernels: 1,
         operations,
         beyond_limit: 4,

@@ -4,9 +4,10 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::{calls::Call, settings::AddressOrder};
 
+use crate::errors::{Frame, OutOfMemory};
 use crate::process::End;
 use crate::trials::Trial;
-use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
+use crate::trials::observed::{Ending, Observed};
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {

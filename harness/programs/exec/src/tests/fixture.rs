@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, process::Command};
 
 use crate::stub_library::{Kind, StubLibrary, Symbol};
-use crate::{cache::Libraries, launch::CORE, setup::Setup, torch::Torch};
+use crate::{cache::Libraries, own_libraries::CORE, setup::Setup, torch::Torch};
 
 /// Functions with their library's version node, functions without one, and a variable.
 const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [

@@ -13,7 +13,8 @@ use std::{fs, path::PathBuf, process, thread, time::Duration};
 use harness_gpu_settings::settings::{UNLOADED, Values};
 
 use super::{OUTPUTS, Observed, Trial};
-use crate::launch::{Ended, Launch, Prepared, hook_folder};
+use crate::files::hook_folder;
+use crate::launch::{Ended, Launch, Prepared};
 use crate::{machine::Machine, process::Started};
 
 /// The variable with the process ID of harness, a module to import early, and the path of the

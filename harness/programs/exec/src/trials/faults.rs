@@ -13,11 +13,11 @@ use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::{calls::Call, settings::Fault};
 use serde::{Deserialize, Serialize};
 
-use super::merge::Part;
-use super::observed::{Ending, Frame, Observed};
+use super::observed::{Ending, Observed};
+use super::part::Part;
 use super::which::{Which, spread};
 use super::{Program, Trial};
-use crate::{process::End, timeline::Timeline};
+use crate::{errors::Frame, process::End, timeline::Timeline};
 
 /// Attempts that also fail alone by default: enough to show that PyTorch's retry works.
 const ALONE: usize = 3;

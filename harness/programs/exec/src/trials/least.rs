@@ -7,7 +7,7 @@ use harness_explain::least::{Least, least_memory_by};
 use harness_gpu_settings::settings::AddressOrder;
 use serde::{Deserialize, Serialize};
 
-use super::merge::Part;
+use super::part::Part;
 use super::{Program, Trial, observed::Observed};
 
 /// The granularity of memory sizes.

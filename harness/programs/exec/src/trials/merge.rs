@@ -9,14 +9,8 @@ use serde_json::Value;
 
 use super::faults::FaultReport;
 use super::least::LeastReport;
+use super::part::Part;
 use super::settings::{self, SettingsReport};
-
-/// The shard of a report, and the names of all cases in order, also those of other shards.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    pub shard: Shard,
-    pub names: Vec<String>,
-}
 
 /// What the shards of a run have in common, by name: the command, its options, the machine, torch,
 /// and the figures of the first run.

@@ -8,11 +8,14 @@ use std::{fs, io};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
 use harness_gpu_settings::latency::Latency;
-use serde::{Deserialize, Serialize};
 
+use crate::errors::OutOfMemory;
+use crate::files::numbered;
 use crate::hang::{Hang, processes};
+use crate::machine::Machine;
 use crate::process::End;
-use crate::record::{PEAK_ALLOCATED, Process, Record, SlowCalls, numbered, read_lines, struck};
+use crate::record::{Process, Record, SlowCalls, struck};
+use crate::torch_record::PEAK_ALLOCATED;
 
 const LAST_LINES: usize = 10;
 
@@ -102,37 +105,18 @@ impl RankAttempts {
     }
 }
 
-/// An OutOfMemoryError of PyTorch, as recorded by the hook.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct OutOfMemory {
-    /// Allocation attempts of the process before the error, including host memory.
-    pub attempts: u64,
-    /// The call stack without PyTorch's own frames, innermost first.
-    pub frames: Vec<Frame>,
-}
-
-impl OutOfMemory {
-    /// Reads the errors of a process, in order. Empty if none was recorded.
-    pub(crate) fn of_process(folder: &Path, pid: u32) -> Vec<Self> {
-        read_lines(&folder.join(format!("ooms-{pid}.jsonl")))
-    }
-}
-
-/// A line in a Python program.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Frame {
-    pub file: String,
-    pub line: u64,
-    pub name: String,
-}
-
-impl Frame {
-    /// Returns the file name without folders, and the line.
-    pub fn short(&self) -> String {
-        let name = Path::new(&self.file)
-            .file_name()
-            .map_or(self.file.as_str().into(), |name| name.to_string_lossy());
-        format!("{name}:{}", self.line)
+impl Machine {
+    /// Reads the files in the folder of a run. `error_output` is the file with its standard error,
+    /// if kept.
+    pub fn read(
+        &self,
+        run: &Path,
+        (end, ending): (End, Ending),
+        error_output: Option<&Path>,
+    ) -> io::Result<(Record, Observed)> {
+        let record = Record::read(run, end, self)?;
+        let observed = Observed::read(run, &self.counters(run), &record, ending, error_output)?;
+        Ok((record, observed))
     }
 }
 

@@ -10,8 +10,8 @@ use harness_gpu_settings::settings::AddressOrder;
 use serde::{Deserialize, Serialize};
 
 use super::least::{self, OrderLeast, Search};
-use super::merge::Part;
 use super::observed::{Ending, Observed};
+use super::part::Part;
 use super::{Program, Trial};
 use crate::process::End;
 

@@ -1,0 +1,315 @@
+//! The structure of the code stays easy to follow: files of a crate do not import each other in a circle.
+//!
+//! A file imports another if it names a path through the other's module, as in `crate::device::faulty` or
+//! `super::faulty`. A module and the files inside it are one unit, so an import from a file of its own
+//! module does not count.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{fmt::Write as _, fs};
+
+use regex_lite::Regex;
+
+/// A module's path inside its crate: the names after `crate`.
+type Module = Vec<String>;
+
+/// The files of a crate by module. Tests are not part of the structure.
+fn modules(folder: &Path, at: &Module, into: &mut BTreeMap<Module, PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the folder is readable") {
+        let path = entry.expect("the entry is readable").path();
+        let name = path
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        if name == "tests" {
+            continue;
+        }
+        let inside = [at.clone(), vec![name.clone()]].concat();
+        if path.is_dir() {
+            modules(&path, &inside, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let is_root = matches!(name.as_str(), "lib" | "main" | "mod");
+            into.insert(if is_root { at.clone() } else { inside }, path);
+        }
+    }
+}
+
+/// The paths that a text names, with the lists in braces expanded.
+fn paths(text: &str) -> Vec<Vec<String>> {
+    let start = Regex::new(r"\b(crate|self|super)::").expect("the pattern is valid");
+    let mut found = Vec::new();
+    for begin in start.find_iter(text) {
+        // `super::super::x` is found at its first word.
+        if !text[..begin.start()].ends_with("::") {
+            expand(&text[begin.start()..], &mut Vec::new(), &mut found);
+        }
+    }
+    found
+}
+
+/// Reads one path of a `use` tree and returns the rest of the text.
+fn expand<'t>(text: &'t str, before: &mut Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
+    let depth = before.len();
+    let mut rest = text.trim_start();
+    loop {
+        let end = rest
+            .find(|letter: char| !letter.is_alphanumeric() && letter != '_')
+            .unwrap_or(rest.len());
+        if end > 0 {
+            before.push(rest[..end].to_owned());
+            rest = &rest[end..];
+        } else if let Some(list) = rest.strip_prefix('{') {
+            rest = list.trim_start();
+            while !rest.is_empty() && !rest.starts_with('}') {
+                let after = expand(rest, before, found).trim_start();
+                let after = after.strip_prefix(',').map_or(after, str::trim_start);
+                // Not a list of paths, but code.
+                if after.len() == rest.len() {
+                    break;
+                }
+                rest = after;
+            }
+            before.truncate(depth);
+            return rest.strip_prefix('}').unwrap_or(rest);
+        } else if let Some(all) = rest.strip_prefix('*') {
+            rest = all;
+        }
+        match rest.strip_prefix("::") {
+            Some(next) => rest = next,
+            None => break,
+        }
+    }
+    found.push(before.clone());
+    before.truncate(depth);
+    let rest = rest.trim_start();
+    // A new name, as in `a as b`.
+    match rest.strip_prefix("as ") {
+        Some(name) => name
+            .trim_start()
+            .trim_start_matches(|letter: char| letter.is_alphanumeric() || letter == '_'),
+        None => rest,
+    }
+}
+
+/// The module that a path goes through: the longest start of it that is a file.
+fn target(path: &[String], from: &Module, files: &BTreeMap<Module, PathBuf>) -> Option<Module> {
+    let mut at = match path.first()?.as_str() {
+        "crate" => Vec::new(),
+        _ => from.clone(),
+    };
+    for name in path {
+        match name.as_str() {
+            "crate" | "self" => {}
+            "super" => drop(at.pop()),
+            _ => at.push(name.clone()),
+        }
+    }
+    while !files.contains_key(&at) {
+        at.pop()?;
+    }
+    Some(at)
+}
+
+fn without_comments(text: &str) -> String {
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The modules that each module imports, except those that it is inside of.
+fn imports(files: &BTreeMap<Module, PathBuf>) -> BTreeMap<Module, BTreeSet<Module>> {
+    let of = |(module, path): (&Module, &PathBuf)| {
+        let text = without_comments(&fs::read_to_string(path).expect("the file is readable"));
+        let targets = paths(&text)
+            .into_iter()
+            .filter_map(|path| target(&path, module, files));
+        let imported = targets
+            .filter(|target| !module.starts_with(target))
+            .collect();
+        (module.clone(), imported)
+    };
+    files.iter().map(of).collect()
+}
+
+/// The modules that can be reached from one.
+fn reachable(from: &Module, imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<Module> {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![from.clone()]);
+    while let Some(module) = open.pop() {
+        for next in &imports[&module] {
+            if seen.insert(next.clone()) {
+                open.push(next.clone());
+            }
+        }
+    }
+    seen
+}
+
+/// The circles of a crate: groups of modules that all reach each other.
+fn circles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
+    let reach: BTreeMap<_, _> = imports
+        .keys()
+        .map(|module| (module, reachable(module, imports)))
+        .collect();
+    let group = |module: &Module| {
+        let both = reach[module]
+            .iter()
+            .filter(|other| reach[*other].contains(module));
+        both.cloned().collect::<BTreeSet<_>>()
+    };
+    imports
+        .keys()
+        .map(group)
+        .filter(|group| !group.is_empty())
+        .collect()
+}
+
+/// The sources of all crates: `ROOM/src` and `ROOM/CRATE/src`.
+fn sources(root: &Path) -> Vec<PathBuf> {
+    let inside = |folder: &Path| {
+        let entries = fs::read_dir(folder).expect("the folder is readable");
+        let paths = entries.map(|entry| entry.expect("the entry is readable").path());
+        paths.filter(|path| path.is_dir()).collect::<Vec<_>>()
+    };
+    let rooms = inside(root);
+    let crates = rooms
+        .iter()
+        .flat_map(|room| inside(room))
+        .chain(rooms.iter().cloned());
+    let sources = crates.map(|folder| folder.join("src"));
+    let is_crate =
+        |source: &PathBuf| source.join("lib.rs").exists() || source.join("main.rs").exists();
+    let mut sources: Vec<PathBuf> = sources.filter(is_crate).collect();
+    sources.sort();
+    sources
+}
+
+/// The rooms from the ground up, as in ARCHITECTURE.md.
+const ROOMS: [&str; 8] = [
+    "memory", "gpu", "snapshot", "programs", "scenario", "bench", "report", "cli",
+];
+
+#[test]
+fn a_room_uses_only_rooms_below_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .expect("the folder of the crates exists");
+    let folders = fs::read_to_string(root.join("../Cargo.toml")).expect("the manifest is readable");
+    let place = Regex::new(r#"(?m)^(harness-[a-z-]+) = \{ path = "harness/([a-z-]+)"#)
+        .expect("the pattern is valid");
+    let named = |pattern: &Regex, text: &str| -> Vec<(String, String)> {
+        let found = pattern.captures_iter(text);
+        found
+            .map(|found| (found[1].to_owned(), found[2].to_owned()))
+            .collect()
+    };
+    let floor = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let places: BTreeMap<String, String> = named(&place, &folders).into_iter().collect();
+    assert!(
+        places.len() > 10,
+        "only {} crates have a place",
+        places.len()
+    );
+    let uses = Regex::new(r"(?m)^(harness-[a-z-]+)()\.workspace").expect("the pattern is valid");
+    let mut wrong = Vec::new();
+    for source in sources(&root) {
+        let folder = source.parent().expect("a source has a crate");
+        let room = folder
+            .strip_prefix(&root)
+            .expect("it is inside")
+            .iter()
+            .next()
+            .expect("it has a room")
+            .to_string_lossy()
+            .into_owned();
+        let Some(own) = floor(&room) else { continue };
+        let manifest =
+            fs::read_to_string(folder.join("Cargo.toml")).expect("the manifest is readable");
+        let used = manifest
+            .split("[dev-dependencies]")
+            .next()
+            .unwrap_or_default();
+        for (name, _) in named(&uses, used) {
+            if places
+                .get(&name)
+                .and_then(|room| floor(room))
+                .is_some_and(|other| other > own)
+            {
+                wrong.push(format!("{} uses {name}", folder.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_files_of_a_crate_import_each_other_in_a_circle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .expect("the folder of the crates exists");
+    let sources = sources(&root);
+    assert!(
+        sources.len() > 10,
+        "only {} crates were found",
+        sources.len()
+    );
+    let (mut text, mut arrows) = (String::new(), 0);
+    for source in sources {
+        let mut files = BTreeMap::new();
+        modules(&source, &Vec::new(), &mut files);
+        let imports = imports(&files);
+        arrows += imports.values().map(BTreeSet::len).sum::<usize>();
+        for circle in circles(&imports) {
+            let _ = writeln!(
+                text,
+                "{}:",
+                source.strip_prefix(&root).unwrap_or(&source).display()
+            );
+            for module in &circle {
+                let inside = imports[module]
+                    .intersection(&circle)
+                    .map(|other| other.join("::"));
+                let _ = writeln!(
+                    text,
+                    "  {} imports {}",
+                    module.join("::"),
+                    inside.collect::<Vec<_>>().join(", ")
+                );
+            }
+        }
+    }
+    assert!(arrows > 500, "only {arrows} imports were found");
+    assert!(
+        text.is_empty(),
+        "files import each other in a circle; move what both need into a file below them:\n{text}"
+    );
+}
+
+#[test]
+fn a_circle_is_found_through_lists_and_relative_paths() {
+    let module = |path: &str| path.split("::").map(str::to_owned).collect::<Module>();
+    assert_eq!(
+        paths("use crate::{a::{b, c::d}, e as f};\nuse super::g;"),
+        ["crate::a::b", "crate::a::c::d", "crate::e", "super::g"].map(module)
+    );
+    let files = ["a", "b", "b::c"]
+        .map(|path| (module(path), PathBuf::new()))
+        .into();
+    assert_eq!(
+        target(&module("super::super::a::Thing"), &module("b::c"), &files),
+        Some(module("a"))
+    );
+    assert_eq!(
+        target(&module("self::c::Thing"), &module("b"), &files),
+        Some(module("b::c"))
+    );
+    let imports = BTreeMap::from([
+        (module("a"), BTreeSet::from([module("b")])),
+        (module("b"), BTreeSet::from([module("b::c")])),
+        (module("b::c"), BTreeSet::from([module("a")])),
+    ]);
+    let circle = ["a", "b", "b::c"].map(module).into_iter().collect();
+    assert_eq!(circles(&imports), BTreeSet::from([circle]));
+}

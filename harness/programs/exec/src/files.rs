@@ -1,0 +1,40 @@
+//! The files in the folder of a run.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use harness_gpu_settings::settings::HOOK;
+use serde::de::DeserializeOwned;
+
+pub(crate) fn hook_folder(run: &Path) -> PathBuf {
+    run.join(HOOK)
+}
+
+/// Returns the ledger of a run that shares its devices with no other.
+pub(crate) fn own_ledger(run: &Path) -> PathBuf {
+    run.join("ledger")
+}
+
+/// Reads a file with a value in JSON per line. Ignores a line that the process's end cut. Empty
+/// without a file.
+pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Vec<T> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect()
+}
+
+/// Returns the files named after process IDs, in their order.
+pub(crate) fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<(u32, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(begin)?.strip_suffix(end)?.parse().ok());
+        found.extend(number.map(|pid| (pid, entry.path())));
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,224 @@
+//! [`TorchRecord`]: what torch reports about its allocator and about the end of a process.
+
+use std::collections::BTreeMap;
+
+use harness_allocator::stats::{MemoryStats, StatKey};
+use harness_allocator::units::Bytes;
+use harness_base::words::count;
+use harness_trace::snapshot::HostMemory;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The key of torch's statistics with the allocated peak.
+pub const PEAK_ALLOCATED: &str = "allocated_bytes.all.peak";
+
+/// torch's own statistics.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TorchRecord {
+    pub version: String,
+    pub rank: Option<String>,
+    /// When the process started, in clock ticks since the host's start.
+    #[serde(default, skip_serializing)]
+    pub started: u64,
+    /// `true` if an OutOfMemoryError ended the process: the program did not catch it, or exited
+    /// while it handled it.
+    pub ended_out_of_memory: bool,
+    /// `true` if the error of a library that could not create a handle, a plan or a module ended
+    /// the process.
+    #[serde(default)]
+    pub ended_by_library: bool,
+    /// The last line of another exception that ended the process, a thread or a test.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// `torch.cuda.memory_stats()` of each used device, by index. Peaks are those of the whole
+    /// process, also if the program reset them.
+    pub memory_stats: BTreeMap<String, Map<String, Value>>,
+    #[serde(default)]
+    pub statistics: Statistics,
+    /// How often the program reset its peaks.
+    #[serde(default)]
+    pub resets: u64,
+    /// Peaks and counters before the resets, by device.
+    #[serde(default, skip_serializing)]
+    pub earlier: BTreeMap<String, Map<String, Value>>,
+    /// `torch.cuda.host_memory_stats()` at exit, if the process used page-locked memory and this
+    /// version of torch counts it.
+    #[serde(default)]
+    pub host_memory_stats: Option<Map<String, Value>>,
+    /// Why there are no statistics.
+    pub problem: Option<String>,
+    /// The last lines of the traceback, if an exception ended the process.
+    #[serde(default)]
+    pub traceback: Vec<String>,
+    /// A slow module of torch that the process imported late.
+    #[serde(default, skip_serializing)]
+    pub late_import: Option<String>,
+    /// With `--values cpu`.
+    #[serde(default)]
+    pub not_computed: Option<NotComputed>,
+    /// How an inference engine divides the memory, in one of its workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+/// How complete the statistics of torch are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Statistics {
+    /// torch reported them when the process exited.
+    #[default]
+    Reported,
+    /// The process was killed or skipped Python's exit handlers. The memory of torch's allocator
+    /// has its statistics at that moment.
+    Kept,
+    /// The process was killed or skipped Python's exit handlers. The statistics are those of an
+    /// earlier moment.
+    AtLeast,
+}
+
+/// Bytes of memory by what an inference engine uses it for, as it found them at its start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// `vLLM` or `SGLang`.
+    pub name: String,
+    pub memory: u64,
+    /// The share of the memory that the engine may use. SGLang leaves the graphs to the rest.
+    pub requested: u64,
+    pub weights: u64,
+    /// Weights, lasting buffers, and what libraries other than torch allocate.
+    pub consumed: u64,
+    /// The peak of vLLM's profile run beyond that.
+    pub activations: Option<u64>,
+    pub graphs: u64,
+    pub graphs_estimated: Option<u64>,
+    pub kv_cache: u64,
+    pub blocks: u64,
+    pub block_tokens: u64,
+    /// Free after the start.
+    pub free: u64,
+}
+
+impl Engine {
+    /// The uses of the memory and their amounts.
+    pub fn parts(&self) -> Vec<(&'static str, String)> {
+        let others = Bytes(self.consumed.saturating_sub(self.weights));
+        let estimated = self.graphs_estimated.map_or_else(String::new, |estimated| {
+            format!(" ({} estimated)", Bytes(estimated))
+        });
+        let mut parts = vec![
+            (
+                "requested",
+                format!("{} of {}", Bytes(self.requested), Bytes(self.memory)),
+            ),
+            ("weights", Bytes(self.weights).to_string()),
+            ("buffers and libraries", others.to_string()),
+        ];
+        parts.extend(
+            self.activations
+                .map(|peak| ("activations in the profile run", Bytes(peak).to_string())),
+        );
+        parts.extend([
+            ("CUDA graphs", format!("{}{estimated}", Bytes(self.graphs))),
+            (
+                "KV cache",
+                format!(
+                    "{} ({} of {})",
+                    Bytes(self.kv_cache),
+                    count(self.blocks, "block"),
+                    count(self.block_tokens, "token")
+                ),
+            ),
+            ("free after the start", Bytes(self.free).to_string()),
+        ]);
+        parts
+    }
+}
+
+/// Work whose results the CPU did not compute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotComputed {
+    /// Launches of kernels and graphs outside of PyTorch's operations, for example by compiled
+    /// code.
+    pub kernels: u64,
+    /// Operations that the CPU lacks, with their number.
+    pub operations: BTreeMap<String, u64>,
+    pub beyond_limit: u64,
+}
+
+impl TorchRecord {
+    /// The record of a process whose Python has no hook.
+    pub(crate) fn unnamed() -> Self {
+        Self {
+            version: String::new(),
+            rank: None,
+            started: 0,
+            ended_out_of_memory: false,
+            ended_by_library: false,
+            error: None,
+            memory_stats: BTreeMap::new(),
+            statistics: Statistics::AtLeast,
+            resets: 0,
+            earlier: BTreeMap::new(),
+            host_memory_stats: None,
+            problem: None,
+            traceback: Vec::new(),
+            late_import: None,
+            not_computed: None,
+            engine: None,
+        }
+    }
+
+    /// Adds the statistics in the memory of the allocator, if torch could not report any, and those
+    /// before the program's resets.
+    pub(crate) fn complete(mut self, kept: Option<Vec<MemoryStats>>) -> Self {
+        if let Some(kept) = kept.filter(|_| self.statistics == Statistics::AtLeast) {
+            let is_used = |(_, stats): &(usize, MemoryStats)| *stats != MemoryStats::default();
+            let of_device = |(device, stats): (usize, MemoryStats)| {
+                (
+                    device.to_string(),
+                    StatKey::all()
+                        .map(|key| (key.to_string(), stats.get(key).into()))
+                        .collect(),
+                )
+            };
+            self.memory_stats = kept
+                .into_iter()
+                .enumerate()
+                .filter(is_used)
+                .map(of_device)
+                .collect();
+            self.statistics = Statistics::Kept;
+        }
+        for (device, earlier) in std::mem::take(&mut self.earlier) {
+            let stats = self.memory_stats.entry(device).or_default();
+            for (name, before) in earlier {
+                let [before, after] = [Some(&before), stats.get(&name)]
+                    .map(|value| value.and_then(Value::as_u64).unwrap_or(0));
+                stats.insert(
+                    name.clone(),
+                    if name.ends_with(".peak") {
+                        before.max(after)
+                    } else {
+                        before + after
+                    }
+                    .into(),
+                );
+            }
+        }
+        self
+    }
+
+    /// The page-locked memory of the process, if known.
+    pub fn host_memory(&self) -> Option<HostMemory> {
+        HostMemory::of(&self.version, |name| {
+            self.host_memory_stats.as_ref()?.get(name)?.as_u64()
+        })
+    }
+
+    pub fn sum(&self, name: &str) -> u64 {
+        self.memory_stats
+            .values()
+            .filter_map(|stats| stats.get(name)?.as_u64())
+            .sum()
+    }
+}

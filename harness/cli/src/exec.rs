@@ -17,7 +17,7 @@ use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
 use harness_exec::{
-    host_memory, machine::Machine, record::Record, setup, setup::Setup, summary,
+    host_memory, machine::Machine, process, record::Record, setup, setup::Setup, summary,
     timeline::Timeline, torch,
 };
 use harness_explain::causes::{self, Options};
@@ -300,6 +300,9 @@ impl Exec {
             self.run_once(prepared, machine)
         };
         let (mut ended, mut record) = run(&machine, false)?;
+        if record.effect.is_none() && process::is_input_used_up() {
+            record.effect = Some("has read its standard input".to_owned());
+        }
         let settings = if let Machine::Simulated(settings) = &mut machine {
             Some(settings)
         } else {
@@ -329,7 +332,10 @@ impl Exec {
 
     fn run_once(&self, prepared: Prepared, machine: &Machine) -> Result<(Ended, Record), Failures> {
         let ended = prepared.run(self.many.report().is_some())?;
-        let record = Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
+        let mut record =
+            Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
+        // A shell that becomes the program has effects of its own.
+        record.is_watched &= torch::begins_with_python(&self.command);
         Ok((ended, record))
     }
 

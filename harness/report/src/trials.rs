@@ -337,9 +337,13 @@ fn notes_on_faults(
             )
         };
         format!(
-            "The program is not deterministic: in a second run without failures, {}.{apart} Only \
-             attempts that both make are failed.",
-            second.difference
+            "The program is not deterministic: in a second run without failures, {}.{}",
+            second.difference,
+            if second.is_comparable {
+                format!("{apart} Only attempts that both make are failed.")
+            } else {
+                " That run is no measure, so each run is compared with the first one.".to_owned()
+            }
         )
     });
     let figures = format!(

@@ -32,6 +32,8 @@ effects = {
     "workers": workers,
     "python": lambda: child("pass"),
     "child": lambda: child("open('child.txt', 'w')"),
+    "isolated": lambda: subprocess.run([sys.executable, "-I", "-c", "open('child.txt', 'w')"], check=True),
+    "input": lambda: sys.stdin.read(),
     "writes": lambda: open("log.txt", "a"),
     "saves": lambda: torch.save(torch.ones(3), "model.pt"),
     "removes": lambda: os.remove("old.txt"),

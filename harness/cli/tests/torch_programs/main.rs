@@ -1764,14 +1764,7 @@ fn without_torch(python: &Path) -> Result<(), Failed> {
 fn effects(python: &Path) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let script = self::folder().join("effects.py");
-    let repeated = [
-        "nothing",
-        "temporary",
-        "python",
-        "workers",
-        "exit",
-        "unwatched_shell_executes_python",
-    ];
+    let repeated = ["nothing", "temporary", "python", "workers", "exit"];
     let once = [
         ("writes", "it writes log.txt"),
         ("saves", "it writes model.pt"),
@@ -1779,7 +1772,13 @@ fn effects(python: &Path) -> Result<(), Failed> {
         ("socket", "it opens a socket to 127.0.0.1:0"),
         ("starts", "it starts true"),
         ("child", "it writes child.txt"),
+        ("isolated", "it starts "),
+        ("input", "it has read its standard input"),
         ("shell", "it begins with another program than Python"),
+        (
+            "shell_becomes_python",
+            "it begins with another program than Python",
+        ),
         ("no_read", ""),
     ];
     let cases: Vec<_> = repeated
@@ -1799,9 +1798,14 @@ fn effects(python: &Path) -> Result<(), Failed> {
             .args(["exec", "--"]);
         match *mode {
             "shell" => command.args(["sh", "-c", "echo x >> log.txt; \"$@\"; exit $?", "sh"]),
-            "unwatched_shell_executes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
+            "shell_becomes_python" => command.args(["sh", "-c", "exec \"$@\"", "sh"]),
             _ => &mut command,
         };
+        if *mode == "input" {
+            let input = std::fs::write(place.join("input.txt"), "a line\n")
+                .and_then(|()| std::fs::File::open(place.join("input.txt")));
+            command.stdin(input.map_err(|error| error.to_string())?);
+        }
         let output = command
             .arg(python)
             .arg(&script)

@@ -56,13 +56,31 @@ def _is_exempt(path, folder=None):
     path = _absolute(path, folder)
     if path.startswith((_RUN, _caches, "/proc/")) or "__pycache__" in path or path.startswith("/dev/") and not path.startswith("/dev/shm/"):
         return True
-    return any(path == named or path.startswith(named + os.sep) for named in _temporary)
+    while path not in _temporary:
+        folder = os.path.dirname(path)
+        if folder == path:
+            return False
+        path = folder
+    return True
 
 
 def _is_in_temporary_folder(path):
     tempfile = sys.modules.get("tempfile")
     folder = getattr(tempfile, "tempdir", None) or os.environ.get("TMPDIR") or "/tmp"
     return os.path.abspath(os.fsdecode(path)).startswith(os.path.abspath(folder) + os.sep)
+
+
+def _has_hook(event, arguments):
+    """Returns whether a Python that is started runs the hook: it has the variables, and no option that ignores them or `site`."""
+    words, environment = arguments[1], arguments[3 if event == "subprocess.Popen" else 2]
+    if environment is not None and "HARNESS_GPU_RUN" not in environment and b"HARNESS_GPU_RUN" not in environment:
+        return False
+    for word in map(os.fsdecode, () if isinstance(words, (str, bytes)) else words[1:]):
+        if not word.startswith("-") or word.startswith(("-c", "-m")):
+            break
+        if not word.startswith("--") and set("IES") & set(word):
+            return False
+    return True
 
 
 def _effect_of(event, arguments):
@@ -82,7 +100,7 @@ def _effect_of(event, arguments):
         if event != "os.system":
             # The hook watches other processes of Python.
             name = os.path.basename(os.fsdecode(program))
-            if name.startswith("python") or program == sys.executable or name in _HARMLESS:
+            if name in _HARMLESS or (name.startswith("python") or program == sys.executable) and _has_hook(event, arguments):
                 return None
         return "starts %s" % os.fsdecode(program)
     if event in _SOCKETS:
@@ -93,9 +111,10 @@ def _effect_of(event, arguments):
     return "reads its standard input" if event == "builtins.input" else None
 
 
-def _watch(event, arguments):
+# At the interpreter's exit this module's names become None, while destructors of the program still run.
+def _watch(event, arguments, events=frozenset(_EVENTS)):
     global first, first_shared
-    if event not in _EVENTS or first or not _is_watching:
+    if event not in events or first or not _is_watching:
         return
     try:
         if event in _SHARED:
@@ -111,8 +130,13 @@ def _watch(event, arguments):
             first_shared = first_shared or ("starts other programs" if event in _STARTS else first)
             if first:
                 _write()
-    except Exception:
-        pass  # An exception would make the program's call fail.
+    except Exception as error:
+        # An exception of the hook would make the program's call fail. One that a signal handler of the program raised meanwhile is the program's.
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_globals.get("__name__") not in (__name__, "os", "posixpath", "genericpath", "codecs"):
+                raise
+            trace = trace.tb_next
 
 
 def _write():

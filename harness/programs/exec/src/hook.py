@@ -836,9 +836,11 @@ def _note_files_of_torch(module):
 def _note_files_of_safetensors(module):
     write = module.serialize_file
 
-    def note_and_write(tensors, filename, *args, **kwargs):
-        _effects.note_write(filename)
-        return write(tensors, filename, *args, **kwargs)
+    def note_and_write(*args, **kwargs):
+        filename = kwargs.get("filename", args[1] if len(args) > 1 else None)
+        if filename is not None:
+            _effects.note_write(filename)
+        return write(*args, **kwargs)
 
     module.serialize_file = note_and_write
 
@@ -853,7 +855,10 @@ _OTHER_FRAMEWORKS = ("cupy", "jax", "numba.cuda", "tensorflow")
 def _mark(*frameworks):
     """Shows that the hook runs in this process, which process started it, and the frameworks that it has imported."""
     text = " ".join((str(os.getppid()), *frameworks))
-    _write("python-%d" % os.getpid(), lambda path: _write_text(path, text))
+    try:
+        _write("python-%d" % os.getpid(), lambda path: _write_text(path, text))
+    except OSError:
+        pass  # A full disk, or another user: the program must not notice.
 
 
 def _write_stacks_on_signal():

@@ -16,6 +16,28 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 use procfs::process::Process;
 
+/// Returns whether a program that had this process's standard input would find nothing in it, or
+/// not its beginning: a file that was read, or a pipe whose writer has ended.
+pub fn is_input_used_up() -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    let Ok(input) = std::fs::metadata("/proc/self/fd/0") else {
+        return false;
+    };
+    let kind = input.file_type();
+    if kind.is_file() {
+        let place = std::fs::read_to_string("/proc/self/fdinfo/0").unwrap_or_default();
+        return place.lines().next() != Some("pos:\t0");
+    }
+    let mut input = libc::pollfd {
+        fd: 0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: there is one descriptor, which lives as long as the call.
+    let is_polled = unsafe { libc::poll(&mut input, 1, 0) } > 0;
+    (kind.is_fifo() || kind.is_socket()) && is_polled && input.revents & libc::POLLHUP != 0
+}
+
 /// Forwarded signals. Ctrl-Z needs no forwarding: it stops the whole process group.
 const PASSED_ON: [Signal; 6] = [
     Signal::SIGINT,

@@ -431,6 +431,13 @@ pub(crate) fn is_python(name: &OsStr) -> bool {
     })
 }
 
+/// Returns whether a command begins with a Python or a Python script, not with a shell that
+/// starts one.
+pub fn begins_with_python(command: &[OsString]) -> bool {
+    let first = command.first().and_then(|name| in_path(name));
+    first.is_some_and(|program| Interpreter::of_program(&program, &[]).is_some())
+}
+
 /// Finds a program like `execvp`.
 pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
     let is_program = |path: &PathBuf| {

@@ -114,6 +114,7 @@ fn a_program_that_is_not_deterministic_is_compared_with_two_runs() {
                 ..first
             },
             difference: difference.to_owned(),
+            is_comparable: true,
         })
     };
     let note = |second| {

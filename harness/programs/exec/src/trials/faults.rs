@@ -88,6 +88,10 @@ pub struct Second {
     pub figures: First,
     /// What this run does differently, as in `it makes 7 attempts instead of 5`.
     pub difference: String,
+    /// `true` if it ended in the same way and made an attempt of the first run, so that both
+    /// together are the measure.
+    #[serde(default)]
+    pub is_comparable: bool,
 }
 
 /// A run in which an attempt and the next one failed, or a call of a library.
@@ -186,19 +190,29 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
         .collect();
     let again = program.run(&clean)?.pop().flatten();
     let again = again.and_then(|again| Some((first.difference(&again)?, again)));
-    if let Some((_, again)) = &again {
-        // An attempt that only one of the runs makes shows nothing.
-        let made: BTreeSet<String> = places(again)
+    let names = |run: &Observed| -> BTreeSet<String> {
+        places(run)
             .iter()
-            .chain(&library_calls(again))
+            .chain(&library_calls(run))
             .map(Place::name)
-            .collect();
+            .collect()
+    };
+    // A program that finds the files of its first run may fail, or have nothing to do.
+    let is_comparable = again.as_ref().is_some_and(|(_, again)| {
+        again.ending == first.ending && !names(first).is_disjoint(&names(again))
+    });
+    if let Some((_, again)) = again.as_ref().filter(|_| is_comparable) {
+        // An attempt that only one of the runs makes shows nothing.
+        let made = names(again);
         chosen.retain(|place| made.contains(&place.name()));
         alone.retain(|place| made.contains(&place.name()));
     }
     let clean = Clean {
         first,
-        again: again.as_ref().map(|(_, again)| again),
+        again: again
+            .as_ref()
+            .filter(|_| is_comparable)
+            .map(|(_, again)| again),
     };
     let trial = |place: &Place, count| Trial {
         faults: vec![place.failing(count)],
@@ -237,6 +251,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
     let second = again.map(|(difference, again)| Second {
         figures: First::new(&again),
         difference,
+        is_comparable,
     });
     Ok(FaultReport {
         first: First::new(first),

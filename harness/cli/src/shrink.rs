@@ -411,13 +411,13 @@ impl Shrink {
         if !simulated::pass(&records) {
             return Ok(None);
         }
-        let shortage = records
+        let failed_request = records
             .iter()
             .flat_map(|record| &record.steps)
             .filter_map(|step| step.failed_request.as_ref())
             .next_back();
-        let cause =
-            shortage.and_then(|shortage| causes(shortage).first().map(|cause| cause.kind()));
+        let cause = failed_request
+            .and_then(|failed_request| causes(failed_request).first().map(|cause| cause.kind()));
         let with_cause = cause.and_then(|cause| with(&format!("{{ oom: {cause} }}")));
         match with_cause {
             Some(text) if simulated::pass(&simulated::run(&text, None)?) => Ok(Some(text)),

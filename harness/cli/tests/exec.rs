@@ -1215,10 +1215,14 @@ fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
         refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N")
     );
     assert!(
-        refused(&["--gpu", "RTX 4090"], &["true"])
+        refused(&["--gpu", "rtx4091-24"], &["true"])
             .contains("unknown GPU; did you mean `rtx4090-24`?")
     );
-    for (given, found) in [("h100", "(h100-80, "), ("H200", "(h200-141, ")] {
+    for (given, found) in [
+        ("h100", "(h100-80, "),
+        ("H200", "(h200-141, "),
+        ("RTX 4090", "(rtx4090-24, "),
+    ] {
         let ran = world.run(&["--gpu", given], &["python3", "-c", ""]);
         assert!(
             ran.code == Some(0) && ran.err.contains(found),

@@ -67,11 +67,11 @@ fn run_case(
     case.add_property(("device", device.label.as_str()));
     case.add_property(("seed", run.seed.to_string().as_str()));
     case.add_property(("reproduce", run.reproduce.as_str()));
-    for (step, shortage) in why::failed_requests(run) {
+    for (step, failed_request) in why::failed_requests(run) {
         let value = format!(
             "{}: {}",
-            why::kinds(shortage).join(", "),
-            why::explain(shortage)
+            why::kinds(failed_request).join(", "),
+            why::explain(failed_request)
         );
         case.add_property((
             format!("out of memory at line {}", step.line).as_str(),
@@ -104,7 +104,13 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
                 .last()
                 .and_then(|step| step.failed_request.as_ref());
             let why = why
-                .map(|shortage| format!("\n\n{}: {}", why::title(shortage), why::explain(shortage)))
+                .map(|failed_request| {
+                    format!(
+                        "\n\n{}: {}",
+                        why::title(failed_request),
+                        why::explain(failed_request)
+                    )
+                })
                 .unwrap_or_default();
             let description = format!(
                 "{}{why}\n\nReproduce it:\n{}",

@@ -128,6 +128,13 @@ impl Page {
             row
         });
         self.table(&Grid::new("l", heads, rows));
+        let mut arms = report.arms().map(|(_, _, arm)| arm);
+        if arms.any(|arm| leaves_out_steps(report, arm)) {
+            self.block(
+                "The report of several scenarios leaves out the steps of runs that passed. \
+                 `records.json` has them, and so does the report of one scenario.",
+            );
+        }
     }
 
     fn claims(&mut self, report: &Report<'_>) {
@@ -345,28 +352,28 @@ impl Page {
 
     fn why(&mut self, run: &RunRecord) {
         if let Some(last) = run.steps.last()
-            && let Some(shortage) = &last.failed_request
+            && let Some(failed_request) = &last.failed_request
         {
             let request = format!(
                 "The request: {}, {} ({}).",
                 words::step_name(last),
-                why::request(shortage),
+                why::request(failed_request),
                 words::step_place(last)
             );
             self.block(format!(
                 "**{}:** {} {}",
-                why::title(shortage),
-                prose(&why::explain(shortage)),
+                why::title(failed_request),
+                prose(&why::explain(failed_request)),
                 prose(&request)
             ));
         }
     }
 
     fn pinned_segments(&mut self, last: &StepRecord) {
-        let Some(shortage) = last
+        let Some(failed_request) = last
             .failed_request
             .as_ref()
-            .filter(|shortage| !shortage.pinned.is_empty())
+            .filter(|failed_request| !failed_request.pinned.is_empty())
         else {
             return;
         };
@@ -377,7 +384,7 @@ impl Page {
                 why::holders_of(segment),
             ]
         };
-        let unlisted = shortage.pinned_unlisted;
+        let unlisted = failed_request.pinned_unlisted;
         let more = if unlisted.count == 0 {
             String::new()
         } else {
@@ -394,7 +401,7 @@ impl Page {
         self.grid(&Grid::new(
             "rrl",
             ["segment of", "free in it", "live in it"],
-            shortage.pinned.iter().map(cells),
+            failed_request.pinned.iter().map(cells),
         ));
     }
 
@@ -404,7 +411,7 @@ impl Page {
         let accounts = last
             .failed_request
             .as_ref()
-            .map_or(&last.accounts, |shortage| &shortage.accounts);
+            .map_or(&last.accounts, |failed_request| &failed_request.accounts);
         let device = &accounts.device;
         let unallocated = accounts.reserved.saturating_sub(accounts.active);
         // The counters belong to the last step of the run. If steps are unrecorded, that is not
@@ -414,7 +421,7 @@ impl Page {
         let split = last
             .failed_request
             .as_ref()
-            .map(|shortage| shortage.inactive_split)
+            .map(|failed_request| failed_request.inactive_split)
             .or(after);
         let split = split
             .map(|split| split.min(unallocated))
@@ -515,7 +522,7 @@ impl Page {
             self.timing(on_device, device);
             self.recovery(on_device, device);
             for arm in &on_device.arms {
-                self.arm(arm);
+                self.arm(arm, leaves_out_steps(report, arm));
             }
         }
     }
@@ -567,7 +574,7 @@ impl Page {
         }
     }
 
-    fn arm(&mut self, arm: &ArmGroup<'_>) {
+    fn arm(&mut self, arm: &ArmGroup<'_>, leaves_out_steps: bool) {
         self.anchor(&format!("arm-{}", arm.slug));
         self.block(format!(
             "#### {}: {}",
@@ -614,10 +621,10 @@ impl Page {
         if let Some(processes) = &run.processes {
             self.grid(&words::processes(processes));
         }
-        self.expected_shortages(run);
+        self.expected_failed_requests(run);
         let selection = Selection::notable(run);
         match run.steps.len() {
-            _ if is_above => {}
+            _ if is_above || leaves_out_steps => {}
             0 => self.block("No step ran."),
             steps if steps > UNFOLDED => {
                 self.fold(
@@ -634,21 +641,21 @@ impl Page {
         }
     }
 
-    fn expected_shortages(&mut self, run: &RunRecord) {
+    fn expected_failed_requests(&mut self, run: &RunRecord) {
         if matches!(run.verdict, Verdict::Failed { .. }) {
             return;
         }
-        let lines = why::failed_requests(run).map(|(step, shortage)| {
+        let lines = why::failed_requests(run).map(|(step, failed_request)| {
             let step = format!(
                 "{} ({}), {}",
                 words::step_name(step),
                 words::step_place(step),
-                why::request(shortage)
+                why::request(failed_request)
             );
             format!(
                 "Out of memory: {}: {}",
                 prose(&step),
-                prose(&why::explain(shortage))
+                prose(&why::explain(failed_request))
             )
         });
         self.bounded_list(lines.collect(), "failed request");
@@ -728,6 +735,11 @@ impl Page {
             self.grid(&grid);
         }
     }
+}
+
+/// Returns whether the report of several scenarios leaves out the steps of these runs.
+fn leaves_out_steps(report: &Report<'_>, arm: &ArmGroup<'_>) -> bool {
+    report.scenarios.len() > 1 && arm.shown().verdict == Verdict::Passed
 }
 
 /// Returns whether the run was checked and timed. `None` if it did not start, and in records of

@@ -72,20 +72,21 @@ fn in_words(run: &RunRecord) -> String {
         words::size(run.curve.iter().map(value).max().unwrap_or_default())
     };
     let last = run.curve.last();
-    let shortages = why::failed_requests(run)
-        .take(FAILED_IN_WORDS)
-        .map(|(step, shortage)| {
-            format!(
-                " Out of memory at {}, {}: {}.",
-                words::step_place(step),
-                why::request(shortage),
-                why::in_short(shortage)
-            )
-        });
-    let shortages: String = shortages.collect();
+    let failed_requests =
+        why::failed_requests(run)
+            .take(FAILED_IN_WORDS)
+            .map(|(step, failed_request)| {
+                format!(
+                    " Out of memory at {}, {}: {}.",
+                    words::step_place(step),
+                    why::request(failed_request),
+                    why::in_short(failed_request)
+                )
+            });
+    let failed_requests: String = failed_requests.collect();
     format!(
         "{}: {}; peak {} allocated, {} reserved and {} device used without the context overhead{}; \
-         limit {}; allocator retries: {}, OOMs: {}.{shortages}",
+         limit {}; allocator retries: {}, OOMs: {}.{failed_requests}",
         run.allocator,
         words::verdict(&run.verdict),
         highest(|point| point.allocated),
@@ -304,7 +305,7 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
             font(11, LIMIT, HPos::Left, VPos::Top),
         ))?;
     }
-    if let Some((step, shortage)) = why::failed_requests(run).last() {
+    if let Some((step, failed_request)) = why::failed_requests(run).last() {
         let requests = why::failed_requests(run).count();
         let more = if requests > 1 {
             format!(" (last of {requests})")
@@ -314,8 +315,8 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
         let cause = format!(
             "{}, {}{more}: {}",
             words::step_place(step),
-            why::request(shortage),
-            why::in_short(shortage)
+            why::request(failed_request),
+            why::in_short(failed_request)
         );
         area.draw(&Text::new(
             cut(&printable(&cause), CAUSE),
@@ -390,7 +391,7 @@ fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) 
         positions(&run.curve, |step| axes.column(step)),
         f64::NEG_INFINITY,
     );
-    for (step, shortage) in why::failed_requests(run) {
+    for (step, failed_request) in why::failed_requests(run) {
         let right = place_of(&points, step, axes);
         if right * axes.pixels() < free_from {
             continue;
@@ -405,9 +406,9 @@ fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) 
         let held = at
             .filter(|_| run.processes.is_some())
             .and_then(|point| point.active)
-            .unwrap_or(shortage.accounts.active);
+            .unwrap_or(failed_request.accounts.active);
         let bottom = axes.y(held).min(highest);
-        let top = axes.y(held + shortage.requested).min(highest);
+        let top = axes.y(held + failed_request.requested).min(highest);
         chart.draw_series([Rectangle::new(
             [(left, bottom), (right, top)],
             OOM.mix(0.3).filled(),
@@ -416,7 +417,7 @@ fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) 
             [(left, bottom), (right, top)],
             OOM.stroke_width(1),
         )])?;
-        let text = shortage.requested.to_string();
+        let text = failed_request.requested.to_string();
         if left * axes.pixels() > text.chars().count() as f64 * DIGIT {
             chart.draw_series([
                 EmptyElement::at((left, top)) + Text::new(text, (-3, 1), style.clone())

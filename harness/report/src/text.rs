@@ -45,7 +45,7 @@ pub fn render(report: &Report<'_>, detail: Detail, style: Style, width: Option<u
         if detail == Detail::Full {
             out.times(report);
             out.recoveries(report);
-            out.expected_shortages(report);
+            out.expected_failed_requests(report);
         }
         out.claims(report);
         for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
@@ -489,12 +489,12 @@ impl Text {
 
     /// Adds one line per step whose requests failed as expected, with all allocators for which it
     /// failed.
-    fn expected_shortages(&mut self, report: &Report<'_>) {
+    fn expected_failed_requests(&mut self, report: &Report<'_>) {
         let mut lines: IndexMap<[String; 2], Vec<&str>> = IndexMap::new();
         for (scenario, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed == 0) {
             let mut steps = BTreeSet::new();
             // In a loop, the first iteration.
-            for (step, shortage) in
+            for (step, failed_request) in
                 why::failed_requests(arm.shown()).filter(|(step, _)| steps.insert(step.line))
             {
                 let iteration = step
@@ -502,7 +502,11 @@ impl Text {
                     .as_ref()
                     .map_or_else(String::new, |iteration| format!(", {iteration}"));
                 let place = format!("{}, line {}{iteration}", scenario.info.name, step.line);
-                let rest = format!("{}: {}", why::request(shortage), why::in_short(shortage));
+                let rest = format!(
+                    "{}: {}",
+                    why::request(failed_request),
+                    why::in_short(failed_request)
+                );
                 lines.entry([place, rest]).or_default().push(arm.allocator);
             }
         }
@@ -561,19 +565,23 @@ impl Text {
                     .chain(rest)
                     .for_each(|seen| self.wrapped(&words::violation(seen), 12));
                 if let Some(last) = run.steps.last()
-                    && let Some(shortage) = &last.failed_request
+                    && let Some(failed_request) = &last.failed_request
                 {
                     let place = words::step_place(last);
                     self.wrapped(
                         &format!(
                             "{} ({place}): {}",
                             words::step_name(last),
-                            why::request(shortage)
+                            why::request(failed_request)
                         ),
                         2,
                     );
                     self.wrapped(
-                        &format!("{}: {}", why::title(shortage), why::explain(shortage)),
+                        &format!(
+                            "{}: {}",
+                            why::title(failed_request),
+                            why::explain(failed_request)
+                        ),
                         2,
                     );
                 }

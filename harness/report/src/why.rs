@@ -25,18 +25,18 @@ pub(super) struct OutOfMemory {
 
 /// All requests of recorded steps that failed after all retries.
 pub(super) fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
-    failed_requests(run).map(|(step, shortage)| OutOfMemory {
+    failed_requests(run).map(|(step, failed_request)| OutOfMemory {
         step: step.number,
         line: step.line,
         iteration: step.iteration.clone(),
-        stream: shortage
+        stream: failed_request
             .streams
-            .get(&shortage.stream)
+            .get(&failed_request.stream)
             .cloned()
-            .unwrap_or_else(|| shortage.stream.to_string()),
-        requested: shortage.requested,
-        causes: kinds(shortage),
-        why: explain(shortage),
+            .unwrap_or_else(|| failed_request.stream.to_string()),
+        requested: failed_request.requested,
+        causes: kinds(failed_request),
+        why: explain(failed_request),
     })
 }
 
@@ -49,8 +49,8 @@ pub(crate) fn failed_requests(
         .filter_map(|step| Some((step, step.failed_request.as_ref()?)))
 }
 
-pub(crate) fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
-    let mut kinds: Vec<&str> = causes(shortage)
+pub(crate) fn kinds(failed_request: &FailedRequest) -> Vec<&'static str> {
+    let mut kinds: Vec<&str> = causes(failed_request)
         .iter()
         .map(|cause| cause.kind().name())
         .collect();
@@ -59,8 +59,8 @@ pub(crate) fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
 }
 
 /// The causes without figures, on one line.
-pub(crate) fn in_short(shortage: &FailedRequest) -> String {
-    let mut clauses: Vec<&str> = causes(shortage)
+pub(crate) fn in_short(failed_request: &FailedRequest) -> String {
+    let mut clauses: Vec<&str> = causes(failed_request)
         .iter()
         .map(|cause| cause.kind().about())
         .collect();
@@ -72,8 +72,8 @@ pub(crate) fn in_short(shortage: &FailedRequest) -> String {
     }
 }
 
-pub(crate) fn title(shortage: &FailedRequest) -> &'static str {
-    if shortage.was_enough_free() {
+pub(crate) fn title(failed_request: &FailedRequest) -> &'static str {
+    if failed_request.was_enough_free() {
         "Why free memory did not help"
     } else {
         "Why there was too little memory"
@@ -82,26 +82,26 @@ pub(crate) fn title(shortage: &FailedRequest) -> &'static str {
 
 /// The request, for example `700 MiB` or `700 MiB for stream side`. The default stream is not
 /// named.
-pub(crate) fn request(shortage: &FailedRequest) -> String {
-    match stream(shortage, shortage.stream).as_str() {
-        DEFAULT_STREAM => size(shortage.requested),
-        stream => format!("{} for {stream}", size(shortage.requested)),
+pub(crate) fn request(failed_request: &FailedRequest) -> String {
+    match stream(failed_request, failed_request.stream).as_str() {
+        DEFAULT_STREAM => size(failed_request.requested),
+        stream => format!("{} for {stream}", size(failed_request.requested)),
     }
 }
 
 const DEFAULT_STREAM: &str = "the default stream";
 
 /// Explains the causes, or gives the figures if no cause is proven.
-pub(crate) fn explain(shortage: &FailedRequest) -> String {
-    let causes = causes(shortage);
+pub(crate) fn explain(failed_request: &FailedRequest) -> String {
+    let causes = causes(failed_request);
     if !causes.is_empty() {
         return causes
             .iter()
-            .map(|cause| sentence(cause, shortage))
+            .map(|cause| sentence(cause, failed_request))
             .collect::<Vec<_>>()
             .join(" ");
     }
-    let unknown = if shortage.lanes.is_none() {
+    let unknown = if failed_request.lanes.is_none() {
         ", whose pool does not report its blocks"
     } else {
         ""
@@ -109,31 +109,31 @@ pub(crate) fn explain(shortage: &FailedRequest) -> String {
     format!(
         "The figures do not show why: {} were requested, {} were free on the device and {} in the \
          allocator{unknown}.",
-        size(shortage.requested),
-        size(shortage.accounts.device.free),
-        size(shortage.cached())
+        size(failed_request.requested),
+        size(failed_request.accounts.device.free),
+        size(failed_request.cached())
     )
 }
 
-pub(crate) fn beside_fragmentation(shortage: &FailedRequest) -> String {
-    let causes = causes(shortage)
+pub(crate) fn beside_fragmentation(failed_request: &FailedRequest) -> String {
+    let causes = causes(failed_request)
         .into_iter()
         .filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
     causes
-        .map(|cause| sentence(&cause, shortage))
+        .map(|cause| sentence(&cause, failed_request))
         .collect::<Vec<_>>()
         .join(" ")
 }
 
-fn stream(shortage: &FailedRequest, number: u32) -> String {
-    match shortage.streams.get(&number).map(String::as_str) {
+fn stream(failed_request: &FailedRequest, number: u32) -> String {
+    match failed_request.streams.get(&number).map(String::as_str) {
         Some("default") => DEFAULT_STREAM.to_owned(),
         Some(name) => format!("stream {name}"),
         None => format!("stream {number}"),
     }
 }
 
-fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
+fn sentence(cause: &Cause, failed_request: &FailedRequest) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
             "The memory fraction allows {}, of which {} are in use. So only {} remain, although {} \
@@ -151,7 +151,7 @@ fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
             )
         }
         Cause::Injected { number } => {
-            let refused = shortage.injected.as_ref();
+            let refused = failed_request.injected.as_ref();
             let call = refused.map_or("call", |refused| &refused.call);
             let process = refused.and_then(|refused| refused.process.as_ref());
             let whose = process.map_or_else(String::new, |process| {
@@ -183,8 +183,8 @@ fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
         } => format!(
             "A block of {} is free, but it belongs to {}, and the request is for {}.",
             size(largest),
-            stream(shortage, owner),
-            stream(shortage, wanted)
+            stream(failed_request, owner),
+            stream(failed_request, wanted)
         ),
         Cause::Rounding { room, asked } => {
             format!(
@@ -204,12 +204,12 @@ fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
             own,
             room,
             elsewhere,
-        } => fragmented(shortage, own, room, elsewhere),
+        } => fragmented(failed_request, own, room, elsewhere),
         Cause::PrivatePool(pieces) => format!(
             "{} are free in private pools, which {}serve other requests, for example those of a \
              CUDA graph. Releasing the pool frees them.",
             size(pieces.bytes),
-            if shortage.is_pool_inferred {
+            if failed_request.is_pool_inferred {
                 "probably "
             } else {
                 ""
@@ -241,7 +241,12 @@ fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
     }
 }
 
-fn fragmented(shortage: &FailedRequest, own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
+fn fragmented(
+    failed_request: &FailedRequest,
+    own: Pieces,
+    room: Bytes,
+    elsewhere: Bytes,
+) -> String {
     let mut parts = Vec::new();
     if own.count > 0 {
         let pieces = words::count(own.count, "block");
@@ -268,23 +273,23 @@ fn fragmented(shortage: &FailedRequest, own: Pieces, room: Bytes, elsewhere: Byt
     format!(
         "Enough memory is free in total, but no free block is large enough: {}. {}",
         parts.join("; "),
-        what_pins(shortage, elsewhere > Bytes::ZERO)
+        what_pins(failed_request, elsewhere > Bytes::ZERO)
     )
 }
 
 /// Names the blocks that keep free memory from being released to the driver.
-fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
+fn what_pins(failed_request: &FailedRequest, everywhere: bool) -> String {
     let serves = |segment: &&PinnedSegment| {
         let own_pool = segment
             .pool
-            .is_none_or(|pool| pool == PoolKind::of_block(shortage.requested));
+            .is_none_or(|pool| pool == PoolKind::of_block(failed_request.requested));
         everywhere
             || (own_pool
                 && segment
                     .stream
-                    .is_none_or(|stream| stream == shortage.stream))
+                    .is_none_or(|stream| stream == failed_request.stream))
     };
-    let segments: Vec<&PinnedSegment> = shortage.pinned.iter().filter(serves).collect();
+    let segments: Vec<&PinnedSegment> = failed_request.pinned.iter().filter(serves).collect();
     let mut holders: Vec<&Holder> = Vec::new();
     for holder in segments.iter().flat_map(|segment| &segment.holders) {
         if !holders
@@ -299,11 +304,11 @@ fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
              cannot be released to the driver."
             .to_owned();
     }
-    let is_whole = shortage.pinned_unlisted.count == 0
+    let is_whole = failed_request.pinned_unlisted.count == 0
         && segments.iter().all(|segment| segment.other_blocks == 0);
     let is_one_name = is_whole && holders.iter().all(|holder| holder.name == holders[0].name);
     let verb = if is_one_name { "pins" } else { "pin" };
-    let rest = if segments.len() == 1 && shortage.pinned_unlisted.count == 0 {
+    let rest = if segments.len() == 1 && failed_request.pinned_unlisted.count == 0 {
         "a segment that therefore cannot be released to the driver"
     } else {
         "segments that therefore cannot be released to the driver"

@@ -20,7 +20,7 @@ impl<'a> Document<'a> {
         Self {
             snapshot,
             explanation,
-            why_in_words: explanation.shortage.as_ref().map(why::explain),
+            why_in_words: explanation.failed_request.as_ref().map(why::explain),
         }
     }
 }

@@ -263,7 +263,7 @@ pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
 /// Causes of the failure that the attempts do not show.
 pub(super) fn more(explanation: &Explanation) -> Option<String> {
     explanation
-        .shortage
+        .failed_request
         .as_ref()
         .map(why::beside_fragmentation)
         .filter(|why| !why.is_empty())

@@ -33,12 +33,12 @@ pub(crate) fn summary(report: &Report<'_>) -> String {
     // The causes of failed requests at the end of failed runs.
     let failed = report.arms().filter(|(_, _, arm)| arm.counts.failed > 0);
     let reasons = failed.filter_map(|(scenario, device, arm)| {
-        let shortage = arm.shown().steps.last()?.failed_request.as_ref()?;
+        let failed_request = arm.shown().steps.last()?.failed_request.as_ref()?;
         let place = where_it_ran(report, scenario, device, arm);
         Some(format!(
             "{place}: **{}:** {}",
-            why::title(shortage),
-            prose(&why::explain(shortage))
+            why::title(failed_request),
+            prose(&why::explain(failed_request))
         ))
     });
     page.bounded_list(reasons.collect(), "reason");

@@ -384,14 +384,14 @@ pub(crate) fn fragmented() -> RunRecord {
     if let Some(last) = record.steps.last_mut() {
         last.failed_request = Some(FailedRequest {
             accounts: last.accounts,
-            ..shortage()
+            ..failed_request()
         });
     }
     record
 }
 
 /// A request of 64 MiB with 224 MiB free in 14 blocks.
-pub(crate) fn shortage() -> FailedRequest {
+pub(crate) fn failed_request() -> FailedRequest {
     let free = Pieces {
         count: 14,
         bytes: Bytes::mib(224),

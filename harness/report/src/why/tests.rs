@@ -70,9 +70,9 @@ fn each_cause_is_a_sentence_with_its_figures() {
             cached: mib(16),
         },
     ];
-    let mut shortage = examples::shortage();
-    shortage.streams.insert(1, "side".to_owned());
-    shortage.injected = Some(RefusedCall {
+    let mut failed_request = examples::failed_request();
+    failed_request.streams.insert(1, "side".to_owned());
+    failed_request.injected = Some(RefusedCall {
         process: None,
         call: "cudaMalloc".to_owned(),
         number: 3,
@@ -84,7 +84,7 @@ fn each_cause_is_a_sentence_with_its_figures() {
     );
     let sentences: Vec<String> = causes
         .iter()
-        .map(|cause| format!("{}: {}", cause.kind(), sentence(cause, &shortage)))
+        .map(|cause| format!("{}: {}", cause.kind(), sentence(cause, &failed_request)))
         .collect();
     insta::assert_snapshot!(sentences.join("\n"));
 }
@@ -111,10 +111,10 @@ fn pinned(holders: Vec<Holder>) -> PinnedSegment {
 
 #[test]
 fn what_pins_a_segment_is_named_with_its_lines() {
-    let mut shortage = examples::shortage();
+    let mut failed_request = examples::failed_request();
     let mut pins = |segments: Vec<PinnedSegment>| {
-        shortage.pinned = segments;
-        what_pins(&shortage, false)
+        failed_request.pinned = segments;
+        what_pins(&failed_request, false)
     };
     assert!(pins(Vec::new()).starts_with("A request needs one contiguous block"));
     let one = "lora1 (line 12) pins a segment that therefore cannot be released to the driver.";
@@ -145,10 +145,10 @@ fn what_pins_a_segment_is_named_with_its_lines() {
 
 #[test]
 fn the_verb_agrees_with_the_number_of_names() {
-    let mut shortage = examples::shortage();
+    let mut failed_request = examples::failed_request();
     let mut pins = |segments: Vec<PinnedSegment>| {
-        shortage.pinned = segments;
-        what_pins(&shortage, false)
+        failed_request.pinned = segments;
+        what_pins(&failed_request, false)
     };
     let storm = || pinned(vec![holder("storm", 13, 3)]);
     assert!(pins(vec![storm()]).starts_with("storm (line 13) pins a segment that"));
@@ -163,15 +163,15 @@ fn the_verb_agrees_with_the_number_of_names() {
 
 #[test]
 fn segments_that_are_not_listed_count() {
-    let mut shortage = examples::shortage();
-    shortage.pinned = vec![pinned(vec![holder("s", 5, 14)])];
-    shortage.pinned_unlisted = UnlistedSegments {
+    let mut failed_request = examples::failed_request();
+    failed_request.pinned = vec![pinned(vec![holder("s", 5, 14)])];
+    failed_request.pinned_unlisted = UnlistedSegments {
         count: 3,
         free: mib(6),
     };
-    assert!(what_pins(&shortage, false).starts_with("s and others (line 5) pin segments"));
+    assert!(what_pins(&failed_request, false).starts_with("s and others (line 5) pin segments"));
     assert_eq!(
-        holders_of(&shortage.pinned[0]),
+        holders_of(&failed_request.pinned[0]),
         "s (line 5): 28 MiB in 14 blocks"
     );
 }

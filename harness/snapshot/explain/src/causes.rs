@@ -95,7 +95,7 @@ pub fn refused(snapshot: &Snapshot, config: &Config, memory: Bytes) -> Option<Fa
     };
     let (request, size) = (view.request()?, view.size_of_device(Some(memory)).ok()?);
     let (accounts, _) = view.account(Some(&request), &[]);
-    Some(view.shortage(&request, accounts, &size))
+    Some(view.failed_request(&request, accounts, &size))
 }
 
 /// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
@@ -179,10 +179,10 @@ fn explain_with(
     let (accounts, held) = view.account(request.as_ref(), &idle_streams);
     let pinned = pins::list(&view);
     let of_pytorch = request.as_ref().filter(|_| !is_foreign);
-    let shortage = of_pytorch.map(|request| view.shortage(request, accounts, &size));
-    let why: Vec<&str> = shortage
+    let failed_request = of_pytorch.map(|request| view.failed_request(request, accounts, &size));
+    let why: Vec<&str> = failed_request
         .iter()
-        .flat_map(|shortage| kinds(shortage))
+        .flat_map(|failed_request| kinds(failed_request))
         .collect();
     let ways = of_pytorch
         .into_iter()
@@ -249,7 +249,7 @@ fn explain_with(
         sites: BTreeMap::new(),
         conf,
         run,
-        shortage,
+        failed_request,
         moment: moment.clone(),
     };
     explanation.sites = explanation
@@ -278,8 +278,8 @@ fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> S
     }
 }
 
-fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
-    let mut kinds: Vec<&str> = harness_record::causes(shortage)
+fn kinds(failed_request: &FailedRequest) -> Vec<&'static str> {
+    let mut kinds: Vec<&str> = harness_record::causes(failed_request)
         .iter()
         .map(|cause| cause.kind().name())
         .collect();

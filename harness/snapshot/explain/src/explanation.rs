@@ -67,7 +67,7 @@ pub struct Explanation {
     pub run: Option<RunInfo>,
     /// The data from which the cause sentences are made.
     #[serde(skip)]
-    pub shortage: Option<FailedRequest>,
+    pub failed_request: Option<FailedRequest>,
 }
 
 impl Explanation {

@@ -47,7 +47,7 @@ impl Reason {
             .requested
             .saturating_sub(accounts.device_free.unwrap_or_default() + cached);
         let causes = explanation
-            .shortage
+            .failed_request
             .as_ref()
             .map(harness_record::causes)
             .unwrap_or_default();
@@ -70,7 +70,7 @@ impl Reason {
             // In explanations, memory in use by others is what the device has beyond the reserved
             // and the free memory.
             _ if lacking > Bytes::ZERO => Self::TooLarge(lacking),
-            None if explanation.shortage.is_some()
+            None if explanation.failed_request.is_some()
                 && request.asked <= accounts.device_free.unwrap_or_default() =>
             {
                 Self::Unproven

@@ -245,7 +245,7 @@ fn figures_match_pytorchs_own_message() {
             assert!(
                 !explanation.why.is_empty(),
                 "{of}: a reason is found: {:?}",
-                explanation.shortage
+                explanation.failed_request
             );
         }
         // Without the option, the OOM shows the same total, because no other process used this

@@ -19,7 +19,7 @@ fn memory(total: Bytes, free: Bytes, used: Bytes) -> DeviceMemory {
 }
 
 /// A request on a device of 1 GiB. The allocator reserves 20 MiB, of which 16 MiB are free.
-fn shortage(requested: Bytes) -> FailedRequest {
+fn failed_request(requested: Bytes) -> FailedRequest {
     let accounts = Accounts {
         requested: mib(4),
         allocated: mib(4),
@@ -86,7 +86,7 @@ fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
         }]);
         causes(&FailedRequest {
             lanes,
-            ..shortage(requested)
+            ..failed_request(requested)
         })
     };
     assert_eq!(with(mib(1028)), [Cause::PendingFree(waiting)]);
@@ -101,29 +101,29 @@ fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
 
 #[test]
 fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
-    let mut shortage = shortage(mib(900));
-    shortage.accounts.device = memory(mib(1024), mib(104), mib(920));
+    let mut failed_request = failed_request(mib(900));
+    failed_request.accounts.device = memory(mib(1024), mib(104), mib(920));
     assert_eq!(
-        causes(&shortage),
+        causes(&failed_request),
         [Cause::Unaccounted {
             used: mib(900),
             asked: mib(900)
         }]
     );
     // The same memory, in use by a known process.
-    shortage.accounts.device.pressure = mib(900);
+    failed_request.accounts.device.pressure = mib(900);
     assert_eq!(
-        causes(&shortage),
+        causes(&failed_request),
         [Cause::OthersHold {
             held: mib(900),
             asked: mib(900)
         }]
     );
     // Memory in use outside the limited part of the device does not count.
-    shortage.accounts.device.pressure = Bytes::ZERO;
-    shortage.accounts.device.total = mib(124);
+    failed_request.accounts.device.pressure = Bytes::ZERO;
+    failed_request.accounts.device.total = mib(124);
     assert_eq!(
-        causes(&shortage),
+        causes(&failed_request),
         [Cause::TooLarge {
             free: mib(104),
             cached: mib(16)
@@ -133,25 +133,28 @@ fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
 
 #[test]
 fn a_piece_of_its_own_that_was_not_taken_is_no_cause() {
-    let mut shortage = shortage(mib(250));
-    shortage.accounts.device.free = mib(100);
-    (shortage.accounts.reserved, shortage.accounts.device.total) = (mib(404), mib(504));
+    let mut failed_request = failed_request(mib(250));
+    failed_request.accounts.device.free = mib(100);
+    (
+        failed_request.accounts.reserved,
+        failed_request.accounts.device.total,
+    ) = (mib(404), mib(504));
     let free = Pieces {
         count: 2,
         bytes: mib(400),
         largest: mib(300),
     };
-    shortage.lanes = Some(vec![StreamPool {
+    failed_request.lanes = Some(vec![StreamPool {
         pool: Some(PoolKind::Large),
         stream: 0,
         free,
         waiting: Pieces::default(),
     }]);
-    assert_eq!(causes(&shortage), []);
+    assert_eq!(causes(&failed_request), []);
     // Rounding beyond the block is a cause.
-    shortage.asked = mib(320);
+    failed_request.asked = mib(320);
     assert_eq!(
-        causes(&shortage),
+        causes(&failed_request),
         [Cause::RoundedUp {
             largest: mib(300),
             asked: mib(320)
@@ -161,21 +164,30 @@ fn a_piece_of_its_own_that_was_not_taken_is_no_cause() {
 
 #[test]
 fn what_is_free_in_a_private_pool_is_a_cause_where_it_would_have_been_enough() {
-    let mut shortage = shortage(mib(600));
-    (shortage.accounts.reserved, shortage.accounts.device.free) = (mib(620), mib(404));
-    shortage.accounts.device.used = mib(620);
+    let mut failed_request = failed_request(mib(600));
+    (
+        failed_request.accounts.reserved,
+        failed_request.accounts.device.free,
+    ) = (mib(620), mib(404));
+    failed_request.accounts.device.used = mib(620);
     let pieces = |count: u64, each: u64| Pieces {
         count,
         bytes: mib(count * each),
         largest: mib(each),
     };
-    shortage.other_private_pools = pieces(1, 600);
-    assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(1, 600))]);
+    failed_request.other_private_pools = pieces(1, 600);
+    assert_eq!(
+        causes(&failed_request),
+        [Cause::PrivatePool(pieces(1, 600))]
+    );
     // Small blocks count together, because the driver would have their memory without the pool.
-    shortage.other_private_pools = pieces(20, 10);
-    assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(20, 10))]);
-    shortage.other_private_pools = pieces(10, 10);
-    assert_eq!(causes(&shortage), []);
+    failed_request.other_private_pools = pieces(20, 10);
+    assert_eq!(
+        causes(&failed_request),
+        [Cause::PrivatePool(pieces(20, 10))]
+    );
+    failed_request.other_private_pools = pieces(10, 10);
+    assert_eq!(causes(&failed_request), []);
 }
 
 #[test]
@@ -188,7 +200,7 @@ fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
     assert_eq!(
         causes(&FailedRequest {
             injected: injected.clone(),
-            ..shortage(mib(20))
+            ..failed_request(mib(20))
         }),
         [Cause::Injected { number: 2 }]
     );
@@ -199,7 +211,7 @@ fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
     assert_eq!(
         causes(&FailedRequest {
             injected,
-            ..shortage(mib(2048))
+            ..failed_request(mib(2048))
         }),
         [Cause::Injected { number: 2 }, too_large]
     );
@@ -207,10 +219,13 @@ fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
 
 #[test]
 fn a_limit_of_the_program_is_the_only_cause_where_it_refused() {
-    let mut shortage = shortage(mib(250));
-    (shortage.program_limit, shortage.accounts.requested) = (Some(mib(200)), mib(3));
+    let mut failed_request = failed_request(mib(250));
+    (
+        failed_request.program_limit,
+        failed_request.accounts.requested,
+    ) = (Some(mib(200)), mib(3));
     assert_eq!(
-        causes(&shortage),
+        causes(&failed_request),
         [Cause::Limit {
             limit: mib(200),
             held: mib(3)
@@ -224,9 +239,9 @@ fn a_request_that_no_state_of_the_device_could_serve_is_too_large() {
         free: mib(1004),
         cached: mib(16),
     }];
-    assert_eq!(causes(&shortage(Bytes(u64::MAX))), too_large);
+    assert_eq!(causes(&failed_request(Bytes(u64::MAX))), too_large);
     // The same holds with a memory fraction.
-    let mut shortage = shortage(Bytes(u64::MAX - 511));
-    shortage.limit = Some(mib(512));
-    assert_eq!(causes(&shortage).last(), too_large.last());
+    let mut failed_request = failed_request(Bytes(u64::MAX - 511));
+    failed_request.limit = Some(mib(512));
+    assert_eq!(causes(&failed_request).last(), too_large.last());
 }

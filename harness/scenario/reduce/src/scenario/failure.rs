@@ -97,9 +97,10 @@ impl Failure {
             Rule::Expectation if is_formula(&first.expected) => Self::formula(first),
             Rule::Expectation => {
                 let step = step.filter(|step| step.outcome == Outcome::OutOfMemory);
-                let shortage = step.and_then(|step| step.failed_request.as_ref());
-                let cause = shortage
-                    .and_then(|shortage| causes(shortage).first().map(|cause| cause.kind()));
+                let failed_request = step.and_then(|step| step.failed_request.as_ref());
+                let cause = failed_request.and_then(|failed_request| {
+                    causes(failed_request).first().map(|cause| cause.kind())
+                });
                 // A request that failed as expected, but for another cause, keeps that failure.
                 match step {
                     Some(_) if !first.expected.starts_with(OTHER_CAUSE) => {
@@ -117,7 +118,7 @@ impl Failure {
                                 reserved.saturating_sub(*active) > device.free
                             };
                         let is_pinned = cause == Some(CauseKind::Fragmented)
-                            && shortage.is_some_and(most_is_cached);
+                            && failed_request.is_some_and(most_is_cached);
                         Self::Oom { cause, is_pinned }
                     }
                     _ => Self::Step {

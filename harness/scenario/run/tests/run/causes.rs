@@ -14,11 +14,16 @@ use harness_scenario::Scenario;
 
 /// The facts about the OOM of the last step.
 fn failed_request(memory: &str, steps: &str, allocator: AllocatorKind) -> FailedRequest {
-    shortage_with("", memory, steps, allocator)
+    failed_request_with("", memory, steps, allocator)
 }
 
 /// The same with more keys at the top of the scenario.
-fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind) -> FailedRequest {
+fn failed_request_with(
+    more: &str,
+    memory: &str,
+    steps: &str,
+    allocator: AllocatorKind,
+) -> FailedRequest {
     let steps: String = steps
         .lines()
         .map(str::trim)
@@ -83,7 +88,7 @@ const REFUSED: &str = "
 #[test]
 fn a_request_that_an_injected_failure_refuses_names_the_call() {
     let faults = "faults: [{ call: cudaMalloc, skip: 1, count: 2 }]\n";
-    let failed_request = shortage_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
+    let failed_request = failed_request_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
     assert_eq!(
         failed_request.injected,
         Some(RefusedCall {

@@ -237,7 +237,7 @@ impl View<'_> {
         })
     }
 
-    pub(super) fn shortage(
+    pub(super) fn failed_request(
         &self,
         request: &Refused,
         totals: Totals,

@@ -166,7 +166,7 @@ fn main() -> ExitCode {
         library_errors,
     ));
     let launchers = [
-        ["torchrun", "torch.distributed.run", "--nproc_per_node=1"],
+        ["torchrun", "torch.distributed.run", "--standalone"],
         [
             "accelerate",
             "accelerate.commands.launch",

@@ -113,7 +113,8 @@ impl<E: Send> Program<'_, E> {
 
     /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an
     /// interrupt. If the ranks meet at a port, the first trial runs alone. If it uses the same
-    /// port, so do the others: ranks of parallel runs would meet.
+    /// port, so do the others: ranks of parallel runs would meet. A run that could not use a port
+    /// runs again, alone.
     fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, E> {
         let in_order = |jobs, trials| each(jobs, trials, self.progress, self.run);
         let (one, rest) = trials
@@ -129,6 +130,14 @@ impl<E: Send> Program<'_, E> {
             },
             rest,
         )?);
+        if self.jobs > 1 {
+            // Some launchers use a port that the hook does not see.
+            for (trial, run) in trials.iter().zip(&mut runs) {
+                if run.as_ref().is_some_and(Observed::lacks_port) {
+                    *run = (self.run)(trial)?;
+                }
+            }
+        }
         Ok(runs)
     }
 }

@@ -121,6 +121,11 @@ impl Machine {
 }
 
 impl Observed {
+    /// Returns whether a process could not use a port, perhaps because a parallel run has it.
+    pub(crate) fn lacks_port(&self) -> bool {
+        self.port_in_use.is_some() || self.error.as_deref().is_some_and(is_of_port)
+    }
+
     /// Reads the folder of a run, and the folder of its processes' counters.
     pub(crate) fn read(
         folder: &Path,
@@ -310,13 +315,15 @@ fn error(record: &Record) -> Option<String> {
     })
 }
 
+fn is_of_port(line: &str) -> bool {
+    line.contains("EADDRINUSE") || line.contains("Address already in use")
+}
+
 fn port_in_use(path: &Path) -> io::Result<Option<String>> {
     let text = fs::read(path)?;
-    let is_of_port =
-        |line: &&str| line.contains("EADDRINUSE") || line.contains("Address already in use");
     Ok(String::from_utf8_lossy(&text)
         .lines()
-        .find(is_of_port)
+        .find(|line| is_of_port(line))
         .map(|line| line.trim().to_owned()))
 }
 

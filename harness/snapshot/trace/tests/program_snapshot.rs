@@ -69,10 +69,13 @@ fn convert_again(path: &Path) -> Result<(), String> {
 
 #[test]
 fn recordings_convert_without_loss() {
-    let files: Vec<PathBuf> = ["explain/tests/snapshots", "explain/tests/real_gpus"]
-        .into_iter()
-        .flat_map(files)
-        .collect();
+    let files: Vec<PathBuf> = [
+        "snapshot/explain/tests/snapshots",
+        "snapshot/explain/tests/real_gpus",
+    ]
+    .into_iter()
+    .flat_map(files)
+    .collect();
     assert!(files.len() >= 6, "{files:?}");
     let wrong: Vec<String> = files
         .iter()
@@ -83,7 +86,7 @@ fn recordings_convert_without_loss() {
 
 #[test]
 fn a_changed_program_converts_to_its_own_snapshot() {
-    let path = &files("explain/tests/snapshots")[0];
+    let path = &files("snapshot/explain/tests/snapshots")[0];
     let snapshot = Snapshot::read(path).unwrap();
     let mut program = RecordedProgram::recover(&snapshot, 0).unwrap();
     let before = snapshot.traces[0]

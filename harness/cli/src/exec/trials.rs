@@ -419,7 +419,7 @@ impl Options {
                  program."
             )),
             None if first.attempts.is_empty()
-                && (self.least_memory || first.library_calls.is_empty()) =>
+                && (self.least_memory || first.calls_of_libraries.is_empty()) =>
             {
                 Some(
                     "The program allocated no device memory, so there is nothing to test."

@@ -46,7 +46,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
         reads_free_memory: false,
         slow_calls: Vec::new(),
         attempts: sizes.iter().map(attempt).collect(),
-        library_calls: Vec::new(),
+        calls_of_libraries: Vec::new(),
         errors: Vec::new(),
         ranks: Vec::new(),
         port: None,

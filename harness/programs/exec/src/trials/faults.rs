@@ -193,7 +193,7 @@ pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<Faul
     let names = |run: &Observed| -> BTreeSet<String> {
         places(run)
             .iter()
-            .chain(&library_calls(run))
+            .chain(&calls_of_libraries(run))
             .map(Place::name)
             .collect()
     };
@@ -368,7 +368,7 @@ fn places(first: &Observed) -> Vec<Place> {
 }
 
 /// The calls of libraries of the same processes.
-fn library_calls(first: &Observed) -> Vec<Place> {
+fn calls_of_libraries(first: &Observed) -> Vec<Place> {
     let of = |rank: Option<u32>, calls: &[Attempt]| {
         let mut made = BTreeMap::new();
         let place = |call: &Attempt| {
@@ -384,7 +384,7 @@ fn library_calls(first: &Observed) -> Vec<Place> {
         calls.iter().map(place).collect::<Vec<_>>()
     };
     if first.ranks.len() < 2 {
-        return of(None, &first.library_calls);
+        return of(None, &first.calls_of_libraries);
     }
     first
         .ranks
@@ -410,7 +410,7 @@ fn cases(first: &Observed, plan: Plan) -> Cases {
             .map(|number| places[number as usize - 1])
             .collect::<Vec<Place>>()
     };
-    let (places, calls) = (places(first), library_calls(first));
+    let (places, calls) = (places(first), calls_of_libraries(first));
     let mut chosen = choose(&places);
     let alone = if plan.alone {
         chosen.clone()
@@ -558,7 +558,7 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
         Ending::By(_)
             if !attempts::reach(
                 if fault.call.is_some() {
-                    &run.library_calls
+                    &run.calls_of_libraries
                 } else {
                     &run.attempts
                 },

@@ -55,7 +55,7 @@ pub struct Observed {
     pub attempts: Vec<Attempt>,
     /// Calls of the same process that create handles, plans and modules of libraries, and that can
     /// fail on request, in order.
-    pub library_calls: Vec<Attempt>,
+    pub calls_of_libraries: Vec<Attempt>,
     /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
     /// The same of each device: of the process with the most attempts on it, which is a rank if
@@ -89,14 +89,14 @@ pub struct RankAttempts {
     /// Its number without `CUDA_VISIBLE_DEVICES`.
     pub device: u32,
     pub attempts: Vec<Attempt>,
-    pub library_calls: Vec<Attempt>,
+    pub calls_of_libraries: Vec<Attempt>,
     pub errors: Vec<OutOfMemory>,
 }
 
 impl RankAttempts {
     /// The attempts and calls of libraries on the rank's own device.
     pub(crate) fn of_device(&self) -> [Vec<Attempt>; 2] {
-        [&self.attempts, &self.library_calls].map(|all| {
+        [&self.attempts, &self.calls_of_libraries].map(|all| {
             all.iter()
                 .filter(|attempt| attempt.number == self.device)
                 .copied()
@@ -148,8 +148,8 @@ impl Observed {
             .rev()
             .max_by_key(|rank| rank.attempts.len())
             .cloned();
-        let (attempts, library_calls, errors) = most
-            .map(|rank| (rank.attempts, rank.library_calls, rank.errors))
+        let (attempts, calls_of_libraries, errors) = most
+            .map(|rank| (rank.attempts, rank.calls_of_libraries, rank.errors))
             .unwrap_or_default();
         Ok(Self {
             ending,
@@ -187,7 +187,7 @@ impl Observed {
                 .flat_map(|process| process.slow_calls.clone())
                 .collect(),
             attempts,
-            library_calls,
+            calls_of_libraries,
             errors,
             ranks,
             hang: record.hang.clone(),
@@ -223,10 +223,10 @@ impl Observed {
         let (of_device, errors) = found
             .map(|rank| (rank.of_device(), rank.errors.clone()))
             .unwrap_or_default();
-        let [attempts, library_calls] = of_device;
+        let [attempts, calls_of_libraries] = of_device;
         Cow::Owned(Self {
             attempts,
-            library_calls,
+            calls_of_libraries,
             errors,
             ..self.clone()
         })
@@ -273,7 +273,7 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
                     ..error
                 }
             });
-        let library_calls = all
+        let calls_of_libraries = all
             .iter()
             .filter(|attempt| attempt.call.is_of_library() && attempt.call.can_fail())
             .copied()
@@ -282,7 +282,7 @@ fn attempts_of_ranks(folder: &Path, counters: &Path) -> io::Result<Vec<RankAttem
             device,
             errors: errors.collect(),
             attempts: on_device(&all).copied().collect(),
-            library_calls,
+            calls_of_libraries,
         }
     };
     Ok(most.into_iter().map(rank).collect())

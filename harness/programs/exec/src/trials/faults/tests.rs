@@ -131,7 +131,7 @@ fn the_attempts_of_each_rank_fail_and_a_hang_is_reported_with_its_ranks() {
         RankAttempts {
             device,
             attempts,
-            library_calls: Vec::new(),
+            calls_of_libraries: Vec::new(),
             errors: vec![error(2, 88)],
         }
     };
@@ -478,7 +478,7 @@ fn each_call_of_a_library_fails_once_and_its_own_error_is_a_clean_end() {
         ..ended_well(&[2]).attempts[0]
     };
     let with = |calls: &[Call], run: Observed| Observed {
-        library_calls: calls.iter().copied().map(call).collect(),
+        calls_of_libraries: calls.iter().copied().map(call).collect(),
         ..run
     };
     let calls = [Call::CublasCreate, Call::CublasCreate, Call::CudnnCreate];

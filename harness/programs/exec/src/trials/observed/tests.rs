@@ -55,7 +55,7 @@ fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_i
     );
     assert_eq!(
         of_first
-            .library_calls
+            .calls_of_libraries
             .iter()
             .map(|attempt| attempt.call)
             .collect::<Vec<_>>(),

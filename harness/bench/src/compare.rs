@@ -140,7 +140,7 @@ fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRu
         .or_else(|| usable().next())
 }
 
-/// Returns whether an entry is a part of a case for which the time of a run did not suffice.
+/// Returns whether the entry is a part of a case that the run had no time for.
 fn is_part_of_skipped(name: &EntryName, suite: &SuiteRecord, entry: &Entry) -> bool {
     let is_same_case = name.suite == suite.name
         && name.arm == entry.arm

@@ -84,9 +84,8 @@ impl Turns {
         Self(last)
     }
 
-    /// The start of the last run that measured a case; the empty text, which is less than any
-    /// other, if none did. The entries of a case with parts have names that begin with those of the
-    /// case.
+    /// Returns when the last run that measured a case began. Empty if no run did, so that the case
+    /// comes first. The entries of a case with parts have names that begin with that of the case.
     fn last(&self, suite: &str, case: &Case) -> &str {
         let of_case = |(of, name): &(String, String)| {
             of == suite && (*name == case.name() || name.starts_with(&format!("{}: ", case.group)))

@@ -151,7 +151,7 @@ impl BenchRun {
         })
     }
 
-    /// Counts entries for which the time did not suffice.
+    /// Counts entries that the run had no time for.
     pub fn not_in_turn(&self) -> usize {
         self.entries()
             .filter(|(_, entry)| entry.outcome.reason() == Some(NOT_IN_TURN))

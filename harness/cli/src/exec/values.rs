@@ -10,7 +10,7 @@ use crate::error::CliError;
 
 const VARIABLE: &str = "HARNESS_VALUES";
 const FILE: &str = ".harness.yml";
-/// The folder or file that the root of a repository contains.
+/// The root of a repository contains this folder or file.
 const ROOT: &str = ".git";
 
 #[derive(Deserialize)]

@@ -91,7 +91,7 @@ def _effect_of(event, arguments):
     if event in _FILES:
         verb, places = _FILES[event]
         named = [(arguments[at], arguments[of] if of is not None and of < len(arguments) else None) for at, of in places]
-        # A connection without a file, and an existing folder, which stays as it is.
+        # A connection without a file and a folder that exists change nothing.
         named = [(path, folder) for path, folder in named if path not in (":memory:", "") and not (event == "os.mkdir" and os.path.isdir(path))]
         changed = [path for path, folder in named if not _is_exempt(path, folder)]
         return "%s %s" % (verb, os.fsdecode(changed[0])) if changed else None

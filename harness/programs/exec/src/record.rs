@@ -36,8 +36,8 @@ pub struct Record {
     pub different_sizes: Option<String>,
     /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
-    /// What a process did first outside of the program that a second run would repeat, such as
-    /// `writes log.txt`.
+    /// The first effect of a process outside of the program, such as `writes log.txt`. A second
+    /// run would repeat it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effect: Option<String>,
     /// `true` if the program is Python with the hook, not a shell whose effects are unknown.

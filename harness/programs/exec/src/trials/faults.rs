@@ -139,9 +139,10 @@ pub struct Case {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// Like the first run, after an OutOfMemoryError or the failed call of a library.
+    /// The run ended like the first one, although an OutOfMemoryError or the error of a library was
+    /// raised.
     Recovered,
-    /// Like the first run, without an error: the retry succeeded.
+    /// The run ended like the first one without an error: the retry succeeded.
     ServedByRetry,
     /// With an uncaught OutOfMemoryError.
     OutOfMemory,

@@ -476,8 +476,10 @@ impl Processes {
     ) -> Result<Option<StepResult>, Stop> {
         let began = Instant::now();
         let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
+        // A process that starts again has peaks of its own.
         let before = self
             .readings(name)
+            .filter(|_| self.running.contains_key(name))
             .map(|before| Peaks::of(&before.stats))
             .unwrap_or_default();
         match self.order(name, order, step, &mut give_up)? {

@@ -204,7 +204,7 @@ impl Rig {
         for program in &mut self.programs {
             let stats = program.allocator.stats();
             let (now, peaks) = (Totals::of(&stats), Peaks::of(&stats));
-            // A peak within an operation exceeds both of its ends.
+            // Within an operation, memory may be higher than before and after it.
             let beyond = |peak: Bytes, seen: Bytes, now: Bytes| {
                 if peak > seen {
                     peak.saturating_sub(now)

@@ -36,7 +36,7 @@ pub(super) struct Program {
     pub(super) open_pools: Vec<PrivatePoolId>,
     /// The number of pool ids so far.
     pub(super) named_pools: u32,
-    /// Its peaks since the start of the run, and the allocator's peaks at the last look.
+    /// Its peaks since the start of the run, and the allocator's peaks when they were last read.
     pub(super) peaks: Peaks,
     pub(super) peaks_seen: Peaks,
 }

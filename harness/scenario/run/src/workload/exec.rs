@@ -361,14 +361,17 @@ fn result(
     }
 }
 
-/// The program's figures, as far as they are known. Peaks of several processes need not coincide.
+/// The program's figures, as far as they are known. Peaks of several processes or devices need not
+/// coincide.
 fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
     let has_torch = observed.unreported.is_none()
         && record
             .processes
             .iter()
             .any(|process| process.torch.is_some());
-    let is_single = observed.processes <= 1;
+    let used = record.processes.iter().flat_map(|process| &process.devices);
+    let is_single =
+        observed.processes <= 1 && used.filter(|device| device.peak_reserved > 0).count() <= 1;
     MemoryFigures {
         peak_reserved: is_single.then_some(observed.peak_reserved),
         peak_allocated: (is_single && has_torch).then_some(observed.peak_allocated),

@@ -18,8 +18,8 @@ const DROPPED: u64 = u64::MAX;
 /// Numbers pools that were released before a capture used their name again.
 const RELEASED: u64 = u64::MAX - 1;
 
-/// Renames the pools of events that were released before a capture used their name again: PyTorch
-/// ends a pool when it releases the last segment.
+/// Gives a private pool another name if PyTorch released it and a later capture used its name
+/// again. PyTorch ends a pool when it releases the last segment.
 pub(super) fn rename_released(
     of_events: &mut [(usize, PoolId)],
     events: &[Event],

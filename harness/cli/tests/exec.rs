@@ -55,8 +55,6 @@ fn main() -> ExitCode {
         signals_reach_the_program
         remaining_processes_end_with_the_program
         a_killed_exec_leaves_neither_processes_nor_its_folder
-        a_tool_ends_with_its_call_and_its_server
-        few_tools_run_at_a_time
         a_cache_that_the_linker_or_other_users_would_misuse_is_refused
         a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options
         a_program_that_writes_too_much_ends_with_a_named_signal
@@ -82,6 +80,10 @@ fn main() -> ExitCode {
         a_failed_program_on_a_gpu_is_shown_with_its_command
         an_optional_program_that_cannot_run_is_skipped_with_its_expectations
     };
+    trials.extend(trials! { has_python && cfg!(feature = "mcp"),
+        a_tool_ends_with_its_call_and_its_server
+        few_tools_run_at_a_time
+    });
     trials
         .extend(trials! { python_with_torch().is_some(), a_real_torch_runs_on_the_simulated_gpu });
     // An environment that an earlier `ci/torch` made lacks them.

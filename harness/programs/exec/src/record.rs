@@ -180,10 +180,6 @@ impl Record {
     /// it read values that nothing computed, and without injected failures, a signal or a lack of
     /// memory.
     pub fn end_by_values(&self) -> Option<String> {
-        let is_injected = |process: &Process| {
-            process.has_injected_failures()
-                || process.failed_calls.iter().any(|calls| calls.injected > 0)
-        };
         let torches = || {
             self.processes
                 .iter()
@@ -191,7 +187,7 @@ impl Record {
         };
         let has_read = self.used().any(|process| process.uncomputed_reads > 0);
         if !has_read
-            || self.processes.iter().any(is_injected)
+            || self.processes.iter().any(Process::has_injected_failures)
             || torches().any(|torch| torch.ended_out_of_memory)
         {
             return None;

@@ -633,34 +633,19 @@ fn an_unreached_fault_is_found() {
 fn a_run_that_could_not_use_a_port_beside_others_runs_again_alone() {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    let (first, number) = (ended_well(&[10, 20]), AtomicUsize::new(0));
-    let run = |_: &Trial| {
+    let number = AtomicUsize::new(0);
+    let report = reports(Which::All, false, |_| {
         // The third run meets the port of another one.
         let is_unlucky = number.fetch_add(1, Ordering::Relaxed) == 2;
         let error = "DistNetworkError: code: -98, name: EADDRINUSE".to_owned();
-        Ok::<_, std::convert::Infallible>(Some(Observed {
+        Some(Observed {
             error: is_unlucky.then_some(error),
-            ..ended_well(&[10, 20])
-        }))
-    };
-    let program = Program {
-        run: &run,
-        trial: trial(Bytes::mib(100)),
-        first: &first,
-        predict: &|_| None,
-        unpredicted: None,
-        shard: None,
-        jobs: 2,
-        progress: &|| {},
-    };
-    let plan = Plan {
-        which: Which::All,
-        alone: false,
-    };
-    let Ok(report) = every_fault(&program, plan);
+            ..ended_well(&[2, 20, 4])
+        })
+    });
     assert_eq!(
         (number.into_inner(), report.cases.len()),
-        (6, 2),
-        "one run without failures, two for each case, and one again"
+        (7, 3),
+        "two runs for each case, and one again"
     );
 }

@@ -38,7 +38,7 @@ pub const HOOK: &str = "python";
 /// A variable whose entry in the environment becomes PYTHONPATH ([`keep_hook`]).
 pub const SPARE: &str = "HARNESS_GPU_SPARE";
 
-/// Shows the starting program that the dynamic linker has loaded a library of ours.
+/// Shows harness that the dynamic linker has loaded a library of this project into the program.
 pub fn mark_loaded() {
     if let Some(run) = env::var_os(RUN) {
         // Only the first process finds the file.

@@ -8,7 +8,7 @@ use harness_explain::ranks::{self, Difference, Rank};
 use harness_explain::state::At;
 use harness_report::explain::html::{self, PageData, RankData};
 use harness_report::explain::{json, markdown, text};
-use harness_report::text::Style;
+use harness_report::terminal::Style;
 use harness_trace::snapshot::Snapshot;
 
 use super::categories::CategoryOptions;

@@ -12,7 +12,7 @@ use std::{ffi::OsStr, os::fd::AsFd, path::Path};
 use clap::ValueEnum;
 use harness_base::files;
 use harness_base::printable::{for_terminal, printable_lines};
-use harness_report::text::Style;
+use harness_report::terminal::Style;
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{
     Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode,

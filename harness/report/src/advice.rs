@@ -6,7 +6,7 @@ use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Ending, NotTried};
 
-use super::{text, words::Grid};
+use super::{terminal, words::Grid};
 
 /// Renders the result on one screen: the advice, the headline of the explanation, one line per
 /// outcome, and notes on the figures.
@@ -178,7 +178,7 @@ fn table(endings: &[Ending], not_tried: &[NotTried]) -> String {
     });
     let mut text = format!(
         "\n{}",
-        text::table(&Grid::new("llr", heads, rows), None, text::Style::Plain)
+        terminal::table(&Grid::new("llr", heads, rows), None, terminal::Style::Plain)
     );
     if has_groups {
         text += "Others have the same figures; `--format json` lists each.\n";

@@ -7,7 +7,7 @@ use std::time::Duration;
 use harness_allocator::{device::Clock, units::Nanos};
 use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, TestSuite};
 
-use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, bench, why, words};
+use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, bench, sections::Failure, why, words};
 use harness_bench::record::{
     BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, SuiteRecord,
     Verdict as BenchVerdict,
@@ -95,23 +95,11 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
     match &run.verdict {
         Verdict::Passed | Verdict::FailedAsExpected { .. } => TestCaseStatus::success(),
         Verdict::Failed { first, rest } => {
-            let violations: Vec<String> = std::iter::once(first)
-                .chain(rest)
-                .map(words::violation)
-                .collect();
-            let why = run
-                .steps
-                .last()
-                .and_then(|step| step.failed_request.as_ref());
-            let why = why
-                .map(|failed_request| {
-                    format!(
-                        "\n\n{}: {}",
-                        why::title(failed_request),
-                        why::explain(failed_request)
-                    )
-                })
-                .unwrap_or_default();
+            let failed = Failure::new(run, first, rest);
+            let violations: Vec<String> = failed.violations().map(words::violation).collect();
+            let why = failed
+                .why()
+                .map_or_else(String::new, |(title, why)| format!("\n\n{title}: {why}"));
             let description = format!(
                 "{}{why}\n\nReproduce it:\n{}",
                 violations.join("\n"),

@@ -17,6 +17,7 @@ pub mod program;
 pub mod runs;
 pub mod squeeze;
 pub mod store;
+pub mod terminal;
 pub mod text;
 pub mod timeline;
 pub mod trials;
@@ -27,6 +28,7 @@ mod markdown;
 mod page;
 mod picture;
 mod recovery;
+mod sections;
 mod steps;
 mod svg;
 mod timing;
@@ -107,17 +109,6 @@ impl<'a> Report<'a> {
         records.runs.iter().for_each(|run| report.add(run));
         report.name();
         report
-    }
-
-    pub fn arms(
-        &self,
-    ) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
-        self.by_device().flat_map(move |(scenario, on_device)| {
-            on_device
-                .arms
-                .iter()
-                .map(move |arm| (scenario, &self.devices[on_device.device], arm))
-        })
     }
 
     fn by_device(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &ScenarioOnDevice<'a>)> {

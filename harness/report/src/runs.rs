@@ -6,9 +6,9 @@ use harness_base::statistics::median;
 use harness_record::{Records, RunRecord, Verdict};
 use serde::Serialize;
 
+use super::terminal::{Style, table};
 use super::words::{self, Grid, NOTHING};
-use super::{ArmGroup, Report, text::table};
-use crate::text::Style;
+use super::{ArmGroup, Report};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparison {
@@ -68,16 +68,14 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
 
 fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r ArmGroup<'r>> {
     report
-        .arms()
-        .map(|(scenario, device, arm)| {
-            (
-                (
-                    scenario.info.name.clone(),
-                    device.info.name.clone(),
-                    arm.allocator.to_owned(),
-                ),
-                arm,
-            )
+        .places()
+        .map(|place| {
+            let key = (
+                place.scenario.info.name.clone(),
+                place.device.info.name.clone(),
+                place.arm.allocator.to_owned(),
+            );
+            (key, place.arm)
         })
         .collect()
 }

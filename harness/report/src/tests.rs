@@ -7,14 +7,14 @@ fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
     let records = examples::every_ending();
     let report = Report::new(&records);
     let arms: Vec<String> = report
-        .arms()
-        .map(|(s, d, arm)| {
+        .places()
+        .map(|place| {
             format!(
                 "{} {} {} {}",
-                s.info.name,
-                d.label,
-                arm.allocator,
-                arm.runs.len()
+                place.scenario.info.name,
+                place.device.label,
+                place.arm.allocator,
+                place.arm.runs.len()
             )
         })
         .collect();

@@ -1,20 +1,15 @@
 use std::collections::BTreeSet;
 
-use anstyle::{AnsiColor, Style as Paint};
+use anstyle::Style as Paint;
 use indexmap::IndexMap;
-use unicode_width::UnicodeWidthStr;
 
-use super::escape::{log_line, log_lines};
+use super::escape::log_line;
+use super::sections::{Failure, Place};
+use super::terminal::{FAILED, PASSED, Style, Text, painted, verdict_paint};
 use super::timing::{self, Timing};
-use super::words::{self, Align, Grid, NOTHING};
-use super::{ArmGroup, Report, claims, recovery, steps::Selection, why};
+use super::words::{self, Grid, NOTHING};
+use super::{Report, claims, recovery, steps::Selection, why};
 use harness_record::{RunRecord, StepRecord, Verdict, Violation};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    Plain,
-    Colour,
-}
 
 /// How much [`render`] shows of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +43,7 @@ pub fn render(report: &Report<'_>, detail: Detail, style: Style, width: Option<u
             out.expected_failed_requests(report);
         }
         out.claims(report);
-        for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
-            let run = arm.shown();
+        for (_, Failure { run, .. }) in report.failures() {
             let head = format!(
                 "FAILED {} on {} with {}",
                 run.scenario.name, run.device.name, run.allocator
@@ -116,7 +110,13 @@ const WIDEST_VERDICT: usize = 11;
 /// The result of [`harness_allocator::stats::MemoryStats::summary`] for each run that started.
 pub fn memory_summaries(report: &Report<'_>) -> String {
     let mut out = Text::new(Style::Plain, None);
-    for (scenario, device, arm) in report.arms() {
+    for Place {
+        scenario,
+        device,
+        arm,
+        ..
+    } in report.places()
+    {
         for run in arm
             .runs
             .iter()
@@ -184,82 +184,7 @@ pub fn step_table(run: &RunRecord) -> String {
     out.text
 }
 
-const FAILED: Paint = AnsiColor::Red.on_default().bold();
-const PASSED: Paint = AnsiColor::Green.on_default();
-const SKIPPED: Paint = AnsiColor::Yellow.on_default();
-
-fn painted(text: &str, paint: Paint, style: Style) -> String {
-    match style {
-        Style::Plain => log_line(text),
-        Style::Colour => format!("{paint}{}{paint:#}", log_line(text)),
-    }
-}
-
-const fn verdict_paint(verdict: &Verdict) -> Paint {
-    match verdict {
-        Verdict::Passed | Verdict::FailedAsExpected { .. } => PASSED,
-        Verdict::Failed { .. } => FAILED,
-        Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => SKIPPED,
-    }
-}
-
-pub(super) struct Text {
-    pub(super) text: String,
-    style: Style,
-    width: Option<usize>,
-}
-
 impl Text {
-    pub(super) const fn new(style: Style, width: Option<usize>) -> Self {
-        Self {
-            text: String::new(),
-            style,
-            width,
-        }
-    }
-
-    pub(super) fn important(&mut self, text: &str, is_bad: bool) {
-        let paint = if is_bad { FAILED } else { PASSED };
-        self.text.push('\n');
-        self.painted(&log_line(text), paint, 0);
-    }
-
-    fn painted(&mut self, text: &str, paint: Paint, indent: usize) {
-        for part in wrap(text, self.width, indent).lines() {
-            self.text
-                .push_str(&format!("{}\n", painted(part, paint, self.style)));
-        }
-    }
-
-    pub(super) fn line(&mut self, text: &str) {
-        self.text.push_str(&log_lines(text));
-        self.text.push('\n');
-    }
-
-    /// Adds wrapped paragraphs. Continuation lines are indented by `indent` more columns.
-    pub(super) fn wrapped(&mut self, text: &str, indent: usize) {
-        for paragraph in log_lines(text).lines() {
-            self.text.push_str(&wrap(paragraph, self.width, indent));
-            self.text.push('\n');
-        }
-    }
-
-    /// Adds a table that fits. Columns that do not fit are omitted and named, except the first
-    /// `names`.
-    pub(super) fn table(&mut self, grid: &Grid, names: usize, paints: Option<(usize, &[Paint])>) {
-        let (grid, left_out) = fitted(grid, names, self.width);
-        self.text.push_str(&table(&grid, paints, self.style));
-        if !left_out.is_empty() {
-            self.wrapped(
-                &format!(
-                    "(in the report or a wider terminal: {})",
-                    left_out.join(", ")
-                ),
-                1,
-            );
-        }
-    }
-
     fn verdicts(&mut self, report: &Report<'_>, detail: Detail) {
         for device in &report.devices {
             self.wrapped(
@@ -274,32 +199,22 @@ impl Text {
         }
         self.table_of_verdicts(report, detail);
         let observed: Vec<String> = report
-            .arms()
-            .filter_map(|(scenario, _, arm)| {
-                Some(format!(
-                    "observed: {} with {}: {}",
-                    scenario.info.name,
-                    arm.allocator,
-                    words::not_judged(arm.shown())?
-                ))
+            .places()
+            .filter_map(|place| {
+                let unmet = words::not_judged(place.arm.shown())?;
+                Some(format!("observed: {}: {unmet}", place.name()))
             })
             .collect();
         self.some(&observed, "more observation", detail);
         let processes: Vec<String> = report
-            .arms()
-            .filter_map(|(scenario, _, arm)| processes_of(&scenario.info.name, arm))
+            .places()
+            .filter_map(|place| processes_of(&place))
             .collect();
         self.some(&processes, "more run with several processes", detail);
         if detail == Detail::Full {
-            for (scenario, _, arm) in report.arms() {
-                if let Some(settings) = arm.unnamed_settings() {
-                    self.wrapped(
-                        &format!(
-                            "settings: {} with {}: {settings}",
-                            scenario.info.name, arm.allocator
-                        ),
-                        2,
-                    );
+            for place in report.places() {
+                if let Some(settings) = place.arm.unnamed_settings() {
+                    self.wrapped(&format!("settings: {}: {settings}", place.name()), 2);
                 }
             }
         }
@@ -309,16 +224,11 @@ impl Text {
     /// Adds one line per reason for which runs were skipped or are contended.
     fn reasons(&mut self, report: &Report<'_>, detail: Detail) {
         let mut reasons: IndexMap<[&str; 2], Vec<String>> = IndexMap::new();
-        for (scenario, _, arm) in report.arms() {
-            if let verdict @ (Verdict::Skipped { reason, .. } | Verdict::Contended { reason }) =
-                &arm.shown().verdict
-            {
-                let run = format!("{} with {}", scenario.info.name, arm.allocator);
-                reasons
-                    .entry([words::verdict(verdict), reason])
-                    .or_default()
-                    .push(run);
-            }
+        for (place, verdict, reason) in report.unjudged() {
+            reasons
+                .entry([verdict, reason])
+                .or_default()
+                .push(place.name());
         }
         let most = if detail == Detail::Full {
             usize::MAX
@@ -388,10 +298,10 @@ impl Text {
 
     fn table_of_verdicts(&mut self, report: &Report<'_>, detail: Detail) {
         let is_brief = detail == Detail::Brief;
-        let all = report.arms().count();
-        let arms: Vec<_> = report
-            .arms()
-            .filter(|(_, _, arm)| !is_brief || all <= BRIEF_ROWS || arm.is_noteworthy())
+        let all = report.places().count();
+        let arms: Vec<Place<'_, '_>> = report
+            .places()
+            .filter(|place| !is_brief || all <= BRIEF_ROWS || place.arm.is_noteworthy())
             .collect();
         if arms.is_empty() {
             return;
@@ -402,7 +312,7 @@ impl Text {
                 if is_brief
                     && arms
                         .iter()
-                        .any(|(_, _, arm)| timing::whole_scenario(arm).is_some()) =>
+                        .any(|place| timing::whole_scenario(place.arm).is_some()) =>
             {
                 Some(timing::head(only.info.clock))
             }
@@ -419,7 +329,13 @@ impl Text {
             "allocator retries",
             "limit",
         ];
-        let rows = arms.iter().map(|(scenario, device, arm)| {
+        let rows = arms.iter().map(|place| {
+            let Place {
+                scenario,
+                device,
+                arm,
+                ..
+            } = place;
             let names = [
                 words::arm_verdicts(arm),
                 scenario.info.name.clone(),
@@ -439,7 +355,7 @@ impl Text {
             .with_columns(|head| has_devices || head != "device");
         let paints: Vec<Paint> = arms
             .iter()
-            .map(|(_, _, arm)| verdict_paint(&arm.shown().verdict))
+            .map(|place| verdict_paint(&place.arm.shown().verdict))
             .collect();
         self.text.push('\n');
         self.table(&grid, if has_devices { 4 } else { 3 }, Some((0, &paints)));
@@ -491,7 +407,9 @@ impl Text {
     /// failed.
     fn expected_failed_requests(&mut self, report: &Report<'_>) {
         let mut lines: IndexMap<[String; 2], Vec<&str>> = IndexMap::new();
-        for (scenario, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed == 0) {
+        for Place { scenario, arm, .. } in
+            report.places().filter(|place| place.arm.counts.failed == 0)
+        {
             let mut steps = BTreeSet::new();
             // In a loop, the first iteration.
             for (step, failed_request) in
@@ -561,11 +479,12 @@ impl Text {
                 self.wrapped(&format!("{}: {reason}", words::verdict(verdict)), 2);
             }
             Verdict::Failed { first, rest } => {
-                std::iter::once(first)
-                    .chain(rest)
+                let failure = Failure::new(run, first, rest);
+                failure
+                    .violations()
                     .for_each(|seen| self.wrapped(&words::violation(seen), 12));
-                if let Some(last) = run.steps.last()
-                    && let Some(failed_request) = &last.failed_request
+                if let Some((last, failed_request)) = failure.request
+                    && let Some((title, why)) = failure.why()
                 {
                     let place = words::step_place(last);
                     self.wrapped(
@@ -576,14 +495,7 @@ impl Text {
                         ),
                         2,
                     );
-                    self.wrapped(
-                        &format!(
-                            "{}: {}",
-                            why::title(failed_request),
-                            why::explain(failed_request)
-                        ),
-                        2,
-                    );
+                    self.wrapped(&format!("{title}: {why}"), 2);
                 }
             }
         }
@@ -600,8 +512,8 @@ impl Text {
 }
 
 /// The peaks of each process of a run, which the table has together.
-fn processes_of(scenario: &str, arm: &ArmGroup<'_>) -> Option<String> {
-    let processes = arm.shown().processes.as_ref()?;
+fn processes_of(place: &Place<'_, '_>) -> Option<String> {
+    let processes = place.arm.shown().processes.as_ref()?;
     let each = processes.each.iter().map(|one| {
         format!(
             "{} {}",
@@ -610,8 +522,8 @@ fn processes_of(scenario: &str, arm: &ArmGroup<'_>) -> Option<String> {
         )
     });
     Some(format!(
-        "peak reserved per process: {scenario} with {}: {}",
-        arm.allocator,
+        "peak reserved per process: {}: {}",
+        place.name(),
         each.collect::<Vec<_>>().join(", ")
     ))
 }
@@ -630,120 +542,6 @@ fn figures_of(run: &RunRecord) -> [String; 4] {
         last.accounts.ooms.to_string(),
         last.accounts.retries.to_string(),
     ]
-}
-
-/// Wraps a line at word boundaries.
-fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
-    let Some(width) = width else {
-        return text.to_owned();
-    };
-    let start = text.len() - text.trim_start().len();
-    let mut out = text[..start].to_owned();
-    let mut column = start;
-    for (index, word) in text[start..].split(' ').enumerate() {
-        if index > 0 && column + 1 + word.width() > width && column > indent {
-            out.push('\n');
-            out.push_str(&" ".repeat(indent));
-            column = indent;
-        } else if index > 0 {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += word.width();
-    }
-    out
-}
-
-const LEAST_CELL: usize = 8;
-
-/// Fits a table into `width` columns if possible: omits columns from the right, except the first
-/// `names`, then shortens long cells in the middle. Returns the heads of omitted columns as well.
-fn fitted(grid: &Grid, names: usize, width: Option<usize>) -> (Grid, Vec<String>) {
-    let (mut grid, mut left_out) = (grid.clone(), Vec::new());
-    let Some(width) = width else {
-        return (grid, left_out);
-    };
-    let total = |grid: &Grid| {
-        widths(grid)
-            .iter()
-            .map(|width| width + 2)
-            .sum::<usize>()
-            .saturating_sub(2)
-    };
-    while total(&grid) > width && grid.columns.len() > names {
-        left_out.extend(grid.columns.pop().map(|(head, _)| head));
-        grid.rows
-            .iter_mut()
-            .for_each(|row| row.truncate(grid.columns.len()));
-    }
-    while total(&grid) > width {
-        let widths = widths(&grid);
-        let Some((widest, size)) = widths
-            .iter()
-            .copied()
-            .enumerate()
-            .max_by_key(|&(_, size)| size)
-            .filter(|&(_, size)| size > LEAST_CELL)
-        else {
-            break;
-        };
-        let most = size.saturating_sub(total(&grid) - width).max(LEAST_CELL);
-        grid.columns[widest].0 = words::shortened(&grid.columns[widest].0, most);
-        grid.rows
-            .iter_mut()
-            .for_each(|row| row[widest] = words::shortened(&row[widest], most));
-    }
-    left_out.reverse();
-    (grid, left_out)
-}
-
-fn widths(grid: &Grid) -> Vec<usize> {
-    let mut widths: Vec<usize> = grid.columns.iter().map(|(head, _)| head.width()).collect();
-    for row in &grid.rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(log_line(cell).width());
-        }
-    }
-    widths
-}
-
-/// Renders a table with columns as wide as their widest cell. One column may have a color per row.
-pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
-    let widths = widths(grid);
-    let row = |cells: Vec<&String>, paint: Option<(usize, Paint)>| {
-        let mut line = String::new();
-        for (column, (cell, width)) in cells.into_iter().zip(&widths).enumerate() {
-            let cell = log_line(cell);
-            let gap = " ".repeat(width - cell.width());
-            let shown = match paint {
-                Some((painted_column, paint)) if painted_column == column => {
-                    painted(&cell, paint, Style::Colour)
-                }
-                _ => cell,
-            };
-            let between = if column == 0 { "" } else { "  " };
-            let is_left = grid.columns[column].1 == Align::Left;
-            line += &if is_left {
-                format!("{between}{shown}{gap}")
-            } else {
-                format!("{between}{gap}{shown}")
-            };
-        }
-        format!("{}\n", line.trim_end())
-    };
-    let heads = row(grid.columns.iter().map(|(head, _)| head).collect(), None);
-    let paint_of = |index: usize| {
-        paints
-            .filter(|_| style == Style::Colour)
-            .map(|(column, paints)| (column, paints[index]))
-    };
-    let rows = grid
-        .rows
-        .iter()
-        .enumerate()
-        .map(|(index, cells)| row(cells.iter().collect(), paint_of(index)));
-    std::iter::once(heads).chain(rows).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{Basis, OtherOrder, Row, SettingsReport};
 use harness_record::FaultedRuns;
 
-use super::text::{Style, Text};
+use super::terminal::{Style, Text};
 use super::words::{self, Grid};
 use super::{escape::prose, page::Page};
 

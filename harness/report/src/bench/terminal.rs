@@ -6,7 +6,7 @@ use std::fmt::Write;
 use harness_bench::record::{BenchRun, Entry, Outcome, Quantity, SuiteRecord};
 use harness_bench::summary::precision;
 
-use super::super::text::{Style, table};
+use super::super::terminal::{Style, table};
 use super::super::words::{Grid, count};
 use super::{arms_of, cases_of, entries_of, reasons, row, verdict, words};
 

@@ -10,7 +10,7 @@ use harness_explain::state::{At, History};
 use harness_trace::snapshot::Snapshot;
 
 use super::{json, markdown, text};
-use crate::text::Style;
+use crate::terminal::Style;
 
 fn recorded(name: &str) -> Snapshot {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/explain/tests/snapshots");

@@ -12,7 +12,7 @@ use harness_explain::ranks::{Overview, RankRow};
 use harness_explain::state::{Moment, MomentKind};
 use harness_trace::snapshot::PoolId;
 
-use crate::text::{Style, Text};
+use crate::terminal::{Style, Text};
 use crate::why;
 use crate::words::{self, Grid};
 

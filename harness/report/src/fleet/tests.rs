@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use harness_explain::fleet::Analysis;
 
 use super::*;
-use crate::text::Style;
+use crate::terminal::Style;
 
 fn row(file: &str, job: &str, cures: &[&str]) -> Row {
     let analysis = Analysis {

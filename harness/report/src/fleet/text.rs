@@ -3,7 +3,7 @@
 use harness_base::words::count;
 
 use super::{Cause, Change, Problem, Summary};
-use crate::text::{Style, Text};
+use crate::terminal::{Style, Text};
 use crate::words::{Grid, NOTHING};
 
 pub fn render(summary: &Summary, style: Style, width: Option<usize>) -> String {

@@ -12,7 +12,12 @@ fn trainings_under_several_policies_are_ranked_and_their_attempts_told() {
         .nth(1)
         .and_then(|rest| rest.split("<a id=").next())
         .expect("the report has the section");
-    let terminal = text::render(&report, text::Detail::Full, text::Style::Plain, Some(120));
+    let terminal = text::render(
+        &report,
+        text::Detail::Full,
+        crate::terminal::Style::Plain,
+        Some(120),
+    );
     let table = terminal
         .split("Recovery in")
         .nth(1)

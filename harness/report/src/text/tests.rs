@@ -1,3 +1,5 @@
+use unicode_width::UnicodeWidthStr;
+
 use super::*;
 use crate::tests::examples;
 use harness_record::Records;

@@ -427,6 +427,13 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
             .to_owned(),
     ];
     lines.extend(
+        program
+            .record
+            .warnings_of_engines()
+            .into_iter()
+            .map(|warning| format!("{warning}.")),
+    );
+    lines.extend(
         nccl_memory
             .iter()
             .map(|table| format!("The memory of NCCL comes from {table}.")),

@@ -36,6 +36,8 @@ class Worker:
         self.model_runner.capture_model()
         return "warm"
 """,
+    "vllm-0.33.0.dist-info/METADATA": "Name: vllm\nVersion: 0.33.0\n",
+    "flashinfer_python-0.8.1.dist-info/METADATA": "Name: flashinfer-python\nVersion: 0.8.1\n",
     "flashinfer/jit/core.py": """
 class JitSpec:
     def __init__(self, problem):

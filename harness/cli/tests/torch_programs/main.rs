@@ -1658,12 +1658,15 @@ fn engine(python: &Path) -> Result<(), Failed> {
         "SGLang: requested 9 GiB of 12 GiB; weights 8 MiB; buffers and libraries 10 MiB; CUDA \
          graphs 2 MiB; \
          KV cache 0 B (64 blocks of 64 tokens); free after the start 11.98 GiB",
+        "FlashInfer 0.8.1 may differ from a run on a real GPU (tested: 0.7.2.post1)\n",
+        "CuTe DSL of unknown version may differ from a run on a real GPU (tested: 4.8.0)\n",
     ];
     let missing: Vec<&str> = lines
         .into_iter()
         .filter(|line| !text.contains(line))
         .collect();
-    if output.status.success() && missing.is_empty() {
+    // The tested version has no line.
+    if output.status.success() && missing.is_empty() && !text.contains("vLLM 0.33.0") {
         Ok(())
     } else {
         Err(format!("missing: {missing:?}\n{text}").into())

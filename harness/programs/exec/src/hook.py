@@ -55,6 +55,8 @@ _STACK_SIGNAL = 13
 _IS_OF_RANK = "HARNESS_GPU_OF_RANK"
 # Whether the simulated GPU knows the values of small copies.
 _IS_COPIES = _ATTEMPTS == _RUN and '"values":"copies"' in os.environ.get("HARNESS_GPU", "")
+# Whether the CPU computes operations.
+_IS_CPU = '"values":"cpu"' in os.environ.get("HARNESS_GPU", "")
 # Later stacks of reads of values are not looked at.
 _MOST_STACKS_OF_READS = 256
 # Seconds between two samples of the allocated bytes.
@@ -323,7 +325,7 @@ def _write_statistics(torch, is_end=True):
     # The 22nd field, after the name, which can contain spaces.
     with open("/proc/self/stat") as stat:
         found["started"] = int(stat.read().rpartition(")")[2].split()[19])
-    found["engine"] = _engine or None
+    found["engine"], found["engines"] = _engine or None, list(_engines.values())
     found["late_import"] = _LATE if _LATE in sys.modules and torch.__version__ >= (2, 11) else None
     found["not_computed"] = torch._harness_not_computed() if hasattr(torch, "_harness_not_computed") else None
     try:
@@ -559,7 +561,7 @@ def _own_module(name):
     """Imports a module of this folder."""
     from importlib import util
 
-    spec = util.spec_from_file_location("harness_" + name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
+    spec = util.spec_from_file_location("harness_" + name.replace(os.sep, "_"), os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
     sys.modules[spec.name] = module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -655,68 +657,30 @@ def _without_values_in_inductor(module):
             setattr(kind, name, torch._harness_without_values(getattr(kind, name)))
 
 
-def _count_sampled(module):
-    """Makes vLLM's second model runner count sampled tokens on the host. It counts them in a kernel, and requests that sample no token never end.
-    A request samples one token in each step, except in the steps before the last of its prompt."""
-    sample, read_back = module.GPUModelRunner.sample, module.AsyncOutput.__init__
-
-    def sample_and_count(runner, hidden_states, batch, *others):
-        result = sample(runner, hidden_states, batch, *others)
-        try:
-            result[1].harness_counts = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        except (AttributeError, TypeError):
-            pass  # Another version of vLLM
-        return result
-
-    def write_and_read_back(output, *args, **kwargs):
-        counts = kwargs.get("num_sampled_tokens")
-        if hasattr(counts, "harness_counts"):
-            counts.copy_(sys.modules["torch"].from_numpy(counts.harness_counts))
-        read_back(output, *args, **kwargs)
-
-    module.GPUModelRunner.sample, module.AsyncOutput.__init__ = sample_and_count, write_and_read_back
-
-
 _is_copy = False
+# How an inference engine divides the memory of the GPU.
 _engine = {}
+# The engines that this process imported, by name.
+_engines = {}
+# The packages of engines that were not imported yet. A file of `engines` adapts each.
+_not_imported = {"vllm", "sglang", "flashinfer", "cutlass"}
+_this = sys.modules[__name__]
 
 
-def _note_engine(module):
-    """Notes how vLLM divides the memory, when a worker is ready."""
-    warm_up = module.Worker.compile_or_warm_up_model
-
-    def warm_up_and_note(worker):
-        graphs = []
-        capture = worker.model_runner.capture_model
-        worker.model_runner.capture_model = lambda: graphs.append(capture()) or graphs[0]
-        result = warm_up(worker)
-        try:
-            cache = worker.cache_config
-            free, memory = sys.modules["torch"].cuda.mem_get_info()
-            _engine.update(
-                name="vLLM",
-                memory=memory,
-                requested=int(worker.requested_memory),
-                weights=worker.model_runner.model_memory_usage,
-                consumed=worker.total_consumed,
-                activations=worker.peak_activation_memory,
-                graphs=sum(graphs),
-                graphs_estimated=worker.cudagraph_memory_estimate,
-                kv_cache=worker.available_kv_cache_memory_bytes,
-                blocks=cache.num_gpu_blocks,
-                block_tokens=cache.block_size,
-                free=free,
-            )
-            # Engines may be killed.
-            _write_statistics(sys.modules["torch"])
-        except AttributeError:
-            pass  # Another version of vLLM, or the size of the KV cache is given.
-        return result
-
-    module.Worker.compile_or_warm_up_model = warm_up_and_note
+def note_memory(**amounts):
+    """Notes how an engine divides the memory. Engines may be killed."""
+    _engine.update(amounts)
+    _write_statistics(sys.modules["torch"])
 
 
-class _NoKernels:
+def note_unchanged(engine, part):
+    """Notes a part of an engine that another version lacks."""
+    unchanged = _engines[engine.NAME]["unchanged"]
+    if part not in unchanged:
+        unchanged.append(part)
+
+
+class NoKernels:
     """Compiled code whose functions do nothing, as all kernels."""
 
     def __call__(self, *args, **kwargs):
@@ -730,67 +694,40 @@ class _NoKernels:
         return self
 
 
-def _without_nvcc(module):
-    """Replaces code that FlashInfer cannot compile, because there is no nvcc."""
-    build = module.JitSpec.build_and_load
+class _EngineFinder:
+    """Adapts an inference engine to the simulated GPU, before its package is imported."""
 
-    def build_or_replace(spec, *args, **kwargs):
-        try:
-            return build(spec, *args, **kwargs)
-        except RuntimeError as error:
-            if "find nvcc" not in str(error):
-                raise
-            return _NoKernels()
-
-    module.JitSpec.build_and_load = build_or_replace
+    def find_spec(self, name, path=None, target=None):
+        if name in _not_imported:
+            _not_imported.discard(name)
+            _adapt(_own_module(os.path.join("engines", name)))
+        return None
 
 
-def _note_sglang(module):
-    """Notes how SGLang divides the memory, when a worker has captured its graphs."""
-    capture = module.ModelRunner.init_cuda_graphs
+def _adapt(engine):
+    """Changes the modules of an engine after their execution, and notes its version and the modules that lack a part to change."""
 
-    def capture_and_note(runner, *args, **kwargs):
-        capture(runner, *args, **kwargs)
-        try:
-            free, memory = sys.modules["torch"].cuda.mem_get_info()
-            gib = 1 << 30
-            weights, before = int(gib * runner.weight_load_mem_usage), gib * runner.pre_model_load_memory
-            graphs, kv_cache = int(gib * sum(runner.graph_memory_usage.values())), int(gib * runner.token_to_kv_pool.mem_usage)
-            if runner.is_draft_worker:
-                return
-            _engine.update(
-                name="SGLang",
-                memory=memory,
-                requested=int(before * runner.mem_fraction_static),
-                weights=weights,
-                consumed=max(weights, int(before) - free - kv_cache - graphs),
-                graphs=graphs,
-                kv_cache=kv_cache,
-                blocks=runner.max_total_num_tokens // runner.page_size,
-                block_tokens=runner.page_size,
-                free=free,
-            )
-            _write_statistics(sys.modules["torch"])
-        except AttributeError:
-            pass  # Another version of SGLang
+    def change_and_note(name, change):
+        def then(module):
+            if engine.NAME not in _engines:
+                from importlib import metadata
 
-    module.ModelRunner.init_cuda_graphs = capture_and_note
+                try:
+                    version = metadata.version(engine.DISTRIBUTION)
+                except metadata.PackageNotFoundError:
+                    version = None
+                _engines[engine.NAME] = {"name": engine.NAME, "version": version, "tested": engine.TESTED, "unchanged": []}
+            try:
+                change(module)
+            except AttributeError:
+                note_unchanged(engine, name)
 
+        return then
 
-def _without_nvcc_of_sglang(module):
-    """Replaces code that SGLang cannot compile, because there is no nvcc."""
-    if not os.path.exists(module.toolchain.device_compiler_path()):
-        module.load_jit = lambda *args, **kwargs: _NoKernels()
+    engine.hook = _this
+    for name, change in {**engine.MODULES, **(engine.MODULES_WITH_VALUES if _IS_CPU else {})}.items():
+        sys.meta_path.insert(0, _ModuleFinder(name, change_and_note(name, change)))
 
-
-def _with_computed_copies(module):
-    """Makes SGLang copy with PyTorch's operations, which the CPU computes, instead of its own kernel. Neither allocates memory."""
-    module.try_small_copy = lambda destinations, sources: False
-
-
-def _without_cute(module):
-    """Replaces kernels of the CuTe DSL. Its compiled code contains a CUDA runtime that needs functions of NVIDIA's driver without a name."""
-    module.CompileCallable.__call__ = lambda *args, **kwargs: _NoKernels()
 
 
 def _if_known(change):
@@ -810,14 +747,6 @@ _ENDS = {
     "threading": _note_errors_of_threads,
     "_pytest.runner": _if_known(_note_failed_tests),
     "unittest.result": _note_failed_cases,
-}
-_ENGINE_MODULES = {
-    "vllm.v1.worker.gpu.model_runner": _if_known(_count_sampled),
-    "vllm.v1.worker.gpu_worker": _if_known(_note_engine),
-    "flashinfer.jit.core": _if_known(_without_nvcc),
-    "cutlass.base_dsl.compiler": _if_known(_without_cute),
-    "sglang.srt.model_executor.model_runner": _if_known(_note_sglang),
-    "sglang.kernels.jit.utils.compile.loader": _if_known(_without_nvcc_of_sglang),
 }
 
 
@@ -972,11 +901,9 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
     sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
-        for name, change in _ENGINE_MODULES.items():
-            sys.meta_path.insert(0, _ModuleFinder(name, change))
-    if '"values":"cpu"' in os.environ.get("HARNESS_GPU", ""):
+        sys.meta_path.insert(0, _EngineFinder())
+    if _IS_CPU:
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))
         sys.meta_path.insert(0, _ModuleFinder("triton.testing", _without_values_in_triton))
         sys.meta_path.insert(0, _ModuleFinder("torch._inductor.runtime.benchmarking", _without_values_in_inductor))
-        sys.meta_path.insert(0, _ModuleFinder("sglang.kernels.ops.memory.small_copy", _with_computed_copies))
 _run_hidden_sitecustomize()

@@ -28,6 +28,13 @@ pub(crate) const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const SITE: &str = include_str!("hook.py");
 /// Imported by the hook if a run may be repeated.
 const EFFECTS: (&str, &str) = ("effects.py", include_str!("effects.py"));
+/// Imported by the hook if the program imports the package of this name.
+const ENGINES: [(&str, &str); 4] = [
+    ("cutlass.py", include_str!("engines/cutlass.py")),
+    ("flashinfer.py", include_str!("engines/flashinfer.py")),
+    ("sglang.py", include_str!("engines/sglang.py")),
+    ("vllm.py", include_str!("engines/vllm.py")),
+];
 /// Imported by the hook if values are computed.
 const VALUES: [(&str, &str); 4] = [
     ("cpu_values.py", include_str!("cpu_values.py")),
@@ -243,6 +250,11 @@ impl Launch<'_> {
         let of_values = VALUES.iter().filter(|_| settings.values != Values::Zeros);
         for (name, module) in of_values.chain([&EFFECTS]) {
             fs::write(hook.join(name), module)?;
+        }
+        let engines = hook.join("engines");
+        fs::create_dir(&engines)?;
+        for (name, module) in ENGINES {
+            fs::write(engines.join(name), module)?;
         }
         if !self.is_audited() {
             for package in imports::packages()

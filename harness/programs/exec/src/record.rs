@@ -1,8 +1,9 @@
 //! [`Record`] describes what the processes of a program did on the GPU. It is read from the files
 //! in the folder of the run.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::{collections::BTreeMap, fs, io};
+use std::{fs, io};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::collectives::SIZES;
@@ -11,7 +12,7 @@ use harness_gpu_settings::{calls::Call, latency::Latency, ledger::Ledger, torch_
 use serde::Serialize;
 
 use crate::files::{numbered, own_ledger, read_lines};
-use crate::torch_record::{PEAK_ALLOCATED, Statistics, TorchRecord};
+use crate::torch_record::{AdaptedEngine, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{errors::Frame, hang::Hang, machine::Machine, process::End};
 
 /// A run, as `--record` writes it.
@@ -205,6 +206,15 @@ impl Record {
                 None => format!("with exit code {}", self.exit_code),
             }),
         }
+    }
+
+    /// Describes each engine that was not tested or could not be adapted, once.
+    pub fn warnings_of_engines(&self) -> BTreeSet<String> {
+        let torches = self.used().filter_map(|process| process.torch.as_ref());
+        torches
+            .flat_map(|torch| &torch.engines)
+            .filter_map(AdaptedEngine::warning)
+            .collect()
     }
 
     /// Returns why a second run could do harm. The text follows the words "the program".

@@ -50,6 +50,9 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &how_it_ended(record);
     text += &slow_calls(record, &settings.latencies);
     text += &models(record, settings);
+    for warning in record.warnings_of_engines() {
+        let _ = writeln!(text, "{warning}");
+    }
     text += &timing(record, settings.events);
     text += &without_libraries(record, settings);
     text += &not_modelled(record);

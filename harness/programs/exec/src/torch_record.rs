@@ -59,6 +59,9 @@ pub struct TorchRecord {
     /// How an inference engine divides the memory, in one of its workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
+    /// The engines and compilers that the hook adapted to the simulated GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<AdaptedEngine>,
 }
 
 /// How complete the statistics of torch are.
@@ -96,6 +99,55 @@ pub struct Engine {
     pub block_tokens: u64,
     /// Free after the start.
     pub free: u64,
+}
+
+/// An engine or compiler whose modules the hook changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdaptedEngine {
+    pub name: String,
+    /// `None` if Python has no metadata of the package.
+    pub version: Option<String>,
+    /// The first and the last tested version.
+    pub tested: [String; 2],
+    /// Modules, or other parts, that lack what the hook changes.
+    pub unchanged: Vec<String>,
+}
+
+impl AdaptedEngine {
+    /// Describes an engine that was not tested or could not be changed.
+    pub fn warning(&self) -> Option<String> {
+        let [first, last] = &self.tested;
+        let version = self.version.as_deref();
+        let is_tested = version
+            .is_some_and(|version| (release(first)..=release(last)).contains(&release(version)));
+        if is_tested && self.unchanged.is_empty() {
+            return None;
+        }
+        let tested = if first == last {
+            first.clone()
+        } else {
+            format!("{first} to {last}")
+        };
+        let unchanged = if self.unchanged.is_empty() {
+            String::new()
+        } else {
+            format!("; not adapted: {}", self.unchanged.join(", "))
+        };
+        Some(format!(
+            "{} {} may differ from a run on a real GPU (tested: {tested}){unchanged}",
+            self.name,
+            version.unwrap_or("of unknown version")
+        ))
+    }
+}
+
+/// The numbers of a version up to its suffix: `0.7.2.post1` and `0.7.2+cu130` are release `0.7.2`.
+fn release(version: &str) -> Vec<u64> {
+    let public = version.split('+').next().unwrap_or_default();
+    public
+        .split('.')
+        .map_while(|part| part.parse().ok())
+        .collect()
 }
 
 impl Engine {
@@ -165,6 +217,7 @@ impl TorchRecord {
             late_import: None,
             not_computed: None,
             engine: None,
+            engines: Vec::new(),
         }
     }
 

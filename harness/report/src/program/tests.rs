@@ -43,6 +43,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         late_import: None,
         not_computed: None,
         engine: None,
+        engines: Vec::new(),
         error: None,
         traceback: [
             "Traceback (most recent call last):",

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::hang::{Hang, HangingRank, RankState};
 use crate::record::{FailedCalls, SlowCalls};
-use crate::torch_record::TorchRecord;
+use crate::torch_record::{AdaptedEngine, TorchRecord};
 
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
@@ -32,6 +32,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
             late_import: None,
             not_computed: None,
             engine: None,
+            engines: Vec::new(),
         }),
         devices: vec![DeviceRecord {
             index: 0,
@@ -103,6 +104,33 @@ fn several_processes_are_labelled_and_missing_statistics_reported() {
     settings.cudnn_workspace = CudnnWorkspace::None;
     settings.values = Values::Copies;
     insta::assert_snapshot!(simulated(&record, &settings));
+}
+
+#[test]
+fn an_engine_of_an_untested_version_or_without_a_known_part_is_named() {
+    let warning = |version: Option<&str>, unchanged: &[&str]| {
+        let unchanged = unchanged.iter().copied().map(str::to_owned).collect();
+        AdaptedEngine {
+            name: "vLLM".to_owned(),
+            version: version.map(str::to_owned),
+            tested: ["0.32.0", "0.33.1"].map(str::to_owned),
+            unchanged,
+        }
+        .warning()
+    };
+    for tested in ["0.32.0", "0.33.0.post2", "0.33.1+cu130"] {
+        assert_eq!(warning(Some(tested), &[]), None);
+    }
+    for other in ["0.31.9", "0.34.0", "0.33.10", "main"] {
+        let expected =
+            format!("vLLM {other} may differ from a run on a real GPU (tested: 0.32.0 to 0.33.1)");
+        assert_eq!(warning(Some(other), &[]), Some(expected));
+    }
+    assert_eq!(
+        warning(None, &["vllm.v1.worker.gpu_worker"]).unwrap(),
+        "vLLM of unknown version may differ from a run on a real GPU (tested: 0.32.0 to 0.33.1); \
+         not adapted: vllm.v1.worker.gpu_worker"
+    );
 }
 
 /// A process that ended with an error after a read of a value that nothing computed, without

@@ -11,6 +11,7 @@ use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, NotTried, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice, Unchanged};
 use harness_report::advice;
+use harness_report::text::Detail;
 use harness_trace::program::{Placement, ProgramError, RecordedProgram};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -64,6 +65,9 @@ pub(super) struct Advise {
     /// name ends in `.pickle`, a memory snapshot of the changed program on the same memory.
     #[arg(long, value_name = "FILE.yaml", requires = "explain_advice")]
     out: Option<PathBuf>,
+    /// Print all settings that were tried, and all changes in the program.
+    #[arg(long, short)]
+    verbose: bool,
     /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
@@ -373,6 +377,14 @@ impl Advise {
         Ok(Exit::Failed)
     }
 
+    fn detail(&self) -> Detail {
+        if self.verbose {
+            Detail::Full
+        } else {
+            Detail::Brief
+        }
+    }
+
     fn print(&self, results: &Results<'_>, verified: Option<&Verified>) -> Result<(), CliError> {
         let Results {
             program:
@@ -422,6 +434,9 @@ impl Advise {
                         *memory,
                         fidelity,
                         &in_program.sentences(),
+                        (self.detail(), &|ending| {
+                            self.conf.contains(&ending.configuration.name)
+                        }),
                     ),
                     None => advice::endings((endings, not_tried), fidelity, complete),
                 };

@@ -11,14 +11,21 @@ use std::{collections::BTreeSet, ffi::OsString};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
-use harness_base::shell;
+use harness_base::{shell, words::count};
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch, Prepared};
 use harness_exec::trials::{faults, runner::RunnerError};
 use harness_exec::{
-    host_memory, machine::Machine, process, record::Record, setup, setup::Setup, summary,
-    timeline::Timeline, torch,
+    host_memory,
+    machine::Machine,
+    process,
+    record::{HostAhead, Record},
+    setup,
+    setup::Setup,
+    summary,
+    timeline::Timeline,
+    torch,
 };
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{
@@ -110,9 +117,10 @@ pub(super) struct Exec {
     #[arg(long, value_name = "SIZE", default_value = "0B")]
     context_overhead: ContextOverhead,
     /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`,
-    /// also after N further submissions of work.
-    #[arg(long, value_name = "MODEL", default_value = "instant")]
-    events: Events,
+    /// also after N further submissions of work. If peaks depend on it, the program runs again with
+    /// `synchronize`, unless it wrote files or opened sockets [default: instant]
+    #[arg(long, value_name = "MODEL")]
+    events: Option<Events>,
     /// The addresses of allocations: `linux`, as NVIDIA's driver chooses them there; `wsl` or
     /// `reuse`, the lowest free address, as under WSL; `up`; or `down`. PyTorch prefers low
     /// addresses, so the order can change peaks. If the option is repeated, one run per order
@@ -321,6 +329,10 @@ impl Exec {
             settings.values = Values::Cpu;
             (ended, record) = run(&machine, false)?;
         }
+        if comparison.is_none() {
+            let silent = |machine: &Machine| run(machine, true);
+            record.host_ahead = self.host_ahead(&record, &machine, silent)?;
+        }
         let differences = || {
             comparison.map_or_else(
                 || Ok(Vec::new()),
@@ -328,6 +340,38 @@ impl Exec {
             )
         };
         self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
+    }
+
+    /// Runs the program again with a host that runs ahead, if its peaks depend on the timing of the
+    /// GPU and nothing outside of the program is repeated.
+    fn host_ahead(
+        &self,
+        record: &Record,
+        machine: &Machine,
+        run: impl FnOnce(&Machine) -> Result<(Ended, Record), Failures>,
+    ) -> Result<Option<HostAhead>, Failures> {
+        let waits = record.waits_of_frees();
+        let Machine::Simulated(settings) = machine else {
+            return Ok(None);
+        };
+        if self.events.is_some() || waits == 0 || record.obstacle_to_repetition().is_some() {
+            return Ok(None);
+        }
+        terminal::message(format_args!(
+            "\nFreed memory waited {} for another stream, so peaks depend on the timing of the \
+             GPU: the program runs again, without its output, with `--events synchronize`; \
+             `--events instant` prevents this.",
+            count(waits, "time")
+        ));
+        let ahead = Machine::Simulated(Settings {
+            events: Events::Synchronize,
+            ..settings.clone()
+        });
+        let (ended, record) = run(&ahead)?;
+        Ok(Some(HostAhead {
+            peak_held: record.peak_held,
+            exit_code: ended.end.exit_code(),
+        }))
     }
 
     fn run_once(&self, prepared: Prepared, machine: &Machine) -> Result<(Ended, Record), Failures> {
@@ -515,7 +559,7 @@ impl Exec {
         let default = setup.settings(gpu, memory);
         Ok(self.context_overhead.applied_to(Settings {
             devices: self.devices,
-            events: self.events,
+            events: self.events.unwrap_or_default(),
             addresses: self
                 .addresses
                 .first()

@@ -685,7 +685,7 @@ fn a_recording_without_requests_gets_no_advice() {
             &[Action::SegmentAlloc, Action::Alloc],
         ),
     );
-    let advised = text(&harness(&["advise", "one.pickle"], folder.path()).stdout);
+    let advised = text(&harness(&["advise", "-v", "one.pickle"], folder.path()).stdout);
     assert!(
         advised.contains("1 of 1 allocations at the recorded address")
             && !advised.contains("512 GiB"),
@@ -752,7 +752,7 @@ fn settings_that_cannot_be_tried_are_listed_with_the_reason() {
     let mut bytes = Vec::new();
     snapshot.write(&mut bytes).unwrap();
     std::fs::write(folder.path().join("late.pickle"), bytes).unwrap();
-    let advised = harness(&["advise", "late.pickle"], folder.path());
+    let advised = harness(&["advise", "-v", "late.pickle"], folder.path());
     let shown = text(&advised.stdout);
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
     let reason = "not tried: direct: the blocks that were live before the recording do not fit in \

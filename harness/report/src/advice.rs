@@ -1,4 +1,5 @@
 use std::fmt::Write as _;
+use std::ptr;
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::words::count;
@@ -6,10 +7,16 @@ use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Ending, NotTried};
 
+use super::text::Detail;
 use super::{terminal, words::Grid};
 
+/// How many settings and how many changes in the program a brief text has at least, if there are
+/// so many.
+const BRIEF: usize = 3;
+
 /// Renders the result on one screen: the advice, the headline of the explanation, one line per
-/// outcome, and notes on the figures.
+/// outcome, and notes on the figures. A brief text has the settings that `is_asked` selects, and
+/// those that need the least memory.
 pub fn render(
     advice: &Advice<'_>,
     headline: Option<&str>,
@@ -17,20 +24,67 @@ pub fn render(
     memory: Option<Bytes>,
     fidelity: Option<&Fidelity>,
     in_program: &[String],
+    (detail, is_asked): (Detail, &dyn Fn(&Ending) -> bool),
 ) -> String {
     let mut text = format!("{}\n", first_sentence(advice, memory));
     text.extend(headline.map(|headline| format!("{headline}\n")));
     text += &backing(fidelity, advice.is_complete);
     if !in_program.is_empty() {
         text += "\nChanges in the program, each tested by a replay with the recorded settings:\n";
-        for (number, sentence) in in_program.iter().enumerate() {
+        let shown = match detail {
+            Detail::Brief => BRIEF,
+            Detail::Full => in_program.len(),
+        };
+        for (number, sentence) in in_program.iter().take(shown).enumerate() {
             let _ = writeln!(text, "  {}. {sentence}.", number + 1);
         }
+        text += &rest(in_program.len().saturating_sub(shown), "smaller change");
     }
-    text += &table(endings, not_tried);
-    text += "\nDriver times come from a cost model. The search for the least memory assumes that \
-         more memory never hurts; `?` marks configurations that contradict this.\n";
-    text
+    match detail {
+        Detail::Full => text += &table(endings.iter(), not_tried),
+        Detail::Brief => {
+            let shown = brief(advice, endings, is_asked);
+            text += &table(shown.iter().copied(), &[]);
+            let hidden = endings.len() - shown.len() + not_tried.len();
+            text += &rest(hidden, "other setting");
+        }
+    }
+    text += "\nDriver times come from a cost model.";
+    if endings
+        .iter()
+        .any(|one| one.least.is_some_and(|least| !least.is_monotonic))
+    {
+        text +=
+            " `?` marks settings with which more memory hurts, so their least memory is a guess.";
+    }
+    text + "\n"
+}
+
+/// The recorded settings, the recommended ones, those that are asked for, and those that need the
+/// least memory.
+fn brief<'a>(
+    advice: &Advice<'_>,
+    endings: &'a [Ending],
+    is_asked: &dyn Fn(&Ending) -> bool,
+) -> Vec<&'a Ending> {
+    let mut by_least: Vec<&Ending> = endings.iter().filter(|one| one.least.is_some()).collect();
+    by_least.sort_by_key(|one| least(one));
+    let best = |one: &Ending| by_least.iter().take(BRIEF).any(|best| ptr::eq(*best, one));
+    let is_shown = |one: &&Ending| {
+        ptr::eq(*one, advice.own)
+            || advice.recommended().is_some_and(|best| ptr::eq(*one, best))
+            || is_asked(one)
+            || best(one)
+    };
+    endings.iter().filter(is_shown).collect()
+}
+
+/// Says how much `-v` adds.
+fn rest(hidden: usize, what: &str) -> String {
+    match hidden {
+        0 => String::new(),
+        hidden => format!("`-v` shows {}.\n", count(hidden as u64, what)),
+    }
 }
 
 pub fn endings(
@@ -38,7 +92,7 @@ pub fn endings(
     fidelity: Option<&Fidelity>,
     is_complete: bool,
 ) -> String {
-    backing(fidelity, is_complete) + &table(endings, not_tried)
+    backing(fidelity, is_complete) + &table(endings.iter(), not_tried)
 }
 
 pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
@@ -151,7 +205,7 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
 }
 
 /// One line per outcome: configurations with the same figures share a line.
-fn table(endings: &[Ending], not_tried: &[NotTried]) -> String {
+fn table<'a>(endings: impl Iterator<Item = &'a Ending>, not_tried: &[NotTried]) -> String {
     let heads = [
         "settings",
         "ends",
@@ -163,7 +217,7 @@ fn table(endings: &[Ending], not_tried: &[NotTried]) -> String {
         "least memory",
     ];
     let mut rows: Vec<(Vec<String>, u64)> = Vec::new();
-    for row in endings.iter().map(cells) {
+    for row in endings.map(cells) {
         match rows.iter_mut().find(|(known, _)| known[1..] == row[1..]) {
             Some((_, others)) => *others += 1,
             None => rows.push((row, 0)),

@@ -144,8 +144,9 @@ pub struct Settings {
 }
 
 /// When an event completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Events {
+    #[default]
     Instant,
     /// When the host waits for it, for later work of its stream, or for the device.
     Synchronize,

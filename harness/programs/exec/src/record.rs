@@ -28,6 +28,10 @@ pub struct Record {
     /// Peak bytes held by all processes together, contexts included, by device. Empty if other
     /// programs shared the devices.
     pub peak_held: Vec<u64>,
+    /// What a second run found. `None` if peaks do not depend on the timing of the GPU, or if
+    /// there was no second run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_ahead: Option<HostAhead>,
     /// The ranks that wait forever, if the run was stopped because of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang: Option<Hang>,
@@ -44,6 +48,15 @@ pub struct Record {
     /// `true` if the program is Python with the hook, not a shell whose effects are unknown.
     #[serde(skip)]
     pub is_watched: bool,
+}
+
+/// The result of a run whose host runs ahead of the GPU, so freed memory waits longest for other
+/// streams.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HostAhead {
+    /// Peak bytes held by all processes together, contexts included, by device.
+    pub peak_held: Vec<u64>,
+    pub exit_code: u8,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -218,6 +231,11 @@ impl Record {
     }
 
     /// Returns why a second run could do harm. The text follows the words "the program".
+    /// How often freed memory waited for the work of another stream, in all processes.
+    pub fn waits_of_frees(&self) -> u64 {
+        self.used().map(|process| process.waits_of_frees).sum()
+    }
+
     pub fn obstacle_to_repetition(&self) -> Option<&str> {
         let unwatched = || {
             (!self.is_watched)
@@ -354,6 +372,7 @@ impl Record {
             gpu,
             settings,
             peak_held,
+            host_ahead: None,
             hang,
             different_sizes,
             processes,

@@ -6,7 +6,7 @@ use harness_gpu_settings::context_overhead::ContextOverhead;
 use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
-use crate::record::{DeviceRecord, FailedCalls, Process, Record};
+use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record};
 use crate::torch_record::{Engine, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{errors::Frame, machine::Machine, process::cause_of, torch};
 
@@ -283,30 +283,71 @@ fn how_it_ended(record: &Record) -> String {
     }
 }
 
-/// Whether the peaks depend on the timing of the GPU.
+/// Whether the peaks depend on the timing of the GPU, and their range if it is known.
 fn timing(record: &Record, events: Events) -> String {
-    let waits: u64 = record.used().map(|process| process.waits_of_frees).sum();
+    let waits = record.waits_of_frees();
     if waits == 0 {
         return String::new();
     }
     // A block that waits for long hides those behind it.
-    let (times, others) = match events {
-        Events::Instant => {
-            let others = "these assume that the GPU keeps up with the host; `--events synchronize` \
-                 assumes that the host runs ahead";
-            (format!(" {}", count(waits, "time")), others)
-        }
-        Events::Synchronize => (
-            String::new(),
-            "these assume that the host runs ahead; `--events instant` assumes that the GPU keeps \
-             up with it",
-        ),
-        Events::Lag(_) => (
-            String::new(),
-            "`--events instant` and `--events synchronize` show the extremes",
-        ),
+    let times = match events {
+        Events::Instant => format!(" {}", count(waits, "time")),
+        Events::Synchronize | Events::Lag(_) => String::new(),
     };
+    let extremes = record
+        .host_ahead
+        .as_ref()
+        .and_then(|ahead| range_of_peaks(record, ahead));
+    let others = extremes.unwrap_or_else(|| {
+        match events {
+            Events::Instant => {
+                "these assume that the GPU keeps up with the host; `--events synchronize` assumes \
+                 that the host runs ahead"
+            }
+            Events::Synchronize => {
+                "these assume that the host runs ahead; `--events instant` assumes that the GPU \
+                 keeps up with it"
+            }
+            Events::Lag(_) => "`--events instant` and `--events synchronize` show the extremes",
+        }
+        .to_owned()
+    });
     format!("freed memory waited{times} for another stream, so peaks depend on timing: {others}\n")
+}
+
+/// The device memory that all processes hold together at most, from a GPU that keeps up with the
+/// host to a host that runs ahead.
+fn range_of_peaks(record: &Record, ahead: &HostAhead) -> Option<String> {
+    let of_device = |(index, (least, most)): (usize, (&u64, &u64))| {
+        let device = if record.peak_held.len() > 1 {
+            format!(" of device {index}")
+        } else {
+            String::new()
+        };
+        format!(
+            "{}{device} are held at the peak if the GPU keeps up with the host, {} if the host \
+             runs ahead",
+            Bytes(*least),
+            Bytes(*most)
+        )
+    };
+    let peaks: Vec<String> = record
+        .peak_held
+        .iter()
+        .zip(&ahead.peak_held)
+        .enumerate()
+        .filter(|(_, (least, most))| **least > 0 || **most > 0)
+        .map(of_device)
+        .collect();
+    if peaks.is_empty() {
+        return None;
+    }
+    let end = if ahead.exit_code == record.exit_code {
+        String::new()
+    } else {
+        format!("; then the program ends with exit code {}", ahead.exit_code)
+    };
+    Some(peaks.join("; ") + &end)
 }
 
 /// Whether the program fits only because context and libraries use no memory. After a refused

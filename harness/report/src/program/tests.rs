@@ -85,6 +85,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         settings: settings.to_string(),
         hang: None,
         different_sizes: None,
+        host_ahead: None,
         effect: None,
         is_watched: true,
         peak_held: vec![400 << 20],

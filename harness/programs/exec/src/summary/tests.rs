@@ -66,6 +66,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
             peak_held: vec![7 << 30],
             hang: None,
             different_sizes: None,
+            host_ahead: None,
             effect: None,
             is_watched: true,
             processes,

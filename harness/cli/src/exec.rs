@@ -1,4 +1,4 @@
-//! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real
+//! `harness exec`: runs an unmodified CUDA program on a simulated GPU, or with limits on a real
 //! GPU, once or many times (`trials`).
 
 mod baseline;
@@ -29,8 +29,8 @@ use harness_exec::{
 };
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::settings::{
-    AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings, UNMEASURED,
-    Values,
+    AddressOrder, Cuda, CudnnWorkspace, Events, Fault, MOST_DEVICES, NcclMemory, Settings,
+    UNMEASURED, Values,
 };
 use harness_gpu_settings::{
     calls::Call, context_overhead::ContextOverhead, latency::Latency, limits::Limits,
@@ -44,6 +44,7 @@ use super::error::{CliError, Failures};
 use super::program::{name as program_name, shown};
 use super::{arguments, device, exit::Exit, probe, snapshots, terminal};
 
+const REQUIRE_GPU: &str = "--require-gpu";
 pub(crate) const DEFAULT_GPU: &str = "h100-80";
 
 const EXAMPLES: &str = "Examples:
@@ -60,9 +61,9 @@ const EXAMPLES: &str = "Examples:
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
-PyTorch's own allocator and host code run unchanged, so reserved memory, refused requests and retries are the same as on such a GPU. Kernels are
-no-ops: times have no meaning, and the program reads zeros in place of computed values (see `--values`). The command needs no GPU, driver or CUDA
-library. It needs a torch build for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
+The allocators and host code of PyTorch, JAX and others run unchanged, so reserved memory, refused requests and retries are the same as on such a GPU.
+Kernels are no-ops: times have no meaning, and the program reads zeros in place of computed values (see `--values`). The command needs no GPU, driver or
+CUDA library. The program is built for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
 
 The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
 command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
@@ -73,7 +74,7 @@ With `--baseline` or two `--python`, the exit code is 1 if a figure differs and 
 With many runs, the first run uses our standard output and error, and no run uses our standard input. The exit code is 1 if the program does not meet
 `--expect`, if an injected failure never happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the results so far.
 
-The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a torch.";
+The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a program.";
 
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
@@ -85,7 +86,7 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Run an unmodified PyTorch program on a simulated GPU with any amount of memory, or on a real GPU
+/// Run an unmodified CUDA program on a simulated GPU with any amount of memory, or on a real GPU
 /// with less memory.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
@@ -99,7 +100,7 @@ pub(super) struct Exec {
     /// program's memory and `--fail` injects failures. The program uses NVIDIA's driver and its own
     /// CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
-        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values",
+        "gpu", "devices", "cuda", "context_overhead", "events", "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values",
     ])]
     device: Option<u32>,
     /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as
@@ -110,6 +111,14 @@ pub(super) struct Exec {
     /// share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
+    /// The CUDA release that the program is built for, `12` or `13` [default: that of the program's
+    /// own files, its torch, or its other packages].
+    #[arg(long, value_name = "RELEASE")]
+    cuda: Option<Cuda>,
+    /// End with exit code 1 if no process of the program requests GPU memory, as when a library
+    /// falls back to the CPU.
+    #[arg(long)]
+    require_gpu: bool,
     /// Memory that each process uses besides its allocations: a size, used from its start, or
     /// `h200`, as measured on an H200: 527 MiB for the context, and at their first use 68 MiB for
     /// cuBLAS, 90 MiB for its 16-bit products, 8 MiB for cuDNN and 106 MiB for cuSOLVER, whose
@@ -241,11 +250,17 @@ impl Exec {
         let setup = if self.device.is_some() {
             Setup::for_real_gpu(&self.command, python)
         } else {
-            Setup::of(&self.command, python)
+            Setup::of(&self.command, python, self.cuda)
         };
         let setup = setup?;
+        if let Some(doubt) = &setup.doubt {
+            terminal::message(doubt);
+        }
+        if !setup.uses_cuda && torch::begins_with_python(&self.command) {
+            terminal::message(setup::without_cuda(setup.program.python.as_deref()));
+        }
         if self.alloc_conf.is_empty() {
-            torch::settings_without_effect(&setup.torch.version, |name| std::env::var(name).ok())
+            torch::settings_without_effect(setup.torch_version(), |name| std::env::var(name).ok())
                 .iter()
                 .for_each(terminal::message);
         }
@@ -386,7 +401,7 @@ impl Exec {
     /// The settings that the figures of a run depend on.
     fn memory_settings(&self, setup: &Setup, machine: &Machine) -> Vec<String> {
         baseline::settings(
-            &setup.torch.version,
+            setup.torch_version(),
             &machine.to_string(),
             self.alloc_conf.first().map(String::as_str),
         )
@@ -419,7 +434,7 @@ impl Exec {
             .into());
         }
         let prepare = |python: &PathBuf| {
-            let setup = Setup::of(&self.command, Some(python))?;
+            let setup = Setup::of(&self.command, Some(python), self.cuda)?;
             let machine = Machine::Simulated(self.settings(&setup)?);
             Ok::<_, CliError>((setup::run_by(python, &self.command), setup, machine))
         };
@@ -507,15 +522,20 @@ impl Exec {
         Ok(exit_code(ended, missed.as_deref(), !differences.is_empty()))
     }
 
-    /// The first `--fail` or `--latency` option without effect.
+    /// The first `--fail` or `--latency` option without effect, or the requirement of a GPU that is
+    /// not met.
     fn not_reached(&self, record: &Record, timelines: &[Timeline]) -> Option<String> {
         let fault =
             faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
-        fault.or_else(|| {
+        let latency = || {
             record
                 .latency_not_reached(&self.latency)
                 .map(|latency| format!("--latency {latency}"))
-        })
+        };
+        let is_idle = self.require_gpu && !record.requested_memory();
+        fault
+            .or_else(latency)
+            .or_else(|| is_idle.then(|| REQUIRE_GPU.to_owned()))
     }
 
     /// Finds the GPU and checks that it has at least the memory of `--memory`.
@@ -714,10 +734,14 @@ pub(crate) fn write_report(
 /// The program's exit code, or 1 if the program ended with 0 but an option had no effect or the run
 /// differs from its baseline.
 fn exit_code(ended: &Ended, not_reached: Option<&str>, differs: bool) -> ExitCode {
-    if let Some(option) = not_reached {
-        terminal::message(format_args!(
+    match not_reached {
+        Some(REQUIRE_GPU) => terminal::message(format_args!(
+            "`{REQUIRE_GPU}` is not met: no process requested memory of a GPU"
+        )),
+        Some(option) => terminal::message(format_args!(
             "`{option}` had no effect: the program did not make such a call"
-        ));
+        )),
+        None => {}
     }
     let least = if differs || not_reached.is_some() {
         Exit::Failed

@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         a_latency_without_effect_is_reported_and_an_invalid_one_rejected
         options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run
         frees_are_recorded_and_a_real_gpu_has_the_same_curve
+        a_program_without_torch_runs_and_one_without_a_request_is_told_so
         a_function_needed_only_by_an_extension_exists
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
         a_command_that_cannot_run_is_rejected_before_the_run
@@ -1094,6 +1095,57 @@ fn frees_are_recorded_and_a_real_gpu_has_the_same_curve(world: World) {
     );
 }
 
+fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: World) {
+    let source = "#include <dlfcn.h>\n#include <stdio.h>\n\
+         int main(int count, char **given) {\n\
+         void *driver = dlopen(\"libcuda.so\", RTLD_NOW); unsigned long address; void *context;\n\
+         int (*init)(unsigned) = dlsym(driver, \"cuInit\");\n\
+         int (*retain)(void **, int) = dlsym(driver, \"cuDevicePrimaryCtxRetain\");\n\
+         int (*set)(void *) = dlsym(driver, \"cuCtxSetCurrent\");\n\
+         int (*allocate)(unsigned long *, unsigned long) = dlsym(driver, \"cuMemAlloc_v2\");\n\
+         init(0); retain(&context, 0); set(context);\n\
+         for (int i = 1; i < count; i++) printf(\"%d \", allocate(&address, 600 << 20));\n\
+         return init(7) != 1; }\n";
+    world.write("program.c", source);
+    let made = Command::new("cc")
+        .args(["-o", "program", "program.c", "-ldl"])
+        .current_dir(world.folder.path())
+        .status();
+    assert!(made.unwrap().success(), "a C compiler is required");
+    let ran = world.run(&["--require-gpu"], &["./program", "one", "two"]);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "0 2 "),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err.contains("driver: 2 allocations, 0 frees, 1 failed"),
+        "{}",
+        ran.err
+    );
+    let ran = world.run(&["--require-gpu"], &["./program"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    let why = "CUDA was called, but no memory was requested: cuInit was the first call that failed, \
+         with error 1 in `program`";
+    assert!(ran.err.contains(why), "{}", ran.err);
+    let python = ["python3", "-I", "-c", "print(1)"];
+    let ran = world.run(&[], &python);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "1\n"),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err
+            .contains("has no torch and no other package that uses CUDA")
+            && ran.err.contains("no process called CUDA"),
+        "{}",
+        ran.err
+    );
+}
+
 fn a_function_needed_only_by_an_extension_exists(world: World) {
     // It replaces the runtime, so it has the runtime's name.
     let runtime = StubLibrary {
@@ -1208,7 +1260,6 @@ fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
     assert!(
         refused(&[], &["no-such-program"]).contains("cannot find the program `no-such-program`")
     );
-    assert!(refused(&[], &["python3", "-I", "train.py"]).contains("has no torch"));
     assert!(
         refused(&["--fail", "cudaMalloc:0"], &["true"])
             .contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`")

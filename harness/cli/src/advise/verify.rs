@@ -38,7 +38,7 @@ pub(super) struct Verified {
 
 impl Options {
     pub(super) fn run(&self, predicted: EndingRecord, memory: Bytes) -> Result<Verified, CliError> {
-        let setup = Setup::of(&self.command, None)?;
+        let setup = Setup::of(&self.command, None, None)?;
         let machine = Machine::Simulated(setup.settings(device::gpu(&self.gpu)?, memory));
         let (command, alloc_conf) = (&*self.command, Some(&*predicted.conf));
         let launch = Launch {

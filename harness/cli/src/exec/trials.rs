@@ -456,7 +456,7 @@ impl Options {
             ("the command".to_owned(), shown(launch.command)),
             ("the options".to_owned(), options),
             ("the machine".to_owned(), launch.machine.to_string()),
-            ("torch".to_owned(), launch.setup.torch.version.clone()),
+            ("torch".to_owned(), launch.setup.torch_version().to_owned()),
         ]);
         if let Some(first) = first.filter(|_| alloc_confs.len() < 2) {
             let sizes: Vec<u64> = first

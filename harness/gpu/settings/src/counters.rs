@@ -18,7 +18,7 @@ use crate::{calls::Call, latency::Latency, settings::MOST_DEVICES};
 /// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
 /// The first word of a file: a magic number that includes the version of the layout.
-const MARK: u64 = 0x4841_524e_4750_5507;
+const MARK: u64 = 0x4841_524e_4750_5508;
 /// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
@@ -47,6 +47,10 @@ pub struct Counters {
     failed_calls: [[AtomicU64; 2]; Call::ALL.len()],
     /// The file name of the program that the process executes.
     program: Text,
+    /// The error of the first call that the GPU refused for another reason than its memory, and
+    /// the function.
+    refusal: AtomicU64,
+    refused: Text,
     names: AtomicU64,
     texts: [Text; MOST_NAMES],
 }
@@ -235,6 +239,16 @@ impl Counters {
         self.uncomputed_reads.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Notes a call that the GPU refused for another reason than its memory. Keeps the first.
+    pub fn note_refusal(&self, function: &[u8], error: u64) {
+        let first = self
+            .refusal
+            .compare_exchange(0, error, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_ok() {
+            store(&self.refused, function);
+        }
+    }
+
     /// Lists a function without a model that was called. Callers list each function once.
     pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
@@ -286,6 +300,8 @@ pub struct ProcessCounters {
     pub not_modelled: Vec<String>,
     /// The file name of the program that the process executed last.
     pub program: String,
+    /// The first call that the GPU refused for another reason than its memory, and the error.
+    pub refusal: Option<(String, u64)>,
 }
 
 /// The counters of one process on one device.
@@ -400,6 +416,10 @@ impl ProcessCounters {
                 .map(name)
                 .collect(),
             program: name(&counters.program),
+            refusal: match read(&counters.refusal) {
+                0 => None,
+                error => Some((name(&counters.refused), error)),
+            },
         })
     }
 }

@@ -60,14 +60,20 @@ impl Stubs {
         )
     }
 
-    /// The stub library with exactly this file name. A copy such as `libcudart.8774224f.so.13` has
-    /// a stub of its own if the environment contains it.
+    /// The stub library with exactly this file name, or for a name without a version the one with
+    /// a version. A copy such as `libcudart.8774224f.so.13` has a stub of its own if the
+    /// environment contains it.
     fn instead_of(&self, asked: &CStr) -> Option<&CStr> {
         let asked = file_name(asked.to_bytes());
-        self.0
-            .iter()
-            .map(CString::as_c_str)
-            .find(|stub| file_name(stub.to_bytes()) == asked)
+        let is_without_version = asked.ends_with(b".so");
+        self.0.iter().map(CString::as_c_str).find(|stub| {
+            let stub = file_name(stub.to_bytes());
+            let rest = stub.strip_prefix(asked);
+            rest.is_some_and(|rest| match is_without_version {
+                true => rest.starts_with(b"."),
+                false => rest.is_empty(),
+            })
+        })
     }
 }
 

@@ -33,12 +33,19 @@ pub(crate) struct Gpu<'a> {
     pub(crate) execution: &'a mut Execution,
 }
 
+/// Errors that programs expect in normal work.
+const EXPECTED: [Code; 3] = [Code::OutOfMemory, Code::NotReady, Code::InvalidContext];
+
 /// Runs a call unless the settings inject an error into it.
 pub(crate) fn call(function: &'static str, body: impl FnOnce() -> c_int) -> c_int {
-    machine()
-        .calls
-        .injected_error(function)
-        .unwrap_or_else(body)
+    let machine = machine();
+    let result = machine.calls.injected_error(function).unwrap_or_else(body);
+    if result > 0 && !EXPECTED.iter().any(|code| *code as c_int == result) {
+        machine
+            .counters
+            .note_refusal(function.as_bytes(), result.unsigned_abs().into());
+    }
+    result
 }
 
 pub(crate) fn in_context(

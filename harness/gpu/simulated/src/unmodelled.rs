@@ -176,11 +176,16 @@ fn known(name: &CStr) -> &'static Function {
         functions.binary_search_by(|function| function.name.as_bytes().cmp(name.to_bytes()));
     found.map_or_else(
         |_| {
-            world::machine().counters.note_unmodelled(name.to_bytes());
+            let result = result_of_unknown(name.to_bytes());
+            let counters = &world::machine().counters;
+            counters.note_unmodelled(name.to_bytes());
+            if result != 0 {
+                counters.note_refusal(name.to_bytes(), result);
+            }
             &*Box::leak(Box::new(Function {
                 name: "",
                 effects: Vec::new(),
-                result: result_of_unknown(name.to_bytes()),
+                result,
             }))
         },
         |index| &functions[index],

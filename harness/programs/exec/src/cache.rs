@@ -1,5 +1,5 @@
-//! The cache of stub libraries for one PyTorch, its extension packages and one core library. They
-//! are written once, kept in the user's cache and checked at each use.
+//! The cache of stub libraries for the shared objects of one program and one core library. They are
+//! written once, kept in the user's cache and checked at each use.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher as _};
@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use std::{collections::BTreeMap, ffi::OsString};
 
 use harness_base::temporary;
+use harness_gpu_settings::settings::Cuda;
 use serde::{Deserialize, Serialize};
 
 use crate::imports::{self, Imports, ImportsError};
@@ -19,7 +20,7 @@ use crate::own_libraries::{CORE, is_loadable};
 use crate::stubs::stub_files;
 
 /// Increase this when the same inputs produce different files.
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
 /// Lists the files in the folder and the inputs they were made from.
 const MANIFEST: &str = "manifest.json";
 const STUBS: &str = "stubs";
@@ -111,6 +112,13 @@ struct Input {
     build: String,
 }
 
+/// What the stub libraries are made from.
+#[derive(PartialEq, Eq)]
+struct Inputs {
+    cuda: Cuda,
+    files: Vec<Input>,
+}
+
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
 struct CachedFile {
     name: String,
@@ -121,34 +129,48 @@ struct CachedFile {
 #[derive(Serialize, Deserialize)]
 struct Manifest {
     format: u32,
+    cuda: Cuda,
     inputs: Vec<Input>,
     core: String,
     stubs: Vec<CachedFile>,
 }
 
-/// Returns the libraries for the PyTorch in `torch` and the extensions of other packages. Reuses
-/// the cached ones or writes new ones.
+/// The shared objects that stub libraries are made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Objects<'a> {
+    /// The folder of a PyTorch that is built for this release.
+    pub torch: Option<&'a Path>,
+    /// The program's own files and those of other packages.
+    pub others: &'a [PathBuf],
+    pub cuda: Cuda,
+}
+
+/// Returns the libraries for these shared objects. Reuses the cached ones or writes new ones.
 pub fn libraries(
     cache: &Path,
-    torch: &Path,
-    extensions: &[PathBuf],
+    shared_objects: Objects<'_>,
     core: &Path,
 ) -> Result<Libraries, CacheError> {
-    let objects = imports::shared_objects(torch)?;
+    let Objects {
+        torch,
+        others,
+        cuda,
+    } = shared_objects;
+    let objects = torch.map_or_else(|| Ok(Vec::new()), imports::shared_objects)?;
     let mut inputs = objects
         .iter()
         .map(PathBuf::as_path)
         .chain([core])
         .map(Input::of)
         .collect::<Result<Vec<_>, _>>()?;
-    // An unreadable extension is skipped: the program that loads it reports the problem.
-    inputs.extend(
-        extensions
-            .iter()
-            .filter_map(|extension| Input::of(extension).ok()),
-    );
+    // An unreadable file is skipped: the program that loads it reports the problem.
+    inputs.extend(others.iter().filter_map(|other| Input::of(other).ok()));
+    let inputs = &Inputs {
+        cuda,
+        files: inputs,
+    };
     let all = cache.join(STUBS);
-    let folder = all.join(key(&inputs));
+    let folder = all.join(inputs.key());
     let unwritable = |source| CacheError::Unwritable {
         folder: all.clone(),
         source,
@@ -160,33 +182,34 @@ pub fn libraries(
     create_private(&all).map_err(unwritable)?;
     trust(cache)?;
     trust(&all)?;
-    if let Some(found) = Libraries::open(&folder, &inputs, &core_bytes)? {
+    if let Some(found) = Libraries::open(&folder, inputs, &core_bytes)? {
         return Ok(found);
     }
     // One process writes them; processes that wait for the lock then find them written.
     let maker = File::open(&all).map_err(unwritable)?;
     let _alone = maker.lock();
-    if let Some(found) = Libraries::open(&folder, &inputs, &core_bytes)? {
+    if let Some(found) = Libraries::open(&folder, inputs, &core_bytes)? {
         return Ok(found);
     }
     let mut imports = Imports::of(&objects, &[])?;
-    if imports.soname("libcudart").is_none() {
+    if let Some(torch) = torch.filter(|_| imports.soname("libcudart").is_none()) {
         return Err(CacheError::StaticCuda(torch.to_owned()));
     }
-    imports.add_extensions(extensions);
+    imports.add_release(cuda);
+    imports.add_extensions(others);
     let exports = imports::exports(core)?;
     temporary::tidy(&all);
     forget_old(&all);
     let written = write(
         &all,
         &folder,
-        &inputs,
+        inputs,
         (&file_name(core), &core_bytes),
         stub_files(&imports, &file_name(core), &exports),
     );
     // On a file system without locks, another process may have been faster; its folder is
     // equivalent.
-    Libraries::open(&folder, &inputs, &core_bytes)?.ok_or_else(|| {
+    Libraries::open(&folder, inputs, &core_bytes)?.ok_or_else(|| {
         unwritable(
             written
                 .err()
@@ -242,21 +265,22 @@ fn is_own(user: u32) -> bool {
 impl Libraries {
     /// Opens a cached folder if it is complete and was made from these inputs and this core
     /// library.
-    fn open(folder: &Path, inputs: &[Input], core: &[u8]) -> Result<Option<Self>, CacheError> {
+    fn open(folder: &Path, inputs: &Inputs, core: &[u8]) -> Result<Option<Self>, CacheError> {
         let manifest = folder.join(MANIFEST);
         let Ok(bytes) = fs::read(&manifest) else {
             return Ok(None);
         };
         let Ok(Manifest {
             format,
-            inputs: made_from,
+            cuda,
+            inputs: files,
             core: core_name,
             stubs,
         }) = serde_json::from_slice(&bytes)
         else {
             return Ok(None);
         };
-        if format != FORMAT || made_from != inputs {
+        if format != FORMAT || *inputs != (Inputs { cuda, files }) {
             return Ok(None);
         }
         trust(folder)?;
@@ -339,14 +363,17 @@ fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
-/// Returns the folder's name. The manifest lists the exact inputs.
-fn key(inputs: &[Input]) -> String {
-    let mut hasher = DefaultHasher::new();
-    hasher.write_u32(FORMAT);
-    for Input { name, size, build } in inputs {
-        hasher.write(format!("{name}\0{size}\0{build}\0").as_bytes());
+impl Inputs {
+    /// Returns the folder's name. The manifest lists the exact inputs.
+    fn key(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u32(FORMAT);
+        hasher.write(self.cuda.name().as_bytes());
+        for Input { name, size, build } in &self.files {
+            hasher.write(format!("{name}\0{size}\0{build}\0").as_bytes());
+        }
+        format!("{:016x}", hasher.finish())
     }
-    format!("{:016x}", hasher.finish())
 }
 
 /// Writes all files into a new folder and renames it. The caller holds the lock. The core library
@@ -354,7 +381,7 @@ fn key(inputs: &[Input]) -> String {
 fn write(
     all: &Path,
     folder: &Path,
-    inputs: &[Input],
+    inputs: &Inputs,
     (core, core_bytes): (&str, &[u8]),
     stubs: BTreeMap<String, Vec<u8>>,
 ) -> io::Result<()> {
@@ -377,7 +404,8 @@ fn write(
         .collect::<io::Result<_>>()?;
     let manifest = Manifest {
         format: FORMAT,
-        inputs: inputs.to_vec(),
+        cuda: inputs.cuda,
+        inputs: inputs.files.clone(),
         core: core.to_owned(),
         stubs,
     };

@@ -1,5 +1,5 @@
-//! [`extensions`] finds shared objects of packages other than torch that need NVIDIA's libraries,
-//! such as bitsandbytes or flash-attn.
+//! [`extensions`] finds shared objects of packages other than torch that use NVIDIA's libraries,
+//! such as bitsandbytes, flash-attn or JAX's plugin.
 //!
 //! A scan reads every folder of an environment, so the result is cached with the modification times
 //! of its folders: the package folders, each package, and each folder with a shared object. If one
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::imports;
 
 /// Increase this when the scan looks for different files.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const FOUND: &str = "environments";
 /// Package folders that the scan skips: torch is read separately, and the stub libraries replace
 /// NVIDIA's.
@@ -37,7 +37,7 @@ struct Found {
     extensions: Vec<PathBuf>,
 }
 
-/// Returns the shared objects in these package folders that need one of NVIDIA's libraries or are a
+/// Returns the shared objects in these package folders that use one of NVIDIA's libraries or are a
 /// copy of the CUDA runtime, in order. Unreadable files are skipped: the program that loads them
 /// reports the problem.
 pub fn extensions(cache: &Path, packages: &[PathBuf]) -> Vec<PathBuf> {
@@ -111,7 +111,7 @@ impl Found {
             } else if imports::is_shared_object(name) {
                 has_objects = true;
                 let path = entry.path();
-                if imports::version_of_copy(name).is_some() || imports::needs_nvidia(&path) {
+                if imports::version_of_copy(name).is_some() || imports::uses_nvidia(&path) {
                     self.extensions.push(path);
                 }
             }

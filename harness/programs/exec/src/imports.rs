@@ -1,5 +1,5 @@
-//! [`Imports`] lists what the shared objects of a PyTorch import from NVIDIA's libraries, by
-//! library, with version nodes.
+//! [`Imports`] lists what the shared objects of a program import from NVIDIA's libraries, by
+//! library, with version nodes. A CUDA release has libraries that programs open by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -7,7 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use harness_base::shared_object::{self, SharedObjectError};
-use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionTable, Sym as _};
+use harness_gpu_settings::settings::Cuda;
+use memchr::memmem;
+use object::read::elf::{
+    Dyn as _, FileHeader as _, ProgramHeader as _, SectionHeader as _, SectionTable, Sym as _,
+};
 use object::{Endianness, ReadCache, ReadRef, elf};
 
 use crate::stub_library::{Kind, Symbol};
@@ -39,6 +43,62 @@ const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 20] = [
     ("libnvrtc", &["nvrtc", "__nvrtc"], "cuda_nvrtc"),
     ("libnvshmem_host", &["nvshmem"], "nvshmem"),
 ];
+
+/// The version in the SONAME of each library that programs open by name, under CUDA 12 and 13.
+const RELEASES: [(&str, [&str; 2]); 12] = [
+    ("libcuda", ["1", "1"]),
+    ("libcudart", ["12", "13"]),
+    ("libcublas", ["12", "13"]),
+    ("libcublasLt", ["12", "13"]),
+    ("libcudnn", ["9", "9"]),
+    ("libcufft", ["11", "12"]),
+    ("libcupti", ["12", "13"]),
+    ("libcurand", ["10", "10"]),
+    ("libcusolver", ["11", "12"]),
+    ("libcusparse", ["12", "12"]),
+    ("libnccl", ["2", "2"]),
+    ("libnvidia-ml", ["1", "1"]),
+];
+
+/// Returns the SONAMEs of a CUDA release that programs open by name.
+fn sonames(release: Cuda) -> impl Iterator<Item = String> {
+    RELEASES
+        .iter()
+        .map(move |(stem, versions)| format!("{stem}.so.{}", versions[release as usize]))
+}
+
+/// Returns the CUDA release that alone has a library with this SONAME.
+fn release_of(soname: &str) -> Option<Cuda> {
+    let mut releases = Cuda::ALL
+        .iter()
+        .filter(|release| sonames(**release).any(|known| known == soname));
+    let release = *releases.next()?;
+    releases.next().is_none().then_some(release)
+}
+
+/// The folders of NVIDIA's packages that have the CUDA runtime of a release.
+const FOLDERS: [(&str, Cuda); 2] = [
+    ("/nvidia/cuda_runtime/lib", Cuda::V12),
+    ("/nvidia/cu13/lib", Cuda::V13),
+];
+
+/// Returns the CUDA releases whose libraries these files need, or look for in the folders of
+/// NVIDIA's packages, each with such a file. Skips unreadable files.
+pub(crate) fn releases(files: &[PathBuf]) -> BTreeMap<Cuda, PathBuf> {
+    let mut found = BTreeMap::new();
+    for file in files {
+        let (needed, folders) = linked(file).unwrap_or_default();
+        let of_folders = FOLDERS
+            .iter()
+            .filter(|(name, _)| folders.iter().any(|list| list.contains(name)))
+            .map(|(_, release)| *release);
+        let of_needed = needed.iter().filter_map(|soname| release_of(soname));
+        for release in of_needed.chain(of_folders) {
+            found.entry(release).or_insert_with(|| file.clone());
+        }
+    }
+    found
+}
 
 /// Returns the NVIDIA library with this file name, such as `libcudart` for `libcudart.so.13`.
 /// Bundled copies under other names, such as torchvision's `libnvjpeg.36e11081.so.13`, do not
@@ -126,6 +186,16 @@ impl Imports {
         Ok(imports)
     }
 
+    /// Adds the libraries of a CUDA release that programs open by name, unless a file needs another
+    /// version of one.
+    pub fn add_release(&mut self, release: Cuda) {
+        for soname in sonames(release) {
+            if library_of_file(&soname).is_some_and(|library| self.soname(library).is_none()) {
+                self.add_library(&soname);
+            }
+        }
+    }
+
     fn add_library(&mut self, soname: &str) {
         if library_of_file(soname).is_some() {
             self.libraries.entry(soname.to_owned()).or_default();
@@ -157,6 +227,14 @@ impl Imports {
             for (symbol, file) in object.symbols {
                 self.add(symbol, file);
             }
+        }
+        for name in files.iter().flat_map(|file| names_in(file)) {
+            let symbol = Symbol {
+                name,
+                node: None,
+                kind: Kind::Function,
+            };
+            self.add(symbol, None);
         }
     }
 
@@ -212,7 +290,7 @@ impl Undefined {
         let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
         let versions = sections.versions(endian, data)?.unwrap_or_default();
         let mut undefined = Self {
-            needed: needed(endian, &sections, data)?,
+            needed: dynamic_texts(elf::DT_NEEDED, endian, &sections, data)?,
             symbols: Vec::new(),
         };
         for (index, symbol) in symbols
@@ -307,25 +385,116 @@ pub(crate) fn is_shared_object(name: &str) -> bool {
     name.ends_with(".so") || name.contains(".so.")
 }
 
-/// Returns whether a file is a shared object for x86-64 that needs one of NVIDIA's libraries and is
-/// not itself one of them. Reads only its headers and its list of needed libraries.
-pub(crate) fn needs_nvidia(path: &Path) -> bool {
-    let needs = || -> Option<bool> {
-        let file = open(path).ok()?;
-        let header = Header::parse(&file).ok()?;
-        let (endian, sections) = sections(&file).ok()?;
-        let is_here = header.e_machine(endian) == elf::EM_X86_64;
-        Some(
-            is_here
-                && needed(endian, &sections, &file)
-                    .ok()?
-                    .iter()
-                    .any(|needed| library_of_file(needed).is_some()),
-        )
-    };
+/// Returns whether a file is a shared object for x86-64 that uses one of NVIDIA's libraries and is
+/// not itself one of them: it needs the library, or contains the name of the driver's or the
+/// runtime's file, which it opens later.
+pub(crate) fn uses_nvidia(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_str().is_some())
         && !is_nvidia_library(path)
-        && needs().unwrap_or(false)
+        && linked(path).is_some_and(|(needed, _)| {
+            needed
+                .iter()
+                .any(|needed| library_of_file(needed).is_some())
+                || opens_cuda(path)
+        })
+}
+
+/// Beginnings of the names by which programs open the driver and the runtime.
+const OPENED: [&[u8]; 2] = [b"libcuda.so", b"libcudart.so"];
+
+fn opens_cuda(path: &Path) -> bool {
+    OPENED.iter().any(|name| {
+        let is_there = |constants: &[u8]| memmem::find(constants, name).is_some();
+        constants(path).is_some_and(|found| found.iter().any(|section| is_there(section)))
+    })
+}
+
+/// Returns the names of functions of NVIDIA's libraries among the constants of a file that opens
+/// these libraries itself: it looks for the functions by name.
+fn names_in(path: &Path) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    if !opens_cuda(path) {
+        return names;
+    }
+    for section in constants(path).unwrap_or_default() {
+        let texts = section.split(|byte| *byte == 0);
+        let is_name = |text: &&[u8]| {
+            (4..=MOST_NAME).contains(&text.len())
+                && text
+                    .iter()
+                    .all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
+        };
+        let found = texts
+            .filter(is_name)
+            .filter_map(|text| std::str::from_utf8(text).ok())
+            .filter(|name| library_of_symbol(name).is_some());
+        names.extend(found.map(str::to_owned));
+    }
+    names
+}
+
+/// Longer texts are no names of functions.
+const MOST_NAME: usize = 96;
+/// The sections that compilers place texts in.
+const CONSTANTS: &[u8] = b".rodata";
+
+/// Returns the contents of a file's sections of constants.
+fn constants(path: &Path) -> Option<Vec<Vec<u8>>> {
+    let file = open(path).ok()?;
+    let (endian, sections) = sections(&file).ok()?;
+    let is_constant = |section: &&elf::SectionHeader64<Endianness>| {
+        sections
+            .section_name(endian, section)
+            .is_ok_and(|name| name.starts_with(CONSTANTS))
+    };
+    let found = sections
+        .iter()
+        .filter(is_constant)
+        .filter_map(|section| section.data(endian, &file).ok());
+    Some(found.map(<[u8]>::to_vec).collect())
+}
+
+/// Returns the SONAMEs that a file for x86-64 needs, and the folders that it names for them.
+fn linked(path: &Path) -> Option<(Vec<String>, Vec<String>)> {
+    let file = open(path).ok()?;
+    let header = Header::parse(&file).ok()?;
+    let (endian, sections) = sections(&file).ok()?;
+    let texts = |tag: u32| dynamic_texts(tag, endian, &sections, &file).ok();
+    if header.e_machine(endian) != elf::EM_X86_64 {
+        return None;
+    }
+    let folders = [texts(elf::DT_RPATH)?, texts(elf::DT_RUNPATH)?].concat();
+    Some((texts(elf::DT_NEEDED)?, folders))
+}
+
+/// Returns the libraries that a file needs, as far as they are in the folders that it names or in
+/// the given ones.
+pub(crate) fn linked_libraries(path: &Path, given: &[PathBuf]) -> Vec<PathBuf> {
+    let Some((needed, folders)) = linked(path) else {
+        return Vec::new();
+    };
+    let origin = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let origin = origin.parent().unwrap_or(Path::new("/")).to_string_lossy();
+    let own = folders
+        .iter()
+        .flat_map(|list| list.split(':'))
+        .map(|folder| {
+            folder
+                .replace("${ORIGIN}", &origin)
+                .replace("$ORIGIN", &origin)
+        });
+    let folders: Vec<PathBuf> = own
+        .map(PathBuf::from)
+        .chain(given.iter().cloned())
+        .collect();
+    needed
+        .iter()
+        .filter(|soname| library_of_file(soname).is_none())
+        .filter_map(|soname| {
+            let places = folders.iter().map(|folder| folder.join(soname));
+            places.into_iter().find(|place| place.is_file())
+        })
+        .collect()
 }
 
 pub(crate) fn is_nvidia_library(path: &Path) -> bool {
@@ -389,7 +558,8 @@ fn sections<'data, R: ReadRef<'data>>(
     Ok((endian, header.sections(endian, data)?))
 }
 
-fn needed<'data>(
+fn dynamic_texts<'data>(
+    tag: u32,
     endian: Endianness,
     sections: &SectionTable<'data, Header, &'data ReadCache<File>>,
     data: &'data ReadCache<File>,
@@ -398,10 +568,10 @@ fn needed<'data>(
         return Ok(Vec::new());
     };
     let strings = sections.strings(endian, data, link)?;
-    let needed = entries
+    let found = entries
         .iter()
-        .filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED));
-    Ok(needed
+        .filter(|entry| entry.tag32(endian) == Some(tag));
+    Ok(found
         .filter_map(|entry| strings.get(entry.val32(endian)?).ok())
         .map(text)
         .collect())

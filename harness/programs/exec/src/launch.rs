@@ -17,6 +17,7 @@ use crate::hang::{self, Hang, detector::Detector};
 use crate::own_libraries::AUDITING_LIBC;
 pub use crate::own_libraries::LaunchError;
 use crate::process::{self, End, HeldSignals};
+use crate::stubs::LINKED_DRIVER;
 use crate::{cache::Libraries, imports, machine::Machine, setup::Setup, torch};
 
 /// Makes the hook record the call stack of each OutOfMemoryError.
@@ -223,7 +224,7 @@ impl Launch<'_> {
     /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older
     /// GNU C library, all stub libraries are loaded into each process (LD_PRELOAD).
     pub(crate) fn is_audited(&self) -> bool {
-        self.setup.torch.libc >= AUDITING_LIBC
+        self.setup.program.libc >= AUDITING_LIBC
     }
 
     fn fill(&self, run: &Path) -> io::Result<()> {
@@ -323,6 +324,7 @@ impl Launch<'_> {
                         libraries
                             .stubs
                             .iter()
+                            .filter(|stub| *stub != LINKED_DRIVER)
                             .map(|stub| libraries.folder.join(stub).into_os_string()),
                     );
                     ("LD_PRELOAD", joined([list("LD_PRELOAD"), stubs]))

@@ -1,7 +1,7 @@
-//! Runs an unmodified PyTorch program on a simulated GPU, or on a real one with limited memory.
+//! Runs an unmodified CUDA program on a simulated GPU, or on a real one with limited memory.
 //!
-//! 1. [`setup`] prepares a command. [`torch`] finds the PyTorch that the program will import, and
-//!    [`environment`] finds other packages that use CUDA.
+//! 1. [`setup`] prepares a command. [`program`] finds what it runs, [`torch`] the PyTorch that it
+//!    will import, and [`environment`] other packages that use CUDA.
 //! 2. [`imports`] reads what they import from NVIDIA's libraries. [`stubs`] and [`stub_library`]
 //!    make the stub libraries, and [`cache`] keeps them.
 //! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real
@@ -30,6 +30,7 @@ pub mod library_host;
 pub mod machine;
 mod own_libraries;
 pub mod process;
+pub mod program;
 pub mod record;
 pub mod setup;
 pub mod stub_library;

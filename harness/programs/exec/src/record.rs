@@ -70,6 +70,9 @@ pub struct Process {
     /// process did not use the GPU.
     #[serde(skip)]
     pub program: String,
+    /// The first call that the GPU refused for another reason than its memory, and the error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<(String, u64)>,
     /// torch's statistics. `None` if the process did not import torch, or was killed before it used
     /// the GPU.
     pub torch: Option<TorchRecord>,
@@ -271,6 +274,7 @@ impl Record {
                 failed_calls,
                 not_modelled,
                 program,
+                refusal,
                 ..
             } = counters;
             let devices = devices
@@ -308,6 +312,7 @@ impl Record {
                 failed_calls,
                 not_modelled,
                 program,
+                refusal,
                 ..process
             };
             processes.insert(pid, process);
@@ -396,6 +401,12 @@ impl Record {
         latencies
             .iter()
             .find(|latency| self.slow_calls(latency) == 0)
+    }
+
+    /// Returns whether a process requested memory of a GPU.
+    pub fn requested_memory(&self) -> bool {
+        let requested = |process: &Process| process.devices.iter().any(|device| device.mallocs > 0);
+        self.processes.iter().any(requested)
     }
 
     pub(crate) fn used(&self) -> impl Iterator<Item = &Process> {

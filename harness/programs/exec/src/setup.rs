@@ -1,6 +1,7 @@
-//! [`Setup`] holds what a command needs to run on a simulated GPU: the torch that it imports, and
-//! the stub libraries.
+//! [`Setup`] holds what a command needs to run on a simulated GPU: its program, the CUDA release,
+//! and the stub libraries.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{ffi::OsString, iter};
 
@@ -8,20 +9,25 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::Gpu;
 use harness_gpu_settings::settings::{Cuda, CudnnWorkspace, Settings, Values};
 
-use crate::cache::{self, CacheError, Libraries};
+use crate::cache::{self, CacheError, Libraries, Objects};
 use crate::environment::extensions;
-use crate::host_memory;
 use crate::own_libraries::{self, LaunchError};
-use crate::torch::{self, Torch, TorchError};
+use crate::torch::{self, TorchError};
+use crate::{host_memory, imports, program::Program};
 
 /// The interpreter to use if a command begins with `python`.
 const PYTHON: &str = "HARNESS_PYTHON";
 
-/// The torch of a command, and the libraries that are loaded into its processes: the stub libraries
-/// and their core, or on a real GPU the library of `harness-limits` alone.
+/// The program of a command, and the libraries that are loaded into its processes: the stub
+/// libraries and their core, or on a real GPU the library of `harness-limits` alone.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    pub torch: Torch,
+    pub program: Program,
+    /// Whether its files, its torch or another package use CUDA.
+    pub uses_cuda: bool,
+    pub cuda: Cuda,
+    /// Why the program could also have been built for another CUDA release.
+    pub doubt: Option<String>,
     pub libraries: Libraries,
 }
 
@@ -36,31 +42,84 @@ pub enum SetupError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Launch(#[from] LaunchError),
-    #[error("the program's Python, `{}`, has no {module}", python.display())]
+    #[error("the program has no {module}: its Python is {}", shown(python.as_deref()))]
     #[diagnostic(help("install {module}, or activate the environment that has it"))]
-    NoModule { python: PathBuf, module: String },
+    NoModule {
+        python: Option<PathBuf>,
+        module: String,
+    },
+    #[error("{}", without_cuda(python.as_deref()))]
+    #[diagnostic(help(
+        "install a library that uses CUDA, or activate the environment that has it"
+    ))]
+    NoCuda { python: Option<PathBuf> },
+}
+
+/// Says that a program has nothing that uses CUDA.
+pub fn without_cuda(python: Option<&Path>) -> String {
+    let packages = "no torch and no other package that uses CUDA";
+    match python {
+        Some(python) => format!(
+            "the program's Python, `{}`, has {packages}",
+            python.display()
+        ),
+        None => {
+            "the program is linked to no library that uses CUDA, and starts no Python".to_owned()
+        }
+    }
+}
+
+fn shown(python: Option<&Path>) -> String {
+    python.map_or_else(
+        || "not found".to_owned(),
+        |python| format!("`{}`", python.display()),
+    )
 }
 
 impl Setup {
-    /// Finds the torch that a command imports, or the torch of `python` if given, and writes
-    /// missing libraries.
-    pub fn of(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
-        let torch = Torch::find(command, python)?;
+    /// Finds what a command runs, or what `python` runs if given, and writes missing libraries for
+    /// its CUDA release, or for `cuda` if given.
+    pub fn of(
+        command: &[OsString],
+        python: Option<&Path>,
+        cuda: Option<Cuda>,
+    ) -> Result<Self, SetupError> {
+        let (program, unusable) = Program::find(command, python)?;
         let core = own_libraries::core_library()?;
         let cache = cache::folder(|name| std::env::var_os(name))?;
-        let libraries = cache::libraries(
-            &cache,
-            &torch.folder,
-            &extensions(&cache, &torch.packages),
-            &core,
-        )?;
-        Ok(Self { torch, libraries })
+        let extensions = extensions(&cache, &program.packages);
+        // A PyTorch without CUDA may be beside a library that has it.
+        if let Some(unusable) = unusable.filter(|_| extensions.is_empty()) {
+            return Err(unusable.into());
+        }
+        let uses_cuda = program.torch.is_some()
+            || !extensions.is_empty()
+            || program
+                .objects
+                .iter()
+                .any(|object| imports::uses_nvidia(object));
+        let (cuda, doubt) =
+            cuda.map_or_else(|| release(&program, &extensions), |cuda| (cuda, None));
+        let torch = program.torch.as_ref().filter(|torch| torch.cuda == cuda);
+        let objects = Objects {
+            torch: torch.map(|torch| torch.folder.as_path()),
+            others: &[program.objects.clone(), extensions].concat(),
+            cuda,
+        };
+        let libraries = cache::libraries(&cache, objects, &core)?;
+        Ok(Self {
+            program,
+            uses_cuda,
+            cuda,
+            doubt,
+            libraries,
+        })
     }
 
-    /// Finds the torch that a command imports, and the library that limits programs on a real GPU.
+    /// Finds what a command runs, and the library that limits programs on a real GPU.
     pub fn for_real_gpu(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
-        let torch = Torch::find(command, python)?;
-        let library = own_libraries::limiter(torch.libc)?;
+        let (program, _) = Program::find(command, python)?;
+        let library = own_libraries::limiter(program.libc)?;
         let core = library
             .file_name()
             .unwrap_or_default()
@@ -71,42 +130,106 @@ impl Setup {
             core,
             stubs: Vec::new(),
         };
-        Ok(Self { torch, libraries })
+        Ok(Self {
+            program,
+            uses_cuda: true,
+            cuda: Cuda::V13,
+            doubt: None,
+            libraries,
+        })
     }
 
-    /// Fails if this torch's Python lacks one of these modules.
+    /// Fails if nothing of the program uses CUDA.
+    pub fn with_cuda(self) -> Result<Self, SetupError> {
+        if self.uses_cuda {
+            Ok(self)
+        } else {
+            let python = self.program.python;
+            Err(SetupError::NoCuda { python })
+        }
+    }
+
+    /// The version of the program's torch. Empty without torch.
+    pub fn torch_version(&self) -> &str {
+        self.program
+            .torch
+            .as_ref()
+            .map_or("", |torch| torch.version.as_str())
+    }
+
+    /// Fails if the program's Python lacks one of these modules.
     pub fn with_modules(self, modules: &[String]) -> Result<Self, SetupError> {
-        match modules.iter().find(|module| !self.torch.has_module(module)) {
+        match modules
+            .iter()
+            .find(|module| !self.program.has_module(module))
+        {
             Some(module) => Err(SetupError::NoModule {
-                python: self.torch.python,
+                python: self.program.python,
                 module: module.clone(),
             }),
             None => Ok(self),
         }
     }
 
-    /// Returns the settings of a machine with one GPU of this kind, with the CUDA version of this
-    /// torch.
+    /// Returns the settings of a machine with one GPU of this kind, with the program's CUDA release.
     pub fn settings(&self, gpu: &'static Gpu, memory: Bytes) -> Settings {
         let default = Settings::new(gpu, memory);
-        let cuda = if self.torch.cuda.0 == 12 {
-            Cuda::V12
-        } else {
-            Cuda::V13
-        };
+        let cuda = self.cuda;
         let cudnn_workspace = self
-            .torch
+            .program
             .cudnn_library()
             .map_or(default.cudnn_workspace.clone(), CudnnWorkspace::Library);
         Settings {
             cuda,
             cudnn_workspace,
-            cudnn: self.torch.cudnn.unwrap_or(default.cudnn),
+            cudnn: self.program.cudnn().unwrap_or(default.cudnn),
             values: Values::Copies,
             host_memory: Bytes(host_memory::available().0 / 2),
             ..default
         }
     }
+}
+
+/// Returns the CUDA release that a program is built for, and why it could be another one. Its own
+/// files decide first, then torch, the other packages and their names.
+fn release(program: &Program, extensions: &[PathBuf]) -> (Cuda, Option<String>) {
+    let of_files = |files: &[PathBuf]| -> BTreeMap<Cuda, String> {
+        let found = imports::releases(files);
+        found
+            .into_iter()
+            .map(|(release, file)| (release, file.display().to_string()))
+            .collect()
+    };
+    let of_torch = || {
+        program
+            .torch
+            .iter()
+            .map(|torch| (torch.cuda, format!("torch {}", torch.version)))
+            .collect()
+    };
+    let by: [&dyn Fn() -> BTreeMap<Cuda, String>; 4] = [
+        &|| of_files(&program.objects),
+        &of_torch,
+        &|| of_files(extensions),
+        &|| program.releases_of_packages(),
+    ];
+    let found = by.iter().map(|find| find()).find(|found| !found.is_empty());
+    let Some(found) = found else {
+        return (Cuda::V13, None);
+    };
+    let newest = found.keys().next_back().copied().unwrap_or(Cuda::V13);
+    let others: Vec<String> = found
+        .iter()
+        .filter(|(release, _)| **release != newest)
+        .map(|(release, by)| {
+            format!(
+                "`{by}` is built for CUDA {release}, and `{}` for CUDA {newest}, which the program \
+                 gets: `--cuda {release}` changes this",
+                found[&newest]
+            )
+        })
+        .collect();
+    (newest, others.into_iter().next())
 }
 
 /// Returns the command that runs a program with this Python: a leading Python of the command is

@@ -1,8 +1,8 @@
-//! Makes a stub library for each NVIDIA library that a PyTorch needs or opens.
+//! Makes a stub library for each NVIDIA library that a program needs or opens.
 //!
-//! A stub library defines the names that PyTorch imports and, for driver and runtime, all functions
+//! A stub library defines the names that the program imports and, for driver and runtime, all functions
 //! of CUDA, because programs compile code at run time that links against them. It omits the names
-//! that the core library has. Every stub library depends on the core, so the dynamic linker finds
+//! that the core library has, except in the file for linkers. Every stub library depends on the core, so the dynamic linker finds
 //! the other names there. The core's symbols are unversioned and also satisfy versioned references.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,8 @@ use crate::stub_library::{Kind, StubLibrary, Symbol};
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
 const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
 const DRIVER: &str = "libcuda.so.1";
+/// The file that linkers read.
+pub(crate) const LINKED_DRIVER: &str = "libcuda.so";
 
 /// All functions of the CUDA driver and runtime, and those of other libraries that programs find by
 /// name, one per line.
@@ -66,28 +68,25 @@ pub fn stub_files(
             .libraries
             .extend(same.map(|copy| (copy.clone(), runtime.clone())));
     }
-    let stub = |(soname, library): (&String, &Library)| {
-        let symbols: Vec<&Symbol> = library
-            .symbols
-            .values()
-            .filter(|symbol| !exports.contains(&symbol.name))
-            .collect();
-        let nodes = library.nodes.iter().map(String::as_str).collect();
-        (
-            soname.clone(),
-            StubLibrary {
-                soname,
-                nodes,
-                symbols,
-                core,
-            }
-            .bytes(),
-        )
+    let stub = |soname: &str, library: &Library, omits: &dyn Fn(&Symbol) -> bool| {
+        let symbols = library.symbols.values().filter(|symbol| !omits(symbol));
+        StubLibrary {
+            soname,
+            nodes: library.nodes.iter().map(String::as_str).collect(),
+            symbols: symbols.collect(),
+            core,
+        }
+        .bytes()
     };
-    let mut files: BTreeMap<String, Vec<u8>> = imports.libraries.iter().map(stub).collect();
-    // Linkers look for this name, as with Triton's `-lcuda`.
-    if let Some(driver) = files.get(DRIVER).cloned() {
-        files.insert("libcuda.so".to_owned(), driver);
+    let is_of_core = |symbol: &Symbol| exports.contains(&symbol.name);
+    let file = |(soname, library): (&String, &Library)| {
+        (soname.clone(), stub(soname, library, &is_of_core))
+    };
+    let mut files: BTreeMap<String, Vec<u8>> = imports.libraries.iter().map(file).collect();
+    // Linkers look for this name, as with Triton's `-lcuda`. With `--as-needed` they need a library
+    // only for names that it defines. Programs open the file with the version instead.
+    if let Some(driver) = imports.libraries.get(DRIVER) {
+        files.insert(LINKED_DRIVER.to_owned(), stub(DRIVER, driver, &|_| false));
     }
     files
 }

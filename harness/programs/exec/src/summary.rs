@@ -26,6 +26,7 @@ pub fn render(record: &Record, machine: &Machine, gpu: Option<&str>) -> String {
 fn simulated(record: &Record, settings: &Settings) -> String {
     let mut text = machine(settings);
     text += &of_processes(record, settings.devices > 1, "the simulated GPU");
+    text += &without_requests(record);
     if record.used().count() > 1 {
         for (index, held) in record
             .peak_held
@@ -239,6 +240,33 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
         }
     }
     text
+}
+
+/// Why no process requested memory, as far as its calls show it.
+fn without_requests(record: &Record) -> String {
+    if record.requested_memory() {
+        return String::new();
+    }
+    let mut asked = record
+        .processes
+        .iter()
+        .filter(|process| !process.devices.is_empty())
+        .peekable();
+    if asked.peek().is_none() {
+        return "no process called CUDA\n".to_owned();
+    }
+    let refused = asked.find_map(|process| {
+        let (function, error) = process.refusal.as_ref()?;
+        Some(format!(
+            ": {function} was the first call that failed, with error {error} in `{}`; a library \
+             may have fallen back to the CPU",
+            process.program
+        ))
+    });
+    format!(
+        "CUDA was called, but no memory was requested{}\n",
+        refused.unwrap_or_else(|| ", and no call failed".to_owned())
+    )
 }
 
 /// Who waits for whom, and ranks that call a collective with different sizes.

@@ -1,5 +1,5 @@
-//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it
-//! would look, without importing it.
+//! [`Torch`] is the PyTorch that a command will import. The command's [`Interpreter`] reports where
+//! it would look, without importing it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use harness_allocator::allocator::caching::TorchVersion;
+use harness_gpu_settings::settings::Cuda;
 use serde::Deserialize;
 
 use crate::imports;
@@ -19,19 +20,15 @@ const OLDEST: (u32, u32) = (2, 4);
 const CUDA_BUILD: &str = "install a CUDA build, as `pip install torch` does on Linux; it needs no \
      GPU, and with `--no-deps` none of NVIDIA's packages";
 
-/// A PyTorch built for CUDA, and its Python.
+/// A PyTorch built for CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torch {
-    pub python: PathBuf,
     pub folder: PathBuf,
     pub version: String,
-    /// The CUDA release that it was built for, for example 13 and 0.
-    pub cuda: (u32, u32),
+    /// The CUDA release that it was built for.
+    pub cuda: Cuda,
     /// The cuDNN version that it requires, in the form of `cudnnGetVersion`, if known.
     pub cudnn: Option<u32>,
-    /// The C library's version, for example 2 and 36.
-    pub libc: (u32, u32),
-    pub packages: Vec<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
@@ -47,26 +44,11 @@ pub enum TorchError {
          {command}`"
     ))]
     NotExecutable { command: String },
-    #[error(
-        "`{command}` is not a Python program, and PATH contains no `python3` or `python` that it \
-         could start"
-    )]
-    #[diagnostic(help(
-        "activate the environment of the program, or name its Python with `--python PATH`"
-    ))]
-    NoPython { command: String },
     #[error("the program's Python, `{}`, does not work: {reason}", python.display())]
     #[diagnostic(help(
         "run the program without `harness exec` first, or name its Python with `--python PATH`"
     ))]
     Broken { python: PathBuf, reason: String },
-    #[error("the program's Python, `{}`, has no torch: install PyTorch or activate the environment \
-         that has it", python.display())]
-    #[diagnostic(help(
-        "activate the environment that has torch, or name its Python with `--python PATH`; `pip \
-         install torch` installs a CUDA build"
-    ))]
-    NoTorch { python: PathBuf },
     #[error("torch {version} in `{}` is too old: install {}.{} or later", folder.display(), OLDEST.0, OLDEST.1)]
     #[diagnostic(help("install a newer torch"))]
     TooOld { version: String, folder: PathBuf },
@@ -92,19 +74,20 @@ pub enum TorchError {
     SpecialRights { python: PathBuf },
 }
 
+/// What an interpreter reports.
 #[derive(Deserialize)]
-struct Found {
-    python: PathBuf,
+pub(crate) struct Found {
+    pub(crate) python: PathBuf,
     is_64_bit: bool,
     machine: String,
     has_special_rights: bool,
     libc: Option<String>,
-    packages: Vec<PathBuf>,
-    torch: Option<FoundTorch>,
+    pub(crate) packages: Vec<PathBuf>,
+    pub(crate) torch: Option<FoundTorch>,
 }
 
 #[derive(Deserialize)]
-struct FoundTorch {
+pub(crate) struct FoundTorch {
     folder: PathBuf,
     version: Option<String>,
     cuda: Option<String>,
@@ -112,108 +95,62 @@ struct FoundTorch {
     requires: Vec<String>,
 }
 
-impl Torch {
-    /// Finds the PyTorch that this command will import, or the PyTorch of `python` if given.
-    pub fn find(command: &[OsString], python: Option<&Path>) -> Result<Self, TorchError> {
-        let interpreter = match python {
-            Some(python) => Interpreter::plain(python.to_owned()),
-            None => Interpreter::of_command(command)?,
-        };
-        interpreter.probe()?.check()
-    }
-
-    /// Whether a package or file of this name is installed for this Python.
-    pub fn has_module(&self, name: &str) -> bool {
-        self.places()
-            .any(|place| place.join(name).is_dir() || place.join(format!("{name}.py")).is_file())
-    }
-
-    /// The folders of the packages.
-    fn places(&self) -> impl Iterator<Item = &Path> {
-        self.folder
-            .parent()
-            .into_iter()
-            .chain(self.packages.iter().map(PathBuf::as_path))
-    }
-
-    /// Returns the part of cuDNN that plans without a device, if the environment has it. cuDNN can
-    /// since version 9.8.
-    pub fn cudnn_library(&self) -> Option<String> {
-        self.cudnn.filter(|version| *version >= 90_800)?;
-        let library = self
-            .places()
-            .map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9"))
-            .find(|library| library.is_file());
-        library?.into_os_string().into_string().ok()
-    }
-}
-
 impl Found {
-    fn check(self) -> Result<Torch, TorchError> {
-        let Self {
-            python, packages, ..
-        } = self;
+    /// Returns the version of the C library, for example 2 and 36. Fails for a Python that the
+    /// simulated GPU cannot run.
+    pub(crate) fn libc(&self) -> Result<(u32, u32), TorchError> {
+        let python = || self.python.clone();
         if self.has_special_rights {
-            return Err(TorchError::SpecialRights { python });
+            return Err(TorchError::SpecialRights { python: python() });
         }
         if !self.is_64_bit || self.machine != "x86_64" {
             let bits = if self.is_64_bit { "" } else { " with 32 bits" };
             return Err(TorchError::OtherMachine {
-                python,
-                machine: self.machine + bits,
+                python: python(),
+                machine: self.machine.clone() + bits,
             });
         }
-        let Some(libc) = self
-            .libc
+        self.libc
             .as_deref()
             .and_then(|libc| two_numbers(libc.strip_prefix("glibc ")?))
-        else {
-            return Err(TorchError::OtherMachine {
-                python,
+            .ok_or_else(|| TorchError::OtherMachine {
+                python: python(),
                 machine: "a system without the GNU C library".to_owned(),
-            });
-        };
-        let Some(torch) = self.torch else {
-            return Err(TorchError::NoTorch { python });
-        };
-        let FoundTorch {
+            })
+    }
+}
+
+impl FoundTorch {
+    pub(crate) fn check(self) -> Result<Torch, TorchError> {
+        let Self {
             folder,
             version,
             cuda,
             hip,
             requires,
-        } = torch;
+        } = self;
         let version = version.unwrap_or_else(|| "without a version".to_owned());
         if two_numbers(&version).is_none_or(|version| version < OLDEST) {
             return Err(TorchError::TooOld { version, folder });
         }
         let has_cuda = folder.join("lib/libtorch_cuda.so").exists();
-        let cuda = match cuda.filter(|_| has_cuda) {
-            Some(cuda) => two_numbers(&cuda)
-                .filter(|(major, _)| [12, 13].contains(major))
-                .ok_or(cuda),
-            None => {
-                let target = if hip.is_some() { "ROCm" } else { "CPUs" };
-                return Err(TorchError::NotCuda {
-                    version,
-                    folder,
-                    target,
-                });
-            }
+        let Some(cuda) = cuda.filter(|_| has_cuda) else {
+            let target = if hip.is_some() { "ROCm" } else { "CPUs" };
+            return Err(TorchError::NotCuda {
+                version,
+                folder,
+                target,
+            });
         };
-        let cuda = cuda.map_err(|cuda| TorchError::OtherCuda {
-            version: version.clone(),
-            cuda,
-        })?;
-        let cudnn = requires.iter().find_map(|line| cudnn_version(line));
+        let release = two_numbers(&cuda).and_then(|(major, _)| major.to_string().parse().ok());
+        let Some(release) = release else {
+            return Err(TorchError::OtherCuda { version, cuda });
+        };
         Ok(Torch {
-            python,
             folder,
             version,
-            cuda,
-            cudnn,
-            libc,
-            packages,
+            cuda: release,
+            cudnn: requires.iter().find_map(|line| cudnn_version(line)),
         })
     }
 }
@@ -256,7 +193,7 @@ pub fn settings_without_effect(
         .collect()
 }
 
-fn two_numbers(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn two_numbers(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
@@ -265,7 +202,11 @@ fn two_numbers(text: &str) -> Option<(u32, u32)> {
 /// of `cudnnGetVersion`.
 fn cudnn_version(requirement: &str) -> Option<u32> {
     let (_, version) = requirement.split_once("==")?;
-    let version = version.split(';').next()?.trim();
+    cudnn_number(version.split(';').next()?.trim())
+}
+
+/// Parses `9.19.0.56` into the form of `cudnnGetVersion`.
+pub(crate) fn cudnn_number(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(str::parse::<u32>);
     let (major, minor, patch) = (
         numbers.next()?.ok()?,
@@ -277,7 +218,7 @@ fn cudnn_version(requirement: &str) -> Option<u32> {
 
 /// A Python, with the options that affect its imports.
 #[derive(Debug, PartialEq, Eq)]
-struct Interpreter {
+pub(crate) struct Interpreter {
     program: PathBuf,
     options: Vec<OsString>,
     /// The folder of the script, if the command runs one.
@@ -285,7 +226,7 @@ struct Interpreter {
 }
 
 impl Interpreter {
-    const fn plain(program: PathBuf) -> Self {
+    pub(crate) const fn plain(program: PathBuf) -> Self {
         Self {
             program,
             options: Vec::new(),
@@ -295,8 +236,8 @@ impl Interpreter {
 
     /// Finds the Python that a command starts. First the command itself or its `#!` line, then the
     /// first argument that is a Python or a Python script, as in `timeout 1h python train.py`, then
-    /// the Python in PATH, which a shell script would start.
-    fn of_command(command: &[OsString]) -> Result<Self, TorchError> {
+    /// the Python in PATH, which a shell script would start. `None` if there is no Python at all.
+    pub(crate) fn of_command(command: &[OsString]) -> Result<Option<Self>, TorchError> {
         let name = || {
             command
                 .first()
@@ -313,7 +254,7 @@ impl Interpreter {
                 _ => TorchError::NoCommand { command: name() },
             })?;
         if let Some(interpreter) = Self::of_program(&first, &command[1..]) {
-            return Ok(interpreter);
+            return Ok(Some(interpreter));
         }
         let started = (1..command.len())
             .find_map(|index| Self::of_program(&in_path(&command[index])?, &command[index + 1..]));
@@ -323,9 +264,7 @@ impl Interpreter {
                 .find_map(|name| in_path(OsStr::new(name)))
                 .map(Self::plain)
         };
-        started
-            .or_else(in_path)
-            .ok_or_else(|| TorchError::NoPython { command: name() })
+        Ok(started.or_else(in_path))
     }
 
     /// Returns `None` if the program is neither a Python nor a Python script.
@@ -382,7 +321,7 @@ impl Interpreter {
         interpreter
     }
 
-    fn probe(self) -> Result<Found, TorchError> {
+    pub(crate) fn probe(self) -> Result<Found, TorchError> {
         let mut command = Command::new(&self.program);
         command
             .args(&self.options)

@@ -66,6 +66,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         pid: 7,
         imports: Some(vec!["torch".to_owned()]),
         program: "python3.11".to_owned(),
+        refusal: None,
         torch: Some(torch),
         devices: vec![device],
         reads_free_memory: false,

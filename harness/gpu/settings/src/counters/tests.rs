@@ -51,6 +51,7 @@ fn counters_are_read_from_the_file_of_their_process() {
         injected: 0,
     };
     let expected = ProcessCounters {
+        refusal: None,
         pid: std::process::id(),
         devices: vec![
             none,

@@ -3,7 +3,12 @@ use super::*;
 #[test]
 fn a_stub_library_replaces_the_library_with_the_same_file_name() {
     let folder = tempfile::tempdir().expect("create a folder");
-    for name in ["libcuda.so.1", "libcudart.so.13", "manifest.json"] {
+    for name in [
+        "libcuda.so",
+        "libcuda.so.1",
+        "libcudart.so.13",
+        "manifest.json",
+    ] {
         fs::write(folder.path().join(name), "").expect("write a file");
     }
     let stubs = Stubs::in_folder(Some(folder.path().as_os_str()));
@@ -18,6 +23,8 @@ fn a_stub_library_replaces_the_library_with_the_same_file_name() {
         instead_of(c"/usr/lib/x86_64-linux-gnu/libcudart.so.13"),
         stub("libcudart.so.13")
     );
+    assert_eq!(instead_of(c"libcuda.so"), stub("libcuda.so.1"));
+    assert_eq!(instead_of(c"libcudart.so"), stub("libcudart.so.13"));
     for other in [
         c"libcudart.8774224f.so.13",
         c"libcudart.so.12",

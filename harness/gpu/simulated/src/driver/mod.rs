@@ -32,6 +32,8 @@ fn initialize(flags: c_uint) -> Result<(), Code> {
         return Err(Code::InvalidValue);
     }
     let machine = machine();
+    // Shows that the process asked for a GPU.
+    machine.counters.open();
     machine.usable()?;
     machine
         .initialized

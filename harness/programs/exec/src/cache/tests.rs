@@ -49,7 +49,16 @@ impl TempEnvironment {
     }
 
     fn libraries(&self) -> Libraries {
-        libraries(&self.cache(), &self.torch, &[], &self.core).unwrap()
+        self.find().unwrap()
+    }
+
+    fn find(&self) -> Result<Libraries, CacheError> {
+        let objects = Objects {
+            torch: Some(&self.torch),
+            others: &[],
+            cuda: Cuda::V13,
+        };
+        libraries(&self.cache(), objects, &self.core)
     }
 
     fn folders(&self) -> usize {
@@ -62,9 +71,17 @@ fn the_stubs_are_written_once_next_to_a_copy_of_the_core() {
     let environment = TempEnvironment::new();
     let first = environment.libraries();
     let expected = [
+        "libcublas.so.13",
+        "libcublasLt.so.13",
         "libcuda.so",
         "libcuda.so.1",
         "libcudart.so.13",
+        "libcudnn.so.9",
+        "libcufft.so.12",
+        "libcupti.so.13",
+        "libcurand.so.10",
+        "libcusolver.so.12",
+        "libcusparse.so.12",
         "libnccl.so.2",
         "libnvidia-ml.so.1",
         "libnvrtc.so.13",
@@ -178,15 +195,7 @@ fn a_torch_with_static_cuda_is_refused() {
         environment.torch.join("lib/libtorch_cuda.so"),
     )
     .unwrap();
-    assert!(matches!(
-        libraries(
-            &environment.cache(),
-            &environment.torch,
-            &[],
-            &environment.core
-        ),
-        Err(CacheError::StaticCuda(_))
-    ));
+    assert!(matches!(environment.find(), Err(CacheError::StaticCuda(_))));
 }
 
 #[test]

@@ -86,3 +86,30 @@ fn a_bundled_copy_of_the_same_runtime_has_the_functions_of_the_runtime() {
         exports("libcudart.so.13")
     );
 }
+
+#[test]
+fn a_linker_that_drops_unneeded_libraries_keeps_the_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let core = BTreeSet::from(["cuInit".to_owned()]);
+    let files = stub_files(&Imports::default(), "libcore.so", &core);
+    let driver = folder.path().join(LINKED_DRIVER);
+    fs::write(&driver, &files[LINKED_DRIVER]).unwrap();
+    let source = folder.path().join("program.c");
+    fs::write(
+        &source,
+        "int cuInit(unsigned); int start(void) { return cuInit(0); }",
+    )
+    .unwrap();
+    let linked = folder.path().join("program.so");
+    let made = std::process::Command::new("cc")
+        .args(["-shared", "-fPIC", "-nostdlib", "-Wl,--as-needed", "-o"])
+        .args([&linked, &source, &driver])
+        .status()
+        .unwrap();
+    assert!(
+        made.success(),
+        "a C compiler is required, as for building this project"
+    );
+    let imports = Imports::of(&[linked], &[]).unwrap();
+    assert_eq!(imports.soname("libcuda"), Some(DRIVER));
+}

@@ -12,6 +12,7 @@ use crate::torch_record::{AdaptedEngine, TorchRecord};
 fn process(pid: u32, rank: Option<&str>) -> Process {
     let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
     Process {
+        refusal: None,
         pid,
         imports: Some(vec!["torch".to_owned()]),
         program: "python3.11".to_owned(),
@@ -466,6 +467,32 @@ fn each_latency_is_shown_with_its_number_of_calls() {
 fn the_summary_reports_that_no_process_used_the_gpu() {
     let (record, settings) = record(Vec::new());
     insta::assert_snapshot!(simulated(&record, &settings));
+}
+
+#[test]
+fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
+    let mut refused = process(7, None);
+    refused.torch = None;
+    refused.devices[0].mallocs = 0;
+    refused.refusal = Some(("cuDeviceGetLuid".to_owned(), 801));
+    let text = |process: Process| {
+        let (record, settings) = record(vec![process]);
+        simulated(&record, &settings)
+    };
+    let called = "CUDA was called, but no memory was requested";
+    let shown = text(refused.clone());
+    assert!(
+        shown.contains(&format!(
+            "{called}: cuDeviceGetLuid was the first call that failed, with error 801 in `python3.11`"
+        )),
+        "{shown}"
+    );
+    refused.refusal = None;
+    let shown = text(refused);
+    assert!(
+        shown.contains(&format!("{called}, and no call failed\n")),
+        "{shown}"
+    );
 }
 
 #[test]

@@ -4,8 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::{fs, process::Command};
 
+use harness_gpu_settings::settings::Cuda;
+
 use crate::stub_library::{Kind, StubLibrary, Symbol};
-use crate::{cache::Libraries, own_libraries::CORE, setup::Setup, torch::Torch};
+use crate::{cache::Libraries, own_libraries::CORE, program::Program, setup::Setup};
 
 /// Functions with their library's version node, functions without one, and a variable.
 const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [
@@ -28,18 +30,16 @@ int *variable[] = {&nvshmem_selected_device_transport, &customer};
 
 /// Returns a setup with these stub libraries for a torch on this version of the C library.
 pub(crate) fn setup(folder: &Path, stubs: &[&str], libc: (u32, u32)) -> Setup {
-    let torch = Torch {
-        python: PathBuf::new(),
-        folder: PathBuf::new(),
-        version: "2.11.0".to_owned(),
-        cuda: (13, 0),
-        cudnn: None,
+    let program = Program {
         libc,
-        packages: Vec::new(),
+        ..Program::default()
     };
     let stubs = stubs.iter().map(|stub| (*stub).to_owned()).collect();
     Setup {
-        torch,
+        program,
+        uses_cuda: true,
+        cuda: Cuda::V13,
+        doubt: None,
         libraries: Libraries {
             folder: folder.to_owned(),
             core: CORE.to_owned(),

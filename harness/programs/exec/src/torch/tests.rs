@@ -6,6 +6,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::program::Program;
 
 /// A folder with programs, and a torch that fails when imported.
 struct TempEnvironment(tempfile::TempDir);
@@ -75,11 +76,16 @@ fn answer(torch: &Path) -> Value {
     })
 }
 
+/// Returns what a command would run. A torch that cannot be used is an error.
+fn program(command: &[&OsStr], python: Option<&Path>) -> Result<Program, TorchError> {
+    let command: Vec<OsString> = command.iter().map(OsString::from).collect();
+    let (program, unusable) = Program::find(&command, python)?;
+    unusable.map_or(Ok(program), Err)
+}
+
+/// Returns the torch of a command that has one.
 fn find(command: &[&OsStr]) -> Result<Torch, TorchError> {
-    Torch::find(
-        &command.iter().map(OsString::from).collect::<Vec<_>>(),
-        None,
-    )
+    program(command, None).map(|program| program.torch.unwrap())
 }
 
 const VERSION: &str = "from typing import Optional\n__version__ = '2.11.0+cu130'\ncuda: \
@@ -109,7 +115,7 @@ fn a_real_interpreter_reports_its_torch_without_importing_it() {
             torch.cuda,
             torch.cudnn
         ),
-        (folder.as_path(), "2.11.0+cu130", (13, 0), Some(91_900))
+        (folder.as_path(), "2.11.0+cu130", Cuda::V13, Some(91_900))
     );
     // A torch next to the script takes precedence, unless an option changes that.
     let beside = environment.torch("beside", VERSION);
@@ -125,8 +131,10 @@ fn a_real_interpreter_reports_its_torch_without_importing_it() {
     assert_eq!(of(&[]).unwrap(), beside);
     assert_eq!(of(&["-W", "ignore", "-X", "dev"]).unwrap(), beside);
     assert_eq!(of(&["-c", "import torch"]).unwrap(), folder);
-    assert!(
-        matches!(of(&["-uI"]), Err(TorchError::NoTorch { .. })),
+    let isolated = [&python, OsStr::new("-uI"), script.as_os_str()];
+    let isolated = program(&isolated, None).unwrap();
+    assert_eq!(
+        isolated.torch, None,
         "an isolated interpreter ignores PYTHONPATH"
     );
 }
@@ -155,10 +163,8 @@ fn the_interpreter_comes_from_the_command_its_first_lines_or_an_argument() {
         let command: Vec<&OsStr> = command.into_iter().map(OsString::as_os_str).collect();
         assert_eq!(find(&command).unwrap().folder, torch, "{command:?}");
     }
-    assert_eq!(
-        Torch::find(&[shell], Some(Path::new(path))).unwrap().folder,
-        torch
-    );
+    let given = program(&[&shell], Some(Path::new(path))).unwrap();
+    assert_eq!(given.torch.unwrap().folder, torch);
     let other = OsString::from("/nonexistent/train");
     assert!(matches!(find(&[&other]), Err(TorchError::NoCommand { .. })));
     let script = environment.program("gpt.py", "print(1)\n");
@@ -174,11 +180,9 @@ fn cudnn_beside_torch_is_found_if_it_plans_without_a_device() {
     let environment = TempEnvironment::new();
     let python = environment.python("bin/python3", &answer(&environment.torch("site", VERSION)));
     let of = |version: Option<u32>| {
-        Torch {
-            cudnn: version,
-            ..find(&[&python]).unwrap()
-        }
-        .cudnn_library()
+        let mut program = program(&[&python], None).unwrap();
+        program.torch.as_mut().unwrap().cudnn = version;
+        program.cudnn_library()
     };
     assert_eq!(of(Some(91_900)), None);
     let library = environment.write("site/nvidia/cudnn/lib/libcudnn_graph.so.9", "");
@@ -230,7 +234,6 @@ fn unusable_interpreters_are_refused_with_the_reason() {
         answer
     };
     let cases = [
-        changed("/torch", Value::Null),
         changed("/torch/version", json!("2.3.1")),
         changed("/torch/version", Value::Null),
         changed("/torch/folder", json!(processors)),

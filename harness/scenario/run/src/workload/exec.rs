@@ -45,10 +45,10 @@ fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
 fn setup(exec: &Exec, device: &DeviceInfo) -> Result<Setup, SetupError> {
     let command = with_python(&exec.command);
     let setup = match device.clock {
-        Clock::Simulated => Setup::of(&command, None),
+        Clock::Simulated => Setup::of(&command, None, None),
         Clock::Measured => Setup::for_real_gpu(&command, None),
     };
-    setup?.with_modules(&exec.modules)
+    setup?.with_cuda()?.with_modules(&exec.modules)
 }
 
 /// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns

@@ -70,7 +70,7 @@ impl Exec {
 /// The program shares the scenario's memory with the scenario's own buffers and with programs under
 /// `meanwhile`, which accepts `exec` only. Expressions can use the step's figures and the counters
 /// of `torch.cuda.memory_stats()`, as in `training.allocated.peak`, summed over the program's
-/// processes. This works on a GPU too. If the program's Python has no torch, the scenario is
+/// processes. This works on a GPU too. If nothing of the program uses CUDA, the scenario is
 /// skipped unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "exec")]

@@ -34,7 +34,7 @@ pub fn example(kind: StepKind) -> String {
 pub fn reference() -> String {
     let root = schema();
     let mut page = String::from(
-        "<!-- Generated. UPDATE=1 cargo test -p harness-scenario --test scenario_catalogue \
+        "<!-- Generated. UPDATE=1 cargo test -p harness-scenario --test scenario catalogue:: \
          rewrites it. -->\n\n\
          # Scenario reference\n\n\
          This page lists every key, step, policy and metric of scenario files. The \

@@ -1,0 +1,227 @@
+//! The catalogue, the schema, the tutorial and the reference match the code. `UPDATE=1 cargo test -p
+//! harness-scenario --test scenario catalogue::` rewrites the schema and the reference.
+
+use std::path::{Path, PathBuf};
+
+use harness_scenario::{Scenario, Settings, StepKind, example, reference, schema};
+use serde_json::Value;
+
+fn scenarios() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios")
+}
+
+fn book(page: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../book/src")
+        .join(page)
+}
+
+fn catalogue() -> Vec<PathBuf> {
+    let folders =
+        ["", "programs", "libraries", "faults", "claims"].map(|folder| scenarios().join(folder));
+    let mut files: Vec<PathBuf> = folders
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "yaml")
+    });
+    files.sort();
+    assert!(!files.is_empty(), "the catalogue is empty");
+    files
+}
+
+/// Compares a committed file with the generated text, or rewrites the file.
+fn fresh(path: &Path, expected: &str) {
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, expected).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        committed == expected,
+        "{} is stale: run `UPDATE=1 cargo test -p harness-scenario --test scenario catalogue::`",
+        path.display()
+    );
+}
+
+/// Adds the keys that a scenario needs to a list of steps.
+fn as_scenario(block: &str) -> String {
+    if !block.trim_start().starts_with("- ") {
+        return block.to_owned();
+    }
+    let steps: String = block.lines().map(|line| format!("  {line}\n")).collect();
+    format!(
+        "about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nprograms: \
+         [server]\nprocesses: [helper]\nsteps:\n{steps}"
+    )
+}
+
+/// The blocks of a markdown text fenced as ```` ```yaml ````.
+fn yaml_blocks(markdown: &str) -> Vec<String> {
+    let blocks: Vec<&str> = markdown.split("\n```").collect();
+    let fenced = blocks.iter().skip(1).step_by(2);
+    fenced
+        .filter_map(|block| block.strip_prefix("yaml\n"))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn value(yaml: &str) -> Value {
+    serde_saphyr::from_str(yaml).unwrap()
+}
+
+fn assert_valid(validator: &jsonschema::Validator, yaml: &str, what: &str) {
+    let errors: Vec<String> = validator
+        .iter_errors(&value(yaml))
+        .map(|error| format!("{}: {error}", error.instance_path))
+        .collect();
+    assert!(
+        errors.is_empty(),
+        "{what} does not match the schema: {errors:#?}"
+    );
+}
+
+#[test]
+fn every_scenario_of_the_catalogue_checks_and_matches_the_schema() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    for path in catalogue() {
+        if let Err(error) = Scenario::load_points(&path, &Settings::new()) {
+            panic!("{:?}", miette::Report::new(error));
+        }
+        assert_valid(
+            &validator,
+            &std::fs::read_to_string(&path).unwrap(),
+            &path.display().to_string(),
+        );
+    }
+}
+
+#[test]
+fn every_yaml_block_of_the_book_checks_and_matches_the_schema() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    for (page, least) in [
+        ("scenario-reference.md", StepKind::ALL.len()),
+        ("scenarios.md", 10),
+    ] {
+        let blocks = yaml_blocks(&std::fs::read_to_string(book(page)).unwrap());
+        assert!(
+            blocks.len() >= least,
+            "{page}: only {} blocks were found",
+            blocks.len()
+        );
+        for block in blocks {
+            let source = as_scenario(&block);
+            if let Err(error) =
+                Scenario::parse_points(&source, &scenarios().join("example.yaml"), &Settings::new())
+            {
+                panic!("{page}: {:?}", miette::Report::new(error));
+            }
+            assert_valid(&validator, &source, &block);
+        }
+    }
+}
+
+#[test]
+fn the_catalogue_lists_every_scenario_and_its_links_exist() {
+    let page = std::fs::read_to_string(scenarios().join("README.md")).unwrap();
+    let links: Vec<&str> = page
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(link, _)| link)
+        .collect();
+    for link in links.iter().filter(|link| !link.starts_with("http")) {
+        assert!(
+            scenarios().join(link.split('#').next().unwrap()).exists(),
+            "{link} does not exist"
+        );
+    }
+    for entry in std::fs::read_dir(scenarios()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            !name.ends_with(".yaml") || links.contains(&name.as_str()),
+            "{name} is not listed in scenarios/README.md"
+        );
+    }
+}
+
+#[test]
+fn the_example_of_every_step_shows_the_step_and_all_of_its_fields_are_documented() {
+    let schema = schema();
+    for kind in StepKind::ALL {
+        let source = example(*kind);
+        let scenario = Scenario::parse(&source, &scenarios().join("example.yaml"))
+            .unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert!(
+            scenario
+                .steps
+                .iter()
+                .any(|step| step.action.kind() == *kind),
+            "{kind}"
+        );
+        let definition = schema
+            .pointer(&format!("/$defs/{kind}"))
+            .unwrap_or_else(|| panic!("{kind} is not in the schema"));
+        assert!(
+            definition["description"]
+                .as_str()
+                .is_some_and(|text| text.len() > 20),
+            "{kind} is not documented"
+        );
+        for (name, field) in definition["properties"].as_object().into_iter().flatten() {
+            assert!(
+                field["description"].is_string(),
+                "{kind}.{name} is not documented"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_schema_rejects_wrong_shapes_as_the_check_does() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let scenario = |steps: &str| {
+        value(&format!(
+            "about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{steps}]\n"
+        ))
+    };
+    assert!(validator.is_valid(&scenario("reset_peak_stats")));
+    for duration in ["1min", "1.5ms", "2 us", "1m", "3."] {
+        let step = format!("busy: {{ duration: {duration} }}");
+        let text = format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{step}]\n");
+        assert_eq!(
+            (
+                Scenario::parse(&text, Path::new("a.yaml")).is_ok(),
+                validator.is_valid(&scenario(&step))
+            ),
+            (duration != "3.", duration != "3."),
+            "{duration}"
+        );
+    }
+    for wrong in [
+        "alocate: { buffer: a }",
+        "alloc: { buffer: a }",
+        "alloc: { buffer: a, size: 1, colour: red }",
+        "alloc",
+        "free: []",
+        "reset_peak_stats: { id: x }",
+        "",
+    ] {
+        assert!(!validator.is_valid(&scenario(wrong)), "{wrong}");
+    }
+}
+
+#[test]
+fn the_committed_schema_is_fresh() {
+    fresh(
+        &scenarios().join("schema.json"),
+        &format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap()),
+    );
+}
+
+#[test]
+fn the_committed_reference_is_fresh() {
+    fresh(&book("scenario-reference.md"), &reference());
+}

@@ -1,12 +1,10 @@
 //! TensorFlow's best-fit-with-coalescing allocator: a few regions of growing size that are kept,
 //! chunks cut from them, and merged free neighbors.
 //!
-//! It models `BFCAllocator` as its header documents it
-//! (`tensorflow/core/common_runtime/bfc_allocator.h`, today
-//! `third_party/xla/xla/tsl/framework/bfc_allocator.h`, in
-//! <https://github.com/tensorflow/tensorflow>).
-//! <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth> documents the options of the
-//! GPU process.
+//! It models `BFCAllocator` (`third_party/xla/xla/tsl/framework/bfc_allocator.h` in
+//! <https://github.com/tensorflow/tensorflow>). Its decisions on one stream equal those recorded
+//! from TensorFlow 2.21. <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth> documents
+//! the options of the GPU process.
 //!
 //! * Sizes are multiples of 256 B. TensorFlow sorts free chunks into 21 bins by size, bin i from
 //!   256 B · 2^i, each ordered by size, then address. A search starts at the bin of the request and
@@ -16,7 +14,9 @@
 //!   Otherwise the whole chunk is allocated.
 //! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until
 //!   the request fits; it doubles again for the next region, up to the memory limit. If the device
-//!   has less, the first failing extension retries with 0.9 of the size.
+//!   has less, the allocator tries 0.9 of the size, in single precision and rounded up to 256 B,
+//!   again and again until that is less than the request. So a request can fail although the device
+//!   has enough memory for it, but less than 0.9⁻¹ times as much.
 //! * Regions are kept. With garbage collection, the default of a GPU process
 //!   (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a failing request releases free regions if they make
 //!   enough room, and extends once more.
@@ -34,9 +34,7 @@
 //!   streams' work are complete.
 //! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] releases all free
 //!   regions. The size of the next region stays the same, as in TensorFlow.
-//! * After its first failing extension TensorFlow never tries less than 0.9 of the full region
-//!   again, so it can fail although the device has the memory. Here the last attempt is the request
-//!   itself. So an out of memory always means that the device or the limit refused it.
+//! * The attempts end if 0.9 of a size rounds up to the same size.
 //! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes
 //!   all calls, so there is no wait.
 
@@ -67,6 +65,12 @@ impl BfcConfig {
     /// A chunk is cut if at least this much would be wasted.
     pub const MAX_INTERNAL_FRAGMENTATION: Bytes = Bytes::mib(128);
 
+    /// The next size to try after the driver refused `bytes`: 0.9 of it, computed in single
+    /// precision as in TensorFlow.
+    fn after_refusal(bytes: u64) -> u64 {
+        ((bytes as f32 * 0.9) as u64).next_multiple_of(CHUNK_UNIT.0)
+    }
+
     /// The bytes of a chunk to allocate for a request of `size`: exactly that, or the whole chunk.
     const fn cut(size: u64, chunk: u64) -> u64 {
         let rest = chunk - size;
@@ -94,8 +98,6 @@ pub struct BfcAllocator {
     regions: Regions,
     /// The size of the next region, unless the request is larger, or `None` before the first one.
     next_region: Option<u64>,
-    /// True if the driver has refused a region of full size before (`started_backpedal_`).
-    has_backed_off: bool,
     /// Chunks that were freed while other streams used them.
     pending: PendingFrees<ChunkId>,
     frontiers: BTreeMap<StreamId, Frontier>,
@@ -128,22 +130,24 @@ impl BfcAllocator {
         if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
             return Ok(chunk);
         }
-        if let Some(chunk) = self.extend(device, request.stream, size)? {
-            return Ok(chunk);
-        }
+        let mut refused = match self.extend(device, request.stream, size)? {
+            Ok(chunk) => return Ok(chunk),
+            Err(refused) => refused,
+        };
         self.regions.stats.num_alloc_retries += 1;
         self.wait_for_all(device, request.stream)?;
         if let Some(chunk) = self.regions.best_fit(request.stream, size) {
             return Ok(chunk);
         }
-        if self.collect_garbage(device, size)?
-            && let Some(chunk) = self.extend(device, request.stream, size)?
-        {
-            return Ok(chunk);
+        if self.collect_garbage(device, size)? {
+            refused = match self.extend(device, request.stream, size)? {
+                Ok(chunk) => return Ok(chunk),
+                Err(refused) => refused,
+            };
         }
         Err(self
             .regions
-            .out_of_memory(device, request, size, self.config.memory_limit))
+            .out_of_memory(device, request, refused, self.config.memory_limit))
     }
 
     /// Finds a finished chunk of another stream: a never used one, or one whose event is complete.
@@ -201,17 +205,18 @@ impl BfcAllocator {
         Ok(Some(frontier.covers))
     }
 
-    /// Allocates a region for the request, or returns `None` if the limit or the driver refuses.
+    /// Allocates a region for the request, or returns the smallest size that the limit or the
+    /// driver refused.
     fn extend(
         &mut self,
         device: &mut dyn Device,
         stream: StreamId,
         size: u64,
-    ) -> Result<Option<ChunkId>, DeviceError> {
+    ) -> Result<Result<ChunkId, u64>, DeviceError> {
         let limit = self.limit(device).0;
         let available = limit.saturating_sub(self.regions.reserved()) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
         if size > available {
-            return Ok(None);
+            return Ok(Err(size));
         }
         let first = if self.config.allow_growth {
             limit.min(BfcConfig::FIRST_REGION.0)
@@ -228,27 +233,18 @@ impl BfcAllocator {
         }
         self.next_region = Some(region);
         let mut bytes = region.min(available);
-        let backed_off_before = self.has_backed_off;
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
                 if region == before {
                     self.next_region = Some(region.saturating_mul(2));
                 }
-                return Ok(Some(chunk));
+                return Ok(Ok(chunk));
             }
-            if bytes == size {
-                self.has_backed_off = true;
-                return Ok(None);
+            let less = BfcConfig::after_refusal(bytes);
+            if less < size || less == bytes {
+                return Ok(Err(bytes));
             }
-            bytes = if backed_off_before {
-                size
-            } else {
-                (bytes / 10 * 9)
-                    .next_multiple_of(CHUNK_UNIT.0)
-                    .min(bytes - CHUNK_UNIT.0)
-                    .max(size)
-            };
-            self.has_backed_off = true;
+            bytes = less;
         }
     }
 
@@ -312,6 +308,14 @@ impl BfcAllocator {
 impl Allocator for BfcAllocator {
     fn name(&self) -> &'static str {
         "bfc"
+    }
+
+    /// One of the sizes that it tries is above 0.9 of the free pages, less a millionth for single
+    /// precision.
+    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
+        let pages = free.0 - free.0 % self.reserve_unit(device).0;
+        let sure = pages - pages / 10 - pages / 1_000_000;
+        Bytes(sure - sure % CHUNK_UNIT.0)
     }
 
     fn allocate(

@@ -183,8 +183,8 @@ pub trait Allocator: Send {
         device.info().granularity
     }
 
-    /// The largest request that `free` bytes of the device can serve after the request's own
-    /// rounding.
+    /// The largest request that is certain to fit into `free` bytes of the device, after the
+    /// request's own rounding.
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
         Bytes(free.0 - free.0 % self.reserve_unit(device).0)
     }

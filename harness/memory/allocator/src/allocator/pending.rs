@@ -20,6 +20,14 @@ pub(super) struct Events {
 }
 
 impl Events {
+    /// An event whose earlier records mean nothing any more.
+    pub(super) fn take(&mut self, device: &mut dyn Device) -> Result<EventId, DeviceError> {
+        match self.idle.pop() {
+            Some(event) => Ok(event),
+            None => device.create_event(),
+        }
+    }
+
     /// Records an event after all work of the stream so far, or returns `None` if the stream was
     /// destroyed.
     pub(super) fn record(
@@ -27,10 +35,7 @@ impl Events {
         device: &mut dyn Device,
         stream: StreamId,
     ) -> Result<Option<EventId>, DeviceError> {
-        let event = match self.idle.pop() {
-            Some(event) => event,
-            None => device.create_event()?,
-        };
+        let event = self.take(device)?;
         let recorded = if_exists(device.record_event(event, stream));
         if !matches!(recorded, Ok(Some(()))) {
             self.idle.push(event);

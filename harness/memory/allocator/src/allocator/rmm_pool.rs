@@ -2,41 +2,40 @@
 //! takes memory from other streams' lists after a device-side wait for their events. The pool grows
 //! if nothing fits.
 //!
-//! It models `rmm::mr::pool_memory_resource` on top of `cuda_memory_resource`. RMM's
-//! `arena_memory_resource` is another allocator. Sources, in <https://github.com/rapidsai/rmm>: the
-//! README's "Stream-ordered Memory Allocation" and "Available Resources", and the documentation in
-//! `pool_memory_resource.hpp`, `detail/stream_ordered_memory_resource.hpp` and
-//! `detail/coalescing_free_list.hpp`; <https://docs.rapids.ai/api/rmm/stable/>.
+//! It models `rmm::mr::pool_memory_resource` on top of `cuda_memory_resource`
+//! (<https://github.com/rapidsai/rmm>). Its decisions, waits and records equal those recorded from
+//! RMM 26.10. RMM's `arena_memory_resource` is another allocator.
 //!
 //! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut exactly to the
 //!   request; the rest stays in that list.
 //! * A freed block joins the list of its stream and merges with free neighbors there. The stream's
 //!   one event is recorded again. So a free costs a driver call and never waits.
-//! * A miss searches the other streams' lists. The stream waits, on the device, for the event of
-//!   the first stream with a fitting block and takes the block. If there is none, it takes over the
-//!   lists one by one, with a wait for each event, until merging gives a fitting block.
+//! * A miss searches the other streams' lists, in the order in which the streams were first used.
+//!   The stream waits, on the device, for the event of the first stream with a fitting block and
+//!   takes the block. If there is none, it takes over the lists one by one, also empty ones, until
+//!   merging gives a fitting block: it waits for each event and records its own again. So a third
+//!   stream that takes such a block is ordered after the first one too.
 //! * Then the pool grows: by half of the distance to its maximum, or by the request if that is
-//!   more. If the driver refuses, it tries half of that, down to the request itself. If the maximum
-//!   is too low, it first releases free blocks that are whole regions.
+//!   more. Without a maximum it doubles. If the driver refuses, it tries half of that, down to the
+//!   request itself. The half is not rounded, so regions can end between two units of 256 B.
+//! * If the maximum is too low, it first releases free blocks that are whole regions. RMM rounds
+//!   the distance up to 256 B, so the pool can exceed its maximum by less than that; it then
+//!   releases nothing any more. If the device has no room, RMM releases nothing.
 //!
 //! Deliberate differences:
 //!
 //! * The initial pool is allocated at the first request, because each call passes the device in. As
 //!   in RMM's Python interface, it is half of the free memory by default. If the maximum or the
-//!   driver refuses it, there is no initial pool.
-//! * The maximum is the whole device by default. RMM without a maximum doubles its pool and never
-//!   releases memory.
-//! * Whole free regions are also released if the device has no room, because memory pressure by
-//!   other programs is what we test.
+//!   driver refuses it, there is no initial pool. It is released if that first request fails, and
+//!   allocated at the next one.
+//! * The memory fraction is a maximum too, and the pool never exceeds it.
 //! * RMM cannot release its cache before it is destroyed. [`Allocator::empty_cache`] releases all
 //!   whole free regions.
 //! * [`Allocator::record_stream`]: RMM's caller must free on a stream that is ordered after every
 //!   use. Here the free makes the block's own stream wait, on the device, for the others. So no
 //!   free is ever pending, but the stream's later work waits longer.
-//! * A stream that takes over lists records its own event again after that wait. So a third stream
-//!   that takes such a block is ordered after the first one too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::pending::{Events, if_exists};
 use super::regions::{self, CHUNK_UNIT, ChunkId, Regions};
@@ -49,8 +48,18 @@ use crate::units::Bytes;
 pub struct RmmPoolConfig {
     /// The size of the pool at the first request. The default is half of the free memory.
     pub initial_pool_size: Option<Bytes>,
-    /// The limit on the pool. The default is the whole device.
+    /// The limit on the pool. By default there is none.
     pub maximum_pool_size: Option<Bytes>,
+}
+
+/// What the pool knows of a stream.
+#[derive(Debug)]
+struct StreamList {
+    stream: StreamId,
+    /// Recorded after the last free of the stream, if there was any.
+    event: EventId,
+    /// False until the stream needs its list, and after another stream took it over.
+    exists: bool,
 }
 
 #[derive(Debug, Default)]
@@ -58,8 +67,8 @@ pub struct RmmPool {
     config: RmmPoolConfig,
     regions: Regions,
     started: bool,
-    /// For each stream with a free, the event after its last one.
-    freed: BTreeMap<StreamId, EventId>,
+    /// In the order of the streams' first use.
+    lists: Vec<StreamList>,
     /// Freed chunks, with the streams that use them, whose free the device failed to finish.
     unfinished: Vec<(ChunkId, BTreeSet<StreamId>)>,
     events: Events,
@@ -81,42 +90,79 @@ impl RmmPool {
         size: u64,
     ) -> Result<ChunkId, AllocatorError> {
         self.retry_frees(device)?;
-        let maximum = self.regions.limit(device, self.config.maximum_pool_size);
-        if size <= maximum.0 {
-            self.start(device, maximum)?;
-            if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
-                return Ok(chunk);
+        let first = !self.started;
+        if first {
+            if self.left().is_some_and(|left| left < size) {
+                return Err(self.out_of_memory(device, request, size));
             }
-            if let Some(chunk) = self.grow(device, request.stream, size, maximum)? {
-                return Ok(chunk);
-            }
+            self.start(device)?;
+        }
+        let own = self.list_of(device, request.stream)?;
+        self.lists[own].exists = true;
+        if let Some(chunk) = self.take_from_other_streams(device, own, size)? {
+            return Ok(chunk);
+        }
+        if self.left().is_some_and(|left| left < size) {
             self.regions.stats.num_alloc_retries += 1;
-            if self.make_room(device, size, maximum)?
-                && let Some(chunk) = self.grow(device, request.stream, size, maximum)?
-            {
-                return Ok(chunk);
+            self.make_room(device, size)?;
+        }
+        match self.grow(device, request.stream, size)? {
+            Some(chunk) => Ok(chunk),
+            None => {
+                let error = self.out_of_memory(device, request, size);
+                if first {
+                    self.regions.release(device, 0)?;
+                    self.started = false;
+                }
+                Err(error)
             }
         }
-        Err(self
-            .regions
-            .out_of_memory(device, request, size, self.config.maximum_pool_size))
+    }
+
+    fn out_of_memory(
+        &mut self,
+        device: &mut dyn Device,
+        request: Request,
+        size: u64,
+    ) -> AllocatorError {
+        let maximum = self.config.maximum_pool_size;
+        self.regions.out_of_memory(device, request, size, maximum)
     }
 
     /// Allocates the initial pool for the default stream.
-    fn start(&mut self, device: &mut dyn Device, maximum: Bytes) -> Result<(), DeviceError> {
+    fn start(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if self.started {
             return Ok(());
         }
-        let wanted = match self.config.initial_pool_size {
-            Some(size) => size,
-            None => Bytes(device.free_memory()?.0 / 2),
-        };
-        let size = wanted.0.min(maximum.0) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
+        let free = device.free_memory()?;
+        let size = self.initial_size(free);
         if size > 0 {
+            let list = self.list_of(device, StreamId::DEFAULT)?;
+            self.lists[list].exists = true;
             self.regions.add(device, size, StreamId::DEFAULT)?;
         }
         self.started = true;
         Ok(())
+    }
+
+    /// The size of the initial pool on a device with this much free memory.
+    fn initial_size(&self, free: Bytes) -> u64 {
+        let wanted = (self.config.initial_pool_size).map_or(free.0 / 2, |size| size.0);
+        wanted.min(self.left().unwrap_or(u64::MAX)) / CHUNK_UNIT.0 * CHUNK_UNIT.0
+    }
+
+    /// The position of the stream's list. Makes it at the stream's first use. Linear in streams.
+    fn list_of(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<usize, DeviceError> {
+        if let Some(list) = self.lists.iter().position(|list| list.stream == stream) {
+            return Ok(list);
+        }
+        let event = self.events.take(device)?;
+        self.lists.push(StreamList {
+            stream,
+            event,
+            exists: false,
+        });
+        Ok(self.lists.len() - 1)
     }
 
     /// Takes a chunk from other streams' lists after their events: one that fits, or one that fits
@@ -124,25 +170,27 @@ impl RmmPool {
     fn take_from_other_streams(
         &mut self,
         device: &mut dyn Device,
-        stream: StreamId,
+        own: usize,
         size: u64,
     ) -> Result<Option<ChunkId>, DeviceError> {
+        let stream = self.lists[own].stream;
         if let Some(chunk) = self.regions.best_fit(stream, size) {
             return Ok(Some(chunk));
         }
-        let others = self.regions.other_streams(stream);
-        for &other in &others {
-            if let Some(chunk) = self.regions.best_fit(other, size) {
-                self.wait_for(device, stream, other)?;
+        let is_other = |list: &StreamList| list.exists && list.stream != stream;
+        for list in self.lists.iter().filter(|list| is_other(list)) {
+            if let Some(chunk) = self.regions.best_fit(list.stream, size) {
+                device.wait_event(stream, list.event)?;
                 return Ok(Some(chunk));
             }
         }
-        for &other in &others {
-            if self.wait_for(device, stream, other)? {
-                // Record first: if that fails, nothing has moved.
-                self.record_freed(device, stream)?;
-            }
-            self.regions.take_over(other, stream, u64::MAX);
+        let own_event = self.lists[own].event;
+        for list in self.lists.iter_mut().filter(|list| is_other(list)) {
+            device.wait_event(stream, list.event)?;
+            // Record first: if that fails, nothing has moved.
+            device.record_event(own_event, stream)?;
+            self.regions.take_over(list.stream, stream, u64::MAX);
+            list.exists = false;
             if let Some(chunk) = self.regions.best_fit(stream, size) {
                 return Ok(Some(chunk));
             }
@@ -150,34 +198,16 @@ impl RmmPool {
         Ok(None)
     }
 
-    /// Makes the stream's later work wait for the last free on another one. Returns whether there
-    /// was any.
-    fn wait_for(
-        &mut self,
-        device: &mut dyn Device,
-        stream: StreamId,
-        other: StreamId,
-    ) -> Result<bool, DeviceError> {
-        match self.freed.get(&other) {
-            Some(&event) => device.wait_event(stream, event).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
-    /// Records the stream's event after all of its work. A destroyed stream has no work after its
-    /// last record.
-    fn record_freed(
-        &mut self,
-        device: &mut dyn Device,
-        stream: StreamId,
-    ) -> Result<(), DeviceError> {
-        if let Some(&event) = self.freed.get(&stream) {
-            return if_exists(device.record_event(event, stream)).map(drop);
-        }
-        if let Some(event) = self.events.record(device, stream)? {
-            self.freed.insert(stream, event);
-        }
-        Ok(())
+    /// How much the pool may grow, if it has a maximum.
+    fn left(&self) -> Option<u64> {
+        let left = |maximum: Bytes| maximum.0.saturating_sub(self.regions.reserved());
+        let of_maximum = self.config.maximum_pool_size.map(left);
+        let of_fraction = self.regions.limit.map(left);
+        of_maximum
+            .map(|left| left.next_multiple_of(CHUNK_UNIT.0))
+            .into_iter()
+            .chain(of_fraction)
+            .min()
     }
 
     /// Allocates a region for the request, or returns `None` if the maximum or the driver refuses.
@@ -186,16 +216,12 @@ impl RmmPool {
         device: &mut dyn Device,
         stream: StreamId,
         size: u64,
-        maximum: Bytes,
     ) -> Result<Option<ChunkId>, DeviceError> {
-        let left = maximum.0.saturating_sub(self.regions.reserved());
-        if size > left {
-            return Ok(None);
-        }
-        let mut bytes = (left / 2)
-            .next_multiple_of(CHUNK_UNIT.0)
-            .min(left / CHUNK_UNIT.0 * CHUNK_UNIT.0)
-            .max(size);
+        let mut bytes = match self.left() {
+            Some(left) if size > left => return Ok(None),
+            Some(left) => size.max(left / 2),
+            None => size.max(self.regions.reserved()),
+        };
         loop {
             if let Some(chunk) = self.regions.add(device, bytes, stream)? {
                 return Ok(Some(chunk));
@@ -203,22 +229,21 @@ impl RmmPool {
             if bytes == size {
                 return Ok(None);
             }
-            bytes = (bytes / 2).next_multiple_of(CHUNK_UNIT.0).max(size);
+            bytes = size.max(bytes / 2);
         }
     }
 
-    /// Releases free regions: until the maximum leaves room for the request, or all if the device
-    /// refused it. Returns whether any was released.
-    fn make_room(
-        &mut self,
-        device: &mut dyn Device,
-        size: u64,
-        maximum: Bytes,
-    ) -> Result<bool, DeviceError> {
-        let below_maximum = maximum.0.saturating_sub(size);
-        let the_device_refused = self.regions.reserved() <= below_maximum;
+    /// Releases free regions until the maximum leaves room for the request. As in RMM, a pool that
+    /// exceeds its maximum releases nothing.
+    fn make_room(&mut self, device: &mut dyn Device, size: u64) -> Result<(), DeviceError> {
+        let at_least = size.max(self.regions.reserved());
+        if (self.config.maximum_pool_size).is_some_and(|maximum| maximum.0 < at_least) {
+            return Ok(());
+        }
+        let maximum = self.regions.limit(device, self.config.maximum_pool_size);
         self.regions
-            .release(device, if the_device_refused { 0 } else { below_maximum })
+            .release(device, maximum.0.saturating_sub(size))
+            .map(drop)
     }
 
     /// Adds a freed chunk to its stream's list, after the work of all streams that use it. If the
@@ -230,14 +255,20 @@ impl RmmPool {
         users: BTreeSet<StreamId>,
     ) -> Result<(), DeviceError> {
         let stream = self.regions[chunk].stream;
-        let ordered = self
-            .order_behind(device, stream, &users)
-            .and_then(|()| self.record_freed(device, stream));
+        let ordered = self.order_behind(device, stream, &users).and_then(|()| {
+            let list = self.list_of(device, stream)?;
+            // A destroyed stream has no work after its last record.
+            if_exists(device.record_event(self.lists[list].event, stream))?;
+            Ok(list)
+        });
         match ordered {
-            Ok(()) => self.regions.complete_free(chunk),
+            Ok(list) => {
+                self.lists[list].exists = true;
+                self.regions.complete_free(chunk);
+            }
             Err(_) => self.unfinished.push((chunk, users)),
         }
-        ordered
+        ordered.map(drop)
     }
 
     /// Finishes the frees in which the device failed before.
@@ -275,6 +306,16 @@ impl RmmPool {
 impl Allocator for RmmPool {
     fn name(&self) -> &'static str {
         "rmm_pool"
+    }
+
+    /// The first request can get the initial pool, or what that leaves.
+    fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
+        let initial = match self.started {
+            true => 0,
+            false => self.initial_size(free).min(free.0),
+        };
+        let rest = free.0 - initial;
+        Bytes(initial.max(rest - rest % self.reserve_unit(device).0))
     }
 
     fn allocate(
@@ -323,8 +364,10 @@ impl Allocator for RmmPool {
         if_exists(device.synchronize_stream(stream))?;
         // The event may be ordered after waits for other streams' work. All of that is complete
         // now.
-        if let Some(event) = self.freed.remove(&stream) {
-            self.events.give_back(event);
+        let default = self.list_of(device, StreamId::DEFAULT)?;
+        self.lists[default].exists = true;
+        if let Some(list) = self.lists.iter().position(|list| list.stream == stream) {
+            self.events.give_back(self.lists.remove(list).event);
         }
         self.regions.take_over(stream, StreamId::DEFAULT, u64::MAX);
         Ok(())
@@ -340,9 +383,9 @@ impl Allocator for RmmPool {
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.unfinished.clear();
-        std::mem::take(&mut self.freed)
-            .into_values()
-            .for_each(|event| self.events.give_back(event));
+        std::mem::take(&mut self.lists)
+            .into_iter()
+            .for_each(|list| self.events.give_back(list.event));
         self.events.close(device)?;
         self.regions.close(device)?;
         *self = Self::new(self.config.clone());

@@ -174,17 +174,6 @@ impl<'a> Fixture<'a> {
         self.allocator.stats().reserved_bytes.all.current
     }
 
-    /// All free memory except one granule, in whole reserve units.
-    fn nearly_all(&mut self) -> Result<Bytes, DeviceError> {
-        let unit = self.allocator.reserve_unit(self.device);
-        let most = self
-            .device
-            .memory()?
-            .free
-            .saturating_sub(self.device.info().granularity);
-        Ok(Bytes(most.0 - most.0 % unit.0))
-    }
-
     /// Releases everything that a body left, including handles.
     fn finish(mut self) -> Outcome {
         self.device.synchronize()?;
@@ -330,15 +319,16 @@ fn a_request_that_can_never_fit_is_reported(fixture: &mut Fixture<'_>) -> Outcom
 }
 
 fn after_an_out_of_memory_a_smaller_request_fits(fixture: &mut Fixture<'_>) -> Outcome {
-    let nearly_all = fixture.nearly_all()?;
+    let free = fixture.device.memory()?.free;
+    let unit = fixture.allocator.reserve_unit(fixture.device);
     assert!(
         fixture
-            .allocate(Request::new(
-                nearly_all + fixture.allocator.reserve_unit(fixture.device) + Bytes::mib(2)
-            ))?
+            .allocate(Request::new(free + unit + Bytes::mib(2)))?
             .is_none()
     );
-    let most = fixture.must_allocate(nearly_all)?;
+    let all_but_one_granule = free.saturating_sub(fixture.device.info().granularity);
+    let largest = (fixture.allocator).largest_request(fixture.device, all_but_one_granule);
+    let most = fixture.must_allocate(largest)?;
     fixture.free(most)
 }
 

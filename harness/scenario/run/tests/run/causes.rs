@@ -187,6 +187,11 @@ fn each_failure_has_the_causes_that_its_figures_bear_out_and_no_others() {
         held: mib(1000),
         asked: mib(900),
     };
+    // The last of the sizes that TensorFlow tries above the request.
+    let others_beside_regions = Cause::OthersHold {
+        held: mib(1000),
+        asked: Bytes(966_367_744),
+    };
     let fraction = |held, free| Cause::Fraction {
         limit: mib(1024),
         held: mib(held),
@@ -235,7 +240,13 @@ fn each_failure_has_the_causes_that_its_figures_bear_out_and_no_others() {
             }],
         ),
         ("others", "2GiB", OTHERS, Caching, vec![others]),
-        ("others beside regions", "2GiB", OTHERS, Bfc, vec![others]),
+        (
+            "others beside regions",
+            "2GiB",
+            OTHERS,
+            Bfc,
+            vec![others_beside_regions],
+        ),
         (
             "others beside a pool",
             "2GiB",

@@ -77,22 +77,23 @@ fn a_chunk_is_cut_if_it_is_twice_the_request_or_wastes_128_mib() {
 }
 
 #[test]
-fn the_first_failing_extension_retries_with_nine_tenths() {
+fn a_refused_region_is_tried_again_at_nine_tenths_in_single_precision() {
     let mut fixture = default(Bytes::gib(1));
-    fixture.leave(Bytes::mib(50));
-    let mut expected = Bytes::mib(64);
-    while expected > Bytes::mib(50) {
-        expected = Bytes(expected.0 / 10 * 9)
-            .checked_round_up(Bytes(256))
-            .unwrap();
+    for (request, region, calls) in [(40, 46.6562, 4), (45, 46.6562, 4)] {
+        let before = fixture.device.calls().malloc;
+        fixture.leave(Bytes::mib(50));
+        let taken = fixture.alloc(Bytes::mib(request));
+        let mebibytes = taken.size().0 as f64 / f64::from(1 << 20);
+        assert_eq!(
+            (
+                format!("{mebibytes:.4}"),
+                fixture.device.calls().malloc - before
+            ),
+            (format!("{region:.4}"), calls),
+            "64, 57.6, 51.8 and 46.7 MiB, each time"
+        );
+        fixture.held.push(taken);
     }
-    let taken = fixture.alloc(Bytes::mib(40));
-    assert_eq!(
-        (fixture.regions(), fixture.device.calls().malloc),
-        (vec![expected], 4),
-        "64, 57.6, 51.8 and 46.7 MiB"
-    );
-    assert_eq!(taken.size(), expected);
     assert_eq!(
         fixture.allocator.stats().num_alloc_retries,
         0,
@@ -102,35 +103,13 @@ fn the_first_failing_extension_retries_with_nine_tenths() {
 }
 
 #[test]
-fn later_failing_extensions_try_only_the_request_itself() {
+fn a_request_fails_if_the_last_size_above_it_is_refused() {
     let mut fixture = default(Bytes::gib(1));
-    fixture.leave(Bytes::mib(10));
-    assert!(
-        matches!(fixture.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10))
-    );
-    let before = fixture.device.calls().malloc;
     fixture.leave(Bytes::mib(12));
-    fixture.hold(Bytes::mib(12), StreamId::DEFAULT);
-    assert_eq!(
-        (fixture.regions(), fixture.device.calls().malloc - before),
-        (vec![Bytes::mib(12)], 2),
-        "16 MiB, then 12 MiB"
-    );
-    fixture.close();
-}
-
-#[test]
-fn nine_tenths_are_tried_once_even_if_that_succeeded() {
-    let mut fixture = default(Bytes::gib(1));
-    fixture.leave(Bytes::mib(50));
-    fixture.hold(Bytes::mib(40), StreamId::DEFAULT);
-    let before = fixture.device.calls().malloc;
-    fixture.leave(Bytes::mib(50));
-    fixture.hold(Bytes::mib(45), StreamId::DEFAULT);
-    assert_eq!(
-        (fixture.regions()[1], fixture.device.calls().malloc - before),
-        (Bytes::mib(45), 2),
-        "64 MiB, then 45 MiB"
+    let oom = fixture.oom(Bytes::mib(12));
+    assert!(
+        matches!(oom.cause, OomCause::Device { free } if free < oom.segment),
+        "the driver was never asked for 12 MiB: {oom:?}"
     );
     fixture.close();
 }

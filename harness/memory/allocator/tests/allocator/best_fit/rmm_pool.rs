@@ -1,4 +1,4 @@
-//! The figures that RMM documents.
+//! RMM's rules: the order of lists, growth, and what is released.
 
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
 use harness_allocator::allocator::{Allocator, OomCause};
@@ -78,7 +78,13 @@ fn the_pool_grows_half_way_to_its_maximum_or_by_a_larger_request() {
 
 #[test]
 fn refused_growth_is_halved_down_to_the_request() {
-    let mut fixture = started_with(Bytes::ZERO);
+    let mut fixture = fixture(
+        Bytes::gib(1),
+        RmmPoolConfig {
+            initial_pool_size: Some(Bytes::ZERO),
+            maximum_pool_size: Some(Bytes::gib(1)),
+        },
+    );
     fixture.leave(Bytes::mib(150));
     fixture.hold(Bytes::mib(90), StreamId::DEFAULT);
     assert_eq!(
@@ -212,19 +218,48 @@ fn only_as_many_free_regions_are_released_as_the_maximum_requires() {
 }
 
 #[test]
-fn free_regions_are_released_if_the_device_is_full() {
+fn without_a_maximum_the_pool_doubles_and_releases_nothing() {
+    let mut fixture = started_with(Bytes::mib(128));
+    let first = fixture.alloc(Bytes::mib(128));
+    fixture.free(first);
+    fixture.hold(Bytes::mib(129), StreamId::DEFAULT);
+    fixture.hold(Bytes::mib(130), StreamId::DEFAULT);
+    assert_eq!(fixture.regions(), [128, 129, 257].map(Bytes::mib));
+    fixture.leave(Bytes::mib(64));
+    assert_eq!(
+        fixture.oom(Bytes::mib(160)).cause,
+        OomCause::Device {
+            free: Bytes::mib(64)
+        }
+    );
+    assert_eq!(fixture.regions().len(), 3, "the first one is free");
+    fixture.close();
+}
+
+#[test]
+fn the_pool_exceeds_its_maximum_by_less_than_256_bytes_and_then_releases_nothing() {
     let mut fixture = fixture(
         Bytes::gib(1),
         RmmPoolConfig {
-            initial_pool_size: Some(Bytes::mib(128)),
-            ..RmmPoolConfig::default()
+            initial_pool_size: Some(Bytes::ZERO),
+            maximum_pool_size: Some(Bytes(1280)),
         },
     );
-    let first = fixture.alloc(Bytes::mib(128));
-    fixture.free(first);
-    fixture.leave(Bytes::mib(64));
-    fixture.hold(Bytes::mib(160), StreamId::DEFAULT);
-    assert_eq!(fixture.regions(), [Bytes::mib(160)]);
+    fixture.hold(Bytes(256), StreamId::DEFAULT);
+    fixture.hold(Bytes(512), StreamId::DEFAULT);
+    fixture.hold(Bytes(256), StreamId::DEFAULT);
+    let last = fixture.alloc(Bytes(256));
+    assert_eq!(
+        fixture.regions(),
+        [640, 512, 256].map(Bytes),
+        "128 B of the first region are too few"
+    );
+    fixture.free(last);
+    assert_eq!(
+        fixture.oom(Bytes(512)).cause,
+        OomCause::Fraction { limit: Bytes(1280) }
+    );
+    assert_eq!(fixture.regions().len(), 3);
     fixture.close();
 }
 
@@ -289,8 +324,10 @@ proptest! {
         let maximum = Bytes::mib(900);
         let mut fixture = fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(1)), maximum_pool_size: Some(maximum) });
         let streams = [StreamId::DEFAULT, fixture.stream(), fixture.stream()];
-        let start = fixture.alloc(Bytes(256));
-        fixture.free(start);
+        for stream in streams {
+            let first = fixture.alloc_on(Bytes(256), stream);
+            fixture.free(first);
+        }
         let mut live = Vec::new();
         for (frees, log, part, stream, which) in program {
             if frees && !live.is_empty() {
@@ -313,7 +350,7 @@ proptest! {
                 prop_assert_eq!(allocation.ptr(), address);
             } else if fixture.regions().len() == regions + 1 {
                 let made = fixture.allocator.segment_at(allocation.ptr()).unwrap();
-                let half_way = Bytes((maximum - reserved).0 / 2).checked_round_up(Bytes(256)).unwrap();
+                let half_way = Bytes((maximum - reserved).checked_round_up(Bytes(256)).unwrap().0 / 2);
                 prop_assert_eq!((made.address, made.size), (allocation.ptr(), size.max(half_way)));
             }
             live.push(allocation);

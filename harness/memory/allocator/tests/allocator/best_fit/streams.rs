@@ -123,7 +123,7 @@ fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<()
     for region in fixture.allocator.snapshot() {
         let mut next = region.address;
         for block in &region.blocks {
-            prop_assert_eq!((block.address, block.size.0 % 256), (next, 0));
+            prop_assert_eq!((block.address, next.0 % 256), (next, 0));
             next = next.offset(block.size);
             match block.state {
                 BlockState::Inactive if region.blocks.len() > 1 => inactive_split += block.size.0,

@@ -34,6 +34,31 @@ for foreach in (False, True):
     (parameter * 3).sum().backward()
     optimizer.step()
     found["foreach" if foreach else "optimizer"] = [round(parameter[0].item(), 3), optimizer.state[parameter]["step"].item()]
+
+
+def forms(device):
+    """Results of operations with each type of argument and result."""
+    one, many = torch.ones(1, device=device), torch.arange(4.0, device=device)
+    index = torch.tensor([1], device=device)
+    functions = torch.nn.functional
+    found = [
+        torch.clamp(one * 5, 1, max=3), functions.elu(-one, 0.5), one.add(torch.tensor(2.5)), torch.var(many, correction=0), torch.softmax(many, 0, dtype=torch.float64),
+        torch.sum(many.view(2, 2), dim=[0], dtype=torch.float64), *torch.topk(many, 2), torch.std_mean(many)[1], torch.norm(many, p=2),
+        torch._foreach_norm([one * 3, one * 4])[1], torch._foreach_mul([one], [2.0])[0], torch.addcmul(one, one, one, value=True), torch.lerp(one, one * 3, 0.5),
+        torch.threshold(one, 2, 7), torch.searchsorted(many, one, right=True), torch.histc(many, 2, 0, 3), torch.nan_to_num(one / 0, nan=1.0, posinf=2.0),
+        torch.index_add(many, 0, index, one, alpha=2), torch.scatter(many, 0, index, 9.0), functions.softplus(one, beta=2.0, threshold=1.0),
+    ]
+    return [tensor.cpu().tolist() for tensor in found]
+
+
+found["forms"] = forms("cuda") == forms("cpu")
+# Exceptions pass through operations on small tensors.
+found["errors"] = 0
+for fail in (lambda: a[:1].expand(1 << 30) + a[:1], lambda: torch._foreach_add([a, torch.empty(1 << 29, **cuda)], 1.0), lambda: a.view(2), lambda: a + torch.ones(2, **cuda)):
+    try:
+        fail()
+    except RuntimeError:
+        found["errors"] += 1
 # The results of random and of large tensors are not known, and a result in memory of an earlier tensor is not that tensor.
 for name, make in {"large": lambda: torch.ones(100, **cuda).sum(), "random": lambda: torch.rand((), **cuda)}.items():
     earlier = torch.full((), 7.0, **cuda)

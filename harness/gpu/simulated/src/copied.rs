@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Larger copies are not stored.
 const LARGEST: u64 = 1 << 20;
@@ -15,31 +15,27 @@ const LARGEST: u64 = 1 << 20;
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
-/// A bit for each block of [`BLOCK`] bytes, by its number modulo the number of bits, in which bytes
-/// were stored since all were forgotten.
-static BLOCKS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
+/// How many stored copies reach into the blocks of [`BLOCK`] bytes whose numbers have this hash. Only
+/// holders of the state change them.
+static BLOCKS: [AtomicU32; 1 << 12] = [const { AtomicU32::new(0) }; 1 << 12];
 const BLOCK: u64 = 512;
 
-fn bit(address: u64) -> (&'static AtomicU64, u64) {
-    let block = address / BLOCK;
-    (
-        &BLOCKS[(block / 64) as usize % BLOCKS.len()],
-        1 << (block % 64),
-    )
+fn copies_in(block: u64) -> &'static AtomicU32 {
+    // The upper bits of a product with 2⁶⁴ divided by the golden ratio.
+    &BLOCKS[(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize]
 }
 
-/// Sets the bits of a range, which is not empty.
-fn mark(start: u64, len: u64) {
-    for block in start / BLOCK..=(start + len - 1) / BLOCK {
-        let (word, bit) = bit(block * BLOCK);
-        word.fetch_or(bit, Ordering::Relaxed);
+/// Changes the counts of the blocks of a copy, which is not empty.
+fn count(start: u64, len: usize, change: impl Fn(u32) -> u32) {
+    for block in start / BLOCK..=(start + len as u64 - 1) / BLOCK {
+        let copies = copies_in(block);
+        copies.store(change(copies.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
 }
 
 /// Returns `false` if no stored copy is around an address. Needs no lock.
 pub(crate) fn may_know(address: u64) -> bool {
-    let (word, bit) = bit(address);
-    word.load(Ordering::Relaxed) & bit != 0
+    copies_in(address / BLOCK).load(Ordering::Relaxed) > 0
 }
 
 thread_local! {
@@ -78,10 +74,13 @@ pub(crate) fn any() -> bool {
 impl CopiedBytes {
     /// Stores bytes that the program copies to the device.
     pub(crate) fn write(&mut self, start: u64, bytes: &[u8]) {
+        let known = self.0.get_mut(&start);
+        if let Some(known) = known.filter(|known| known.len() == bytes.len()) {
+            return known.copy_from_slice(bytes);
+        }
         self.forget(start, bytes.len() as u64);
-        if !bytes.is_empty() && bytes.len() as u64 <= LARGEST {
-            self.0.insert(start, bytes.to_vec());
-            mark(start, bytes.len() as u64);
+        if bytes.len() as u64 <= LARGEST {
+            self.insert(start, bytes.to_vec());
         }
         self.publish();
     }
@@ -93,8 +92,11 @@ impl CopiedBytes {
             .overlapping(start, end)
             .map(|(first, _)| first)
             .collect();
+        if overlapping.is_empty() {
+            return;
+        }
         for first in overlapping {
-            let Some(bytes) = self.0.remove(&first) else {
+            let Some(bytes) = self.remove(first) else {
                 continue;
             };
             let cut = |from: u64| {
@@ -103,10 +105,10 @@ impl CopiedBytes {
                     .min(bytes.len())
             };
             if first < start {
-                self.0.insert(first, bytes[..cut(start)].to_vec());
+                self.insert(first, bytes[..cut(start)].to_vec());
             }
             if first + bytes.len() as u64 > end {
-                self.0.insert(end, bytes[cut(end)..].to_vec());
+                self.insert(end, bytes[cut(end)..].to_vec());
             }
         }
         self.publish();
@@ -120,7 +122,7 @@ impl CopiedBytes {
             .next_back()
             .filter(|(first, bytes)| address - **first < bytes.len() as u64);
         if let Some(first) = around.map(|(first, _)| *first) {
-            self.0.remove(&first);
+            self.remove(first);
             self.publish();
         }
     }
@@ -130,8 +132,22 @@ impl CopiedBytes {
         self.0.clear();
         BLOCKS
             .iter()
-            .for_each(|word| word.store(0, Ordering::Relaxed));
+            .for_each(|copies| copies.store(0, Ordering::Relaxed));
         self.publish();
+    }
+
+    /// Stores bytes where nothing is stored.
+    fn insert(&mut self, start: u64, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            count(start, bytes.len(), |copies| copies + 1);
+            self.0.insert(start, bytes);
+        }
+    }
+
+    fn remove(&mut self, first: u64) -> Option<Vec<u8>> {
+        let bytes = self.0.remove(&first)?;
+        count(first, bytes.len(), |copies| copies.saturating_sub(1));
+        Some(bytes)
     }
 
     /// Returns whether any bytes of a range are stored.
@@ -181,9 +197,8 @@ impl CopiedBytes {
             .collect();
         self.forget(to, len);
         pieces
-            .iter()
-            .for_each(|(first, bytes)| mark(*first, bytes.len() as u64));
-        self.0.extend(pieces);
+            .into_iter()
+            .for_each(|(first, bytes)| self.insert(first, bytes));
         self.publish();
     }
 

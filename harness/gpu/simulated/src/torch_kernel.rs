@@ -79,6 +79,12 @@ struct Value {
     tag: u32,
 }
 
+impl Value {
+    const fn new(tag: u32, payload: usize) -> Self {
+        Self { payload, tag }
+    }
+}
+
 const NONE: u32 = 0;
 const TENSOR: u32 = 1;
 const DOUBLE: u32 = 3;
@@ -92,6 +98,35 @@ struct List {
     elements: Stack,
     element_type: [usize; 2],
 }
+
+impl List {
+    const fn empty() -> Self {
+        Self {
+            functions: 0,
+            counts: AtomicU64::new(1 | 1 << 32),
+            elements: Stack {
+                start: ptr::null_mut(),
+                end: ptr::null_mut(),
+                capacity_end: ptr::null_mut(),
+            },
+            element_type: [0; 2],
+        }
+    }
+
+    /// A list of this type, which needs no reference to the type.
+    fn empty_like(&self) -> Self {
+        Self {
+            functions: self.functions,
+            element_type: self.element_type,
+            ..Self::empty()
+        }
+    }
+}
+
+// SAFETY: the lists that are shared have no elements.
+unsafe impl Sync for List {}
+// SAFETY: as above.
+unsafe impl Send for List {}
 
 type Get<T> = unsafe extern "C" fn(*const usize, *mut T) -> i32;
 
@@ -120,6 +155,8 @@ struct Torch {
         *mut *mut usize,
     ) -> i32,
     delete: unsafe extern "C" fn(*mut usize) -> i32,
+    /// Makes another `at::Tensor` of an object. PyTorch 2.9 has it.
+    copy: Option<unsafe extern "C" fn(*const usize, *mut *mut usize) -> i32>,
     /// The keys of dense tensors of the GPU and of the CPU.
     gpu_keys: u64,
     cpu_keys: u64,
@@ -142,8 +179,11 @@ struct Known {
     on_cpu: usize,
     /// The offset of the map of registered kernels in the definition.
     map: usize,
-    /// The offset of the dispatch keys in the object of a tensor.
+    /// The offsets of the dispatch keys and of the number of elements in the object of a tensor.
     keys: usize,
+    elements: usize,
+    /// Lists of tensors, integers and numbers, which belong to nobody.
+    lists: [List; 3],
     bool_tag: u32,
     list_tag: u32,
     device_tag: u32,
@@ -448,7 +488,7 @@ impl Values {
 
     fn push(&mut self, value: Value, known: &Known) -> bool {
         if self.stack.end == self.stack.capacity_end
-            || (known.is_object(value) && !retain(value.payload))
+            || (known.is_object(value) && !known.retain(&value))
         {
             return false;
         }
@@ -491,16 +531,13 @@ impl Drop for Values {
 /// Makes a list of tensors, each with a reference already, of the type of another list.
 fn list_of(tensors: &[Value], like: &List) -> *mut List {
     let elements = Stack::new(tensors, tensors.len());
-    let counts = AtomicU64::new(1 | 1 << 32);
     // SAFETY: the allocation has the size of a list.
     unsafe {
         let list = libc::malloc(size_of::<List>()).cast::<List>();
         assert!(!list.is_null(), "no memory for a list");
         list.write(List {
-            functions: like.functions,
-            counts,
             elements,
-            element_type: like.element_type,
+            ..like.empty_like()
         });
         list
     }
@@ -625,7 +662,7 @@ impl Arguments<'_> {
                 }
                 let retained = tensors
                     .iter()
-                    .take_while(|tensor| !known.is_object(**tensor) || retain(tensor.payload))
+                    .take_while(|tensor| !known.is_object(**tensor) || known.retain(tensor))
                     .count();
                 let list = list_of(&tensors[..retained], list);
                 self.lists.push(list);
@@ -768,8 +805,29 @@ impl Known {
         (keys & !plain_keys == 0).then_some(keys & gpu_keys & !cpu_keys != 0)
     }
 
+    /// The number of elements of a defined tensor.
+    fn elements(&self, tensor: &Value) -> u64 {
+        // SAFETY: the probe has found the number at this offset.
+        unsafe { *ptr::with_exposed_provenance(tensor.payload + self.elements) }
+    }
+
     fn is_object(&self, value: Value) -> bool {
         self.torch.is_defined(value) || value.tag == self.list_tag
+    }
+
+    /// Adds a reference to an object, with PyTorch if only it can.
+    fn retain(&self, value: &Value) -> bool {
+        let copy = |copy: unsafe extern "C" fn(*const usize, *mut *mut usize) -> i32| {
+            let mut holder = ptr::null_mut();
+            // SAFETY: the payload of a tensor is an `at::Tensor`. C++ allocates the holder with the
+            // same allocator, and the reference outlives it.
+            unsafe {
+                let is_copied = copy(&raw const value.payload, &raw mut holder) == 0;
+                libc::free(holder.cast());
+                is_copied
+            }
+        };
+        retain(value.payload) || (value.tag == TENSOR && self.torch.copy.is_some_and(copy))
     }
 
     /// Removes a reference to each object of the values.
@@ -968,10 +1026,10 @@ static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
 
 impl Probe {
     /// Checks the arguments of the probe: a tensor of 2 × 3 numbers of the CPU, 1.5, 7, true, a
-    /// list of this tensor, and the second GPU.
+    /// list of this tensor, the second GPU, and the lists 8, 9 and 2.5, 10.
     fn checked(mut self, keys: u64, arguments: &[Value]) -> Option<Known> {
         let torch = &self.known.torch;
-        let [tensor, double, int, bool, list, device] = arguments else {
+        let [tensor, double, int, bool, list, device, ints, numbers] = arguments else {
             return None;
         };
         let [sizes, strides] = (tensor.tag == TENSOR).then(|| torch.shape(tensor))??;
@@ -986,6 +1044,20 @@ impl Probe {
         let list_of = unsafe { &*ptr::with_exposed_provenance::<List>(list.payload) };
         let is_list = list_of.counts.load(Ordering::Relaxed) as u32 > 0
             && matches!(list_of.elements.all(), [element] if element.tag == TENSOR && element.payload == tensor.payload);
+        let [ints, numbers] = [ints, numbers].map(|list_value| {
+            // SAFETY: as above.
+            unsafe { &*ptr::with_exposed_provenance::<List>(list_value.payload) }
+        });
+        let are_lists = [ints, numbers].map(|list| {
+            list.elements
+                .all()
+                .iter()
+                .map(|element| (element.tag, element.payload as u64))
+                .collect::<Vec<_>>()
+        }) == [
+            vec![(INT, 8), (INT, 9)],
+            vec![(DOUBLE, 2.5_f64.to_bits()), (INT, 10)],
+        ];
         let is_device = device.payload as u16 == 0x0101;
         let tags = [NONE, TENSOR, DOUBLE, INT, bool.tag, list.tag, device.tag];
         let words = words(tensor.payload, MOST_OF_TENSOR);
@@ -995,13 +1067,27 @@ impl Probe {
         };
         let differ = (1..tags.len()).all(|index| !tags[..index].contains(&tags[index]));
         let are_keys = keys & !torch.other_keys == torch.cpu_keys;
-        self.known.keys = place * size_of::<u64>();
+        let mut numbers_of_elements = (0..words.len()).filter(|&place| words[place] == 6);
+        let (Some(elements), None) = (numbers_of_elements.next(), numbers_of_elements.next())
+        else {
+            return None;
+        };
+        [self.known.keys, self.known.elements] =
+            [place, elements].map(|place| place * size_of::<u64>());
+        self.known.lists = [list_of, ints, numbers].map(List::empty_like);
         [
             self.known.bool_tag,
             self.known.list_tag,
             self.known.device_tag,
         ] = [bool.tag, list.tag, device.tag];
-        (is_tensor && are_numbers && is_bool && is_list && is_device && differ && are_keys)
+        (is_tensor
+            && are_numbers
+            && is_bool
+            && is_list
+            && are_lists
+            && is_device
+            && differ
+            && are_keys)
             .then_some(self.known)
     }
 }
@@ -1017,8 +1103,8 @@ unsafe extern "C-unwind" fn probe(
         return;
     };
     let python = probe.python;
-    // SAFETY: PyTorch passes a stack that ends with six arguments.
-    let arguments = unsafe { (*stack).last(6) };
+    // SAFETY: PyTorch passes a stack that ends with eight arguments.
+    let arguments = unsafe { (*stack).last(8) };
     if let Some(known) = probe.checked(keys, arguments) {
         let _ = KNOWN.set(known);
     }
@@ -1059,6 +1145,8 @@ unsafe extern "C" fn harness_values_probe(torch: *const Torch, name: *const c_ch
         on_cpu,
         map,
         keys: 0,
+        elements: 0,
+        lists: [const { List::empty() }; 3],
         bool_tag: 0,
         list_tag: 0,
         device_tag: 0,

@@ -32,7 +32,19 @@ struct Function {
     name: &'static str,
     effects: Vec<(usize, Effect)>,
     result: u64,
+    /// Its name says that it changes no memory of a device.
+    only_describes: bool,
 }
+
+/// Parts of the names of functions that create, change or destroy descriptions of later work.
+const DESCRIBES: [&str; 6] = [
+    "Create",
+    "Destroy",
+    "Descriptor",
+    "Attribute",
+    "SetStream",
+    "Mode",
+];
 
 #[derive(Clone, Copy)]
 enum Effect {
@@ -81,9 +93,11 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
         function = ptr::from_ref(known(unsafe { CStr::from_ptr(stub.name) })).cast_mut();
         stub.function.store(function, Ordering::Release);
     }
-    forget_outputs(registers, stack);
     // SAFETY: the pointer came from a static reference.
     let function = unsafe { &*function };
+    if !function.only_describes {
+        forget_outputs(registers, stack);
+    }
     // SAFETY: the signature has this many integer arguments, six of them in registers.
     let argument = |place: usize| unsafe {
         if place < 6 {
@@ -186,6 +200,7 @@ fn known(name: &CStr) -> &'static Function {
                 name: "",
                 effects: Vec::new(),
                 result,
+                only_describes: false,
             }))
         },
         |index| &functions[index],
@@ -219,6 +234,7 @@ impl Function {
             name,
             effects: effects.collect(),
             result: 0,
+            only_describes: DESCRIBES.iter().any(|part| name.contains(part)),
         }
     }
 }

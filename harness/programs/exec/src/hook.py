@@ -475,7 +475,7 @@ def _note_reads(module):
                 frame = sys._getframe()
                 stack = []
                 while frame is not None and len(stack) < _MOST_FRAMES:
-                    stack.append((frame.f_code, frame.f_lineno))
+                    stack.append((id(frame.f_code), frame.f_lasti))  # Lines, and hashes of code, take longer.
                     frame = frame.f_back
                 stack = tuple(stack)
                 if stack in seen or len(seen) >= _MOST_STACKS_OF_READS:

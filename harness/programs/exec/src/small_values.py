@@ -38,6 +38,29 @@ uniform normal random bernoulli exponential cauchy log_normal geometric randperm
 # They ignore the earlier values of the tensor that they change.
 _OVERWRITING = "fill_", "zero_", "copy_", "_foreach_zero_", "_foreach_copy_"
 _COMPUTED_KIND, _UNKNOWN_KIND, _READ_KIND, _COPY_KIND = range(4)
+# The types of arguments, as `Types` in unboxed.rs reads them. The kernels of the GPU take integers for symbols.
+_LETTERS = {
+    "Tensor": "t",
+    "Optional[Tensor]": "o",
+    "List[Tensor]": "l",
+    "List[Optional[Tensor]]": "p",
+    "number": "s",
+    "Optional[number]": "q",
+    "List[number]": "n",
+    "int": "i",
+    "SymInt": "i",
+    "Optional[int]": "j",
+    "Optional[SymInt]": "j",
+    "float": "f",
+    "Optional[float]": "g",
+    "bool": "b",
+    "Optional[bool]": "c",
+    "ScalarType": "e",
+    "Optional[ScalarType]": "y",
+    "List[int]": "z",
+    "List[SymInt]": "z",
+    "Optional[List[int]]": "w",
+}
 _kept = []  # Registrations last as long as these objects.
 
 
@@ -49,6 +72,7 @@ class _Description(ctypes.Structure):
         *((name, ctypes.c_size_t) for name in ("arguments", "returns")),
         *((name, ctypes.c_uint64) for name in ("changed", "overwritten")),
         ("kind", ctypes.c_size_t),
+        ("types", ctypes.c_char_p),
     ]
 
 
@@ -77,7 +101,20 @@ def _description(schema, kind):
         kind = _COPY_KIND
     bits = lambda flags: sum(1 << index for index, flag in enumerate(flags) if flag)
     names = (ctypes.c_char_p * 2)(schema.name.encode(), schema.overload_name.encode())
-    return _Description(names, len(schema.arguments), len(schema.returns), bits(changed), bits(overwritten), kind)
+    return _Description(names, len(schema.arguments), len(schema.returns), bits(changed), bits(overwritten), kind, _types(schema))
+
+
+def _types(schema):
+    """A letter for the type of each argument and one for the results, or None if one has no letter."""
+    if schema.name == "aten::cat":
+        return None  # Its kernels take an `ITensorListRef`.
+    letters = [_LETTERS.get(str(argument.real_type)) for argument in schema.arguments]
+    results = [(str(result.type), result.alias_info is not None and result.alias_info.is_write) for result in schema.returns]
+    if all(result == ("Tensor", False) for result in results):
+        letters.append("vtTUV"[len(results)] if len(results) < 5 else None)
+    else:
+        letters.append({("Tensor", True): "r", ("List[Tensor]", False): "l", ("bool", False): "v"}.get(results[0]) if len(results) == 1 else None)
+    return None if None in letters else "".join(letters).encode()
 
 
 def _prepare(library):

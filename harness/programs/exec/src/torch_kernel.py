@@ -29,6 +29,7 @@ def prepare(library, keys_of_python):
     found = addressed(getattr(torch_cpu, name) for name in _DISPATCHER)
     found.append(ctypes.addressof(ctypes.c_char.in_dll(c10, _UNDEFINED)))
     found += addressed(getattr(torch_cpu, f"aoti_torch_{name}") for name in _TENSOR_FUNCTIONS)
+    found.append(ctypes.cast(getattr(torch_cpu, "aoti_torch_new_tensor_handle", None), ctypes.c_void_p).value or 0)
     bits = getattr(_C.DispatchKeySet, "raw_repr", _bits)
     key_set = lambda *names: functools.reduce(operator.or_, (bits(_C.DispatchKeySet(_C._dispatch_key_parse(name))) for name in names))
     found += key_set("CUDA"), key_set("CPU"), key_set(*keys_of_python, "BackendSelect", "ADInplaceOrView")
@@ -36,9 +37,9 @@ def prepare(library, keys_of_python):
     keys = bits(_C._dispatch_keys(tensor))
     found += keys, keys | key_set("CUDA", "AutogradCUDA", "AutocastCUDA")
     probe = torch_library.Library("harness", "DEF")
-    probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f) -> Tensor")
+    probe.define("probe(Tensor a, float b, int c, bool d, Tensor[] e, Device f, int[] g, Scalar[] h) -> Tensor")
     for key in ("CPU", "CUDA", keys_of_python[0]):
         probe.impl("probe", lambda *arguments: arguments[0], key)
     if library.harness_values_probe((ctypes.c_uint64 * len(found))(*found), b"harness::probe"):
-        torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"))
+        torch.ops.harness.probe(tensor, 1.5, 7, True, [tensor], torch.device("cuda:1"), [8, 9], [2.5, 10])
     return probe

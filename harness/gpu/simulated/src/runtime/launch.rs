@@ -154,10 +154,9 @@ fn launch(
 /// `arguments` has a pointer to an argument for each parameter.
 unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parameter]) {
     // SAFETY: as the caller promises.
-    let starts: Vec<*const u8> = (0..parameters.len())
-        .map(|index| unsafe { *arguments.add(index) }.cast())
-        .collect();
-    for (&start, parameter) in starts.iter().zip(parameters) {
+    let starts =
+        || (0..parameters.len()).map(|index| unsafe { *arguments.add(index) }.cast::<u8>());
+    for (start, parameter) in starts().zip(parameters) {
         let pointers = match parameter {
             Parameter::Scalar => 0,
             Parameter::Pointers(count) => *count,
@@ -166,9 +165,7 @@ unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parame
             Parameter::Operands => words_on_stack(start.addr()).clamp(1, OPERAND_WORDS),
             // A class is shorter than a pointer if the next argument starts inside of it.
             Parameter::Class => usize::from(
-                !starts
-                    .iter()
-                    .any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr()))),
+                !starts().any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr()))),
             ),
         };
         for index in 0..pointers {

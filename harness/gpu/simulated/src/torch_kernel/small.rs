@@ -5,12 +5,13 @@
 //! [`run`], which reads the arguments' known bytes, calls the GPU's kernel, calls the CPU's on
 //! tensors with these bytes, and stores the results. If an argument is large or not known, the
 //! results are not known either. For operations on large tensors alone, it only calls the GPU's
-//! kernel.
+//! kernel. `unboxed` does the same for calls that pass arguments as C++ does.
 //!
 //! [`Values::Copies`]: harness_gpu_settings::settings::Values::Copies
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::{arch::global_asm, cell::RefCell, mem, ops::Range, ptr, slice};
 
@@ -18,9 +19,11 @@ use super::{
     CPU, DOUBLE, Function, Handle, INT, KNOWN, Known, List, NONE, Signature, Stack, TENSOR, Value,
     Values,
 };
-use super::{counts, element_size, get, is_in_library, list_of, release, retain};
+use super::{counts, element_size, get, is_in_library, list_of, release};
 use crate::world::{State, is_device_memory, machine};
 use crate::{contents, copied, copied::Kept, reads};
+
+mod unboxed;
 
 const MOST_ELEMENTS: u64 = 64;
 const MOST_DIMENSIONS: usize = 8;
@@ -44,6 +47,9 @@ struct Description {
     overwritten: u64,
     /// An index of [`Kind::ALL`].
     kind: usize,
+    /// A letter for the type of each argument and of the results, see [`unboxed::Types`]. Null if
+    /// one has no letter.
+    types: *const c_char,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +69,7 @@ impl Kind {
 }
 
 struct Operation {
-    definition: usize,
+    handle: Handle,
     on_gpu: Function,
     is_on_cpu: bool,
     arguments: usize,
@@ -89,7 +95,7 @@ fn operation(definition: usize) -> Option<&'static Operation> {
     for slot in slots(definition) {
         // SAFETY: null, or an operation that is never freed.
         let operation = unsafe { slot.load(Ordering::Acquire).as_ref() }?;
-        if operation.definition == definition {
+        if operation.handle.0[0] == definition {
             return Some(operation);
         }
     }
@@ -227,6 +233,20 @@ impl Layout {
         is_known
     }
 
+    /// The elements of a small tensor of the CPU in their order.
+    fn bytes_of_cpu(&self) -> [u8; 16 * MOST_ELEMENTS as usize] {
+        let (mut bytes, mut next) = ([0_u8; 16 * MOST_ELEMENTS as usize], 0);
+        let element = self.element as usize;
+        self.each(|offset| {
+            let start = ptr::with_exposed_provenance::<u8>((self.address + offset) as usize);
+            let into = bytes[next..next + element].as_mut_ptr();
+            // SAFETY: the element belongs to a tensor of the CPU.
+            unsafe { ptr::copy_nonoverlapping(start, into, element) };
+            next += element;
+        });
+        bytes
+    }
+
     /// Stores the elements of a small tensor of the GPU.
     fn write(&self, state: &mut State, from: &[u8]) {
         if self.is_dense() {
@@ -264,7 +284,40 @@ struct Spare {
 }
 
 thread_local! {
-    static SPARE: RefCell<HashMap<Shape, Vec<Spare>>> = RefCell::default();
+    static SPARE: RefCell<HashMap<Shape, Vec<Spare>, BuildHasherDefault<Words>>> =
+        RefCell::default();
+}
+
+/// Hashes words in little time.
+struct Words(Signature);
+
+impl Default for Words {
+    fn default() -> Self {
+        Self(Signature(0))
+    }
+}
+
+impl Hasher for Words {
+    fn write(&mut self, bytes: &[u8]) {
+        let words = bytes.chunks(size_of::<u64>());
+        words.for_each(|word| {
+            let mut padded = [0; size_of::<u64>()];
+            padded[..word.len()].copy_from_slice(word);
+            self.0.add(u64::from_ne_bytes(padded));
+        });
+    }
+
+    fn write_i32(&mut self, word: i32) {
+        self.0.add(u64::from(word.cast_unsigned()));
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.0.add(word as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.0
+    }
 }
 
 impl Spare {
@@ -354,6 +407,8 @@ struct Input {
 struct Run<'a> {
     known: &'a Known,
     operation: &'a Operation,
+    /// The caller keeps references to the arguments, so that this needs none.
+    borrows: bool,
     inputs: Vec<Input>,
     /// The arguments of the CPU, if it can compute the results.
     values: Option<Values>,
@@ -368,7 +423,9 @@ impl Drop for Run<'_> {
             clear(self.known, &mut values);
         }
         for input in self.inputs.drain(..) {
-            drop_reference(self.known, input.tensor);
+            if !self.borrows {
+                drop_reference(self.known, input.tensor);
+            }
             if let Some(spare) = input.spare {
                 spare.keep();
             }
@@ -462,19 +519,9 @@ impl Known {
 
     /// Returns whether a value is a plain tensor on the GPU with few elements.
     fn is_small_on_gpu(&self, value: &Value) -> bool {
-        if !self.is_on_gpu_and_defined(value) {
-            return false;
-        }
-        let Some([sizes, _]) = self.torch.shape(value) else {
-            return false;
-        };
-        sizes
-            .iter()
-            .try_fold(1, |product: u64, size| {
-                Some(product.saturating_mul(size.cast_unsigned()))
-                    .filter(|p| *p <= MOST_ELEMENTS || sizes.contains(&0))
-            })
-            .is_some()
+        self.torch.is_defined(*value)
+            && self.elements(value) <= MOST_ELEMENTS
+            && self.is_on_gpu(value) == Some(true)
     }
 
     /// The values, with the elements of lists in their place.
@@ -547,29 +594,49 @@ impl Operation {
         layouts.map(|layout| layout.range()).collect()
     }
 
-    /// Forgets the ranges that the operation has changed, and the results on the stack.
-    fn forget(&self, known: &Known, stack: &mut Stack, changed: Vec<Range<u64>>) {
-        let layouts = known
-            .tensors(stack.last(self.returns))
-            .into_iter()
-            .filter(|result| known.is_on_gpu_and_defined(result));
-        let mut state = machine().state();
-        layouts
-            .filter_map(|result| Layout::of(known, &result))
-            .for_each(|layout| layout.forget(&mut state));
-        changed
-            .into_iter()
-            .for_each(|Range { start, end }| state.copied.forget(start, end - start));
+    /// Returns whether the operation may write to known bytes.
+    fn forgets(&self) -> bool {
+        matches!(self.kind, Kind::Computed | Kind::Unknown) && copied::any()
     }
 
-    fn prepare<'a>(&'a self, known: &'a Known, handle: &Handle, arguments: &[Value]) -> Run<'a> {
+    /// Prepares a call of the GPU's kernel.
+    fn before<'a>(
+        &'a self,
+        known: &'a Known,
+        arguments: &[Value],
+        concerns: bool,
+        borrows: bool,
+    ) -> Option<Around<'a>> {
+        if !concerns || !self.is_computable(known, arguments) {
+            let changed = |()| match concerns {
+                true => self.changed_ranges(known, arguments),
+                false => Vec::new(),
+            };
+            return self
+                .forgets()
+                .then(|| Around::Forget(changed(()), Kept::new()));
+        }
+        let mut run = self.prepare(known, arguments, borrows);
+        if self.kind != Kind::Read {
+            // What a kernel reads back may be in memory of an earlier tensor.
+            return Some(Around::Compute(run, Kept::new()));
+        }
+        let is_computed = run.read();
+        if let Some(mut values) = run.values.take_if(|_| !is_computed) {
+            clear(known, &mut values);
+        }
+        Some(Around::Read(run, is_computed))
+    }
+
+    fn prepare<'a>(&'a self, known: &'a Known, arguments: &[Value], borrows: bool) -> Run<'a> {
         let mut run = Run {
             known,
             operation: self,
+            borrows,
             inputs: Vec::new(),
             values: None,
             overwritten: Vec::new(),
-            signature: Signature(handle.0[0] as u64),
+            signature: Signature(self.handle.0[0] as u64),
         };
         let mut values = Values {
             stack: Stack::new(&[], arguments.len() + 1),
@@ -596,6 +663,43 @@ impl Operation {
     }
 }
 
+/// A call of the GPU's kernel, and what follows.
+enum Around<'a> {
+    /// These ranges and the results are not known afterwards.
+    Forget(Vec<Range<u64>>, Kept),
+    Compute(Run<'a>, Kept),
+    /// The number that the kernel reads is announced. Whether it is known.
+    Read(Run<'a>, bool),
+}
+
+impl Around<'_> {
+    /// Ends a call that has returned these results.
+    fn after(self, known: &Known, results: &[Value]) {
+        match self {
+            Self::Forget(changed, kept) => {
+                drop(kept);
+                let layouts = results
+                    .iter()
+                    .filter(|result| known.is_on_gpu_and_defined(result));
+                let layouts = layouts.filter_map(|result| Layout::of(known, result));
+                let mut state = machine().state();
+                layouts.for_each(|layout| layout.forget(&mut state));
+                changed
+                    .into_iter()
+                    .for_each(|Range { start, end }| state.copied.forget(start, end - start));
+            }
+            Self::Compute(run, kept) => {
+                drop(kept);
+                run.finish(results, false);
+            }
+            Self::Read(run, is_computed) => {
+                reads::announce(None);
+                run.finish(results, is_computed);
+            }
+        }
+    }
+}
+
 impl Run<'_> {
     /// Adds an argument. Returns whether the CPU can compute with it.
     fn add(&mut self, state: &State, values: &mut Values, index: usize, argument: &Value) -> bool {
@@ -619,7 +723,7 @@ impl Run<'_> {
             if is_overwritten
                 || !tensors
                     .iter()
-                    .all(|tensor| !known.is_object(*tensor) || retain(tensor.payload))
+                    .all(|tensor| !known.is_object(*tensor) || known.retain(tensor))
             {
                 return false;
             }
@@ -659,7 +763,7 @@ impl Run<'_> {
     /// Adds a tensor of the GPU. Returns whether it is plain.
     fn input(&mut self, tensor: &Value, is_changed: bool) -> bool {
         let known = self.known;
-        if !known.is_on_gpu_and_defined(tensor) || !retain(tensor.payload) {
+        if !known.is_on_gpu_and_defined(tensor) || !(self.borrows || known.retain(tensor)) {
             return false;
         }
         let layout = Layout::of(known, tensor);
@@ -700,11 +804,11 @@ impl Run<'_> {
 
     /// Computes the arguments of the CPU: its results replace them. Returns whether the CPU accepts
     /// them.
-    fn compute(&mut self, handle: &Handle) -> bool {
+    fn compute(&mut self) -> bool {
         let Some(values) = &mut self.values else {
             return false;
         };
-        if attempt(self.known, handle, &mut values.stack) {
+        if attempt(self.known, &self.operation.handle, &mut values.stack) {
             return true;
         }
         let unused = |refused: &&AtomicU64| {
@@ -716,10 +820,9 @@ impl Run<'_> {
         false
     }
 
-    /// Computes and stores the results that the GPU's kernel has left on the stack.
-    fn finish(mut self, handle: &Handle, stack: &mut Stack, is_computed: bool) {
+    /// Computes and stores the results of the GPU's kernel. The elements of lists are in their place.
+    fn finish(mut self, results: &[Value], is_computed: bool) {
         let (known, operation) = (self.known, self.operation);
-        let results: Vec<Value> = stack.last(operation.returns).to_vec();
         let is_new = |value: &Value| {
             let is_argument = self
                 .inputs
@@ -734,40 +837,39 @@ impl Run<'_> {
                 None
             }
         };
-        let new: Vec<Option<Layout>> = known.tensors(&results).iter().map(layout).collect();
-        {
-            let mut state = machine().state();
+        let new: Vec<Option<Layout>> = results.iter().map(layout).collect();
+        for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
+            input.layout = Layout::of(known, &input.tensor);
+        }
+        let mut layouts = new
+            .iter()
+            .flatten()
+            .chain(self.inputs.iter().filter_map(|input| input.layout.as_ref()));
+        let are_small = self.values.is_some() && layouts.all(Layout::is_small);
+        let is_computed = are_small && (is_computed || (self.overwrite() && self.compute()));
+        let mut state = machine().state();
+        if operation.kind == Kind::Read {
             for input in self
                 .inputs
                 .iter_mut()
-                .filter(|input| input.is_known && !input.is_changed && operation.kind == Kind::Read)
+                .filter(|input| input.is_known && !input.is_changed)
             {
                 if let (Some(layout), Some(spare)) = (&input.layout, &mut input.spare) {
                     layout.write(&mut state, spare.bytes());
                 }
             }
-            for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
-                input.layout = Layout::of(known, &input.tensor);
-            }
-            let changed = self
-                .inputs
-                .iter()
-                .filter(|input| input.is_changed)
-                .filter_map(|input| input.layout.as_ref());
-            changed
-                .chain(new.iter().flatten())
-                .for_each(|layout| layout.forget(&mut state));
         }
-        let are_small = new
+        if is_computed {
+            return self.store(&mut state, &new);
+        }
+        let changed = self
+            .inputs
             .iter()
-            .flatten()
-            .chain(self.inputs.iter().filter_map(|input| input.layout.as_ref()));
-        if self.values.is_none() || !are_small.into_iter().all(|layout| layout.is_small()) {
-            return;
-        }
-        if is_computed || (self.overwrite() && self.compute(handle)) {
-            self.store(&new);
-        }
+            .filter(|input| input.is_changed)
+            .filter_map(|input| input.layout.as_ref());
+        changed
+            .chain(new.iter().flatten())
+            .for_each(|layout| layout.forget(&mut state));
     }
 
     /// Makes the tensors of the CPU for the arguments that are overwritten, whose sizes the GPU's
@@ -785,7 +887,7 @@ impl Run<'_> {
             let Some(values) = &mut self.values else {
                 return false;
             };
-            if !retain(value.payload) {
+            if !self.known.retain(&value) {
                 return false;
             }
             values.stack.last(self.operation.arguments)[place] = value;
@@ -793,55 +895,42 @@ impl Run<'_> {
         true
     }
 
-    fn store(&mut self, new: &[Option<Layout>]) {
+    /// Stores the results of the CPU, and forgets those that it lacks.
+    fn store(&mut self, state: &mut State, new: &[Option<Layout>]) {
         let known = self.known;
-        let Some(values) = &self.values else { return };
-        let computed = known.tensors(values.stack.all());
-        let mut state = machine().state();
         for input in self.inputs.iter_mut().filter(|input| input.is_changed) {
-            if let (Some(layout), Some(spare)) = (&input.layout, &mut input.spare) {
-                layout.write(&mut state, spare.bytes());
+            match (&input.layout, &mut input.spare) {
+                (Some(layout), Some(spare)) => layout.write(state, spare.bytes()),
+                (Some(layout), None) => layout.forget(state),
+                (None, _) => {}
             }
         }
-        if computed.len() != new.len() {
+        if new.iter().all(Option::is_none) {
             return;
         }
-        for (layout, computed) in new
-            .iter()
-            .zip(&computed)
-            .filter_map(|(layout, computed)| Some((layout.as_ref()?, computed)))
-        {
-            if !known.torch.is_defined(*computed) {
-                continue;
-            }
-            let Some(from) = Layout::of(known, computed) else {
-                continue;
-            };
-            if from.scalar_type == layout.scalar_type && from.sizes() == layout.sizes() {
-                let (mut bytes, mut next) = ([0_u8; 16 * MOST_ELEMENTS as usize], 0);
-                let element = from.element as usize;
-                from.each(|offset| {
-                    let start =
-                        ptr::with_exposed_provenance::<u8>((from.address + offset) as usize);
-                    // SAFETY: the element belongs to a tensor of the CPU.
-                    unsafe {
-                        ptr::copy_nonoverlapping(
-                            start,
-                            bytes[next..next + element].as_mut_ptr(),
-                            element,
-                        )
-                    };
-                    next += element;
+        let computed = self.values.as_ref().map(|values| values.stack.all());
+        let computed = known.tensors(computed.unwrap_or_default());
+        for (index, layout) in new.iter().enumerate() {
+            let Some(layout) = layout else { continue };
+            let of_cpu = computed
+                .get(index)
+                .filter(|result| computed.len() == new.len() && known.torch.is_defined(**result));
+            let from = of_cpu
+                .and_then(|result| Layout::of(known, result))
+                .filter(|from| {
+                    from.scalar_type == layout.scalar_type && from.sizes() == layout.sizes()
                 });
-                layout.write(&mut state, &bytes);
+            match from {
+                Some(from) => layout.write(state, &from.bytes_of_cpu()),
+                None => layout.forget(state),
             }
         }
     }
 
     /// Computes the result before the GPU's kernel runs, and announces the number that the kernel
     /// reads. Returns whether the result is known.
-    fn read(&mut self, handle: &Handle) -> bool {
-        if !self.compute(handle) {
+    fn read(&mut self) -> bool {
+        if !self.compute() {
             return false;
         }
         let number = self
@@ -875,42 +964,12 @@ unsafe extern "C-unwind" fn run(
         .expect("the operation is known before its kernel is replaced");
     let arguments = stack.last(operation.arguments);
     let concerns = operation.concerns(known, arguments);
-    if !concerns || !operation.is_computable(known, arguments) {
-        let forgets = match operation.kind {
-            Kind::Computed | Kind::Unknown => copied::any(),
-            Kind::Read | Kind::Copy => false,
-        };
-        let changed = if concerns && forgets {
-            operation.changed_ranges(known, arguments)
-        } else {
-            Vec::new()
-        };
-        let kept = forgets.then(Kept::new);
-        // SAFETY: as PyTorch has called this function.
-        unsafe { (operation.on_gpu)(object, handle, keys, stack) };
-        if let Some(kept) = kept {
-            drop(kept);
-            operation.forget(known, stack, changed);
-        }
-        return;
-    }
-    let mut run = operation.prepare(known, handle, arguments);
-    let is_read = operation.kind == Kind::Read;
-    let is_computed = is_read && run.read(handle);
-    if is_read
-        && !is_computed
-        && let Some(mut values) = run.values.take()
-    {
-        clear(known, &mut values);
-    }
-    let kept = (!is_read).then(Kept::new); // What a kernel reads back may be in memory of an earlier tensor.
-    // SAFETY: as above.
+    let around = operation.before(known, arguments, concerns, false);
+    // SAFETY: as PyTorch has called this function.
     unsafe { (operation.on_gpu)(object, handle, keys, stack) };
-    drop(kept);
-    if is_read {
-        reads::announce(None);
+    if let Some(around) = around {
+        around.after(known, &known.tensors(stack.last(operation.returns)));
     }
-    run.finish(handle, stack, is_computed);
 }
 
 /// Computes an operation on small tensors from now on. Returns `false` if the probe has failed or
@@ -936,12 +995,14 @@ unsafe extern "C" fn harness_small_compute(
         changed,
         overwritten,
         kind,
+        types,
     } = description;
     // SAFETY: as the caller promises.
-    let handle = unsafe {
-        known
+    let (handle, types) = unsafe {
+        let handle = known
             .torch
-            .find(CStr::from_ptr(names[0]), CStr::from_ptr(names[1]))
+            .find(CStr::from_ptr(names[0]), CStr::from_ptr(names[1]));
+        (handle, (!types.is_null()).then(|| CStr::from_ptr(types)))
     };
     let kernel = handle.kernel(known.on_gpu);
     let Some(on_gpu) = kernel
@@ -963,7 +1024,7 @@ unsafe extern "C" fn harness_small_compute(
     let is_on_cpu = handle.kernel(known.on_cpu).function().is_some();
     let kind = Kind::ALL[kind];
     let new = Operation {
-        definition: handle.0[0],
+        handle,
         on_gpu,
         is_on_cpu,
         arguments,
@@ -976,15 +1037,16 @@ unsafe extern "C" fn harness_small_compute(
     let Some(slot) = slots(handle.0[0]).find(|slot| slot.load(Ordering::Acquire).is_null()) else {
         return false;
     };
-    slot.store(Box::leak(Box::new(new)), Ordering::Release);
+    let new: &Operation = Box::leak(Box::new(new));
+    slot.store(ptr::from_ref(new).cast_mut(), Ordering::Release);
     kernel
         .function
         .store(run as *const () as usize, Ordering::Release);
     // Without functions for unboxed arguments, PyTorch boxes them.
-    kernel
-        .unboxed
-        .iter()
-        .for_each(|function| function.store(0, Ordering::Release));
+    let types = types.filter(|_| unboxed[1] == 0).map(CStr::to_bytes);
+    let entry = types.and_then(|types| unboxed::entry(new, unboxed[0], types));
+    kernel.unboxed[0].store(entry.unwrap_or(0), Ordering::Release);
+    kernel.unboxed[1].store(0, Ordering::Release);
     true
 }
 

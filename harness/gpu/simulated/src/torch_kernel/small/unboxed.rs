@@ -1,0 +1,529 @@
+//! Calls of operations that pass arguments as C++ does. Most calls do, and to put their arguments
+//! on a stack of values would cost more than all else here.
+//!
+//! [`entry`] gives an operation a function of its own. It saves the registers and calls [`enter`],
+//! which finds the arguments by the calling convention of System V for x86-64 and the types of
+//! PyTorch's C++ functions (`ATen/core/boxing/KernelFunction_impl.h`, `torchgen/api/native.py`).
+
+use std::arch::global_asm;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::{mem::offset_of, ptr, slice};
+
+use super::{KNOWN, Known, List, Operation};
+use crate::torch_kernel::{DOUBLE, INT, MOST_ARGUMENTS, NONE, Stack, TENSOR, Value};
+
+/// Functions for operations. `harness_small_entries` has as many.
+const MOST_ENTRIES: usize = 1 << 11;
+const ENTRY_SIZE: usize = 16;
+const INTEGERS: usize = 6;
+const DOUBLES: usize = 8;
+/// The size of a `c10::Scalar`: a tag, then, at its half, a number.
+const NUMBER: usize = 32;
+/// A value of a type that the CPU is not given.
+const OTHER: Value = Value::new(u32::MAX, 0);
+
+static OPERATIONS: [AtomicPtr<(&'static Operation, Types)>; MOST_ENTRIES] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; MOST_ENTRIES];
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// The state of a call: saved registers, then what the assembler code reads and writes.
+#[repr(C)]
+struct Call {
+    integers: [u64; INTEGERS],
+    doubles: [u64; DOUBLES],
+    stack: *const u64,
+    /// The GPU's kernel.
+    function: usize,
+    results: [u64; 2],
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Integer(usize),
+    Double(usize),
+    Stack(usize),
+}
+
+/// The type of an argument.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Type {
+    Tensor,
+    OptionalTensor,
+    Tensors,
+    /// A `c10::List`, which is an object already.
+    OptionalTensors,
+    Number,
+    OptionalNumber,
+    Numbers,
+    Int,
+    OptionalInt,
+    Float,
+    OptionalFloat,
+    Bool,
+    OptionalBool,
+    Kind,
+    OptionalKind,
+    Ints,
+    OptionalInts,
+}
+
+enum Results {
+    /// None, or a number.
+    None,
+    /// A reference to a tensor.
+    Reference,
+    /// This many tensors, at an address that the caller passes. A tuple has the last one first.
+    Tensors(usize),
+    /// A `std::vector`, at an address that the caller passes.
+    Vector,
+}
+
+/// The types of a function by the letters of `small_values`, and where the caller puts the
+/// arguments.
+pub(super) struct Types {
+    /// An argument of two words may have two places.
+    arguments: Vec<(Type, [Place; 2])>,
+    results: Results,
+    words_on_stack: usize,
+    function: usize,
+}
+
+impl Type {
+    const fn of(letter: u8) -> Option<Self> {
+        Some(match letter {
+            b't' => Self::Tensor,
+            b'o' => Self::OptionalTensor,
+            b'l' => Self::Tensors,
+            b'p' => Self::OptionalTensors,
+            b's' => Self::Number,
+            b'q' => Self::OptionalNumber,
+            b'n' => Self::Numbers,
+            b'i' => Self::Int,
+            b'j' => Self::OptionalInt,
+            b'f' => Self::Float,
+            b'g' => Self::OptionalFloat,
+            b'b' => Self::Bool,
+            b'c' => Self::OptionalBool,
+            b'e' => Self::Kind,
+            b'y' => Self::OptionalKind,
+            b'z' => Self::Ints,
+            b'w' => Self::OptionalInts,
+            _ => return None,
+        })
+    }
+
+    /// The words of an argument that go to integer registers, to floating-point registers, and
+    /// always to the stack.
+    const fn words(self) -> [usize; 3] {
+        match self {
+            Self::Float => [0, 1, 0],
+            Self::OptionalFloat => [1, 1, 0],
+            Self::Tensors | Self::Numbers | Self::OptionalInt | Self::Ints => [2, 0, 0],
+            Self::OptionalInts => [0, 0, 3],
+            _ => [1, 0, 0],
+        }
+    }
+}
+
+impl Types {
+    fn of(letters: &[u8], function: usize) -> Option<Self> {
+        let (results, letters) = letters.split_last()?;
+        let results = match results {
+            b'v' => Results::None,
+            b'r' => Results::Reference,
+            b't' => Results::Tensors(1),
+            b'T' => Results::Tensors(2),
+            b'U' => Results::Tensors(3),
+            b'V' => Results::Tensors(4),
+            b'l' => Results::Vector,
+            _ => return None,
+        };
+        let has_address = matches!(results, Results::Tensors(_) | Results::Vector);
+        // The kernel's object and the dispatch keys come first.
+        let (mut integers, mut doubles, mut words_on_stack) = (2 + usize::from(has_address), 0, 0);
+        let mut arguments = Vec::with_capacity(letters.len());
+        for letter in letters {
+            let of = Type::of(*letter)?;
+            let [of_integers, of_doubles, of_stack] = of.words();
+            let fits = integers + of_integers <= INTEGERS && doubles + of_doubles <= DOUBLES;
+            let places = if of_stack > 0 || !fits {
+                let first = words_on_stack;
+                words_on_stack += of_integers + of_doubles + of_stack;
+                [Place::Stack(first), Place::Stack(first + 1)]
+            } else {
+                let first = integers;
+                integers += of_integers;
+                doubles += of_doubles;
+                match of_doubles {
+                    0 => [Place::Integer(first), Place::Integer(first + 1)],
+                    _ => [Place::Double(doubles - 1), Place::Integer(first)],
+                }
+            };
+            arguments.push((of, places));
+        }
+        Some(Self {
+            arguments,
+            results,
+            words_on_stack,
+            function,
+        })
+    }
+}
+
+impl Call {
+    fn word(&self, place: Place) -> u64 {
+        match place {
+            Place::Integer(index) => self.integers[index],
+            Place::Double(index) => self.doubles[index],
+            // SAFETY: the caller has put this argument there.
+            Place::Stack(index) => unsafe { *self.stack.add(index) },
+        }
+    }
+
+    /// The tensors that the kernel has returned.
+    fn results(&self, results: &Results) -> Vec<Value> {
+        let (address, count) = match *results {
+            Results::None => return Vec::new(),
+            Results::Reference => (self.results[0], 1),
+            Results::Tensors(count) => (self.results[0], count),
+            Results::Vector => {
+                let vector = ptr::with_exposed_provenance::<[u64; 2]>(self.results[0] as usize);
+                // SAFETY: the kernel has written a vector there, which begins with its bounds.
+                let [start, end] = unsafe { vector.read() };
+                (start, (end - start) as usize / size_of::<usize>())
+            }
+        };
+        let mut values = tensors(address, count);
+        if matches!(results, Results::Tensors(_)) {
+            values.reverse();
+        }
+        values
+    }
+}
+
+/// The values of tensors at an address that C++ has passed.
+fn tensors(address: u64, count: usize) -> Vec<Value> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let start = ptr::with_exposed_provenance::<usize>(address as usize);
+    // SAFETY: an `at::Tensor` is the address of its object, and this many are there.
+    let objects = unsafe { slice::from_raw_parts(start, count) };
+    objects
+        .iter()
+        .map(|object| Value::new(TENSOR, *object))
+        .collect()
+}
+
+/// The arguments of a call as values, without references to objects.
+struct Arguments {
+    values: [Value; MOST_ARGUMENTS],
+    count: usize,
+    /// Lists that C++ does not have as objects, and their elements.
+    lists: Vec<(Box<List>, Vec<Value>)>,
+}
+
+impl Arguments {
+    const fn new(count: usize) -> Self {
+        Self {
+            values: [OTHER; MOST_ARGUMENTS],
+            count,
+            lists: Vec::new(),
+        }
+    }
+
+    /// Adds tensors and lists of tensors.
+    fn add_tensors(&mut self, known: &Known, types: &Types, call: &Call) {
+        for (index, (of, places)) in types.arguments.iter().enumerate() {
+            let word = |place: usize| call.word(places[place]) as usize;
+            // SAFETY: C++ passes the address of an object of this type. An optional tensor has a
+            // flag behind it.
+            let object = |offset: usize| unsafe {
+                ptr::with_exposed_provenance::<usize>(word(0))
+                    .add(offset)
+                    .read()
+            };
+            self.values[index] = match of {
+                Type::Tensor => Value::new(TENSOR, object(0)),
+                Type::OptionalTensor if object(1) as u8 == 1 => Value::new(TENSOR, object(0)),
+                Type::OptionalTensors => Value::new(known.list_tag, object(0)),
+                Type::Tensors => {
+                    let elements = tensors(word(0) as u64, word(1));
+                    self.list(known, 0, elements)
+                }
+                _ => Value::new(NONE, 0),
+            };
+        }
+    }
+
+    /// Adds all else.
+    fn add_others(&mut self, known: &Known, types: &Types, call: &Call) {
+        for (index, (of, places)) in types.arguments.iter().enumerate() {
+            let first = call.word(places[0]) as usize;
+            let second = || call.word(places[1]) as usize;
+            let is_bool = |word: usize| Value::new(known.bool_tag, usize::from(word as u8 == 1));
+            let optional = |flag: usize, value: Value| match flag as u8 {
+                1 => value,
+                _ => Value::new(NONE, 0),
+            };
+            self.values[index] = match of {
+                Type::Tensor | Type::OptionalTensor | Type::Tensors | Type::OptionalTensors => {
+                    continue;
+                }
+                Type::Number => number(known, first),
+                Type::OptionalNumber => {
+                    let flag = ptr::with_exposed_provenance::<u8>(first + NUMBER);
+                    // SAFETY: the address of an optional number, which has a flag behind it.
+                    let flag = unsafe { flag.read() };
+                    optional(flag.into(), number(known, first))
+                }
+                Type::Numbers => {
+                    let numbers = (0..second()).map(|index| number(known, first + index * NUMBER));
+                    let numbers = numbers.collect();
+                    self.list(known, 2, numbers)
+                }
+                Type::Int => Value::new(INT, first),
+                Type::OptionalInt => optional(second(), Value::new(INT, first)),
+                Type::Float => Value::new(DOUBLE, first),
+                Type::OptionalFloat => optional(second(), Value::new(DOUBLE, first)),
+                Type::Bool => is_bool(first),
+                Type::OptionalBool => optional(first >> 8, is_bool(first)),
+                Type::Kind => Value::new(INT, first & 0xff),
+                Type::OptionalKind => optional(first >> 8, Value::new(INT, first & 0xff)),
+                Type::Ints => self.ints(known, first, second()),
+                Type::OptionalInts => {
+                    let Place::Stack(place) = places[0] else {
+                        continue;
+                    };
+                    match call.word(Place::Stack(place + 2)) as u8 {
+                        1 => self.ints(known, first, second()),
+                        _ => Value::new(NONE, 0),
+                    }
+                }
+            };
+        }
+    }
+
+    fn ints(&mut self, known: &Known, address: usize, count: usize) -> Value {
+        let start = ptr::with_exposed_provenance::<usize>(address);
+        // SAFETY: C++ passes the address of this many integers.
+        let int = |index| unsafe { Value::new(INT, start.add(index).read()) };
+        self.list(known, 1, (0..count).map(int).collect())
+    }
+
+    /// A list of the type of one of [`Known::lists`].
+    fn list(&mut self, known: &Known, like: usize, mut values: Vec<Value>) -> Value {
+        let range = values.as_mut_ptr_range();
+        let elements = Stack {
+            start: range.start,
+            end: range.end,
+            capacity_end: range.end,
+        };
+        let list = Box::new(List {
+            elements,
+            ..known.lists[like].empty_like()
+        });
+        let address = ptr::from_ref(&*list).expose_provenance();
+        self.lists.push((list, values));
+        Value::new(known.list_tag, address)
+    }
+
+    fn all(&self) -> &[Value] {
+        &self.values[..self.count]
+    }
+}
+
+/// The number at an address that C++ has passed.
+fn number(known: &Known, address: usize) -> Value {
+    // SAFETY: a `c10::Scalar` is there.
+    let (tag, payload) = unsafe {
+        let start = ptr::with_exposed_provenance::<u32>(address);
+        (
+            start.read(),
+            start.byte_add(NUMBER / 2).cast::<usize>().read(),
+        )
+    };
+    match tag {
+        0 => Value::new(DOUBLE, payload),
+        1 => Value::new(INT, payload),
+        4 => Value::new(known.bool_tag, usize::from(payload as u8 == 1)),
+        _ => OTHER,
+    }
+}
+
+/// Makes a function that takes the unboxed arguments of an operation in place of the GPU's kernel.
+/// Returns its address. `None` if a type is not known, or there are too many operations.
+pub(super) fn entry(
+    operation: &'static Operation,
+    function: usize,
+    letters: &[u8],
+) -> Option<usize> {
+    let types = Types::of(letters, function).filter(|types| {
+        let count = types.arguments.len();
+        function != 0 && count == operation.arguments && count <= MOST_ARGUMENTS
+    })?;
+    let index = USED.fetch_add(1, Ordering::Relaxed);
+    let slot = OPERATIONS.get(index)?;
+    slot.store(
+        Box::into_raw(Box::new((operation, types))),
+        Ordering::Release,
+    );
+    Some(harness_small_entries as *const () as usize + index * ENTRY_SIZE)
+}
+
+/// Calls the GPU's kernel, and what the values need before and after. Returns `false` if only the
+/// kernel is to be called.
+unsafe extern "C-unwind" fn enter(index: u32, call: &mut Call) -> bool {
+    let slot = OPERATIONS[index as usize].load(Ordering::Acquire);
+    // SAFETY: `entry` has stored it before it returned the function, and nothing frees it.
+    let (operation, types) = unsafe { &*slot };
+    let known = KNOWN
+        .get()
+        .expect("the layouts are known before an entry exists");
+    call.function = types.function;
+    let mut arguments = Arguments::new(types.arguments.len());
+    arguments.add_tensors(known, types, call);
+    let concerns = operation.concerns(known, arguments.all());
+    if concerns {
+        arguments.add_others(known, types, call);
+    }
+    let Some(around) = operation.before(known, arguments.all(), concerns, true) else {
+        return false;
+    };
+    // SAFETY: the state is that of the call, with this many words on the stack.
+    unsafe { harness_small_call(call, types.words_on_stack) };
+    around.after(known, &call.results(&types.results));
+    true
+}
+
+unsafe extern "C-unwind" {
+    fn harness_small_entries();
+    /// Calls the function of a call with its registers and this many words of its stack.
+    fn harness_small_call(call: &mut Call, words: usize);
+}
+
+global_asm!(
+    ".p2align 4",
+    ".globl harness_small_entries",
+    ".hidden harness_small_entries",
+    "harness_small_entries:",
+    ".cfi_startproc",
+    ".set harness_small_index, 0",
+    ".rept {entries}",
+    ".p2align 4",
+    "mov r11d, offset harness_small_index",
+    ".set harness_small_index, harness_small_index + 1",
+    "jmp 2f",
+    ".endr",
+    ".p2align 4",
+    "2:",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "sub rsp, {size}",
+    "mov [rsp], rdi",
+    "mov [rsp + 8], rsi",
+    "mov [rsp + 16], rdx",
+    "mov [rsp + 24], rcx",
+    "mov [rsp + 32], r8",
+    "mov [rsp + 40], r9",
+    "movsd [rsp + 48], xmm0",
+    "movsd [rsp + 56], xmm1",
+    "movsd [rsp + 64], xmm2",
+    "movsd [rsp + 72], xmm3",
+    "movsd [rsp + 80], xmm4",
+    "movsd [rsp + 88], xmm5",
+    "movsd [rsp + 96], xmm6",
+    "movsd [rsp + 104], xmm7",
+    "lea rax, [rbp + 16]",
+    "mov [rsp + {stack}], rax",
+    "mov edi, r11d",
+    "mov rsi, rsp",
+    "call {enter}",
+    "test al, al",
+    "jz 3f",
+    "mov rax, [rsp + {results}]",
+    "mov rdx, [rsp + {results} + 8]",
+    ".cfi_remember_state",
+    "leave",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_restore_state",
+    "3:",
+    "mov rdi, [rsp]",
+    "mov rsi, [rsp + 8]",
+    "mov rdx, [rsp + 16]",
+    "mov rcx, [rsp + 24]",
+    "mov r8, [rsp + 32]",
+    "mov r9, [rsp + 40]",
+    "movsd xmm0, [rsp + 48]",
+    "movsd xmm1, [rsp + 56]",
+    "movsd xmm2, [rsp + 64]",
+    "movsd xmm3, [rsp + 72]",
+    "movsd xmm4, [rsp + 80]",
+    "movsd xmm5, [rsp + 88]",
+    "movsd xmm6, [rsp + 96]",
+    "movsd xmm7, [rsp + 104]",
+    "mov r11, [rsp + {function}]",
+    "leave",
+    ".cfi_def_cfa rsp, 8",
+    "jmp r11",
+    ".cfi_endproc",
+    ".p2align 4",
+    ".globl harness_small_call",
+    ".hidden harness_small_call",
+    "harness_small_call:",
+    ".cfi_startproc",
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "push rbx",
+    ".cfi_offset rbx, -24",
+    "sub rsp, 8",
+    "mov rbx, rdi",
+    "test rsi, rsi",
+    "jz 2f",
+    "lea rax, [rsi * 8 + 15]",
+    "and rax, -16",
+    "sub rsp, rax",
+    "mov rcx, rsi",
+    "mov rsi, [rbx + {stack}]",
+    "mov rdi, rsp",
+    "rep movsq",
+    "2:",
+    "mov rdi, [rbx]",
+    "mov rsi, [rbx + 8]",
+    "mov rdx, [rbx + 16]",
+    "mov rcx, [rbx + 24]",
+    "mov r8, [rbx + 32]",
+    "mov r9, [rbx + 40]",
+    "movsd xmm0, [rbx + 48]",
+    "movsd xmm1, [rbx + 56]",
+    "movsd xmm2, [rbx + 64]",
+    "movsd xmm3, [rbx + 72]",
+    "movsd xmm4, [rbx + 80]",
+    "movsd xmm5, [rbx + 88]",
+    "movsd xmm6, [rbx + 96]",
+    "movsd xmm7, [rbx + 104]",
+    "call [rbx + {function}]",
+    "mov [rbx + {results}], rax",
+    "mov [rbx + {results} + 8], rdx",
+    "mov rbx, [rbp - 8]",
+    "leave",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
+    ".cfi_endproc",
+    entries = const MOST_ENTRIES,
+    size = const size_of::<Call>(),
+    stack = const offset_of!(Call, stack),
+    function = const offset_of!(Call, function),
+    results = const offset_of!(Call, results),
+    enter = sym enter,
+);
+
+#[cfg(test)]
+mod tests;

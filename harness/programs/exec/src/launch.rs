@@ -17,7 +17,7 @@ use crate::hang::{self, Hang, detector::Detector};
 use crate::own_libraries::AUDITING_LIBC;
 pub use crate::own_libraries::LaunchError;
 use crate::process::{self, End, HeldSignals};
-use crate::stubs::LINKED_DRIVER;
+use crate::stubs::{DRIVER, LINKED_DRIVER};
 use crate::{cache::Libraries, imports, machine::Machine, setup::Setup, torch};
 
 /// Makes the hook record the call stack of each OutOfMemoryError.
@@ -257,7 +257,16 @@ impl Launch<'_> {
         for (name, module) in ENGINES {
             fs::write(engines.join(name), module)?;
         }
-        if !self.is_audited() {
+        if self.is_audited() {
+            let linked = linked(run);
+            fs::create_dir(&linked)?;
+            for name in [LINKED_DRIVER, DRIVER] {
+                symlink(
+                    self.setup.libraries.folder.join(LINKED_DRIVER),
+                    linked.join(name),
+                )?;
+            }
+        } else {
             for package in imports::packages()
                 .map(str::to_owned)
                 .chain([format!("cu{}", settings.cuda)])
@@ -311,7 +320,18 @@ impl Launch<'_> {
                             .map_or_else(|| own_ledger(run), Path::to_owned)
                             .into(),
                     ),
-                    ("TRITON_LIBCUDA_PATH", libraries.folder.clone().into()),
+                ]);
+                // Code that a program compiles at run time is linked to the driver. The auditor
+                // finds another file for it when it is loaded.
+                let folder = if self.is_audited() {
+                    linked(run)
+                } else {
+                    libraries.folder.clone()
+                };
+                let folders = joined([folder.clone().into(), list("LIBRARY_PATH")]);
+                set.extend([
+                    ("TRITON_LIBCUDA_PATH", folder.into()),
+                    ("LIBRARY_PATH", folders),
                 ]);
                 // The user's own libraries come first.
                 set.push(if self.is_audited() {
@@ -363,6 +383,11 @@ fn visible(ordinal: u32, inherited: Option<OsString>) -> OsString {
         .and_then(|list| named(list.to_str()?))
         .unwrap_or_else(|| ordinal.to_string())
         .into()
+}
+
+/// The folder in which linkers find the driver.
+fn linked(run: &Path) -> PathBuf {
+    run.join("link")
 }
 
 fn kernel_cache(run: &Path, variable: &str) -> PathBuf {

@@ -12,7 +12,7 @@ use crate::stub_library::{Kind, StubLibrary, Symbol};
 
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
 const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
-const DRIVER: &str = "libcuda.so.1";
+pub(crate) const DRIVER: &str = "libcuda.so.1";
 /// The file that linkers read.
 pub(crate) const LINKED_DRIVER: &str = "libcuda.so";
 

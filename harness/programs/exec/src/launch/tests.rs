@@ -89,7 +89,7 @@ fn compiled_kernels_are_cached_in_the_folder_of_the_run() {
             set["HARNESS_GPU_RUN"].as_str(),
             set["TRITON_LIBCUDA_PATH"].as_str()
         ),
-        ("/d", "/run", "/d")
+        ("/d", "/run", "/run/link")
     );
     assert!(of_variable::<Settings>(&set["HARNESS_GPU"]).is_ok());
 }

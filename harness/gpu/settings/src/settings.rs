@@ -177,6 +177,9 @@ named_enum! {
     }
 }
 
+/// The variable with the versions of NVIDIA's packages, as in `cublas=13.1.0.3,cufft=12.0.0.61`.
+pub const VERSIONS: &str = "HARNESS_GPU_VERSIONS";
+
 impl Cuda {
     /// The version that the driver returns: new enough for every program of the release.
     pub const fn driver_version(self) -> i32 {
@@ -251,6 +254,16 @@ impl Settings {
         match self.kernels {
             Kernels::NoOp => &self.gpu.device,
             Kernels::Execute => "Simulated GPU",
+        }
+    }
+
+    /// The release of the driver: the first one with the CUDA release. If kernels execute, the text
+    /// prevents confusion with a GPU.
+    pub const fn driver_release(&self) -> &'static str {
+        match (self.kernels, self.cuda) {
+            (Kernels::Execute, _) => "simulated",
+            (Kernels::NoOp, Cuda::V12) => "575.51.03",
+            (Kernels::NoOp, Cuda::V13) => "580.65.06",
         }
     }
 

@@ -8,6 +8,7 @@ use harness_gpu_settings::ffi::{Out, write};
 
 use crate::libraries::CUBLAS_ALLOC_FAILED;
 use crate::objects::new_object;
+use crate::versions::{Library, number};
 
 /// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object
 /// uses the default stream and modes.
@@ -17,8 +18,6 @@ struct Handle {
     math_mode: c_int,
     pointer_mode: c_int,
 }
-
-const VERSION: c_int = 130_100;
 
 /// Success, or `CUBLAS_STATUS_INVALID_VALUE` after a null pointer.
 fn answer(written: bool) -> c_int {
@@ -33,7 +32,7 @@ export! {
     cublasSetPointerMode_v2(handle: Option<&mut Handle>, mode: c_int) = answer(handle.map(|handle| handle.pointer_mode = mode).is_some());
     cublasGetPointerMode_v2(handle: Option<&Handle>, mode: Out<'_, c_int>) =
         answer(handle.is_some_and(|handle| write(mode, handle.pointer_mode)));
-    cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) = answer(write(version, VERSION));
+    cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) = answer(write(version, number(Library::Cublas, 10_000)));
     cublasGetStatusString(status: c_int) -> *const c_char = match status {
         0 => c"success",
         CUBLAS_ALLOC_FAILED => c"the resource allocation failed",
@@ -54,7 +53,7 @@ export! {
         answer(write(layout, object))
     };
     cublasLtMatrixLayoutInit_internal(layout: Out<'_, c_int>, _: usize, kind: c_int, _: u64, _: u64, _: i64) = answer(write(layout, kind));
-    cublasLtGetVersion() -> usize = VERSION as usize;
+    cublasLtGetVersion() -> usize = number(Library::Cublas, 10_000) as usize;
 }
 
 /// `cublasLtMatmulHeuristicResult_t`: an algorithm, its workspace, its status, and its number of

@@ -20,6 +20,7 @@
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a
 //!   library; `entry_points` finds them by name;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
+//! * `versions` has the versions of libraries;
 //! * `reads` counts reads of values that nothing has computed;
 //! * `torch_allocator` keeps the statistics of PyTorch's allocators in a file;
 //! * `torch_kernel` runs small operations of PyTorch without Python, on the `contents`;
@@ -66,4 +67,5 @@ mod stack;
 mod torch_allocator;
 mod torch_kernel;
 mod unmodelled;
+mod versions;
 mod world;

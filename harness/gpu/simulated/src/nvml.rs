@@ -123,7 +123,7 @@ export! {
     });
     nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) =
         nvml("nvmlSystemGetCudaDriverVersion_v2", || put(version, machine().settings.cuda.driver_version()));
-    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) = nvml(THIS, || write_text(text, len, "simulated"));
+    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) = nvml(THIS, || write_text(text, len, machine().settings.driver_release()));
     /// Only the process outside of the run has a name.
     nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) =
         nvml(THIS, || if pid == OTHER_PROCESS { write_text(text, len, "other-process") } else { Err(Error::NotFound) });

@@ -169,7 +169,8 @@ def _is_by(is_one, error):
 
 
 def _is_out_of_memory(error):
-    return isinstance(error, sys.modules["torch"].OutOfMemoryError)
+    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
+    return isinstance(error, of_torch) or _libraries.is_out_of_memory(error)
 
 
 def _is_of_library(error):
@@ -199,7 +200,8 @@ def _note_end(kind, error):
     """Notes an exception that may end the process. Of several failed tests or threads, the first that did not run out of memory stays. A thread that runs
     out of memory does not end the program."""
     try:
-        if error is None or not hasattr(sys.modules.get("torch"), "OutOfMemoryError") or (kind != "exit" and _ends.get(kind, {}).get("error")):
+        is_known = hasattr(sys.modules.get("torch"), "OutOfMemoryError") or _libraries.imported()
+        if error is None or not is_known or (kind != "exit" and _ends.get(kind, {}).get("error")):
             return
         end = _end(_behind(error) if kind == "exit" else error)
         if end and (kind != "thread" or end["error"]):
@@ -343,10 +345,54 @@ def _write_statistics(torch, is_end=True):
     _write("torch-%d.json" % os.getpid(), write)
 
 
+# The statistics of the library other than torch that the process uses, by the time that it closes its devices.
+_of_library = {}
+
+
+def _write_statistics_of_library(is_end=True):
+    """Writes the statistics of the first imported library that has used a GPU, unless torch writes its own."""
+    import json
+
+    libraries = _libraries.imported()
+    if not libraries or hasattr(sys.modules.get("torch"), "cuda"):
+        return
+    for library in libraries:
+        try:
+            found = library.statistics(sys.modules[library.MODULE])
+        except Exception as error:
+            found, _of_library["problem"] = {}, str(error)
+        if found or "library" not in _of_library:
+            _of_library.update(library={"name": library.NAME, "allocator": library.ALLOCATOR}, memory_stats=found)
+            _of_library["version"] = sys.modules[library.MODULE].__version__
+        if found:
+            break
+    base = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None}
+    with open("/proc/self/stat") as stat:
+        base["started"] = int(stat.read().rpartition(")")[2].split()[19])
+    base["statistics"] = "reported" if is_end else "at_least"
+    base.update(_of_library)
+    base.update(_how_it_ended() if is_end else {})
+    _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, json.dumps(base)))
+
+
+def _write_end_of_library():
+    """Writes how the process ended. The library may have closed its devices, so its earlier statistics stay."""
+    for library in _libraries.imported():
+        library.statistics = staticmethod(lambda module: {})
+    _write_statistics_of_library()
+
+
+def _note_library(module):
+    """Writes the statistics of a library before the library's own exit handler, which closes its devices."""
+    _write_statistics_of_library(is_end=False)
+    atexit.register(_write_statistics_of_library)
+
+
 def _at_exit():
     torch = sys.modules.get("torch")
     # A torch whose import failed has no version.
     if not hasattr(torch, "__version__") or not hasattr(torch, "cuda"):
+        _write_end_of_library()
         others = [name for name in _OTHER_FRAMEWORKS if name in sys.modules]
         if others:
             _mark(*others)
@@ -380,6 +426,8 @@ def _write_at_abrupt_ends():
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "cuda") and torch.cuda.is_initialized():
                     _at_exit()
+                elif not hasattr(torch, "cuda"):
+                    _write_statistics_of_library()
             except Exception:
                 pass  # A torch whose import has not finished.
             return end(*args, **kwargs)
@@ -879,6 +927,7 @@ def _run_hidden_sitecustomize():
 if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
     _require_library()
+    _libraries = _own_module("libraries")
     _mark()
     os.register_at_fork(after_in_child=_mark)
     atexit.register(_at_exit)
@@ -898,9 +947,12 @@ if _RUN and not hasattr(sys, "_harness_hook"):
         _effects = _own_module("effects")
         for name, change in _WRITERS.items():
             sys.meta_path.insert(0, _ModuleFinder(name, _if_known(change)))
+    for library in _libraries.LIBRARIES:
+        sys.meta_path.insert(0, _ModuleFinder(library.MODULE, _note_library))
     _copies = _own_module("copies") if os.environ.get("HARNESS_GPU_COPIES") else None
     sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "HARNESS_GPU" in os.environ:
+        sys.meta_path.insert(0, _ModuleFinder("jax._src.hardware_utils", _libraries.with_device_files))
         sys.meta_path.insert(0, _EngineFinder())
     if _IS_CPU:
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_values))

@@ -7,7 +7,7 @@ use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex, sync::Po
 
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
-use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, SPARE, UNLOADED, Values};
+use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, SPARE, UNLOADED, VERSIONS, Values};
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
@@ -36,6 +36,8 @@ const ENGINES: [(&str, &str); 4] = [
     ("sglang.py", include_str!("engines/sglang.py")),
     ("vllm.py", include_str!("engines/vllm.py")),
 ];
+/// What the hook knows of libraries other than torch.
+const OTHER_LIBRARIES: (&str, &str) = ("libraries.py", include_str!("libraries.py"));
 /// Imported by the hook if values are computed.
 const VALUES: [(&str, &str); 4] = [
     ("cpu_values.py", include_str!("cpu_values.py")),
@@ -231,6 +233,7 @@ impl Launch<'_> {
         let hook = hook_folder(run);
         fs::create_dir(&hook)?;
         fs::write(hook.join("sitecustomize.py"), SITE)?;
+        fs::write(hook.join(OTHER_LIBRARIES.0), OTHER_LIBRARIES.1)?;
         if self.is_audited()
             && self
                 .command
@@ -313,6 +316,7 @@ impl Launch<'_> {
             Machine::Simulated(settings) => {
                 set.extend([
                     (SETTINGS, to_variable(settings).into()),
+                    (VERSIONS, self.setup.program.versions_of_libraries().into()),
                     (LIBRARIES, libraries.folder.clone().into()),
                     (
                         LEDGER,

@@ -134,6 +134,18 @@ impl Program {
             .collect()
     }
 
+    /// Returns the versions of NVIDIA's installed libraries, as in `cublas=13.1.0.3,cufft=12.0.0.61`.
+    pub(crate) fn versions_of_libraries(&self) -> String {
+        let versions = self.versions();
+        let of_library = |(name, version): (&String, &String)| {
+            let name = name.strip_prefix("nvidia_")?;
+            let name = name.split_once("_cu1").map_or(name, |(library, _)| library);
+            Some(format!("{name}={version}"))
+        };
+        let found: Vec<String> = versions.iter().filter_map(of_library).collect();
+        found.join(",")
+    }
+
     /// Returns the CUDA releases that the installed packages are built for, each with a package
     /// that shows it.
     pub fn releases_of_packages(&self) -> BTreeMap<Cuda, String> {

@@ -7,7 +7,7 @@ use harness_gpu_settings::settings::{CudnnWorkspace, Events, Settings, Values};
 use harness_gpu_settings::{latency::Latency, limits::Limits};
 
 use crate::record::{DeviceRecord, FailedCalls, HostAhead, Process, Record};
-use crate::torch_record::{Engine, PEAK_ALLOCATED, Statistics, TorchRecord};
+use crate::torch_record::{Engine, OtherLibrary, PEAK_ALLOCATED, Statistics, TorchRecord};
 use crate::{errors::Frame, machine::Machine, process::cause_of, torch};
 
 /// Further function names are only counted.
@@ -515,17 +515,14 @@ fn of_device(device: &DeviceRecord) -> String {
 fn without_torch(process: &Process) -> String {
     let program = process.program.as_str();
     match process.imports.as_deref() {
-        Some([]) => "no statistics from torch: the process did not import torch".to_owned(),
+        Some([]) => "the process imported no library that reports statistics".to_owned(),
         Some(names) if names.iter().any(|name| name == "torch") => {
             "no statistics from torch: the process was killed before it used the GPU through torch"
                 .to_owned()
         }
         Some(names) => {
             let names = names.join(" and ");
-            format!(
-                "no statistics from torch: the process imported {names} instead, which harness \
-                 does not support"
-            )
+            format!("the process imported {names}, and was killed before it could report")
         }
         None if torch::is_python(program.as_ref()) => {
             "no statistics from torch: Python was started with -I, -E or -S".to_owned()
@@ -534,15 +531,45 @@ fn without_torch(process: &Process) -> String {
             "no statistics from torch: the process was killed, or it is not Python".to_owned()
         }
         None => {
-            format!("no statistics from torch: the process runs `{program}`, which is not Python")
+            format!("plain calls of CUDA by `{program}`, without a library that reports statistics")
         }
     }
+}
+
+/// The figures that a library other than torch publishes.
+fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
+    let figures = [
+        ("peak allocated", PEAK_ALLOCATED),
+        ("allocated at the end", "allocated_bytes.all.current"),
+        ("peak reserved", "reserved_bytes.all.peak"),
+        ("reserved at the end", "reserved_bytes.all.current"),
+    ];
+    let known: Vec<String> = figures
+        .iter()
+        .filter(|(_, name)| torch.has(name))
+        .map(|(text, name)| format!("{text} {}", Bytes(torch.sum(name))))
+        .collect();
+    let known = match (&torch.problem, known.is_empty()) {
+        (Some(problem), true) => format!("no statistics: {problem}"),
+        (None, true) => "it reports no statistics".to_owned(),
+        (_, false) => known.join(", "),
+    };
+    let end = if torch.ended_out_of_memory {
+        "; an out of memory error ended the program"
+    } else {
+        ""
+    };
+    let OtherLibrary { name, allocator } = library;
+    format!("{name} {}, {allocator}: {known}{end}", torch.version)
 }
 
 fn of_torch(process: &Process) -> String {
     let Some(torch) = &process.torch else {
         return without_torch(process);
     };
+    if let Some(library) = &torch.library {
+        return of_library(library, torch);
+    }
     let name = format!("torch {}", torch.version);
     let name = name.trim_end();
     if let Some(problem) = &torch.problem {

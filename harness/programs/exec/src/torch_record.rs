@@ -1,4 +1,5 @@
-//! [`TorchRecord`]: what torch reports about its allocator and about the end of a process.
+//! [`TorchRecord`]: what torch, or another library in its place, reports about its allocator and
+//! about the end of a process.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +17,10 @@ pub const PEAK_ALLOCATED: &str = "allocated_bytes.all.peak";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TorchRecord {
     pub version: String,
+    /// The library that reports this in place of torch. Then the statistics are those that it
+    /// publishes, under the names of torch, and the others are unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub library: Option<OtherLibrary>,
     pub rank: Option<String>,
     /// When the process started, in clock ticks since the host's start.
     #[serde(default, skip_serializing)]
@@ -62,6 +67,13 @@ pub struct TorchRecord {
     /// The engines and compilers that the hook adapted to the simulated GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engines: Vec<AdaptedEngine>,
+}
+
+/// A library other than torch that uses the GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherLibrary {
+    pub name: String,
+    pub allocator: String,
 }
 
 /// How complete the statistics of torch are.
@@ -202,6 +214,7 @@ impl TorchRecord {
     pub(crate) fn unnamed() -> Self {
         Self {
             version: String::new(),
+            library: None,
             rank: None,
             started: 0,
             ended_out_of_memory: false,
@@ -266,6 +279,13 @@ impl TorchRecord {
         HostMemory::of(&self.version, |name| {
             self.host_memory_stats.as_ref()?.get(name)?.as_u64()
         })
+    }
+
+    /// Returns whether a device has this statistic.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.memory_stats
+            .values()
+            .any(|stats| stats.contains_key(name))
     }
 
     pub fn sum(&self, name: &str) -> u64 {

@@ -201,6 +201,33 @@ unsafe extern "C" fn cuPointerGetAttribute(
     }))
 }
 
+/// Attributes of the driver with eight bytes: addresses, sizes, identifiers and contexts.
+const LONG_ATTRIBUTES: [c_int; 6] = [1, 3, 4, 7, 11, 12];
+
+/// Writes several attributes. Those of an unknown address are zeros.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuPointerGetAttributes(
+    count: c_uint,
+    numbers: *const c_int,
+    values: *const *mut c_void,
+    address: usize,
+) -> c_int {
+    for index in 0..count as usize {
+        // SAFETY: the program passes this many numbers, and values of their sizes.
+        unsafe {
+            let (number, value) = (*numbers.add(index), *values.add(index));
+            if cuPointerGetAttribute(value, number, address) != 0 {
+                if LONG_ATTRIBUTES.contains(&number) {
+                    value.cast::<u64>().write(0);
+                } else {
+                    value.cast::<u32>().write(0);
+                }
+            }
+        }
+    }
+    0
+}
+
 /// Copies from or to a host address: of page-locked memory in the order of the stream, of other
 /// memory before the call returns. The program passes host memory of this size.
 fn transfer(

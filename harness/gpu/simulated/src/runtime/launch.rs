@@ -205,6 +205,8 @@ export! {
     ) = launch(kernel, grid, block, arguments, stream);
     cudaLaunchKernelExC(config: &LaunchConfig, kernel: usize, arguments: *const *const c_void) =
         launch(kernel, config.grid, config.block, arguments, config.stream);
+    /// The function of a kernel is its symbol: launches need no other.
+    cudaGetFuncBySymbol(function: Out<'_, usize>, symbol: usize) = remember(put(function, symbol));
     cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize
     ) = remember(put(blocks, active_blocks(block, shared_memory)));

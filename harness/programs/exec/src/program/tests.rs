@@ -41,6 +41,15 @@ fn names_of_packages_show_the_cuda_release() {
 }
 
 #[test]
+fn installed_libraries_have_their_versions() {
+    let (_folder, program) = packages(&["nvidia_cublas_cu12-12.9.1.4", "nvidia_cufft-12.5.0.14"]);
+    assert_eq!(
+        program.versions_of_libraries(),
+        "cublas=12.9.1.4,cufft=12.5.0.14"
+    );
+}
+
+#[test]
 fn cudnn_is_the_installed_one_without_torch() {
     let (_folder, program) = packages(&["nvidia_cudnn_cu13-9.28.1.4"]);
     assert_eq!(program.cudnn(), Some(92_801));

@@ -18,6 +18,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         program: "python3.11".to_owned(),
         torch: Some(TorchRecord {
             version: "2.11.0+cu130".to_owned(),
+            library: None,
             rank: rank.map(str::to_owned),
             started: 0,
             ended_out_of_memory: true,
@@ -159,19 +160,18 @@ fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
             ..process(7, None)
         })
     };
-    let begin = "no statistics from torch: ";
     assert_eq!(
         reason(Some(&[]), "python3.11"),
-        format!("{begin}the process did not import torch")
+        "the process imported no library that reports statistics"
     );
+    let begin = "no statistics from torch: ";
     assert_eq!(
         reason(Some(&["torch"]), "python3.11"),
         format!("{begin}the process was killed before it used the GPU through torch")
     );
-    let jax = "the process imported jax instead, which harness does not support";
     assert_eq!(
         reason(Some(&["jax"]), "python3.11"),
-        format!("{begin}{jax}")
+        "the process imported jax, and was killed before it could report"
     );
     assert_eq!(
         reason(None, "python3.11"),
@@ -179,7 +179,25 @@ fn a_process_without_torch_has_the_reason_for_its_missing_statistics() {
     );
     assert_eq!(
         reason(None, "nbody"),
-        format!("{begin}the process runs `nbody`, which is not Python")
+        "plain calls of CUDA by `nbody`, without a library that reports statistics"
+    );
+}
+
+#[test]
+fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes() {
+    let mut process = process(7, None);
+    let torch = process.torch.as_mut().unwrap();
+    torch.version = "0.12.0".to_owned();
+    torch.library = Some(OtherLibrary {
+        name: "JAX".to_owned(),
+        allocator: "XLA's BFC allocator".to_owned(),
+    });
+    let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "reserved_bytes.all.peak": 6_u64 << 30}});
+    torch.memory_stats = serde_json::from_value(stats).unwrap();
+    assert_eq!(
+        of_torch(&process),
+        "JAX 0.12.0, XLA's BFC allocator: peak allocated 5 GiB, peak reserved 6 GiB; an out of \
+         memory error ended the program"
     );
 }
 

@@ -352,6 +352,38 @@ fn required_by(key: &str) -> Vec<String> {
         .collect()
 }
 
+/// What the steps of a scenario may name.
+struct Declarations {
+    needs: Needs,
+    allocators: Vec<AllocatorSpec>,
+    streams: Vec<StreamName>,
+    programs: Vec<ProgramName>,
+    processes: Vec<Process>,
+}
+
+impl Declarations {
+    fn check(
+        wire: &ScenarioWire,
+        point: &Point,
+        source: &str,
+        folder: &Path,
+    ) -> Result<Self, Problem> {
+        let needs = wire.needs.check(&point.values, source)?;
+        let (one, several) = (wire.allocator.as_ref(), wire.allocators.as_ref());
+        let allocators = arms::check(one, several, source, folder)?;
+        let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
+        let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
+        let given = wire.processes.as_deref().unwrap_or_default();
+        Ok(Self {
+            needs,
+            allocators,
+            streams,
+            processes: processes(given, &programs, point, source)?,
+            programs,
+        })
+    }
+}
+
 fn check_scenario(
     wire: &ScenarioWire,
     point: Point,
@@ -359,22 +391,8 @@ fn check_scenario(
     path: &Path,
 ) -> Result<Scenario, Problem> {
     let about = about(&wire.about, SCENARIO.noun)?;
-    let needs = wire.needs.check(&point.values, source)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    let allocators = arms::check(
-        wire.allocator.as_ref(),
-        wire.allocators.as_ref(),
-        source,
-        folder,
-    )?;
-    let streams = streams(wire.streams.as_deref().unwrap_or_default())?;
-    let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
-    let processes = processes(
-        wire.processes.as_deref().unwrap_or_default(),
-        &programs,
-        &point,
-        source,
-    )?;
+    let declarations = Declarations::check(wire, &point, source, folder)?;
     if wire.steps.value.is_empty() {
         return Err(Problem::new(wire.steps.at, "`steps` is empty")
             .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
@@ -382,88 +400,58 @@ fn check_scenario(
     let declared = Declared {
         folder,
         parameters: &point.values,
-        allocators: &allocators,
-        streams: &streams,
-        programs: &programs,
-        processes: &processes,
-        memory: needs.memory,
+        allocators: &declarations.allocators,
+        streams: &declarations.streams,
+        programs: &declarations.programs,
+        processes: &declarations.processes,
+        memory: declarations.needs.memory,
     };
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
-    let invariants =
-        check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
-    let faults = wire
-        .faults
-        .as_ref()
-        .map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
-    let health_check = wire
-        .health_check
-        .as_ref()
-        .map(|health| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS))
-        .transpose()?;
+    let invariants = check_invariants(wire, &mut checker)?;
+    let faults = wire.faults.as_ref();
+    let faults = faults.map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
+    let whole =
+        |health: &HealthCheckWire| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS);
+    let health_check = wire.health_check.as_ref().map(whole).transpose()?;
     checker.time_limit = wire.timeout.as_ref().map(duration).transpose()?;
     let steps = check_steps(&wire.steps.value, &mut checker)?;
-    let reasons = |given: &Option<Located<Tree>>, what: &str| {
-        given.as_ref().map_or_else(
-            || Ok(Reasons::default()),
-            |given| Reasons::check(given, what, |arm| checker.arm(arm)),
-        )
-    };
-    let (skip, expected_to_fail) = (
-        reasons(&wire.skip, "skip")?,
-        reasons(&wire.expected_to_fail, "expected_to_fail")?,
-    );
-    let tags = wire
-        .tags
-        .iter()
-        .map(|tag| tag.checked().map(str::to_owned))
-        .collect::<Result<_, _>>()?;
-    if let Some(old) = &wire.violates {
-        checker.renamed(old.at, "violates", "expect_violation");
-    }
-    let expect_violation = wire
-        .expect_violation
-        .as_ref()
-        .or(wire.violates.as_ref())
-        .map(|given| {
-            let names = Invariant::ALL.iter().map(|invariant| invariant.name());
-            named(
-                given,
-                ["invariant", "invariants"],
-                Invariant::from_name,
-                names,
-            )
-            .map(|invariant| given.0.with(invariant))
-        });
-    let (claim, figures) = wire
-        .claim
-        .as_ref()
-        .map(|claim| claim.check(&checker))
-        .transpose()?
-        .unzip();
+    let [skip, expected_to_fail] = reasons(wire, &checker)?;
+    let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned));
+    let tags = tags.collect::<Result<_, _>>()?;
+    let expect_violation = expect_violation(wire, &mut checker)?;
+    let claim = wire.claim.as_ref().map(|claim| claim.check(&checker));
+    let (claim, figures) = claim.transpose()?.unzip();
     let Checker {
         comparisons,
         streams_of_traces,
         renamed,
         ..
     } = checker;
+    let Declarations {
+        needs,
+        allocators,
+        streams,
+        programs,
+        processes,
+    } = declarations;
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
         about,
-        parameters: point.texts.clone(),
+        parameters: point.texts,
         needs,
         seed: wire.seed,
         steps,
         faults,
         health_check,
         invariants,
-        expect_violation: expect_violation.transpose()?,
+        expect_violation,
         renamed: renamed.into_inner().into_iter().collect(),
         claim,
         figures: figures.unwrap_or_default(),
         comparisons,
         allocators,
-        streams: streams.iter().cloned().chain(streams_of_traces).collect(),
+        streams: streams.into_iter().chain(streams_of_traces).collect(),
         programs,
         source: (!processes.is_empty()).then(|| source.to_owned()),
         processes,
@@ -473,10 +461,41 @@ fn check_scenario(
     })
 }
 
+/// The reasons to skip the scenario, and those to expect a failure.
+fn reasons(wire: &ScenarioWire, checker: &Checker<'_>) -> Result<[Reasons; 2], Problem> {
+    let check = |given: &Option<Located<Tree>>, what: &str| {
+        given.as_ref().map_or_else(
+            || Ok(Reasons::default()),
+            |given| Reasons::check(given, what, |arm| checker.arm(arm)),
+        )
+    };
+    Ok([
+        check(&wire.skip, "skip")?,
+        check(&wire.expected_to_fail, "expected_to_fail")?,
+    ])
+}
+
+fn expect_violation(
+    wire: &ScenarioWire,
+    checker: &mut Checker<'_>,
+) -> Result<Option<Located<Invariant>>, Problem> {
+    if let Some(old) = &wire.violates {
+        checker.renamed(old.at, "violates", "expect_violation");
+    }
+    let given = wire.expect_violation.as_ref().or(wire.violates.as_ref());
+    let check = |given: &InvariantText| {
+        let names = Invariant::ALL.iter().map(|invariant| invariant.name());
+        let kind = ["invariant", "invariants"];
+        named(given, kind, Invariant::from_name, names).map(|found| given.0.with(found))
+    };
+    given.map(check).transpose()
+}
+
 fn check_invariants(
-    given: &[ExpressionText],
+    wire: &ScenarioWire,
     checker: &mut Checker<'_>,
 ) -> Result<Vec<Located<Expectation>>, Problem> {
+    let given = wire.invariants.as_deref().unwrap_or_default();
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
         return Err(Problem::new(
             first_too_many.at,

@@ -345,25 +345,7 @@ impl Checker<'_> {
             ));
         }
         if let Some(id) = self.names.ids.get(head) {
-            let reports = id.reports;
-            if let Some(rank) = rest.strip_prefix("rank").filter(|_| id.ranks > 0) {
-                let (rank, figure) = rank.split_once('.').unwrap_or((rank, ""));
-                return of_rank(id, rank, figure);
-            }
-            // A step with an exit code is a program, and its torch has counters.
-            let of_torch =
-                || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
-            return match (
-                ReportKey::named(rest).filter(|key| reports.contains(key)),
-                of_torch(),
-            ) {
-                (Some(key), _) => Ok(Metric::Report(id.name.clone(), key)),
-                (None, Some(Account::Stat(key))) => Ok(Metric::Torch(id.name.clone(), key)),
-                (None, _) => Err((
-                    format!("`{}` step `{head}` does not report `{rest}`", id.step),
-                    choices(rest, "it reports", reports.iter().map(|key| key.name())),
-                )),
-            };
+            return of_step(id, rest);
         }
         if let Some(later) = self.announced.get(head) {
             return Err((
@@ -374,6 +356,11 @@ impl Checker<'_> {
                 "move this after that step".to_owned(),
             ));
         }
+        Err(unknown_metric(name, &self.known_names()))
+    }
+
+    /// The names that may have been meant.
+    fn known_names(&self) -> Vec<String> {
         let known = account_names();
         // Similar names are searched among this many measures and ids.
         const MOST: usize = 100;
@@ -393,14 +380,28 @@ impl Checker<'_> {
             .iter()
             .map(|(variable, _)| variable.name().to_owned());
         let own = self.declared.parameters.keys().cloned().chain(variables);
-        let names: Vec<String> = known
-            .iter()
-            .cloned()
-            .chain(own)
-            .chain(heads)
-            .chain(reports)
-            .collect();
-        Err(unknown_metric(name, &names))
+        let accounts = known.iter().cloned();
+        accounts.chain(own).chain(heads).chain(reports).collect()
+    }
+}
+
+/// A figure that a step reports, or one of its ranks, or its program's torch.
+fn of_step(id: &Id, figure: &str) -> Result<Metric, Unresolved> {
+    if let Some(rank) = figure.strip_prefix("rank").filter(|_| id.ranks > 0) {
+        let (rank, figure) = rank.split_once('.').unwrap_or((rank, ""));
+        return of_rank(id, rank, figure);
+    }
+    let (step, reports) = (id.name.clone(), id.reports);
+    if let Some(key) = ReportKey::named(figure).filter(|key| reports.contains(key)) {
+        return Ok(Metric::Report(step, key));
+    }
+    // A step with an exit code is a program, and its torch has counters.
+    match Account::from_name(figure).filter(|_| reports.contains(&ReportKey::ExitCode)) {
+        Some(Account::Stat(key)) => Ok(Metric::Torch(step, key)),
+        _ => Err((
+            format!("`{}` step `{step}` does not report `{figure}`", id.step),
+            choices(figure, "it reports", reports.iter().map(|key| key.name())),
+        )),
     }
 }
 

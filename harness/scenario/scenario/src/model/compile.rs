@@ -184,15 +184,7 @@ impl Compiler {
                 kernel,
                 bias,
             } => self.convolution(value, *input, *output, *kernel, *bias),
-            Layer::BatchNorm { channels } => {
-                // Running mean and variance, and the number of batches.
-                self.constants.extend([
-                    Bytes(channels.saturating_mul(4)),
-                    Bytes(channels.saturating_mul(4)),
-                    Bytes(8),
-                ]);
-                self.normalization(value, value.is_half, *channels, *channels, 1)
-            }
+            Layer::BatchNorm { channels } => self.batch_norm(value, *channels),
             Layer::LayerNorm { width } => {
                 // Under autocast the result has 32 bits.
                 let value = self.cast(value, false);
@@ -217,14 +209,7 @@ impl Compiler {
                 let mask = self.tensor(value.elements, 1);
                 self.simple(value, result, vec![mask], &[mask])
             }
-            Layer::MaxPool {
-                output: (channels, height, width),
-            } => {
-                let elements = product(&[self.samples, *channels, *height, *width]);
-                let result = self.made(elements, value.is_half);
-                let places = self.tensor(elements, 8);
-                self.simple(value, result, vec![value.id, places], &[places])
-            }
+            Layer::MaxPool { output } => self.max_pool(value, *output),
             Layer::AveragePool { channels: width } | Layer::FirstToken { width } => {
                 let result = self.made(product(&[self.samples, *width]), value.is_half);
                 self.simple(value, result, Vec::new(), &[])
@@ -242,18 +227,31 @@ impl Compiler {
                 shortcut,
                 in_place,
             } => {
-                let inner = layers
-                    .iter()
-                    .fold(value, |value, layer| self.layer(layer, value));
-                let beside = shortcut
-                    .iter()
-                    .fold(value, |value, layer| self.layer(layer, value));
+                let inner = self.layers(layers, value);
+                let beside = self.layers(shortcut, value);
                 self.sum(inner, beside, *in_place)
             }
-            Layer::Block { layers } => layers
-                .iter()
-                .fold(value, |value, layer| self.layer(layer, value)),
+            Layer::Block { layers } => self.layers(layers, value),
         }
+    }
+
+    fn layers(&mut self, layers: &[Layer], value: Value) -> Value {
+        let next = |value, layer: &Layer| self.layer(layer, value);
+        layers.iter().fold(value, next)
+    }
+
+    fn batch_norm(&mut self, value: Value, channels: u64) -> Value {
+        let of_channels = Bytes(channels.saturating_mul(4));
+        // Running mean and variance, and the number of batches.
+        self.constants.extend([of_channels, of_channels, Bytes(8)]);
+        self.normalization(value, value.is_half, channels, channels, 1)
+    }
+
+    fn max_pool(&mut self, value: Value, (channels, height, width): (u64, u64, u64)) -> Value {
+        let elements = product(&[self.samples, channels, height, width]);
+        let result = self.made(elements, value.is_half);
+        let places = self.tensor(elements, 8);
+        self.simple(value, result, vec![value.id, places], &[places])
     }
 
     /// Adds an operation with one input and one result, and other tensors that it allocates.

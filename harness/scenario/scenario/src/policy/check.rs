@@ -6,6 +6,7 @@ use harness_allocator::{device::HostMemory, units::Nanos};
 
 use super::wire::{
     BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SplitWire,
+    WaitWire,
 };
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
@@ -189,27 +190,31 @@ fn check_one(
                 "start with `fp32`, or remove the policy",
             )),
         },
-        PolicyWire::Wait(fields)
-            if step.serves_requests()
-                && (fields.first.is_some()
-                    || fields.factor.is_some()
-                    || fields.retries.is_some()) =>
-        {
-            Err(
-                Problem::new(at, format!("`wait` takes no fields in `{}`", step.step))
-                    .help("write `wait`; a request waits without a limit until other requests end"),
-            )
-        }
         PolicyWire::SpillToHost(fields) => spill(fields, at, step, checker),
-        PolicyWire::Wait(fields) => Ok(Policy::Wait {
-            first: fields
-                .first
-                .as_ref()
-                .map_or(Ok(Nanos::millis(10)), duration)?,
-            factor: checker.whole_or(fields.factor.as_ref(), "factor", 1..=10, 2)? as u32,
-            retries: retries(fields.retries.as_ref(), 5, checker)?,
-        }),
+        PolicyWire::Wait(fields) => wait(fields, at, step, checker),
     }
+}
+
+fn wait(
+    WaitWire {
+        first,
+        factor,
+        retries: tries,
+    }: &WaitWire,
+    at: Position,
+    step: &Recoverable,
+    checker: &mut Checker<'_>,
+) -> Result<Policy, Problem> {
+    if step.serves_requests() && (first.is_some() || factor.is_some() || tries.is_some()) {
+        let message = format!("`wait` takes no fields in `{}`", step.step);
+        return Err(Problem::new(at, message)
+            .help("write `wait`; a request waits without a limit until other requests end"));
+    }
+    Ok(Policy::Wait {
+        first: first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
+        factor: checker.whole_or(factor.as_ref(), "factor", 1..=10, 2)? as u32,
+        retries: retries(tries.as_ref(), 5, checker)?,
+    })
 }
 
 fn split_and_accumulate(

@@ -278,11 +278,8 @@ impl StepFields<Train> for TrainWire {
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Train, Problem> {
         let iterations = checker.whole(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
         let batches = self.batch.check("batch", MAX_BATCH, checker)?;
-        let (smallest, largest) = batches
-            .iter()
-            .fold((MAX_BATCH, 1), |(least, most), &batch| {
-                (least.min(batch), most.max(batch))
-            });
+        let smallest = batches.iter().copied().fold(MAX_BATCH, u64::min);
+        let largest = batches.iter().copied().fold(1, u64::max);
         let plan = self.plan(batches[0], smallest, checker)?;
         let optimizer = self.optimizer.unwrap_or(Optimizer::Adam);
         let model = self.model(step.at, optimizer, largest, checker)?;
@@ -305,26 +302,10 @@ impl StepFields<Train> for TrainWire {
             .map(|wire| policy::check(wire, &first, checker))
             .transpose()?;
         if on_oom.as_ref().and_then(Chain::scales).is_some() {
-            if batches.len() > 1 {
-                return Err(Problem::new(
-                    step.at,
-                    "`scale_batch` chooses the batch, but `batch` lists several",
-                )
-                .help("write one `batch`"));
-            }
+            one_batch(step.at, &batches)?;
             self.model(step.at, optimizer, SCALE_LIMIT, checker)?;
         }
-        let ranks = self
-            .ranks
-            .as_ref()
-            .map(|ranks| ranks.check(on_oom.as_ref(), checker))
-            .transpose()?;
-        if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
-            return Err(
-                Problem::new(check.at, "`leak_check` does not work with `ranks`")
-                    .help("remove `leak_check`, or `ranks`"),
-            );
-        }
+        let ranks = self.checked_ranks(on_oom.as_ref(), checker)?;
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
         checker.count(
             step.at,
@@ -362,7 +343,28 @@ impl StepFields<Train> for TrainWire {
     }
 }
 
+fn one_batch(at: Position, batches: &[u64]) -> Result<(), Problem> {
+    if batches.len() > 1 {
+        let message = "`scale_batch` chooses the batch, but `batch` lists several";
+        return Err(Problem::new(at, message).help("write one `batch`"));
+    }
+    Ok(())
+}
+
 impl TrainWire {
+    fn checked_ranks(
+        &self,
+        on_oom: Option<&Chain>,
+        checker: &mut Checker<'_>,
+    ) -> Result<Option<Ranks>, Problem> {
+        if let (Some(check), Some(_)) = (&self.leak_check, &self.ranks) {
+            let message = "`leak_check` does not work with `ranks`";
+            return Err(Problem::new(check.at, message).help("remove `leak_check`, or `ranks`"));
+        }
+        let ranks = self.ranks.as_ref();
+        ranks.map(|ranks| ranks.check(on_oom, checker)).transpose()
+    }
+
     fn model(
         &self,
         at: Position,

@@ -1,5 +1,5 @@
 //! `harness replay`: replays allocation traces on the simulated device, and compares recordings of
-//! PyTorch's allocator with their replay.
+//! allocators with their replay.
 
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
@@ -49,8 +49,8 @@ column, `result`, is the outcome of the operation:
 /// The number of recordings after which results are printed.
 const TOGETHER: usize = 32;
 
-/// Replay an allocation trace on the simulated device, or compare recordings of PyTorch's allocator
-/// with their replay.
+/// Replay an allocation trace on the simulated device, or compare recordings of allocators with
+/// their replay.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Replay {
@@ -405,7 +405,8 @@ impl Counts {
                     }
                     error @ (RecordingError::Read { .. }
                     | RecordingError::Malformed { .. }
-                    | RecordingError::Torch { .. }) => {
+                    | RecordingError::Torch { .. }
+                    | RecordingError::OtherLibrary { .. }) => {
                         format!("unusable {error}\n")
                     }
                 }

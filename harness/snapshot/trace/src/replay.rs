@@ -1,8 +1,10 @@
 //! Replays allocation traces on the simulated device and compares them with recorded runs of
-//! PyTorch's allocator.
+//! PyTorch's allocator, or of another library's ([`decisions`]).
 //!
 //! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and
 //! compares every row, then the final segments. [`Front`] selects the allocator's interface.
+
+mod decisions;
 
 use std::io::{self, BufRead as _, Write};
 use std::path::{Path, PathBuf};
@@ -339,6 +341,12 @@ pub enum RecordingError {
         path: PathBuf,
         source: TorchVersionError,
     },
+    #[error(
+        "{}: line 1: this is a recording of {library}, which has neither versions of PyTorch nor a \
+         shared front: leave out `--torch` and `--front`",
+        path.display()
+    )]
+    OtherLibrary { path: PathBuf, library: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -354,6 +362,13 @@ pub enum Difference {
         operation: usize,
         event: String,
         figures: Vec<(String, i64, i64)>,
+    },
+    /// The calls of the device and the place of the allocation.
+    Decision {
+        operation: usize,
+        event: String,
+        recorded: String,
+        replayed: String,
     },
     /// Segments count from 0 in address order. A missing one is empty.
     Snapshot {
@@ -386,6 +401,15 @@ impl fmt::Display for Difference {
                 }
                 Ok(())
             }
+            Self::Decision {
+                operation,
+                event,
+                recorded,
+                replayed,
+            } => {
+                writeln!(f, "first difference at operation {operation}, `{event}`:")?;
+                writeln!(f, "  recorded {recorded}\n  replayed {replayed}")
+            }
             Self::Snapshot {
                 segment,
                 recorded,
@@ -413,6 +437,12 @@ struct Header {
     stopped: Option<StoppedTorch>,
     columns: Vec<String>,
     trace: Vec<String>,
+}
+
+/// The key that distinguishes recordings of other libraries from those of PyTorch.
+#[derive(Deserialize)]
+struct RecordedKind {
+    library: Option<String>,
 }
 
 /// The end of PyTorch in an error of its own.
@@ -462,8 +492,18 @@ pub fn verify(
         .next()
         .ok_or_else(|| malformed(1, "the file is empty".to_owned()))?
         .map_err(read_error)?;
-    let header: Header = serde_json::from_str(&first)
-        .map_err(|error| malformed(1, format!("not a recording's header: {error}")))?;
+    let not_a_header = |error| malformed(1, format!("not a recording's header: {error}"));
+    let kind: RecordedKind = serde_json::from_str(&first).map_err(not_a_header)?;
+    if let Some(library) = kind.library {
+        if torch.is_some() || front != Front::Handle {
+            let path = path.to_owned();
+            return Err(RecordingError::OtherLibrary { path, library });
+        }
+        let header = serde_json::from_str(&first).map_err(not_a_header)?;
+        let lines = lines.map(|line| line.map_err(read_error));
+        return verify_decisions(&header, addresses, lines, malformed);
+    }
+    let header: Header = serde_json::from_str(&first).map_err(not_a_header)?;
     let column = |name: &String| {
         Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")))
     };
@@ -599,6 +639,50 @@ pub fn verify(
     let recorded: serde_json::Value = serde_json::from_str(&line)
         .map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;
     let difference = compare_snapshots(&recorded["snapshot"], &end.snapshot["snapshot"]);
+    Ok(Comparison {
+        operations,
+        difference,
+    })
+}
+
+/// Replays the recording of another library's allocator and compares each line.
+fn verify_decisions(
+    header: &decisions::Header,
+    addresses: Option<AddressOrder>,
+    mut lines: impl Iterator<Item = Result<String, RecordingError>>,
+    malformed: impl Fn(usize, String) -> RecordingError,
+) -> Result<Comparison, RecordingError> {
+    let events = trace::parse_lines(header.trace.iter().map(String::as_str))
+        .map_err(|error| malformed(1, error.to_string()))?;
+    let mut operations = 0;
+    let mut compare = |index: usize, replayed: &str| {
+        let line = index + 2;
+        let recorded = lines
+            .next()
+            .ok_or_else(|| malformed(line, "the recording ends before its trace".to_owned()))??;
+        let recorded: String = serde_json::from_str(&recorded)
+            .map_err(|error| malformed(line, format!("not a line of a decision: {error}")))?;
+        operations = index + 1;
+        Ok((recorded != replayed).then(|| Difference::Decision {
+            operation: operations,
+            event: events[index].to_string(),
+            recorded,
+            replayed: replayed.to_owned(),
+        }))
+    };
+    let mut compared = Ok(None);
+    let replayed = decisions::replay(header, &events, addresses, |index, line| {
+        compared = compare(index, line);
+        if matches!(compared, Ok(None)) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    });
+    let difference = compared?.or_else(|| {
+        let why = replayed.err()?.to_string();
+        Some(Difference::Stopped { why })
+    });
     Ok(Comparison {
         operations,
         difference,

@@ -1,6 +1,6 @@
-//! Compares recorded runs of PyTorch's allocator with ours: one test per file in
-//! `tests/recordings`. Every column of every row and the final segments must match. Other tests
-//! falsify a recording and check that the comparison notices.
+//! Compares recorded runs of PyTorch's, TensorFlow's and RMM's allocators with ours: one test per
+//! file in `tests/recordings`. Every column of every row and the final segments must match, or
+//! every decision. Other tests falsify a recording and check that the comparison notices.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,15 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let sample = recordings[0].clone();
+    let (of_libraries, of_torch): (Vec<PathBuf>, Vec<PathBuf>) =
+        recordings.into_iter().partition(|path| is_of_library(path));
+    let ([sample, ..], [of_library, ..]) = (&of_torch[..], &of_libraries[..]) else {
+        eprintln!(
+            "{}: recordings of PyTorch and of other libraries are needed",
+            folder.display()
+        );
+        return ExitCode::FAILURE;
+    };
     let about_the_comparison: [(&str, Check); 3] = [
         (
             "a_wrong_figure_is_reported_with_its_row_and_column",
@@ -42,10 +50,23 @@ fn main() -> ExitCode {
             another_setting,
         ),
     ];
-    let comparison = about_the_comparison.map(|(name, test)| {
-        let sample = sample.clone();
+    let about_decisions: [(&str, Check); 2] = [
+        (
+            "a_wrong_decision_is_reported_with_its_operation",
+            a_wrong_decision,
+        ),
+        (
+            "settings_of_pytorch_are_refused_for_another_library",
+            settings_of_pytorch,
+        ),
+    ];
+    let check = |(name, test): (&'static str, Check), sample: &Path| {
+        let sample = sample.to_owned();
         Trial::test(name, move || test(&sample))
-    });
+    };
+    let comparison = (about_the_comparison.map(|case| check(case, sample)))
+        .into_iter()
+        .chain(about_decisions.map(|case| check(case, of_library)));
     let trial = |path: &PathBuf, prefix: &str, front: Front| {
         let name = path
             .file_name()
@@ -59,11 +80,22 @@ fn main() -> ExitCode {
         ("equal_by_the_shared_front", Front::Shared),
     ];
     let trials = fronts.into_iter().flat_map(|(prefix, front)| {
-        recordings
-            .iter()
-            .map(move |path| trial(path, prefix, front))
+        let of_libraries = match front {
+            Front::Handle => &of_libraries[..],
+            Front::Shared => &[],
+        };
+        (of_torch.iter().chain(of_libraries)).map(move |path| trial(path, prefix, front))
     });
     libtest_mimic::run(&Arguments::from_args(), trials.chain(comparison).collect()).exit_code()
+}
+
+/// Returns true unless it records PyTorch: recordings of other libraries begin with the name of our
+/// allocator.
+fn is_of_library(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    ["bfc-", "rmm_pool-"]
+        .iter()
+        .any(|allocator| name.starts_with(allocator))
 }
 
 fn recordings(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -155,5 +187,28 @@ fn another_setting(sample: &Path) -> Result<(), Failed> {
     match verify(&lines)??.difference {
         Some(Difference::Row { .. }) => Ok(()),
         other => Err(format!("replayed with other settings, but: {other:?}").into()),
+    }
+}
+
+fn a_wrong_decision(sample: &Path) -> Result<(), Failed> {
+    let mut lines = lines(sample)?;
+    let row = lines.len() / 2;
+    let right = lines[row].clone();
+    lines[row] = json!("at 0+1 256");
+    match verify(&lines)??.difference {
+        Some(Difference::Decision {
+            operation,
+            recorded,
+            replayed,
+            ..
+        }) if operation == row && recorded == "at 0+1 256" && right == replayed => Ok(()),
+        other => Err(format!("operation {row} is wrong, but: {other:?}").into()),
+    }
+}
+
+fn settings_of_pytorch(sample: &Path) -> Result<(), Failed> {
+    match replay::verify(sample, Front::Shared, None, None) {
+        Err(RecordingError::OtherLibrary { .. }) => Ok(()),
+        other => Err(format!("{other:?}").into()),
     }
 }

@@ -1,0 +1,151 @@
+"""Records the decisions of RMM's pool and TensorFlow's BFC allocator, which run here without a GPU.
+
+    python3 ci/allocators/record.py FOLDER               writes recordings to FOLDER, with the pinned versions below
+    python3 ci/allocators/record.py --versions [NAME=VERSION…]   counts operations that other versions decide as the pinned ones
+
+Needs Python 3.11, g++ with C++20, PyPI, and 2 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with `bfc` and `rmm_pool`."""
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = Path(os.environ.get("HARNESS_CACHE", Path.home() / ".cache/harness")) / "allocators"
+PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0"}
+GIB = 1 << 30
+OPERATIONS = 500
+# Name, allocator, streams, kinds of traces, the allocator's memory, the device's memory, options of the recorder.
+CONFIGURATIONS = [
+    ("growing", "bfc", 1, "small mixed large pressure", 4 * GIB, None, {"limit": 4 * GIB}),
+    ("keeping", "bfc", 1, "large pressure", 4 * GIB, None, {"limit": 4 * GIB, "gc": 0}),
+    ("whole", "bfc", 1, "mixed pressure", 4 * GIB, None, {"limit": 4 * GIB, "growth": 0}),
+    ("odd", "bfc", 1, "pressure", 4 * GIB, None, {"limit": 3000000123}),
+    ("scarce", "bfc", 1, "large pressure", 3 * GIB, 4 * GIB, {"limit": 4 * GIB}),
+    ("scarce_keeping", "bfc", 1, "large pressure", 3 * GIB, 4 * GIB, {"limit": 4 * GIB, "gc": 0}),
+    ("initial", "rmm_pool", 3, "small mixed large pressure", 4 * GIB, None, {"initial": GIB, "maximum": 3 * GIB}),
+    ("empty", "rmm_pool", 1, "large pressure", 4 * GIB, None, {"initial": 0, "maximum": 3 * GIB}),
+    ("streams", "rmm_pool", 8, "small mixed large pressure", 4 * GIB, None, {"initial": 0, "maximum": 3 * GIB}),
+    ("odd", "rmm_pool", 3, "large pressure", 4 * GIB, None, {"initial": 256, "maximum": 3 * GIB + 256}),
+    ("scarce", "rmm_pool", 8, "large pressure", 2 * GIB, 4 * GIB, {"initial": 0, "maximum": 3 * GIB}),
+    ("unlimited", "rmm_pool", 1, "mixed pressure", 4 * GIB, None, {"initial": 268435456}),
+    ("unlimited_streams", "rmm_pool", 8, "mixed large", 4 * GIB, None, {"initial": 0}),
+    ("tiny", "rmm_pool", 2, "tiny", 4 * GIB, None, {"initial": 0, "maximum": 12800}),
+]
+# The smallest and the largest request of a kind, and the bytes after which a trace only frees.
+KINDS = {
+    "tiny": (1, 1 << 11, 1 << 14),
+    "small": (1, 1 << 18, 80 << 20),
+    "mixed": (1, 1 << 26, 2 * GIB),
+    "large": (1 << 20, 1 << 29, 3 * GIB),
+    "pressure": (1, 1 << 27, 4 * GIB + GIB // 2),
+}
+
+
+def trace(kind, streams):
+    low, high, target = KINDS[kind]
+    rng = random.Random(f"{kind} {streams}")
+    common = [rng.randrange(low, high) for _ in range(12)]
+    live, lines, number = {}, [], 0
+    while len(lines) < OPERATIONS:
+        if live and (sum(live.values()) > target or rng.random() < 0.42):
+            # Most programs free in the order of a stack, some in any order.
+            name = rng.choice(list(live)) if rng.random() < 0.5 else list(live)[-1]
+            del live[name]
+            lines.append(f"f {name}")
+            continue
+        number += 1
+        live[number] = rng.choice(common) if rng.random() < 0.5 else int(low * (high / low) ** rng.random())
+        lines.append(f"a {number} {live[number]} {rng.randrange(streams)}")
+    return lines
+
+
+def installed(packages):
+    folder = CACHE / "-".join(packages).replace("==", "-")
+    if not folder.exists():
+        new = Path(tempfile.mkdtemp(dir=CACHE, prefix="new-"))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target", new]
+        subprocess.run([*pip, *(["--no-deps"] if "tensorflow" in packages[0] else []), *packages], check=True)
+        new.rename(folder)
+    return folder
+
+
+def recorder(package, version):
+    """The program that runs this version's allocator."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = installed([f"{package}=={version}"])
+    source = HERE / ("bfc.cpp" if package == "tensorflow-cpu" else "rmm_pool.cpp")
+    program = CACHE / f"{source.stem}-{version}"
+    if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
+        return program
+    command = ["g++", "-O1", "-w", "-DNDEBUG", "-o", program, source]
+    if package == "tensorflow-cpu":
+        library = folder / "tensorflow"
+        command += ["-std=c++17", f"-I{library}/include", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
+    else:
+        cuda = "13" if package.endswith("13") else "12"
+        headers = ["nvidia-cuda-runtime", "nvidia-cuda-crt"] if cuda == "13" else ["nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12"]
+        runtime = installed(headers) / "nvidia"
+        folders = [folder / "librmm/include", folder / "librmm/include/rapids", folder / "rapids_logger/include"]
+        folders += [runtime / "cu13/include"] if cuda == "13" else [runtime / "cuda_runtime/include", runtime / "cuda_nvcc/include"]
+        libraries = [folder / "librmm/lib64/librmm.so", folder / "rapids_logger/lib64/librapids_logger.so"]
+        command += ["-std=c++20", "-rdynamic", *(f"-I{path}" for path in folders), *libraries, "-ldl", "-lrt", "-lpthread"]
+        command += [f"-Wl,-rpath,{library.parent}" for library in libraries]
+    subprocess.run(command, check=True)
+    return program
+
+
+def decisions(program, operations, capacity, options):
+    with tempfile.NamedTemporaryFile("w", suffix=".trace") as file:
+        file.write("\n".join(operations) + "\n")
+        file.flush()
+        command = [program, file.name, str(capacity), *(f"{key}={value}" for key, value in options.items())]
+        out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=60)
+    return out.stdout.splitlines()
+
+
+def recorded(programs):
+    """The name, header and decisions of each recording."""
+    for name, allocator, streams, kinds, capacity, total, options in CONFIGURATIONS:
+        package = "tensorflow-cpu" if allocator == "bfc" else "librmm-cu13"
+        if package not in programs:
+            continue
+        if allocator == "bfc":
+            settings = {"memory_limit": options["limit"], "allow_growth": options.get("growth", 1) == 1, "garbage_collection": options.get("gc", 1) == 1}
+        else:
+            settings = {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}
+        for kind in kinds.split():
+            operations = trace(kind, streams)
+            lines = decisions(programs[package], operations, capacity, options)
+            header = {"library": f"{package} {PINNED[package]}", "allocator": allocator, "settings": settings, "capacity": capacity}
+            header |= {"total": total} if total else {}
+            yield f"{allocator}-{name}-{kind}", header | {"va": "up", "trace": operations}, lines
+
+
+def write(folder):
+    for name, header, lines in recorded({package: recorder(package, version) for package, version in PINNED.items()}):
+        text = "\n".join(json.dumps(part, separators=(",", ":")) for part in [header, *lines]) + "\n"
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def versions(chosen):
+    for package, version in chosen:
+        of = "tensorflow-cpu" if package == "tensorflow-cpu" else "librmm-cu13"
+        pinned = {name: lines for name, _, lines in recorded({of: recorder(of, PINNED[of])})}
+        theirs = {name: lines for name, _, lines in recorded({of: recorder(package, version)})}
+        differing = []
+        for name, lines in pinned.items():
+            equal = sum(a == b for a, b in zip(lines, theirs[name]))
+            if lines != theirs[name]:
+                differing.append(f"{name} {equal} of {len(lines)}")
+        print(f"{package} {version}: {len(pinned) - len(differing)} of {len(pinned)} recordings are equal; {', '.join(differing) or 'none differs'}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--versions"]:
+        versions([tuple(name.split("=")) for name in sys.argv[2:]])
+    else:
+        write(Path(sys.argv[1]))

@@ -1,0 +1,250 @@
+//! Recordings of other libraries' allocators: for each operation, the calls of the device in
+//! order, and the place of the allocation.
+//!
+//! A line is `malloc SIZE -> REGION`, `malloc SIZE -> oom`, `free REGION`, `record STREAM` or
+//! `wait STREAM for STREAM`, each followed by `; `. The last part is `at REGION+OFFSET SIZE`,
+//! `oom`, `freed` or `ignored`. Regions are numbered in the order of their allocation.
+
+use std::fmt::Write as _;
+use std::{collections::BTreeMap, ops::ControlFlow};
+
+use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
+use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
+use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
+use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
+use harness_allocator::device::{DeviceError, DevicePtr, EventId, StreamId, TestDevice, wrapper};
+use harness_allocator::units::Bytes;
+use serde::Deserialize;
+
+use super::ReplayError;
+use crate::execute::{Executor, Kind, Observer, Outcome, Stopped, Streams, Target};
+use crate::trace::TraceEvent;
+
+#[derive(Deserialize)]
+pub(super) struct Header {
+    #[serde(flatten)]
+    settings: Settings,
+    /// The memory that the allocator can get.
+    capacity: u64,
+    /// The memory of the device. Other programs hold the rest.
+    total: Option<u64>,
+    #[serde(default, rename = "va")]
+    addresses: AddressOrder,
+    pub(super) trace: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "allocator", content = "settings", rename_all = "snake_case")]
+enum Settings {
+    Bfc(BfcSettings),
+    RmmPool(RmmPoolSettings),
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BfcSettings {
+    memory_limit: u64,
+    allow_growth: bool,
+    garbage_collection: bool,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RmmPoolSettings {
+    initial_pool_size: u64,
+    maximum_pool_size: Option<u64>,
+}
+
+impl Settings {
+    fn build(&self) -> Box<dyn Allocator> {
+        match *self {
+            Self::Bfc(settings) => Box::new(BfcAllocator::new(BfcConfig {
+                allow_growth: settings.allow_growth,
+                memory_limit: Some(Bytes(settings.memory_limit)),
+                garbage_collection: settings.garbage_collection,
+            })),
+            Self::RmmPool(settings) => Box::new(RmmPool::new(RmmPoolConfig {
+                initial_pool_size: Some(Bytes(settings.initial_pool_size)),
+                maximum_pool_size: settings.maximum_pool_size.map(Bytes),
+            })),
+        }
+    }
+}
+
+/// Replays the operations of a recording and calls `each` with the line of each one.
+pub(super) fn replay(
+    header: &Header,
+    events: &[TraceEvent],
+    addresses: Option<AddressOrder>,
+    each: impl FnMut(usize, &str) -> ControlFlow<()>,
+) -> Result<(), ReplayError> {
+    let total = header.total.unwrap_or(header.capacity);
+    let mut device = SimDevice::new(SimConfig {
+        context_overhead: Bytes(total.saturating_sub(header.capacity)),
+        addresses: addresses.unwrap_or(header.addresses),
+        ..SimConfig::replay(Bytes(total))
+    });
+    let mut executor = Executor::new(events, &mut device)?;
+    let mut target = Recorded {
+        allocator: header.settings.build(),
+        device: Logged {
+            inner: device,
+            streams: executor.streams().clone(),
+            line: String::new(),
+            regions: Vec::new(),
+            recorded: BTreeMap::new(),
+        },
+    };
+    match executor.run(&mut target, &mut Lines { each }) {
+        Ok(_) | Err(Stopped::Observer(())) => Ok(()),
+        Err(Stopped::Device { operation, source }) => {
+            Err(ReplayError::Device { operation, source })
+        }
+    }
+}
+
+struct Lines<F> {
+    each: F,
+}
+
+impl<F: FnMut(usize, &str) -> ControlFlow<()>> Observer<Recorded> for Lines<F> {
+    /// `each` stopped the replay.
+    type Error = ();
+
+    fn after(
+        &mut self,
+        index: usize,
+        kind: Kind,
+        outcome: Outcome,
+        target: &mut Recorded,
+    ) -> Result<(), ()> {
+        let line = &mut target.device.line;
+        match (kind, outcome) {
+            (_, Outcome::OutOfMemory | Outcome::Unsupported) => line.push_str("oom"),
+            (_, Outcome::Ignored) => line.push_str("ignored"),
+            (Kind::Free, Outcome::Done) => line.push_str("freed"),
+            // The target has written the place of an allocation.
+            (Kind::Allocate | Kind::Other, Outcome::Done) => {}
+        }
+        let flow = (self.each)(index, line);
+        line.clear();
+        if flow.is_break() { Err(()) } else { Ok(()) }
+    }
+}
+
+struct Recorded {
+    allocator: Box<dyn Allocator>,
+    device: Logged,
+}
+
+impl Target for Recorded {
+    type Live = Allocation;
+    type Allocator = dyn Allocator;
+
+    fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
+        let allocation = self.allocator.allocate(&mut self.device, request)?;
+        self.device.note_place(&allocation);
+        Ok(allocation)
+    }
+
+    fn free(&mut self, live: Allocation) -> Result<(), DeviceError> {
+        self.allocator.free(&mut self.device, live)
+    }
+
+    fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.allocator.record_stream(live, stream)
+    }
+
+    fn with<R>(&mut self, call: impl FnOnce(&mut Self::Allocator, &mut dyn TestDevice) -> R) -> R {
+        call(&mut *self.allocator, &mut self.device)
+    }
+}
+
+/// A device that writes its calls.
+struct Logged {
+    inner: SimDevice,
+    streams: Streams,
+    line: String,
+    /// The start and size of each region ever allocated.
+    regions: Vec<(DevicePtr, Bytes)>,
+    /// The stream of each event's last record.
+    recorded: BTreeMap<EventId, StreamId>,
+}
+
+impl Logged {
+    fn note(&mut self, call: std::fmt::Arguments<'_>) {
+        // Writing to a string never fails.
+        let _ = write!(self.line, "{call}");
+    }
+
+    fn note_place(&mut self, allocation: &Allocation) {
+        let address = allocation.ptr();
+        let holds =
+            |&(start, size): &(DevicePtr, Bytes)| start <= address && address < start.offset(size);
+        match self.regions.iter().rposition(holds) {
+            Some(region) => {
+                let offset = address.0 - self.regions[region].0.0;
+                self.note(format_args!("at {region}+{offset} {}", allocation.size().0));
+            }
+            None => self.note(format_args!("null")),
+        }
+    }
+}
+
+impl wrapper::DeviceWrapper for Logged {
+    type Inner = SimDevice;
+
+    fn inner(&self) -> &SimDevice {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut SimDevice {
+        &mut self.inner
+    }
+
+    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
+        use harness_allocator::device::Device as _;
+        let answer = self.inner.malloc(size);
+        match answer {
+            Ok(address) => {
+                let region = self.regions.len();
+                self.note(format_args!("malloc {} -> {region}; ", size.0));
+                self.regions.push((address, size));
+            }
+            Err(_) => self.note(format_args!("malloc {} -> oom; ", size.0)),
+        }
+        answer
+    }
+
+    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
+        use harness_allocator::device::Device as _;
+        if let Some(region) = self.regions.iter().rposition(|&(start, _)| start == ptr) {
+            self.note(format_args!("free {region}; "));
+        }
+        self.inner.free(ptr)
+    }
+
+    fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
+        use harness_allocator::device::Device as _;
+        self.recorded.insert(event, stream);
+        let stream_in_trace = self.streams.in_trace(stream).0;
+        self.note(format_args!("record {stream_in_trace}; "));
+        self.inner.record_event(event, stream)
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
+        use harness_allocator::device::Device as _;
+        let waiter = self.streams.in_trace(stream).0;
+        match self
+            .recorded
+            .get(&event)
+            .map(|&of| self.streams.in_trace(of).0)
+        {
+            Some(other) => self.note(format_args!("wait {waiter} for {other}; ")),
+            None => self.note(format_args!("wait {waiter} for nothing; ")),
+        }
+        self.inner.wait_event(stream, event)
+    }
+}
+
+impl wrapper::TestDeviceWrapper for Logged {}

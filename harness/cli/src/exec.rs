@@ -576,6 +576,12 @@ impl Exec {
                 "give more `--memory` or less `--context-overhead`",
             ));
         }
+        if self.values == Some(Values::Cpu) && setup.program.torch.is_none() {
+            return Err(CliError::input(
+                "`--values cpu` computes the operations of torch, and the program has no torch",
+                "leave it out, or give `--values copies`",
+            ));
+        }
         let default = setup.settings(gpu, memory);
         Ok(self.context_overhead.applied_to(Settings {
             devices: self.devices,

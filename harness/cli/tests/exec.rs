@@ -1129,7 +1129,14 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
     let why = "CUDA was called, but no memory was requested: cuInit was the first call that failed, \
          with error 1 in `program`";
     assert!(ran.err.contains(why), "{}", ran.err);
+    // The torch of the environment is not the program's.
+    let ran = world.run(&["--values", "cpu"], &["./program", "one"]);
+    assert!(ran.err.contains("computed values (zeros)"), "{}", ran.err);
     let python = ["python3", "-I", "-c", "print(1)"];
+    let ran = world.run(&["--values", "cpu"], &python);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    let why = "`--values cpu` computes the operations of torch, and the program has no torch";
+    assert!(ran.err.contains(why), "{}", ran.err);
     let ran = world.run(&[], &python);
     assert_eq!(
         (ran.code, ran.out.as_str()),

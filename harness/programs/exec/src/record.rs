@@ -204,6 +204,7 @@ impl Record {
         };
         let has_read = self.used().any(|process| process.uncomputed_reads > 0);
         if !has_read
+            || !self.has_torch()
             || self.processes.iter().any(Process::has_injected_failures)
             || torches().any(|torch| torch.ended_out_of_memory)
         {
@@ -234,6 +235,11 @@ impl Record {
     }
 
     /// Returns why a second run could do harm. The text follows the words "the program".
+    /// Whether a process imported torch. Only its operations can be computed on the CPU.
+    pub fn has_torch(&self) -> bool {
+        self.processes.iter().any(|process| process.torch.is_some())
+    }
+
     /// How often freed memory waited for the work of another stream, in all processes.
     pub fn waits_of_frees(&self) -> u64 {
         self.used().map(|process| process.waits_of_frees).sum()

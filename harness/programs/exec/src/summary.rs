@@ -141,8 +141,13 @@ fn uncomputed_reads(record: &Record) -> String {
         .map_or_else(String::new, |at| format!(", {at}"));
     format!(
         "the program read values that nothing computed ({}{at}): branches on them may have gone \
-         the other way; `--values cpu` decides them\n",
-        count(reads, "read")
+         the other way{}\n",
+        count(reads, "read"),
+        if record.has_torch() {
+            "; `--values cpu` decides them"
+        } else {
+            ""
+        }
     )
 }
 
@@ -649,7 +654,12 @@ fn of_engine(engine: &Engine) -> String {
 
 /// Names what differs from a real GPU.
 fn models(record: &Record, settings: &Settings) -> String {
-    let values = match settings.values {
+    let computed = if record.has_torch() {
+        settings.values
+    } else {
+        Values::Zeros
+    };
+    let values = match computed {
         Values::Zeros => ", computed values (zeros)",
         Values::Copies => ", computed values of large tensors (zeros)",
         Values::Cpu => "",
@@ -667,7 +677,7 @@ fn models(record: &Record, settings: &Settings) -> String {
             ""
         }
     };
-    let limit = match settings.values {
+    let limit = match computed {
         Values::Cpu => format!(
             "; the CPU computes the values, in at most {} of host memory",
             settings.host_memory

@@ -46,24 +46,8 @@ pub fn compare(
         .filter(|other| other.started < run.started && other.shard == run.shard)
         .collect();
     before.sort_by(|a, b| a.started.cmp(&b.started));
-    let side_by_side =
-        run.accepted.missing.is_none() && run.entries().any(|(_, entry)| entry.accepted.is_some());
     let base = base.or_else(|| base_among(run, &before));
-    let basis = match base {
-        _ if side_by_side => Basis::SideBySide {
-            commit: run.accepted.commit.clone(),
-        },
-        Some(base) => Basis::Records {
-            started: base.started.clone(),
-            build: base.build.clone(),
-            why: run
-                .accepted
-                .missing
-                .clone()
-                .unwrap_or_else(|| "it was not requested".to_owned()),
-        },
-        None => return None,
-    };
+    let basis = basis(run, base)?;
     let base_entries: BTreeMap<EntryName, (&BenchRun, &Entry)> = base
         .into_iter()
         .flat_map(|base| {
@@ -118,6 +102,23 @@ pub fn compare(
         changes,
         new,
         redefined,
+    })
+}
+
+/// What the run is compared with. `None` if there is nothing.
+fn basis(run: &BenchRun, base: Option<&BenchRun>) -> Option<Basis> {
+    let accepted = &run.accepted;
+    if accepted.missing.is_none() && run.entries().any(|(_, entry)| entry.accepted.is_some()) {
+        return Some(Basis::SideBySide {
+            commit: accepted.commit.clone(),
+        });
+    }
+    let base = base?;
+    let why = accepted.missing.as_deref();
+    Some(Basis::Records {
+        started: base.started.clone(),
+        build: base.build.clone(),
+        why: why.unwrap_or("it was not requested").to_owned(),
     })
 }
 

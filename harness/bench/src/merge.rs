@@ -51,19 +51,7 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
             .map(|shard| format!("shard {shard} is missing")),
     );
     for (index, (_, run)) in parts.iter().enumerate() {
-        whole.started = whole.started.min(run.started.clone());
-        whole.took_ms = whole.took_ms.max(run.took_ms);
-        for (all, part) in [
-            (&mut whole.gate.lost, &run.gate.lost),
-            (&mut whole.gate.redefined, &run.gate.redefined),
-        ] {
-            all.extend(
-                part.iter()
-                    .filter(|name| !all.contains(name))
-                    .cloned()
-                    .collect::<Vec<_>>(),
-            );
-        }
+        add(&mut whole, run, index == 0);
         for suite in &run.suites {
             let more = |known: &mut SuiteRecord| {
                 known.rounds = known.rounds.max(suite.rounds);
@@ -74,19 +62,30 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
                 .and_modify(more)
                 .or_insert_with(|| suite.clone());
         }
-        if index > 0 {
-            whole
-                .conditions
-                .contended
-                .extend(run.conditions.contended.iter().cloned());
-            whole
-                .conditions
-                .gpu
-                .extend(run.conditions.gpu.iter().cloned());
-        }
     }
     whole.suites = suites.into_values().collect();
     Ok(whole)
+}
+
+/// Adds a shard, without its suites. The whole run begins as a copy of the first shard.
+fn add(whole: &mut BenchRun, shard: &BenchRun, is_first: bool) {
+    whole.started = whole.started.min(shard.started.clone());
+    whole.took_ms = whole.took_ms.max(shard.took_ms);
+    for (all, part) in [
+        (&mut whole.gate.lost, &shard.gate.lost),
+        (&mut whole.gate.redefined, &shard.gate.redefined),
+    ] {
+        let more: Vec<_> = part.iter().filter(|name| !all.contains(name)).collect();
+        all.extend(more.into_iter().cloned());
+    }
+    if !is_first {
+        let conditions = &shard.conditions;
+        whole
+            .conditions
+            .contended
+            .extend_from_slice(&conditions.contended);
+        whole.conditions.gpu.extend_from_slice(&conditions.gpu);
+    }
 }
 
 #[cfg(test)]

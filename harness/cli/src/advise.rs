@@ -340,7 +340,7 @@ impl Advise {
             &change.program,
             &program.snapshot,
             memory.unwrap_or(change.least.enough),
-        )
+        )?
         .write(out, &self.snapshot)
     }
 

@@ -145,6 +145,7 @@ impl Bench {
         let mut plan = Plan { suites, terms };
         let mut device = source.open()?;
         let (builds, accepted) = self.builds(&source, pinned.map(|build| build.commit))?;
+        let machine = harness_bench::machine::machine(&*device, built::COMPILER);
         let run = BenchRun {
             seed: self.seed,
             reproduce: self.reproduce(&source),
@@ -153,19 +154,14 @@ impl Bench {
             accepted,
             is_whole: scope.is_whole,
             gate,
-            ..BenchRun::new(
-                utc(SystemTime::now()),
-                harness_bench::machine::machine(&*device, built::COMPILER),
-            )
+            ..BenchRun::new(utc(SystemTime::now()), machine)
         };
         if builds.is_some() {
             plan.terms.turns = self.turns(&run);
         }
         let mut monitor = Monitor::start(&mut *device);
-        let mut processes = Processes {
-            builds,
-            torches: self.torches(&plan, &source),
-        };
+        let torches = self.torches(&plan, &source);
+        let mut processes = Processes { builds, torches };
         let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok());
         bar.set_length(plan.suites().len() as u64 * STEPS);
         let mut done = 0_u64;

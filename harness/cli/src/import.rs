@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use harness_allocator::allocator::caching::{Config, TorchVersion};
@@ -7,9 +8,10 @@ use harness_allocator::units::Bytes;
 use harness_base::packed;
 use harness_explain::grid::UNLIMITED;
 use harness_explain::plain::{PendingFrees, plain};
+use harness_explain::sites::Sites;
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
-use harness_scenario::{Scenario, Settings};
+use harness_scenario::{Scenario, Settings, Trace};
 use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::Snapshot;
 
@@ -93,7 +95,7 @@ pub(crate) struct Program {
     about: String,
     config: Config,
     memory: Bytes,
-    trace: String,
+    trace: Arc<Trace>,
 }
 
 impl Program {
@@ -123,7 +125,7 @@ impl Program {
                 .then(|| format!(" Of several devices, it contains device {}.", job.device)),
         );
         about.extend(job.notes.iter().map(|note| format!("\n\nNote: {note}.")));
-        Ok(Self::of_job(about, &job, &snapshot, memory))
+        Self::of_job(about, &job, &snapshot, memory)
     }
 
     /// Uses a program that a command has changed.
@@ -132,23 +134,29 @@ impl Program {
         job: &RecordedProgram,
         snapshot: &Snapshot,
         memory: Bytes,
-    ) -> Self {
-        let trace = plain(job, PendingFrees::Late).text(job, snapshot);
-        Self {
+    ) -> Result<Self, CliError> {
+        let sites = Sites::new(snapshot, job.device);
+        let plain = plain(job, PendingFrees::Late);
+        let operations = plain.events.iter().enumerate().map(|(index, event)| {
+            let site = plain.site(index, job, &sites);
+            (*event, site.unwrap_or_default())
+        });
+        let trace = Trace::commented(operations);
+        Ok(Self {
             about,
             config: job.config.clone(),
             memory,
-            trace,
-        }
+            trace: Arc::new(trace.map_err(|(why, help)| CliError::input(why, help))?),
+        })
     }
 
     fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
-        let (_, trace, memory) = jobs::trace(path, memory)?;
+        let (trace, memory) = jobs::trace(path, memory)?;
         Ok(Self {
             about: format!("The allocation trace {}.", file_name(path)),
             config: Config::default(),
             memory,
-            trace,
+            trace: Arc::new(trace),
         })
     }
 
@@ -157,7 +165,7 @@ impl Program {
     pub(crate) fn write(&self, out: &Path, snapshot: &Path) -> Result<(), CliError> {
         let trace_file = out.with_extension("trace.gz");
         let name = file_name(&trace_file);
-        let records = simulated::run(&self.scenario(&name, "any", ""), Some((&name, &self.trace)))?;
+        let records = simulated::run(&self.scenario(&name, "any", ""), Some(&self.trace))?;
         let failed = || {
             let message = format!(
                 "{}: the replay of the program violates an invariant",
@@ -167,10 +175,10 @@ impl Program {
         };
         let record = records.first().ok_or_else(failed)?;
         let text = self.scenario(&name, ending(record), &expectations(record));
-        if !simulated::pass(&simulated::run(&text, Some((&name, &self.trace)))?) {
+        if !simulated::pass(&simulated::run(&text, Some(&self.trace))?) {
             return Err(failed());
         }
-        let packed = packed::pack(&self.trace);
+        let packed = packed::pack(&self.trace.to_string());
         terminal::save(&trace_file, &packed)?;
         terminal::save(out, &text)?;
         let end = if ending(record) == "fits" {
@@ -266,6 +274,10 @@ fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, Cl
     };
     Some(program.and_then(|program| {
         let text = program.scenario("program.trace.gz", "fits", "");
-        simulated::parse(&text, path, Some(("program.trace.gz", &program.trace)))
+        Ok(Scenario::parse_with_trace(
+            &text,
+            path,
+            Some(&program.trace),
+        )?)
     }))
 }

@@ -152,14 +152,11 @@ pub(crate) fn read(
     })
 }
 
-pub(crate) fn trace(
-    path: &Path,
-    memory: Option<Bytes>,
-) -> Result<(Trace, String, Bytes), CliError> {
+pub(crate) fn trace(path: &Path, memory: Option<Bytes>) -> Result<(Trace, Bytes), CliError> {
     let invalid =
         |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
-    let (trace, text) = Trace::read_with_text(path).map_err(invalid)?;
-    Ok((trace, text, required(memory, path, "a trace")?))
+    let trace = Trace::read(path).map_err(invalid)?;
+    Ok((trace, required(memory, path, "a trace")?))
 }
 
 /// The device's memory, which this kind of file does not contain.
@@ -181,7 +178,7 @@ pub(crate) fn requests(
 ) -> Option<Result<(Requests, Bytes), CliError>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match kind::of(path)? {
-        Kind::Trace => Some(trace(path, memory).map(|(trace, _, memory)| {
+        Kind::Trace => Some(trace(path, memory).map(|(trace, memory)| {
             let operations = trace.events.iter().enumerate();
             let operations =
                 operations.map(|(index, &event)| (event, trace.line(index), trace.site(index)));

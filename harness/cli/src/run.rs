@@ -1,34 +1,34 @@
+mod choose;
 mod faults;
+mod help;
+mod progress;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use clap::Args;
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, SpecError, caching::Config};
+use harness_allocator::device::DeviceError;
 use harness_allocator::units::Bytes;
 use harness_base::files::{self, Document};
-use harness_base::{printable::printable, shard::Shard, shell::quoted};
+use harness_base::shard::Shard;
 use harness_devices::{DeviceChoice, DeviceSource};
-use harness_language::arms;
-use harness_record::{Collector, Event, Records};
+use harness_record::Records;
 use harness_report::store::{self, Journal};
 use harness_report::text::{self, Detail};
 use harness_report::{Counts, Report, github, json, junit};
-use harness_run::session::{End, Plan, Selection, Sinks, has_pytorchs, listed_as, supervise};
-use harness_scenario::{Scenario, Settings, choices};
-use indicatif::ProgressBar;
+use harness_run::session::{End, Plan, Selection, Sinks, supervise};
+use harness_scenario::Scenario;
 
 use self::faults::{FaultOptions, Shown};
-use super::device::{self, DeviceOptions};
+use self::help::{ALLOC_CONF_HELP, LAST_FAILED_HELP, SNAPSHOT_HELP, TRACE_HELP, allocator_help};
+use self::progress::{Log, Observer, Progress};
+use super::device::DeviceOptions;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::recorded::{Explained, Recordings};
 use super::{
-    Format, arguments, ci::Ci, import, interrupt, last_failed::LastFailed, program, terminal,
+    Format, arguments, ci::Ci, interrupt, last_failed::LastFailed, program, terminal,
     timelines::Timelines, what_if::WhatIf,
 };
 
@@ -177,39 +177,6 @@ fn setting(text: &str) -> Result<(String, String), String> {
 }
 
 impl Run {
-    fn settings(&self) -> Result<Settings, CliError> {
-        let mut settings = Settings::new();
-        for (name, value) in &self.settings {
-            if settings.insert(name.clone(), value.clone()).is_some() {
-                return Err(CliError::input(
-                    format!("`{name}` is set twice"),
-                    "give each parameter one value",
-                ));
-            }
-        }
-        Ok(settings)
-    }
-
-    /// Rejects settings that match no scenario: they are typing errors.
-    fn check_settings(&self, scenarios: &[Scenario]) -> Result<(), CliError> {
-        let known: BTreeSet<&str> = scenarios
-            .iter()
-            .flat_map(|scenario| &scenario.parameters)
-            .map(|(name, _)| name.as_str())
-            .collect();
-        match self
-            .settings
-            .iter()
-            .find(|(name, _)| !known.contains(name.as_str()))
-        {
-            None => Ok(()),
-            Some((name, _)) => Err(CliError::input(
-                format!("no scenario has a parameter `{name}`"),
-                choices(name, "parameters", known),
-            )),
-        }
-    }
-
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let choice = self.device.choice()?;
         let (scenarios, selection) = self.chosen()?;
@@ -229,7 +196,7 @@ impl Run {
                 .faults
                 .run_every_fault(chosen, &plan, &source, &show, &interrupt);
         }
-        let (mut recordings, snapshots) =
+        let (recordings, snapshots) =
             Recordings::new(&plan, self.snapshot.as_deref(), self.explain)?.unzip();
         let (timelines, sender) = self
             .trace
@@ -243,33 +210,18 @@ impl Run {
         };
         let what_if = self.what_if(&plan, &source)?;
         bar.set_length(plan.arms().count() as u64);
-        let mut log = Log::new(self.journal());
-        let prints_runs = !self.quiet && self.format == Format::Text && io::stderr().is_terminal();
-        let progress = Progress {
-            bar: bar.clone(),
-            prints_runs,
-            began: Instant::now(),
+        let mut observer = Observer {
+            progress: Progress::new(&bar, !self.quiet && self.format == Format::Text),
+            recordings,
+            log: Log::new(self.journal()),
         };
         let end = supervise(plan, source, Arc::clone(&interrupt), sinks, |event| {
-            progress.advance(&event);
-            if let (Event::RunEnded(run), Some(recordings)) = (&event, &mut recordings) {
-                recordings.run_ended(run);
-            }
-            log.add(event);
+            observer.add(event);
         });
         bar.finish_and_clear();
         let is_stuck = match end {
             End::Done => false,
-            End::Device(error) => {
-                log.journal
-                    .map_or(Ok(()), Journal::discard)
-                    .map_err(CliError::from)?;
-                return if interrupt.load(Ordering::Relaxed) {
-                    Ok(Exit::Interrupted)
-                } else {
-                    Err(CliError::from(error).into())
-                };
-            }
+            End::Device(error) => return device_failed(error, observer.log, &interrupt),
             End::Stuck(overrun) => {
                 terminal::message(format_args!(
                     "gave up: {}: {}; no further scenario is run",
@@ -279,7 +231,7 @@ impl Run {
                 true
             }
         };
-        let exit = self.conclude(log, recordings, &what_if, is_stuck, &interrupt)?;
+        let exit = self.conclude(observer, &what_if, is_stuck, &interrupt)?;
         timelines.map_or(Ok(()), Timelines::finish)?;
         // The user may have interrupted during the writing.
         Ok(if interrupt.load(Ordering::Relaxed) {
@@ -289,59 +241,16 @@ impl Run {
         })
     }
 
-    fn chosen(&self) -> Result<(Vec<Scenario>, Selection), Failures> {
-        self.paths
-            .iter()
-            .try_for_each(|path| refuse_records(path))?;
-        let mut scenarios =
-            import::load_with_programs(&self.paths, &self.settings()?, self.memory)?;
-        self.check_settings(&scenarios)?;
-        scenarios.retain(|scenario| {
-            self.tags.is_empty() || scenario.tags.iter().any(|tag| self.tags.contains(tag))
-        });
-        if scenarios.is_empty() && !self.tags.is_empty() {
-            let message = format!("no scenario has the tag {}", self.tags.join(" or "));
-            return Err(CliError::input(
-                message,
-                "`harness list --format json` shows the tags of each scenario",
-            )
-            .into());
-        }
-        scenarios.retain(|scenario| {
-            !scenario
-                .tags
-                .iter()
-                .any(|tag| self.without_tags.contains(tag))
-        });
-        if scenarios.is_empty() {
-            let message = format!(
-                "every scenario has one of the tags {}",
-                self.without_tags.join(", ")
-            );
-            return Err(CliError::input(message, "leave out one of `--without-tag`").into());
-        }
-        // This comes before the shard, because an allocator may be listed only by scenarios of
-        // another shard.
-        let mut selection = self.selection(&scenarios)?;
-        if let Some(shard) = self.shard {
-            scenarios.retain(|scenario| shard.has(&scenario.name));
-        }
-        selection.pairs = self.pairs(&scenarios, &selection)?;
-        if selection.pairs.is_some() {
-            scenarios.retain(|scenario| !selection.of(scenario).is_empty());
-        }
-        self.faults.add_to(&mut scenarios)?;
-        Ok((scenarios, selection))
-    }
-
     fn conclude(
         &self,
-        log: Log,
-        recordings: Option<Recordings>,
+        observer: Observer,
         what_if: &str,
         is_stuck: bool,
         interrupt: &AtomicBool,
     ) -> Result<Exit, Failures> {
+        let Observer {
+            recordings, log, ..
+        } = observer;
         let Log {
             collector,
             journal,
@@ -417,114 +326,6 @@ impl Run {
         }
     }
 
-    /// The configurations that the options select. Each allocator must be listed by a scenario, be
-    /// `caching` with settings, or be a library.
-    fn selection(&self, scenarios: &[Scenario]) -> Result<Selection, CliError> {
-        let names: Vec<&str> = self
-            .allocators
-            .iter()
-            .flat_map(|list| split_names(list))
-            .collect();
-        let mut selection = Selection::default();
-        for name in &names {
-            if scenarios.iter().any(|scenario| {
-                scenario
-                    .allocators
-                    .iter()
-                    .any(|arm| arm.to_string() == *name)
-            }) {
-                selection
-                    .only
-                    .get_or_insert_default()
-                    .push((*name).to_owned());
-            } else if name.contains('(') {
-                selection.only.get_or_insert_default();
-                let arm: AllocatorSpec = name.parse().map_err(|error| spec_error(name, error))?;
-                check_library(&arm)?;
-                selection.added.push(arm);
-            } else {
-                return Err(not_listed(name, scenarios));
-            }
-        }
-        for conf in &self.alloc_conf {
-            let config = Config::parse(conf).map_err(|error| CliError::conf(&error, conf))?;
-            selection.added.push(AllocatorSpec::caching(config));
-        }
-        if selection.added.iter().any(AllocatorSpec::is_pytorch)
-            && !scenarios.iter().any(has_pytorchs)
-        {
-            let help = format!(
-                "{}; add `caching` to the `allocators:` of a scenario, or leave out the settings",
-                lists(scenarios)
-            );
-            return Err(CliError::input(
-                "the settings are for PyTorch's allocator, but no given scenario lists it",
-                help,
-            ));
-        }
-        Ok(selection)
-    }
-
-    /// The pairs of scenario and allocator that match the filters and `--last-failed`; `None` for
-    /// all pairs.
-    fn pairs(
-        &self,
-        scenarios: &[Scenario],
-        selection: &Selection,
-    ) -> Result<Option<BTreeSet<(String, String)>>, CliError> {
-        let failed = if self.last_failed {
-            Some(LastFailed::read()?)
-        } else {
-            None
-        };
-        if failed.as_ref().is_some_and(LastFailed::is_empty) && !self.quiet {
-            terminal::message("no run failed last time, so all runs are started");
-        }
-        let failed = failed.filter(|failed| !failed.is_empty());
-        if failed.is_none() && self.filter.is_empty() {
-            return Ok(None);
-        }
-        let all = scenarios.iter().flat_map(|scenario| {
-            selection
-                .of(scenario)
-                .into_iter()
-                .map(|arm| (scenario.id(), arm.to_string()))
-        });
-        let all: BTreeSet<(String, String)> = all.collect();
-        let pairs: BTreeSet<(String, String)> = all
-            .iter()
-            .filter(|pair| self.has_words(pair))
-            .cloned()
-            .collect();
-        if pairs.is_empty() && !all.is_empty() {
-            let help = "the name of a run is SCENARIO::ALLOCATOR, as in `oom_retry::caching`; \
-                 `harness list` lists the scenarios";
-            return Err(CliError::input(
-                format!("no run matches `{}`", self.filter.join("` or `")),
-                help,
-            ));
-        }
-        let Some(failed) = failed else {
-            return Ok(Some(pairs));
-        };
-        let pairs: BTreeSet<(String, String)> =
-            pairs.into_iter().filter(|pair| failed.has(pair)).collect();
-        if pairs.is_empty() && !self.quiet {
-            terminal::message("none of these runs failed last time");
-        }
-        Ok(Some(pairs))
-    }
-
-    /// Returns whether a run's name contains all words of one of the filters.
-    fn has_words(&self, (scenario, allocator): &(String, String)) -> bool {
-        let name = format!("{scenario}::{allocator}");
-        self.filter.is_empty()
-            || self
-                .filter
-                .iter()
-                .any(|words| words.split_whitespace().all(|word| name.contains(word)))
-    }
-
     /// Saves the failed runs for `--last-failed`, unless `--no-report` is given.
     fn remember_failures(&self, records: &Records) -> Result<(), CliError> {
         if self.no_report {
@@ -552,63 +353,6 @@ impl Run {
             Some(memory) if !self.device.has_profile() => source.with_room_for(memory),
             _ => source,
         })
-    }
-
-    /// Prints decisions that the user may not expect.
-    fn explain_choices(
-        &self,
-        scenarios: &[Scenario],
-        selection: &Selection,
-        choice: DeviceChoice,
-        source: &DeviceSource,
-    ) {
-        if self.quiet {
-            return;
-        }
-        device::explain_choice(choice, source);
-        if let (Some(shard), []) = (self.shard, scenarios) {
-            terminal::message(format_args!(
-                "part {shard} contains none of these scenarios"
-            ));
-        }
-        self.explain_added(scenarios, &selection.added);
-        // Each setting without effect is named once.
-        let arms = scenarios
-            .iter()
-            .flat_map(|scenario| selection.of(scenario))
-            .chain(&selection.added);
-        let idle: BTreeSet<&str> = arms
-            .filter_map(AllocatorSpec::effective)
-            .flat_map(|config| config.idle_settings())
-            .collect();
-        idle.iter().for_each(terminal::message);
-        for scenario in scenarios {
-            if selection.of(scenario).is_empty() {
-                terminal::message(format_args!(
-                    "skipping {}: it lists only {}",
-                    scenario.path.display(),
-                    names(&scenario.allocators)
-                ));
-            }
-        }
-    }
-
-    /// Names settings of `--alloc-conf` that equal another configuration.
-    fn explain_added(&self, scenarios: &[Scenario], added: &[AllocatorSpec]) {
-        // The configurations of `--alloc-conf` come last.
-        let (others, of_conf) = added.split_at(added.len().saturating_sub(self.alloc_conf.len()));
-        for (index, (conf, arm)) in self.alloc_conf.iter().zip(of_conf).enumerate() {
-            let earlier = others
-                .iter()
-                .chain(&of_conf[..index])
-                .find(|earlier| earlier.is_equivalent_to(arm));
-            if let Some(same) = identical_to(arm, scenarios, earlier) {
-                let conf = if conf.is_empty() { "''" } else { conf };
-                terminal::message(format_args!(
-                    "skipping --alloc-conf {conf}: identical to {same}"
-                ));
-            }
-        }
     }
 
     fn plan(&self, scenarios: Vec<Scenario>, selection: Selection, source: &DeviceSource) -> Plan {
@@ -665,118 +409,16 @@ impl Run {
     }
 }
 
-/// The configurations that are identical to this one: an earlier option, or configurations of
-/// scenarios.
-fn identical_to(
-    arm: &AllocatorSpec,
-    scenarios: &[Scenario],
-    earlier: Option<&AllocatorSpec>,
-) -> Option<String> {
-    if let Some(earlier) = earlier {
-        return Some(format!("the earlier option `{earlier}`"));
+/// Discards the records. A device that fails during an interrupt is no error.
+fn device_failed(error: DeviceError, log: Log, interrupt: &AtomicBool) -> Result<Exit, Failures> {
+    log.journal
+        .map_or(Ok(()), Journal::discard)
+        .map_err(CliError::from)?;
+    if interrupt.load(Ordering::Relaxed) {
+        Ok(Exit::Interrupted)
+    } else {
+        Err(CliError::from(error).into())
     }
-    let mut listed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for scenario in scenarios {
-        if let Some(same) = listed_as(scenario, arm) {
-            listed
-                .entry(same.to_string())
-                .or_default()
-                .push(&scenario.name);
-        }
-    }
-    let places: Vec<String> = listed
-        .iter()
-        .map(|(name, scenarios)| match scenarios.as_slice() {
-            [only] => format!("`{name}` of {only}"),
-            several => format!("`{name}` of {} scenarios", several.len()),
-        })
-        .collect();
-    (!places.is_empty()).then(|| places.join(", "))
-}
-
-/// Shows a progress bar, and a line for each finished run with the time since the start.
-struct Progress {
-    bar: ProgressBar,
-    prints_runs: bool,
-    began: Instant,
-}
-
-impl Progress {
-    fn advance(&self, event: &Event) {
-        match event {
-            Event::RunStarted(run) => self.bar.set_message(
-                printable(&format!("{} with {}", run.scenario.name, run.allocator)).into_owned(),
-            ),
-            Event::RunEnded(run) => {
-                self.bar.inc(1);
-                if self.prints_runs {
-                    let elapsed = format!("{:>7} ", elapsed(self.began.elapsed()));
-                    let room = terminal::width_of_messages()
-                        .map(|width| width.saturating_sub(elapsed.len()));
-                    let line = text::run_line(run, terminal::style_of_messages(), room);
-                    self.bar
-                        .suspend(|| terminal::message(format_args!("{elapsed}{line}")));
-                }
-            }
-            Event::Started { .. } | Event::StepEnded(_) => {}
-        }
-    }
-}
-
-fn elapsed(time: Duration) -> String {
-    match time.as_secs() {
-        0..10 => format!("{:.2}s", time.as_secs_f64()),
-        10..600 => format!("{}s", time.as_secs()),
-        seconds => format!("{}m{:02}s", seconds / 60, seconds % 60),
-    }
-}
-
-/// Collects the events, and writes them to the journal.
-struct Log {
-    collector: Collector,
-    journal: Option<Journal>,
-    /// The error if another process writes into the same folder. Nothing is saved then.
-    in_use: Option<store::StoreError>,
-}
-
-impl Log {
-    fn new(journal: Option<Journal>) -> Self {
-        Self {
-            collector: Collector::default(),
-            journal,
-            in_use: None,
-        }
-    }
-
-    fn add(&mut self, event: Event) {
-        if let Some(Err(error)) = self.journal.as_mut().map(|journal| journal.add(&event)) {
-            terminal::message(format_args!(
-                "the events are not saved during the runs: {error}"
-            ));
-            self.journal = None;
-            self.in_use = matches!(error, store::StoreError::Busy { .. }).then_some(error);
-        }
-        self.collector.add(event);
-    }
-}
-
-/// Rejects the records of a run, and names the command for them. [`super::inputs::load`] rejects
-/// other kinds of files.
-fn refuse_records(path: &Path) -> Result<(), CliError> {
-    if !store::is_of_run(path) {
-        return Ok(());
-    }
-    let help = format!(
-        "render its report with `harness report render {}`",
-        quoted(&path.to_string_lossy())
-    );
-    Err(CliError::input(
-        format!(
-            "{} contains the records of a run, not a scenario",
-            path.display()
-        ),
-        help,
-    ))
 }
 
 const fn exit_of(counts: Counts) -> Exit {
@@ -793,139 +435,4 @@ const fn exit_of(counts: Counts) -> Exit {
         } => Exit::Device,
         Counts { .. } => Exit::Passed,
     }
-}
-
-fn names(arms: &[AllocatorSpec]) -> String {
-    arms.iter()
-        .map(|arm| format!("`{arm}`"))
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-fn lists(scenarios: &[Scenario]) -> String {
-    let lists = scenarios.iter().map(|scenario| {
-        format!(
-            "{} lists {}",
-            scenario.path.display(),
-            names(&scenario.allocators)
-        )
-    });
-    lists.collect::<Vec<_>>().join("; ")
-}
-
-fn not_listed(name: &str, scenarios: &[Scenario]) -> CliError {
-    if AllocatorKind::from_name(name).is_some() {
-        let help = format!(
-            "{}; add it to the `allocators:` of a scenario, or leave it out",
-            lists(scenarios)
-        );
-        return CliError::input(
-            format!("no given scenario lists the allocator `{name}`"),
-            help,
-        );
-    }
-    let arms: BTreeSet<String> = scenarios
-        .iter()
-        .flat_map(|scenario| scenario.allocators.iter().map(ToString::to_string))
-        .collect();
-    let help = choices(
-        name,
-        "listed by the given scenarios",
-        arms.iter().map(String::as_str),
-    );
-    CliError::input(format!("no given scenario has an allocator `{name}`"), help)
-}
-
-fn spec_error(name: &str, error: SpecError) -> CliError {
-    match error {
-        SpecError::Conf(error) => {
-            let conf = name
-                .split_once('(')
-                .map_or("", |(_, conf)| conf)
-                .trim_end_matches(')');
-            CliError::conf_of("--allocator", &error, conf)
-        }
-        SpecError::Library(error) => CliError::input(
-            error.to_string(),
-            "as in `--allocator 'library(path:./my_alloc.so,alloc:my_malloc,free:my_free)'`",
-        ),
-        error @ (SpecError::Unknown { .. }
-        | SpecError::Unclosed
-        | SpecError::NoSettings(_)
-        | SpecError::Torch(_)) => CliError::input(
-            error.to_string(),
-            "as in `--allocator 'caching(max_split_size_mb:512)'`",
-        ),
-    }
-}
-
-fn check_library(arm: &AllocatorSpec) -> Result<(), CliError> {
-    let checked = arm.as_library().map_or(Ok(()), arms::check_library);
-    checked.map_err(|arms::Unusable { message, help, .. }| CliError::input(message, help))
-}
-
-/// Splits a list at its commas, except for commas within brackets, which separate settings.
-fn split_names(list: &str) -> impl Iterator<Item = &str> {
-    let mut depth = 0_u32;
-    list.split(move |c| {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        c == ',' && depth == 0
-    })
-}
-
-const LAST_FAILED_HELP: &str = "\
-Run only the runs that failed last time, or all runs if none failed.
-
-The file reports/runs/last-failed.json in the current folder lists the failed runs by scenario and allocator. A run that passes is removed from \
-the list; other runs stay in it. With --no-report the list is read but not changed.";
-
-const TRACE_HELP: &str = "\
-Write a timeline of the runs: nested steps, driver calls with size and error, the work of each stream, and the allocated and reserved memory. The file has \
-Chrome's trace format, with one process per run. https://ui.perfetto.dev and chrome://tracing show it.
-
-The timeline comes from an additional run after the others, because recording takes time and would change the times in the report. The additional run happens \
-even if the others failed. On the simulated device the times come from a cost model. A timeline contains at most the first 250,000 entries of a run.
-
-A profiler with NVTX support shows the steps as ranges without this option, as in `nsys profile harness run my.yaml --device cuda`.";
-
-const SNAPSHOT_HELP: &str = "\
-Write a PyTorch memory snapshot of each run: a file for one run, a folder with one file per run for several.
-
-`harness explain`, `advise`, `shrink`, `import` and `compare` read the snapshot, and so do PyTorch's own viewers (python -m torch.cuda._memory_viz, \
-https://docs.pytorch.org/memory_viz). The call stack of each event contains the line of its step and the enclosing steps. The user_metadata is the name of \
-the buffer. A refused request is an `oom` event. The snapshot shows the state before the final frees, even if the run failed or was \
-interrupted. In a folder, the file names are SCENARIO-ALLOCATOR.pickle, and SCENARIO-ALLOCATOR-2.pickle for the second repetition, in lower case. `-` \
-replaces characters that are unusual in file names.
-
-The snapshot comes from the checked run, so it does not affect the times in the report, which come from another run. For a scenario with several programs, it \
-covers the main program; the memory of the others counts as in use by other processes. Runs with the driver's own pool (async_pool) are not recorded, because the \
-driver does not report which memory of the pool is free.";
-
-const ALLOC_CONF_HELP: &str = "\
-Also run PyTorch's allocator with these settings, in every scenario that lists it; may be repeated.
-
-CONF has the format of PYTORCH_ALLOC_CONF. It adds a configuration named caching(CONF) to those that the scenario lists or --allocator selects, and the \
-report compares them side by side. If the scenario already lists an identical configuration, only that one runs, and a message says so. To run one \
-configuration alone, use --allocator 'caching(CONF)'. Expectations that name a configuration do not apply to added ones.
-
-The variable PYTORCH_ALLOC_CONF is not read, so runs do not depend on the shell. Pass it with --alloc-conf \"$PYTORCH_ALLOC_CONF\".";
-
-fn allocator_help() -> String {
-    let kinds = AllocatorKind::ALL
-        .iter()
-        .map(|kind| format!("\n- {}: {}", kind.name(), arms::about(*kind)));
-    format!(
-        "Run only these allocators of those that a scenario lists; may be repeated or contain commas.
-
-NAME is the `name:` that the scenario gives, or the allocator with its settings, as in caching(max_split_size_mb:512). This form runs in every \
-scenario that lists PyTorch's allocator, even without these settings.
-Your own library runs in every scenario with library(path:FILE,alloc:FUNCTION,free:FUNCTION), and optionally record_stream:FUNCTION and \
-empty_cache:FUNCTION.
-{}",
-        kinds.collect::<String>()
-    )
 }

@@ -201,7 +201,7 @@ impl Shrink {
     }
 
     fn of_trace(&self) -> Result<Given, CliError> {
-        let (trace, _, memory) = jobs::trace(&self.file, self.memory)?;
+        let (trace, memory) = jobs::trace(&self.file, self.memory)?;
         let sites = (0..trace.events.len())
             .map(|operation| trace.site(operation).map(str::to_owned))
             .collect();
@@ -246,21 +246,24 @@ impl Shrink {
         Ok(done)
     }
 
-    fn shrink_scenario(&self) -> Result<Exit, Failures> {
-        let goal = match self.goal {
-            None => scenario::Goal::Any,
-            Some(Keep::Oom) => scenario::Goal::Oom,
-            Some(Keep::Invariant) => scenario::Goal::Invariant,
+    fn goal_of_scenario(&self) -> Result<scenario::Goal, CliError> {
+        match self.goal {
+            None => Ok(scenario::Goal::Any),
+            Some(Keep::Oom) => Ok(scenario::Goal::Oom),
+            Some(Keep::Invariant) => Ok(scenario::Goal::Invariant),
             Some(Keep::ConfDiffers) => {
                 let help = "a scenario compares settings with an expectation, as in \
                      `expandable.reserved.peak <= caching.reserved.peak`";
-                return Err(CliError::input(
+                Err(CliError::input(
                     "`--preserve conf-differs` is for traces and snapshots",
                     help,
-                )
-                .into());
+                ))
             }
-        };
+        }
+    }
+
+    fn shrink_scenario(&self) -> Result<Exit, Failures> {
+        let goal = self.goal_of_scenario()?;
         if self.memory.is_some() || !self.conf.is_empty() {
             let help = "a scenario contains both under `needs:` and `allocators:`";
             return Err(CliError::input(

@@ -180,24 +180,7 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
             held.collect::<Vec<_>>().join(", ")
         ));
     }
-    let engines: Vec<_> = program
-        .used()
-        .filter_map(|process| Some((process, process.torch.as_ref()?.engine.as_ref()?)))
-        .collect();
-    if let Some((_, engine)) = engines.first() {
-        page.block(format!("## {}", engine.name));
-        let parts = engine.parts();
-        let heads = ["process"]
-            .into_iter()
-            .chain(parts.iter().map(|(name, _)| *name));
-        let row = |(process, engine): &(&Process, &Engine)| -> Vec<String> {
-            [named(process)]
-                .into_iter()
-                .chain(engine.parts().into_iter().map(|(_, amount)| amount))
-                .collect()
-        };
-        page.grid(&Grid::new("lr", heads, engines.iter().map(row)));
-    }
+    add_engines(&mut page, program);
     page.block("## Summary");
     page.block(fenced(
         "text",
@@ -219,6 +202,28 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     page.block("## Reproduce");
     page.command(program.again);
     page.ended().text
+}
+
+/// Adds how an inference engine divides the memory in each of its workers.
+fn add_engines(page: &mut Page, program: &Program<'_>) {
+    let engines: Vec<_> = program
+        .used()
+        .filter_map(|process| Some((process, process.torch.as_ref()?.engine.as_ref()?)))
+        .collect();
+    if let Some((_, engine)) = engines.first() {
+        page.block(format!("## {}", engine.name));
+        let parts = engine.parts();
+        let heads = ["process"]
+            .into_iter()
+            .chain(parts.iter().map(|(name, _)| *name));
+        let row = |(process, engine): &(&Process, &Engine)| -> Vec<String> {
+            [named(process)]
+                .into_iter()
+                .chain(engine.parts().into_iter().map(|(_, amount)| amount))
+                .collect()
+        };
+        page.grid(&Grid::new("lr", heads, engines.iter().map(row)));
+    }
 }
 
 fn named(process: &Process) -> String {

@@ -295,25 +295,7 @@ fn notes_on_faults(
             words::count(report.left_out, "run")
         )
     });
-    let expectation = expectation.map(|expectation| {
-        let missed: Vec<String> = report
-            .cases
-            .iter()
-            .filter(|case| !case.meets(expectation))
-            .map(numbered)
-            .collect();
-        let what = match expectation {
-            Expectation::Recovers => "recovers",
-            Expectation::EndsCleanly => "recovers or ends cleanly",
-        };
-        match missed.len() {
-            0 => format!("Expectation met: it {what}."),
-            _ => format!(
-                "Expectation not met: it {what}, except after failures of these attempts: {}.",
-                missed.join(", ")
-            ),
-        }
-    });
+    let expectation = expectation.map(|expectation| note_on_expectation(report, expectation));
     let held = first.allocated_at_end.map_or_else(String::new, |bytes| {
         format!(", left {} allocated at its end", Bytes(bytes))
     });
@@ -325,27 +307,7 @@ fn notes_on_faults(
         Columns::All => " `allocated at the end` and `peak reserved` are differences to that run.",
         Columns::Few => "",
     };
-    let random = report.second.as_ref().map(|second| {
-        let at_end = [first, &second.figures].map(|run| run.allocated_at_end.unwrap_or_default());
-        let apart = Bytes(at_end[0].abs_diff(at_end[1]));
-        let apart = if apart == Bytes::ZERO {
-            String::new()
-        } else {
-            format!(
-                " The two left {apart} more or less allocated at their ends, so up to that \
-                 much above both counts as recovered."
-            )
-        };
-        format!(
-            "The program is not deterministic: in a second run without failures, {}.{}",
-            second.difference,
-            if second.is_comparable {
-                format!("{apart} Only attempts that both make are failed.")
-            } else {
-                " That run is no measure, so each run is compared with the first one.".to_owned()
-            }
-        )
-    });
+    let random = note_on_second_run(report);
     let figures = format!(
         "Without failures the program made {} to allocate device memory{held} and reserved at most \
          {}.{differences} Each run fails two attempts in a row, because PyTorch retries once. \
@@ -388,6 +350,51 @@ fn notes_on_faults(
     .into_iter()
     .flatten()
     .collect()
+}
+
+fn note_on_expectation(report: &FaultReport, expectation: Expectation) -> String {
+    let missed: Vec<String> = report
+        .cases
+        .iter()
+        .filter(|case| !case.meets(expectation))
+        .map(numbered)
+        .collect();
+    let what = match expectation {
+        Expectation::Recovers => "recovers",
+        Expectation::EndsCleanly => "recovers or ends cleanly",
+    };
+    match missed.len() {
+        0 => format!("Expectation met: it {what}."),
+        _ => format!(
+            "Expectation not met: it {what}, except after failures of these attempts: {}.",
+            missed.join(", ")
+        ),
+    }
+}
+
+/// Names the differences between two runs without failures. `None` if they are equal.
+fn note_on_second_run(report: &FaultReport) -> Option<String> {
+    let second = report.second.as_ref()?;
+    let at_end =
+        [&report.first, &second.figures].map(|run| run.allocated_at_end.unwrap_or_default());
+    let apart = Bytes(at_end[0].abs_diff(at_end[1]));
+    let apart = if apart == Bytes::ZERO {
+        String::new()
+    } else {
+        format!(
+            " The two left {apart} more or less allocated at their ends, so up to that much above \
+             both counts as recovered."
+        )
+    };
+    Some(format!(
+        "The program is not deterministic: in a second run without failures, {}.{}",
+        second.difference,
+        if second.is_comparable {
+            format!("{apart} Only attempts that both make are failed.")
+        } else {
+            " That run is no measure, so each run is compared with the first one.".to_owned()
+        }
+    ))
 }
 
 fn of_least(report: &LeastReport) -> Parts {

@@ -145,31 +145,7 @@ impl Checker<'_> {
             MeasureWire::Bare(name) => return Err(bare(at, name).into()),
         };
         match kind {
-            KindWire::Latency(LatencyWire { sizes, cases }) => {
-                const ALL: [LatencyCase; 3] = [
-                    LatencyCase::Hit,
-                    LatencyCase::Miss,
-                    LatencyCase::AfterEmptyCache,
-                ];
-                if let Some(cases) = cases {
-                    not_empty(
-                        cases,
-                        "`cases` names none",
-                        "leave it out for `[hit, miss, after_empty_cache]`",
-                    )?;
-                }
-                for &case in cases.as_ref().map_or(&ALL[..], |cases| &cases.value) {
-                    for (at, size) in self.sizes(sizes, 1)? {
-                        self.add(
-                            at,
-                            case.name(),
-                            Some(by_size(size)),
-                            Measure::Latency { size, case },
-                            "",
-                        )?;
-                    }
-                }
-            }
+            KindWire::Latency(latency) => self.latency(latency)?,
             KindWire::Trace(trace) => self.trace(&trace.file)?,
             KindWire::Scenario(scenario) => self.scenario(&scenario.file)?,
             KindWire::Recovery(SizesWire { sizes }) => {
@@ -181,24 +157,14 @@ impl Checker<'_> {
                         );
                         return Err(Problem::new(at, message).help("name a larger size").into());
                     }
-                    self.add(
-                        at,
-                        "recovery",
-                        Some(by_size(size)),
-                        Measure::Recovery { size },
-                        "",
-                    )?;
+                    let measure = Measure::Recovery { size };
+                    self.add(at, "recovery", Some(by_size(size)), measure, "")?;
                 }
             }
             KindWire::Pipeline(SizesWire { sizes }) => {
                 for (at, size) in self.sizes(sizes, 2)? {
-                    self.add(
-                        at,
-                        "pipeline",
-                        Some(by_size(size)),
-                        Measure::Pipeline { size },
-                        "",
-                    )?;
+                    let measure = Measure::Pipeline { size };
+                    self.add(at, "pipeline", Some(by_size(size)), measure, "")?;
                 }
             }
             KindWire::EmptyCache(EmptyCacheWire { segments, size }) => {
@@ -206,13 +172,8 @@ impl Checker<'_> {
                 for (at, segments) in numbers(segments, "segments", 1, MAX_BLOCKS)? {
                     self.fits(at, size, segments)?;
                     let point = Some(by_count("segments", segments));
-                    self.add(
-                        at,
-                        "empty_cache",
-                        point,
-                        Measure::EmptyCache { segments, size },
-                        &size.0.to_string(),
-                    )?;
+                    let measure = Measure::EmptyCache { segments, size };
+                    self.add(at, "empty_cache", point, measure, &size.0.to_string())?;
                 }
             }
             KindWire::Threads(ThreadsWire { counts, size }) => {
@@ -220,29 +181,41 @@ impl Checker<'_> {
                 for (at, count) in numbers(counts, "counts", 1, MAX_THREADS)? {
                     self.fits(at, size, count)?;
                     let point = Some(by_count("threads", count));
-                    self.add(
-                        at,
-                        "threads",
-                        point,
-                        Measure::Threads { count, size },
-                        &size.0.to_string(),
-                    )?;
+                    let measure = Measure::Threads { count, size };
+                    self.add(at, "threads", point, measure, &size.0.to_string())?;
                 }
             }
             KindWire::RecordStream(RecordStreamWire { streams, size }) => {
                 let size = self.size_or(size.as_ref(), LARGE_REQUEST)?;
                 for (at, streams) in numbers(streams, "streams", 0, MAX_STREAMS)? {
                     let point = Some(by_count("other streams", streams));
-                    self.add(
-                        at,
-                        "record_stream",
-                        point,
-                        Measure::RecordStream { streams, size },
-                        &size.0.to_string(),
-                    )?;
+                    let measure = Measure::RecordStream { streams, size };
+                    self.add(at, "record_stream", point, measure, &size.0.to_string())?;
                 }
             }
             KindWire::StartUp => self.add(at, "start_up", None, Measure::StartUp, "")?,
+        }
+        Ok(())
+    }
+
+    fn latency(&mut self, LatencyWire { sizes, cases }: &LatencyWire) -> Result<(), Refused> {
+        const ALL: [LatencyCase; 3] = [
+            LatencyCase::Hit,
+            LatencyCase::Miss,
+            LatencyCase::AfterEmptyCache,
+        ];
+        if let Some(cases) = cases {
+            not_empty(
+                cases,
+                "`cases` names none",
+                "leave it out for `[hit, miss, after_empty_cache]`",
+            )?;
+        }
+        for &case in cases.as_ref().map_or(&ALL[..], |cases| &cases.value) {
+            for (at, size) in self.sizes(sizes, 1)? {
+                let measure = Measure::Latency { size, case };
+                self.add(at, case.name(), Some(by_size(size)), measure, "")?;
+            }
         }
         Ok(())
     }

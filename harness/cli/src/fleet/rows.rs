@@ -192,13 +192,50 @@ pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError>
             "name the folders that `harness fleet --shard I/N --out FOLDER` wrote",
         ));
     };
+    check_shards(&tables, first, others)?;
+    if let Some(other) = others
+        .iter()
+        .find(|other| other.made_with != first.made_with)
+    {
+        let [first, other] = [first, other].map(|table| table.made_with.trim());
+        return Err(not_one_run(format!(
+            "different versions or options made the rows: {first}; and {other}"
+        )));
+    }
+    let mut paths: Vec<String> = tables
+        .iter()
+        .flat_map(|table| table.paths.iter().cloned())
+        .collect();
+    paths.sort();
+    paths.dedup();
+    let (memory, made_with) = (first.memory, first.made_with.clone());
+    let mut rows: Vec<Row> = tables.into_iter().flat_map(|table| table.rows).collect();
+    rows.sort_by(|a, b| a.file.cmp(&b.file));
+    rows.dedup();
+    if let Some([row, _]) = rows.array_windows().find(|[a, b]| a.file == b.file) {
+        return Err(not_one_run(format!("two rows of {} differ", row.file)));
+    }
+    Ok(Table {
+        shard: None,
+        paths,
+        memory,
+        made_with,
+        found: rows.len(),
+        rows,
+    })
+}
+
+fn not_one_run(message: String) -> CliError {
+    CliError::input(
+        message,
+        "name each shard of one `harness fleet` once, made by the same version and options",
+    )
+}
+
+/// Fails unless the tables are all shards of one run, or none is a shard.
+fn check_shards(tables: &[Table], first: &Table, others: &[Table]) -> Result<(), CliError> {
+    let wrong = not_one_run;
     let shards: Vec<Shard> = tables.iter().filter_map(|table| table.shard).collect();
-    let wrong = |message: String| {
-        CliError::input(
-            message,
-            "name each shard of one `harness fleet` once, made by the same version and options",
-        )
-    };
     if !shards.is_empty() {
         if shards.len() < tables.len() {
             return Err(wrong(
@@ -223,36 +260,7 @@ pub(super) fn merged(folders: &[PathBuf], out: &Path) -> Result<Table, CliError>
             ));
         }
     }
-    if let Some(other) = others
-        .iter()
-        .find(|other| other.made_with != first.made_with)
-    {
-        let [first, other] = [first, other].map(|table| table.made_with.trim());
-        return Err(wrong(format!(
-            "different versions or options made the rows: {first}; and {other}"
-        )));
-    }
-    let mut paths: Vec<String> = tables
-        .iter()
-        .flat_map(|table| table.paths.iter().cloned())
-        .collect();
-    paths.sort();
-    paths.dedup();
-    let (memory, made_with) = (first.memory, first.made_with.clone());
-    let mut rows: Vec<Row> = tables.into_iter().flat_map(|table| table.rows).collect();
-    rows.sort_by(|a, b| a.file.cmp(&b.file));
-    rows.dedup();
-    if let Some([row, _]) = rows.array_windows().find(|[a, b]| a.file == b.file) {
-        return Err(wrong(format!("two rows of {} differ", row.file)));
-    }
-    Ok(Table {
-        shard: None,
-        paths,
-        memory,
-        made_with,
-        found: rows.len(),
-        rows,
-    })
+    Ok(())
 }
 
 /// The rows of a folder that can be read, in the order in which they were written. Empty without

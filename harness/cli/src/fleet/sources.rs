@@ -199,23 +199,17 @@ impl Source {
         } else {
             self.stamp.clone()
         };
-        match analysed {
-            Ok(Ok((hash, analysis))) => Row {
-                stamp,
-                hash,
-                analysis,
-                ..row
-            },
-            Ok(Err(error)) => Row {
-                stamp,
-                analysis: Analysis::unreadable(error.to_string()),
-                ..row
-            },
-            Err(_) => Row {
-                stamp,
-                analysis: Analysis::unreadable("a bug in harness: report it with this file"),
-                ..row
-            },
+        let unreadable = |problem: &str| (String::new(), Analysis::unreadable(problem));
+        let (hash, analysis) = match analysed {
+            Ok(Ok(analysed)) => analysed,
+            Ok(Err(error)) => unreadable(&error.to_string()),
+            Err(_) => unreadable("a bug in harness: report it with this file"),
+        };
+        Row {
+            stamp,
+            hash,
+            analysis,
+            ..row
         }
     }
 }

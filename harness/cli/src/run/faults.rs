@@ -11,7 +11,7 @@ use harness_run::session::every_fault::{self, Chosen, Engine};
 use harness_scenario::{AskedFault, Scenario};
 use indicatif::ProgressBar;
 
-use super::elapsed;
+use super::progress::elapsed;
 use crate::error::{CliError, Failures};
 use crate::{Format, exit::Exit, interrupt::Interrupt, terminal};
 

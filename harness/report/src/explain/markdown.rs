@@ -15,15 +15,7 @@ pub fn render(
 ) -> String {
     let mut page = Page::default();
     if let Some(overview) = ranks {
-        page.block("# Where the memory of all snapshots was");
-        page.block(format!("**{}**", prose(&text::ranks_in_short(overview))));
-        page.grid(&text::ranks(overview));
-        page.list(
-            overview
-                .differences
-                .iter()
-                .map(|difference| prose(&difference.sentence())),
-        );
+        add_ranks(&mut page, overview);
     }
     page.block(format!("# Where the memory was: {}", prose(name)));
     page.block(format!("**{}**", prose(&explanation.headline)));
@@ -56,15 +48,17 @@ pub fn render(
             .iter()
             .for_each(|why| page.block(prose(why)));
     }
-    let pinned = text::pinned(explanation);
-    if !pinned.rows.is_empty() {
-        page.block("## What pins free memory");
-        page.grid(&pinned);
-    }
-    let categories = text::categories(explanation);
-    if !categories.rows.is_empty() {
-        page.block("## What the allocated memory is for");
-        page.grid(&categories);
+    for (title, grid) in [
+        ("## What pins free memory", text::pinned(explanation)),
+        (
+            "## What the allocated memory is for",
+            text::categories(explanation),
+        ),
+    ] {
+        if !grid.rows.is_empty() {
+            page.block(title);
+            page.grid(&grid);
+        }
     }
     if !explanation.growing.is_empty() {
         page.block("## Leak suspects");
@@ -82,6 +76,18 @@ pub fn render(
             .map(|note| format!("Note: {}", prose(note))),
     );
     page.ended().text
+}
+
+fn add_ranks(page: &mut Page, overview: &Overview) {
+    page.block("# Where the memory of all snapshots was");
+    page.block(format!("**{}**", prose(&text::ranks_in_short(overview))));
+    page.grid(&text::ranks(overview));
+    page.list(
+        overview
+            .differences
+            .iter()
+            .map(|difference| prose(&difference.sentence())),
+    );
 }
 
 const BAR_TOP: i32 = 40;

@@ -57,6 +57,13 @@ pub fn page(rows: &[Row], summary: &Summary, links: &BTreeMap<String, String>) -
         &grid,
         |row| link(jobs[row].name),
     );
+    add_errors(&mut page, rows, link);
+    page.push_str("</body></html>\n");
+    page
+}
+
+/// Adds a table of the snapshots that ended with an out-of-memory error.
+fn add_errors<'l>(page: &mut String, rows: &[Row], link: impl Fn(&str) -> Option<&'l str>) {
     let mut failed: Vec<&Row> = rows
         .iter()
         .filter(|row| row.analysis.outcome == Outcome::OutOfMemory)
@@ -103,15 +110,9 @@ pub fn page(rows: &[Row], summary: &Summary, links: &BTreeMap<String, String>) -
         failed.iter().copied().take(ROWS).map(cells),
     );
     if !failed.is_empty() {
-        table(
-            &mut page,
-            &titled("Out-of-memory errors", failed.len()),
-            &grid,
-            |row| link(&failed[row].job),
-        );
+        let title = titled("Out-of-memory errors", failed.len());
+        table(page, &title, &grid, |row| link(&failed[row].job));
     }
-    page.push_str("</body></html>\n");
-    page
 }
 
 fn titled(title: &str, rows: usize) -> String {

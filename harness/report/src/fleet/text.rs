@@ -39,30 +39,6 @@ pub(super) fn headline(summary: &Summary) -> String {
 
 /// The tables that have rows, with their titles.
 pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
-    let cause = |cause: &Cause| {
-        let Cause {
-            cause,
-            jobs,
-            ranks,
-            bytes,
-            top_site,
-            top_site_ranks,
-            category,
-        } = cause;
-        let top = top_site.as_ref().map_or_else(
-            || NOTHING.to_owned(),
-            |site| format!("{site} ({top_site_ranks} of {ranks})"),
-        );
-        let category = category.as_deref().unwrap_or(NOTHING).replace('_', " ");
-        vec![
-            jobs.to_string(),
-            ranks.to_string(),
-            bytes.to_string(),
-            about(cause).to_owned(),
-            top,
-            category,
-        ]
-    };
     let heads = [
         "jobs",
         "ranks",
@@ -71,7 +47,7 @@ pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
         "line that holds most, in ranks",
         "most memory is",
     ];
-    let causes = Grid::new("rrrl", heads, summary.causes.iter().map(cause));
+    let causes = Grid::new("rrrl", heads, summary.causes.iter().map(cause_cells));
     let change = |change: &Change| {
         let others = if change.same.is_empty() {
             String::new()
@@ -127,6 +103,31 @@ pub(super) fn tables(summary: &Summary) -> Vec<(String, Grid)> {
         .into_iter()
         .filter(|(_, grid)| !grid.rows.is_empty())
         .collect()
+}
+
+fn cause_cells(cause: &Cause) -> Vec<String> {
+    let Cause {
+        cause,
+        jobs,
+        ranks,
+        bytes,
+        top_site,
+        top_site_ranks,
+        category,
+    } = cause;
+    let top = top_site.as_ref().map_or_else(
+        || NOTHING.to_owned(),
+        |site| format!("{site} ({top_site_ranks} of {ranks})"),
+    );
+    let category = category.as_deref().unwrap_or(NOTHING).replace('_', " ");
+    vec![
+        jobs.to_string(),
+        ranks.to_string(),
+        bytes.to_string(),
+        about(cause).to_owned(),
+        top,
+        category,
+    ]
 }
 
 pub(super) fn about(cause: &str) -> &str {

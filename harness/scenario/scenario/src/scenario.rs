@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use derive_more::Display;
 use harness_allocator::{allocator::AllocatorSpec, units::Bytes};
@@ -14,7 +15,7 @@ use crate::matrix::{self, Point, Settings};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProcessName, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
 use crate::steps::{Action, Step, StepWire, announced, check_steps, exec::Exec};
-use crate::{cases::Reasons, text::InvariantText};
+use crate::{cases::Reasons, text::InvariantText, trace::Trace};
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem, named};
 use harness_language::fields::{about, check_memory};
@@ -198,7 +199,17 @@ impl Scenario {
 
     /// Checks a text that contains one scenario. `path` names the scenario and appears in messages.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
-        let mut points = Self::parse_points(source, path, &Settings::new())?;
+        Self::parse_with_trace(source, path, None)
+    }
+
+    /// Checks a text as [`Scenario::parse`] does. `replay` steps get this trace in place of their
+    /// files, which need not exist.
+    pub fn parse_with_trace(
+        source: &str,
+        path: &Path,
+        trace: Option<&Arc<Trace>>,
+    ) -> Result<Self, FileError> {
+        let mut points = points(source, path, &Settings::new(), trace)?;
         match (points.pop(), points.is_empty()) {
             (Some(only), true) => Ok(only),
             _ => {
@@ -221,15 +232,24 @@ impl Scenario {
         path: &Path,
         settings: &Settings,
     ) -> Result<Vec<Self>, FileError> {
-        let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire: ScenarioWire| {
-            let points = matrix::points(wire.matrix.as_ref(), settings, source)?;
-            points
-                .into_iter()
-                .map(|point| check_scenario(&wire, point, source, path))
-                .collect()
-        });
-        checked.map_err(|problem| FileError::text(problem, path, source))
+        points(source, path, settings, None)
     }
+}
+
+fn points(
+    source: &str,
+    path: &Path,
+    settings: &Settings,
+    trace: Option<&Arc<Trace>>,
+) -> Result<Vec<Scenario>, FileError> {
+    let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire: ScenarioWire| {
+        let points = matrix::points(wire.matrix.as_ref(), settings, source)?;
+        points
+            .into_iter()
+            .map(|point| check_scenario(&wire, point, (source, path), trace))
+            .collect()
+    });
+    checked.map_err(|problem| FileError::text(problem, path, source))
 }
 
 /// A scenario: steps on a device with allocators, and expectations.
@@ -387,8 +407,8 @@ impl Declarations {
 fn check_scenario(
     wire: &ScenarioWire,
     point: Point,
-    source: &str,
-    path: &Path,
+    (source, path): (&str, &Path),
+    trace: Option<&Arc<Trace>>,
 ) -> Result<Scenario, Problem> {
     let about = about(&wire.about, SCENARIO.noun)?;
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -399,6 +419,7 @@ fn check_scenario(
     }
     let declared = Declared {
         folder,
+        trace,
         parameters: &point.values,
         allocators: &declarations.allocators,
         streams: &declarations.streams,

@@ -1,6 +1,6 @@
 //! [`Trace`]: a file with the operations of an allocation trace.
 
-use std::{collections::BTreeMap, io::Read as _, path::Path};
+use std::{collections::BTreeMap, fmt, io::Read as _, path::Path};
 
 use harness_allocator::device::StreamId;
 use harness_base::{excerpt::shortened, packed};
@@ -27,6 +27,43 @@ impl Trace {
             sites: vec![String::new()],
             events,
         }
+    }
+
+    /// Makes a trace from operations with their comments, which may be empty. Each id is allocated
+    /// once. An error is a message and an advice.
+    pub fn commented<'s>(
+        operations: impl IntoIterator<Item = (TraceEvent, &'s str)>,
+    ) -> Result<Self, (String, String)> {
+        let mut trace = Self {
+            sites: vec![String::new()],
+            ..Self::default()
+        };
+        let mut known = BTreeMap::from([(String::new(), 0)]);
+        for (line, (event, site)) in (1..).zip(operations) {
+            trace.add(event, site.trim(), line, &mut known);
+        }
+        trace.not_empty()
+    }
+
+    fn add(&mut self, event: TraceEvent, site: &str, line: u32, known: &mut BTreeMap<String, u32>) {
+        let next = self.sites.len() as u32;
+        let site = *known.entry(site.to_owned()).or_insert_with(|| {
+            self.sites.push(site.to_owned());
+            next
+        });
+        self.events.push(event);
+        self.site_of.push(site);
+        self.lines.push(line);
+    }
+
+    fn not_empty(self) -> Result<Self, (String, String)> {
+        if self.events.is_empty() {
+            return Err((
+                "the trace has no operations".to_owned(),
+                "name a trace with operations".to_owned(),
+            ));
+        }
+        Ok(self)
     }
 
     /// The comment of an operation. In a recorded trace it is the position in the program.
@@ -75,30 +112,13 @@ impl Trace {
             let site = line
                 .split_once('#')
                 .map_or("", |(_, comment)| comment.trim());
-            let next = trace.sites.len() as u32;
-            let site = *known.entry(site.to_owned()).or_insert_with(|| {
-                trace.sites.push(site.to_owned());
-                next
-            });
-            trace.events.push(event);
-            trace.site_of.push(site);
-            trace.lines.push(line_number as u32);
+            trace.add(event, site, line_number as u32, &mut known);
         }
-        if trace.events.is_empty() {
-            return Err((
-                "the trace has no operations".to_owned(),
-                "name a trace with operations".to_owned(),
-            ));
-        }
-        Ok(trace)
+        trace.not_empty()
     }
 
     /// Reads a file, compressed with gzip or not.
     pub fn read(path: &Path) -> Result<Self, (String, String)> {
-        Self::read_with_text(path).map(|(trace, _)| trace)
-    }
-
-    pub fn read_with_text(path: &Path) -> Result<(Self, String), (String, String)> {
         let mut text = String::new();
         let read = packed::open(path).and_then(|mut file| file.read_to_string(&mut text));
         read.map_err(|error| {
@@ -108,7 +128,7 @@ impl Trace {
                     .to_owned(),
             )
         })?;
-        Ok((Self::parse(&text)?, text))
+        Self::parse(&text)
     }
 
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
@@ -119,6 +139,19 @@ impl Trace {
             _ => None,
         });
         streams.filter(|&stream| stream != StreamId::DEFAULT)
+    }
+}
+
+/// The text of a trace, with a comment for each operation that has one.
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (operation, event) in self.events.iter().enumerate() {
+            match self.site(operation) {
+                Some(site) => writeln!(f, "{event} # {site}")?,
+                None => writeln!(f, "{event}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -135,6 +168,10 @@ mod tests {
         assert_eq!(
             (sites, trace.sites.len()),
             (vec![Some("model.py:41"), None, Some("model.py:41")], 2)
+        );
+        assert_eq!(
+            trace.to_string(),
+            "a 1 512 0 # model.py:41\na 2 512 0\nf 1 # model.py:41\n"
         );
         for (text, message) in [
             ("# nothing\n", "the trace has no operations"),

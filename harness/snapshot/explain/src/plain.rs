@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::{device::StreamId, stats::BlockState};
-use harness_trace::{program::RecordedProgram, snapshot::Snapshot, trace::TraceEvent};
+use harness_trace::{program::RecordedProgram, trace::TraceEvent};
 
 use crate::sites::Sites;
 
@@ -90,19 +90,5 @@ impl Plain {
         let recorded = *program.origin.get(operation)?;
         matches!(self.events[event], TraceEvent::Allocate { .. })
             .then(|| sites.get(sites.of_event(recorded as usize)).name.as_str())
-    }
-
-    /// The trace as text, with each allocation's site as a comment.
-    pub fn text(&self, program: &RecordedProgram, snapshot: &Snapshot) -> String {
-        let sites = Sites::new(snapshot, program.device);
-        let mut text = String::new();
-        for (index, event) in self.events.iter().enumerate() {
-            let site = self
-                .site(index, program, &sites)
-                .map(|site| format!(" # {site}"))
-                .unwrap_or_default();
-            text += &format!("{event}{site}\n");
-        }
-        text
     }
 }

@@ -71,13 +71,7 @@ impl RankData {
             (peak_moment, moment),
         );
         let pools = names(lives.segments.iter().map(|life| life.pool));
-        let base = lives
-            .blocks
-            .iter()
-            .map(|life| life.address)
-            .chain(lives.segments.iter().map(|life| life.address))
-            .min()
-            .unwrap_or_default();
+        let base = base_address(&lives);
         let config = snapshot.config().unwrap_or_default();
         Self(json!({
             "name": name.into(),
@@ -116,6 +110,12 @@ impl RankData {
             "phases": phases_of(snapshot, device, events.first().and_then(|event| event.time_us).unwrap_or_default()),
         }))
     }
+}
+
+fn base_address(lives: &Lifetimes) -> u64 {
+    let of_blocks = lives.blocks.iter().map(|life| life.address);
+    let of_segments = lives.segments.iter().map(|life| life.address);
+    of_blocks.chain(of_segments).min().unwrap_or_default()
 }
 
 fn cause(found: &CauseBytes) -> Value {

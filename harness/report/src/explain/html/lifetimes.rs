@@ -209,6 +209,19 @@ fn block_lives(
             _ => {}
         }
     }
+    contradictions.missing_blocks = reconcile(&mut lives, open, held, never);
+    lives.sort_by_key(|life| life.start);
+    lives
+}
+
+/// Reconciles the blocks that are live after the last event with the final state. Returns how many
+/// of them the state lacks.
+fn reconcile(
+    lives: &mut Vec<BlockLife>,
+    mut open: HashMap<u64, usize>,
+    held: &[&Segment],
+    never: usize,
+) -> usize {
     for segment in held {
         for block in segment
             .blocks
@@ -228,13 +241,12 @@ fn block_lives(
             fit(&mut lives[index], block, never);
         }
     }
-    contradictions.missing_blocks = open.len();
+    let missing = open.len();
     for index in open.into_values() {
         lives[index].end = never - 1;
         lives[index].freed = lives[index].freed.min(never - 1);
     }
-    lives.sort_by_key(|life| life.start);
-    lives
+    missing
 }
 
 fn before_recording(life: BlockLife, sizes: &Sizes) -> BlockLife {

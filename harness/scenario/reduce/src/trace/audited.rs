@@ -19,28 +19,15 @@ pub(super) struct Audited<'a> {
 impl<'a> Audited<'a> {
     pub(super) fn new(case: &Case, engine: &'a dyn Engine) -> Result<Self, ShrinkError> {
         let failed = |error: &dyn std::fmt::Display| ShrinkError::Trace(error.to_string());
-        let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
-        let text: String = case
-            .events
-            .iter()
-            .map(|event| format!("{event}\n"))
-            .collect();
-        std::fs::write(folder.path().join("program.trace"), text)
-            .map_err(|error| failed(&error))?;
         let text = format!(
             "about: A trace.\nneeds: {{ memory: {} }}\nsteps: [ replay: {{ id: program, trace: \
              program.trace, expect: any }} ]\n",
             exact_size(case.memory)
         );
-        let scenario = Scenario::parse(&text, &folder.path().join("program.yaml"))
+        let trace = Arc::new(Trace::of(case.events.clone()));
+        let scenario = Scenario::parse_with_trace(&text, Path::new("program.yaml"), Some(&trace))
             .map_err(|error| failed(&error))?;
-        Ok(Self {
-            engine,
-            scenario: Scenario {
-                path: Path::new("program.yaml").to_owned(),
-                ..scenario
-            },
-        })
+        Ok(Self { engine, scenario })
     }
 
     /// The first violated invariant. The trace may only use streams of the original trace.

@@ -14,7 +14,7 @@ mod names;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::{cell::RefCell, path::Path};
+use std::{cell::RefCell, path::Path, sync::Arc};
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_allocator::{allocator::AllocatorSpec, device::StreamId};
@@ -32,6 +32,7 @@ use crate::metric::{
     BufferName, EventName, Expectation, MeasureName, PoolName, ProcessName, ProgramName, START,
     StreamName, VariableName,
 };
+use crate::trace::Trace;
 use crate::{MAX_STREAMS, Process, Renamed};
 use harness_language::expression::Unit;
 
@@ -100,6 +101,8 @@ impl Default for Names {
 #[derive(Clone, Copy)]
 pub(crate) struct Declared<'a> {
     pub(crate) folder: &'a Path,
+    /// The trace of `replay` steps. If there is none, they read their files.
+    pub(crate) trace: Option<&'a Arc<Trace>>,
     pub(crate) parameters: &'a Parameters,
     pub(crate) allocators: &'a [AllocatorSpec],
     pub(crate) streams: &'a [StreamName],

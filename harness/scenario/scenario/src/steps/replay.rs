@@ -62,10 +62,15 @@ impl StepFields<Replay> for ReplayWire {
     ) -> Result<Replay, Problem> {
         checker.storm_may_start(&self.id)?;
         let path = PathBuf::from(&self.trace.value);
-        let trace =
-            Trace::read(&checker.declared.folder.join(&path)).map_err(|(message, help)| {
-                Problem::new(self.trace.at, format!("{}: {message}", path.display())).help(help)
-            })?;
+        let trace = match checker.declared.trace {
+            Some(trace) => Arc::clone(trace),
+            None => {
+                let read = Trace::read(&checker.declared.folder.join(&path));
+                Arc::new(read.map_err(|(message, help)| {
+                    Problem::new(self.trace.at, format!("{}: {message}", path.display())).help(help)
+                })?)
+            }
+        };
         checker.count(step.at, trace.events.len() as u64)?;
         let streams = checker.streams_of_trace(self.trace.at, trace.streams().collect())?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
@@ -73,7 +78,7 @@ impl StepFields<Replay> for ReplayWire {
         Ok(Replay {
             id,
             path,
-            trace: Arc::new(trace),
+            trace,
             streams,
             expect,
             fill: self.fill.unwrap_or(true),

@@ -69,7 +69,9 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
 
 /// Adds a shard, without its suites. The whole run begins as a copy of the first shard.
 fn add(whole: &mut BenchRun, shard: &BenchRun, is_first: bool) {
-    whole.started = whole.started.min(shard.started.clone());
+    if shard.started < whole.started {
+        whole.started.clone_from(&shard.started);
+    }
     whole.took_ms = whole.took_ms.max(shard.took_ms);
     for (all, part) in [
         (&mut whole.gate.lost, &shard.gate.lost),

@@ -114,14 +114,14 @@ pub(super) fn memory_by_owner(run: &RunRecord, last: &StepRecord) -> Grid {
         .map(|split| split.min(unallocated))
         .filter(|&split| split > Bytes::ZERO);
     let beyond = device.used.saturating_sub(
-        device.context_overhead + accounts.reserved + device.pressure + device.processes,
+        device.context_overhead + accounts.reserved + device.external_memory + device.processes,
     );
     let always = |name, size| Some((name, size));
     let if_any = |name, size| (size > Bytes::ZERO).then_some((name, size));
     let rows = [
         always("limit", run.scenario.memory),
         always("free on the device", device.free),
-        if_any("in use by other processes", device.pressure),
+        if_any("in use by other processes", device.external_memory),
         if_any("in use by other processes of the run", device.processes),
         if_any(
             "device used beyond reserved (the driver's rounding, other processes)",

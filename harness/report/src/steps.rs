@@ -73,7 +73,7 @@ impl<'a> Selection<'a> {
             "reserved",
             "active",
             "device used − overhead",
-            "pressure",
+            "external memory",
             "peak allocated",
             "peak reserved",
         ];
@@ -106,10 +106,10 @@ impl<'a> Selection<'a> {
             grid.rows.push(cells(&self.run.steps[index]));
             next = index + 1;
         }
-        let has_pressure = self
+        let has_external_memory = self
             .steps()
-            .any(|step| step.accounts.device.pressure > Bytes::ZERO);
-        grid.with_columns(|head| has_pressure || head != "pressure")
+            .any(|step| step.accounts.device.external_memory > Bytes::ZERO);
+        grid.with_columns(|head| has_external_memory || head != "external memory")
     }
 }
 
@@ -146,7 +146,7 @@ fn cells(step: &StepRecord) -> Vec<String> {
         reserved,
         active,
         device.used_without_contexts(),
-        device.pressure,
+        device.external_memory,
     ]
     .map(words::size);
     let figures = match &step.program {

@@ -326,7 +326,7 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>
             TraceEvent::EmptyCache => operations.push(Operation::EmptyCache),
             TraceEvent::ResetPeaks => {}
             TraceEvent::SetFraction(_)
-            | TraceEvent::Pressure(_)
+            | TraceEvent::ExternalMemory(_)
             | TraceEvent::BeginPool(_)
             | TraceEvent::EndPool(_)
             | TraceEvent::ReleasePool(_) => {

@@ -723,7 +723,7 @@ on_the_simulated_gpu! {
         ] {
             assert_eq!(device.set_external_memory(asked), Ok(held), "{asked}");
             let memory = device.memory().expect("the driver reports memory");
-            assert_eq!((memory.pressure, memory.free), (held, room - held));
+            assert_eq!((memory.external_memory, memory.free), (held, room - held));
         }
         let left = free_memory(&mut device);
         assert!(device.malloc(left + Bytes(1)).is_err());

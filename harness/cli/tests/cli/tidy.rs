@@ -191,10 +191,7 @@ const ROOMS: [&str; 8] = [
 
 #[test]
 fn a_room_uses_only_rooms_below_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .expect("the folder of the crates exists");
+    let root = root();
     let folders = fs::read_to_string(root.join("../Cargo.toml")).expect("the manifest is readable");
     let place = Regex::new(r#"(?m)^(harness-[a-z-]+) = \{ path = "harness/([a-z-]+)"#)
         .expect("the pattern is valid");
@@ -245,10 +242,7 @@ fn a_room_uses_only_rooms_below_it() {
 
 #[test]
 fn no_files_of_a_crate_import_each_other_in_a_circle() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .canonicalize()
-        .expect("the folder of the crates exists");
+    let root = root();
     let sources = sources(&root);
     assert!(
         sources.len() > 10,
@@ -312,4 +306,112 @@ fn a_circle_is_found_through_lists_and_relative_paths() {
     ]);
     let circle = ["a", "b", "b::c"].map(module).into_iter().collect();
     assert_eq!(circles(&imports), BTreeSet::from([circle]));
+}
+
+/// Functions longer than [`MOST_LINES`], by the path of their file. Remove those that became
+/// shorter; split a new one at a part that has a name.
+const LONG_FUNCTIONS: &str = include_str!("long_functions.txt");
+const MOST_LINES: usize = 70;
+
+/// Public types that share a name, with their number. A new type gets a name that says what it is.
+const SHARED_NAMES: &str = include_str!("shared_names.txt");
+
+/// The files of the product, with their paths below the root.
+fn product(root: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for source in sources(root) {
+        let mut files = BTreeMap::new();
+        modules(&source, &Vec::new(), &mut files);
+        found.extend(files.into_values().map(|path| {
+            let name = path.strip_prefix(root).unwrap_or(&path).display();
+            let text = fs::read_to_string(&path).expect("the file is readable");
+            (name.to_string(), text)
+        }));
+    }
+    found.sort();
+    found
+}
+
+/// The names of functions with more than `most` lines. rustfmt puts the last brace below the first
+/// word.
+fn long_functions(text: &str, most: usize) -> Vec<String> {
+    let head =
+        Regex::new(r#"^( *)(?:pub(?:\([a-z]+\))? |const |unsafe |extern "[A-Za-z-]+" )*fn (\w+)"#)
+            .expect("the pattern is valid");
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let Some(parts) = head.captures(line) else {
+            continue;
+        };
+        let last = format!("{}}}", &parts[1]);
+        let is_one_line = line.ends_with(['}', ';']);
+        let length = lines[start..].iter().position(|line| *line == last);
+        if !is_one_line && length.is_some_and(|length| length + 1 > most) {
+            found.push(parts[2].to_owned());
+        }
+    }
+    found
+}
+
+/// Compares findings with a list. A list may only shrink.
+fn only_shrinks(found: &BTreeSet<String>, listed: &str, why: &str) {
+    let listed: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
+    let new: Vec<_> = found.difference(&listed).cloned().collect();
+    let gone: Vec<_> = listed.difference(found).cloned().collect();
+    assert!(new.is_empty(), "{why}:\n{}", new.join("\n"));
+    assert!(
+        gone.is_empty(),
+        "remove from the list, because they are gone:\n{}",
+        gone.join("\n")
+    );
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .expect("the folder of the crates exists")
+}
+
+#[test]
+fn no_function_is_longer_than_70_lines_except_the_listed() {
+    let mut found = BTreeSet::new();
+    for (path, text) in product(&root()) {
+        let names = long_functions(&text, MOST_LINES);
+        found.extend(names.iter().map(|name| format!("{path} {name}")));
+    }
+    only_shrinks(
+        &found,
+        LONG_FUNCTIONS,
+        "these functions have more than 70 lines",
+    );
+    let text = "fn short() {}\n    pub fn long(\n    ) {\n        {\n        }\n    }\n";
+    assert_eq!(long_functions(text, 4), ["long"]);
+    assert_eq!(long_functions(text, 5), [""; 0]);
+}
+
+#[test]
+fn no_public_types_share_a_name_except_the_listed() {
+    let head = Regex::new(r"(?m)^ *pub (?:struct|enum|trait|type|union) (\w+)")
+        .expect("the pattern is valid");
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    for (_, text) in product(&root()) {
+        for parts in head.captures_iter(&text) {
+            *numbers.entry(parts[1].to_owned()).or_default() += 1;
+        }
+    }
+    assert!(
+        numbers.len() > 500,
+        "only {} types were found",
+        numbers.len()
+    );
+    let shared = numbers.into_iter().filter(|(_, number)| *number > 1);
+    only_shrinks(
+        &shared
+            .map(|(name, number)| format!("{name} {number}"))
+            .collect(),
+        SHARED_NAMES,
+        "several public types have one of these names",
+    );
 }

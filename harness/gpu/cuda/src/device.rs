@@ -703,7 +703,7 @@ impl TestDevice for CudaDevice {
                 .ok()
                 .and_then(|nvml| nvml.used_by_this_process().ok().flatten()),
             context_overhead: self.context_overhead,
-            pressure: self.external_memory.held(),
+            external_memory: self.external_memory.held(),
             processes: Bytes::ZERO,
             process_contexts: Bytes::ZERO,
         })

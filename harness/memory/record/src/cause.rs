@@ -307,7 +307,7 @@ impl<'a> Figures<'a> {
             asked, accounts, ..
         } = *self.request;
         let device = &accounts.device;
-        let (free, held) = (device.free, device.pressure);
+        let (free, held) = (device.free, device.external_memory);
         let beyond = device
             .used
             .saturating_sub(device.context_overhead + accounts.reserved + held);

@@ -414,8 +414,8 @@ pub struct FailedRequest {
     /// The device call that a fault failed, if the request failed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub injected: Option<RefusedCall>,
-    /// Memory of the program at that moment. `device.pressure` includes other programs and the
-    /// run's other processes.
+    /// Memory of the program at that moment. `device.external_memory` includes other programs and
+    /// the run's other processes.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,

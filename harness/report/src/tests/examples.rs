@@ -200,11 +200,11 @@ pub(crate) fn storm() -> RunRecord {
     let mut run = Builder::new(scenario, simulated(), "caching", 0);
     run.step(
         4,
-        "pressure",
+        "external_memory",
         "128 MiB",
         Outcome::Done,
         Nanos::ZERO,
-        |accounts| accounts.device.pressure = Bytes::mib(128),
+        |accounts| accounts.device.external_memory = Bytes::mib(128),
     );
     run.step(
         5,
@@ -656,7 +656,7 @@ const fn nothing_held() -> Accounts {
             used: OVERHEAD,
             process: None,
             context_overhead: OVERHEAD,
-            pressure: Bytes::ZERO,
+            external_memory: Bytes::ZERO,
             processes: Bytes::ZERO,
             process_contexts: Bytes::ZERO,
         },
@@ -717,7 +717,7 @@ impl Builder {
         }
         now.peak_allocated = now.peak_allocated.max(now.allocated);
         now.peak_reserved = now.peak_reserved.max(now.reserved);
-        now.device.used = OVERHEAD + now.reserved + now.device.pressure;
+        now.device.used = OVERHEAD + now.reserved + now.device.external_memory;
         now.device.free = now
             .device
             .total

@@ -61,7 +61,7 @@ fn held_by_others(memory: &DeviceMemory) -> Bytes {
     memory
         .used
         .saturating_sub(memory.process.unwrap_or(memory.context_overhead))
-        .saturating_sub(memory.pressure)
+        .saturating_sub(memory.external_memory)
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ calls! {
     Memory = "a query of the memory used (driver and NVML)",
     Host = "a call for memory of the host",
     Copy = "a copy between host and device",
-    Pressure = "an allocation on behalf of other programs",
+    ExternalMemory = "an allocation on behalf of other programs",
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Display)]

@@ -153,7 +153,7 @@ impl Readings {
             DeviceMetric::Free => memory.as_ref()?.free.get(),
             DeviceMetric::Total => memory.as_ref()?.total.get(),
             DeviceMetric::ContextOverhead => memory.as_ref()?.context_overhead.get(),
-            DeviceMetric::ExternalMemory => memory.as_ref()?.pressure.get(),
+            DeviceMetric::ExternalMemory => memory.as_ref()?.external_memory.get(),
             DeviceMetric::Process => memory.as_ref()?.process?.get(),
             DeviceMetric::MallocCalls => calls.malloc,
             DeviceMetric::MallocFailures => calls.malloc_failures,

@@ -41,7 +41,7 @@ pub enum TraceEvent {
     ReleasePool(PrivatePoolId),
     /// Another process takes memory, at most the free memory. A negative amount releases memory
     /// that it took.
-    Pressure(i64),
+    ExternalMemory(i64),
 }
 
 impl TraceEvent {
@@ -76,7 +76,7 @@ impl fmt::Display for TraceEvent {
             Self::BeginPool(pool) => write!(f, "g+ {}", pool.0),
             Self::EndPool(pool) => write!(f, "g- {}", pool.0),
             Self::ReleasePool(pool) => write!(f, "gr {}", pool.0),
-            Self::Pressure(bytes) => write!(f, "x {bytes}"),
+            Self::ExternalMemory(bytes) => write!(f, "x {bytes}"),
         }
     }
 }
@@ -162,7 +162,7 @@ fn parse_event(text: &str) -> Result<TraceEvent, &'static str> {
             pool,
             "expected `gr POOL`",
         )?))),
-        ["x", bytes] => Ok(TraceEvent::Pressure(number(
+        ["x", bytes] => Ok(TraceEvent::ExternalMemory(number(
             bytes,
             "expected `x BYTES`, a whole number, negative to release memory",
         )?)),

@@ -198,7 +198,7 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
         Ok(DeviceMemory {
             total: self.info.total,
             free: self.left()?.min(inner.free),
-            pressure: self.external_memory,
+            external_memory: self.external_memory,
             ..inner
         })
     }

@@ -111,7 +111,7 @@ fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
         }]
     );
     // The same memory, in use by a known process.
-    failed_request.accounts.device.pressure = mib(900);
+    failed_request.accounts.device.external_memory = mib(900);
     assert_eq!(
         causes(&failed_request),
         [Cause::OthersHold {
@@ -120,7 +120,7 @@ fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
         }]
     );
     // Memory in use outside the limited part of the device does not count.
-    failed_request.accounts.device.pressure = Bytes::ZERO;
+    failed_request.accounts.device.external_memory = Bytes::ZERO;
     failed_request.accounts.device.total = mib(124);
     assert_eq!(
         causes(&failed_request),

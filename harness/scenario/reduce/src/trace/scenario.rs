@@ -51,7 +51,7 @@ pub fn scenario(
     let mut steps = Steps {
         text,
         streams,
-        pressure: Bytes::ZERO,
+        external_memory: Bytes::ZERO,
         open: Vec::new(),
         fills,
     };
@@ -118,7 +118,7 @@ fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
 struct Steps {
     text: String,
     streams: BTreeMap<StreamId, String>,
-    pressure: Bytes,
+    external_memory: Bytes,
     /// Open private pools, innermost last.
     open: Vec<u32>,
     fills: bool,
@@ -176,9 +176,9 @@ impl Steps {
             TraceEvent::EmptyCache => "empty_cache".to_owned(),
             TraceEvent::ResetPeaks => "reset_peak_stats".to_owned(),
             TraceEvent::SetFraction(fraction) => format!("set_memory_fraction: {}", fraction.get()),
-            TraceEvent::Pressure(change) => {
-                self.pressure = Bytes(self.pressure.0.saturating_add_signed(change));
-                format!("external_memory: {}", exact_size(self.pressure))
+            TraceEvent::ExternalMemory(change) => {
+                self.external_memory = Bytes(self.external_memory.0.saturating_add_signed(change));
+                format!("external_memory: {}", exact_size(self.external_memory))
             }
             TraceEvent::BeginPool(pool) => {
                 self.line(&format!("private_pool: pool{}", pool.0), None);

@@ -217,7 +217,7 @@ fn a_trace_converts_to_one_step_per_operation() {
 }
 
 #[test]
-fn pools_streams_and_pressure_have_their_steps() {
+fn pools_streams_and_external_memory_have_their_steps() {
     let text = "g+ 3\na 1 512 7\ng- 3\nr 1 0\nf 1\ns 7\nd\ne\nm 0.5\nx 4194304\nx -2097152\ngr \
          3\na 2 3221225472 0\n";
     let case = case(text, Bytes::mib(512));

@@ -17,7 +17,7 @@ impl Rig {
             self.wake(None)?;
         }
         self.synchronize()?;
-        self.control.calls(Call::Pressure);
+        self.control.calls(Call::ExternalMemory);
         self.device.set_external_memory(Bytes::ZERO)?;
         self.in_each_program(Self::release_cache)?;
         if !self.host.is_empty() {
@@ -95,7 +95,7 @@ impl Rig {
         self.faults.iter().for_each(Injector::state_changed);
         self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
-        self.control.calls(Call::Pressure);
+        self.control.calls(Call::ExternalMemory);
         self.device.set_external_memory(Bytes::ZERO)?;
         self.programs
             .iter_mut()

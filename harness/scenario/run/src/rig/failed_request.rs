@@ -67,7 +67,7 @@ impl Rig {
             number: made.number,
         });
         let mut accounts = self.accounts_of(self.entered())?;
-        accounts.device.pressure += self.charged_to_other_programs()
+        accounts.device.external_memory += self.charged_to_other_programs()
             + accounts
                 .device
                 .processes

@@ -196,7 +196,7 @@ impl Rig {
 
     /// Sets the memory used by simulated other processes, and returns the amount they could get.
     pub fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, Stop> {
-        self.control.calls(Call::Pressure);
+        self.control.calls(Call::ExternalMemory);
         self.faults.iter().for_each(Injector::state_changed);
         let held = self.device.set_external_memory(held)?;
         if !self.is_timed() {

@@ -39,7 +39,7 @@ pub(crate) fn run(
         replay,
         line,
         pools: BTreeMap::new(),
-        pressure: Bytes::ZERO,
+        external_memory: Bytes::ZERO,
         place,
         named: None,
     };
@@ -54,7 +54,7 @@ struct Replayer<'a> {
     replay: &'a Replay,
     line: u32,
     pools: BTreeMap<PrivatePoolId, PrivatePoolId>,
-    pressure: Bytes,
+    external_memory: Bytes,
     /// The step's call stack in the recording.
     place: Option<StackId>,
     /// The site of the current allocations; the outer `None` before the first one.
@@ -94,10 +94,10 @@ impl<'a> Replayer<'a> {
             TraceEvent::EmptyCache => drop(ctx.rig.empty_cache()?),
             TraceEvent::SetFraction(fraction) => ctx.rig.set_memory_fraction(fraction),
             TraceEvent::ResetPeaks => ctx.rig.reset_peaks(),
-            TraceEvent::Pressure(change) => {
-                self.pressure = ctx
-                    .rig
-                    .set_external_memory(Bytes(self.pressure.0.saturating_add_signed(change)))?;
+            TraceEvent::ExternalMemory(change) => {
+                self.external_memory = ctx.rig.set_external_memory(Bytes(
+                    self.external_memory.0.saturating_add_signed(change),
+                ))?;
             }
             TraceEvent::BeginPool(pool) => {
                 let pool = self.pool(ctx, pool);

@@ -302,7 +302,7 @@ fn another_program_can_grow_while_a_training_runs() {
     );
     let failed_request = result.failed_request.unwrap();
     let others: Bytes = held.iter().map(crate::rig::Buffer::size).sum();
-    assert_eq!(failed_request.accounts.device.pressure, others);
+    assert_eq!(failed_request.accounts.device.external_memory, others);
     held.into_iter()
         .for_each(|buffer| ctx.rig.free(buffer).unwrap());
     ctx.rig.finish().unwrap();

@@ -33,7 +33,7 @@ pub(crate) fn cases() -> Vec<Case> {
         after_an_out_of_memory_a_smaller_request_fits,
         the_memory_fraction_refuses_without_asking_the_device,
         a_limit_equal_to_the_request_is_enough,
-        pressure_by_others_is_an_out_of_memory_like_any_other,
+        external_memory_by_others_is_an_out_of_memory_like_any_other,
         freed_memory_is_not_handed_to_another_stream_that_could_race,
         memory_used_by_another_stream_is_not_handed_out_while_it_works,
         a_destroyed_stream_that_used_memory_blocks_nothing,
@@ -355,7 +355,9 @@ fn a_limit_equal_to_the_request_is_enough(fixture: &mut Fixture<'_>) -> Outcome 
     fixture.free(all_of_it)
 }
 
-fn pressure_by_others_is_an_out_of_memory_like_any_other(fixture: &mut Fixture<'_>) -> Outcome {
+fn external_memory_by_others_is_an_out_of_memory_like_any_other(
+    fixture: &mut Fixture<'_>,
+) -> Outcome {
     let free = fixture.device.memory()?.free;
     fixture
         .device

@@ -36,7 +36,7 @@ pub(crate) fn cases() -> Vec<Case> {
         freeing_an_address_that_is_no_allocation_is_an_error,
         a_free_waits_for_work_in_flight,
         used_moves_by_the_charge_of_an_allocation,
-        pressure_takes_at_most_the_free_memory,
+        external_memory_takes_at_most_the_free_memory,
         an_event_never_recorded_is_done,
         an_event_is_done_when_the_work_in_front_of_it_is,
         recording_again_forgets_the_earlier_record,
@@ -120,7 +120,7 @@ fn memory_adds_up(device: &mut dyn TestDevice) -> Outcome {
         "{memory:?}"
     );
     assert_eq!(
-        (memory.pressure, device.free_memory()?),
+        (memory.external_memory, device.free_memory()?),
         (Bytes::ZERO, memory.free)
     );
     let ptr = device.malloc(Bytes::mib(3))?;
@@ -285,7 +285,7 @@ fn used_moves_by_the_charge_of_an_allocation(device: &mut dyn TestDevice) -> Out
     Ok(())
 }
 
-fn pressure_takes_at_most_the_free_memory(device: &mut dyn TestDevice) -> Outcome {
+fn external_memory_takes_at_most_the_free_memory(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let before = device.memory()?;
     for wanted in [
@@ -301,7 +301,10 @@ fn pressure_takes_at_most_the_free_memory(device: &mut dyn TestDevice) -> Outcom
             "at most the free memory: {held} of {wanted}"
         );
         let memory = device.memory()?;
-        assert_eq!((memory.pressure, memory.free), (held, before.free - held));
+        assert_eq!(
+            (memory.external_memory, memory.free),
+            (held, before.free - held)
+        );
         assert_moved(device, "device used", before.used, memory.used, held);
     }
     assert!(

@@ -35,7 +35,7 @@ const PROGRAM: &[Op] = &[
     Op::Free(0),
     TOO_MUCH,
     Op::Synchronize,
-    Op::Pressure(Bytes::mib(8)),
+    Op::ExternalMemory(Bytes::mib(8)),
     Op::Fraction(0.25),
     Op::EndStep,
 ];
@@ -283,10 +283,10 @@ fn an_allocation_over_a_part_of_another_one_is_found() {
 /// the device did not move with it. A segment is counted and the driver was not called: that alone
 /// makes the audit read everything. What others hold must not hide it.
 #[test]
-fn unaccounted_memory_is_found_immediately_even_under_pressure() {
+fn unaccounted_memory_is_found_immediately_even_under_external_memory() {
     for program in [
         &[AGAIN, Op::EndStep][..],
-        &[Op::Pressure(Bytes::mib(48)), AGAIN, Op::EndStep],
+        &[Op::ExternalMemory(Bytes::mib(48)), AGAIN, Op::EndStep],
     ] {
         let (allocator, _) = Lying::new(Lie::FromNowhere);
         let stopped = Machine::new(Box::new(allocator)).run(program).unwrap_err();

@@ -285,7 +285,7 @@ fn steps_meanwhile_are_done_one_after_each_operation_and_the_rest_at_the_end() {
 }
 
 #[test]
-fn pressure_that_grows_while_a_training_runs_makes_its_batch_smaller() {
+fn external_memory_that_grows_while_a_training_runs_makes_its_batch_smaller() {
     let run = passes(
         "  - train: { id: t, parameters: 2MiB, activations_per_sample: 1MiB, batch: 32, iterations: 6, on_oom: { halve_batch: { retries: 3, empty_cache: true } } }
     meanwhile:

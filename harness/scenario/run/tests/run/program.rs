@@ -42,7 +42,7 @@ pub(crate) enum Op {
     Free(usize),
     Synchronize,
     EmptyCache,
-    Pressure(Bytes),
+    ExternalMemory(Bytes),
     /// A fraction of [`MEMORY`], not of the device, which also holds a context.
     Fraction(f64),
     EndStep,
@@ -175,7 +175,7 @@ impl Machine {
             }
             Op::Synchronize => rig.synchronize()?,
             Op::EmptyCache => drop(rig.empty_cache()?),
-            Op::Pressure(held) => drop(rig.set_external_memory(held)?),
+            Op::ExternalMemory(held) => drop(rig.set_external_memory(held)?),
             Op::Fraction(fraction) => {
                 let share = if fraction < 1.0 {
                     fraction * MEMORY.0 as f64 / rig.info().total.0 as f64

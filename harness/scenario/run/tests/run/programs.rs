@@ -156,7 +156,7 @@ fn memory_of_another_program_counts_as_used_by_others() {
             + Bytes::mib(2);
         assert!(held >= Bytes::mib(33), "{second:?}: {held}");
         assert_eq!(
-            failed_request.accounts.device.pressure, held,
+            failed_request.accounts.device.external_memory, held,
             "{second:?}: the program's memory plus the external memory"
         );
         assert_eq!(

@@ -26,7 +26,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => slot.prop_map(Op::Free),
         1 => Just(Op::Synchronize),
         1 => Just(Op::EmptyCache),
-        1 => (0_u64..=48).prop_map(|mib| Op::Pressure(Bytes::mib(mib))),
+        1 => (0_u64..=48).prop_map(|mib| Op::ExternalMemory(Bytes::mib(mib))),
         1 => prop_oneof![Just(0.25), Just(0.6), Just(1.0)].prop_map(Op::Fraction),
         2 => Just(Op::EndStep),
     ];

@@ -323,7 +323,7 @@ expect_violation: retry_makes_progress";
 }
 
 #[test]
-fn pressure_beyond_free_memory_fails_and_reports_the_amount() {
+fn external_memory_beyond_free_memory_fails_and_reports_the_amount() {
     let run = run("  - alloc: { buffer: a, size: 40MiB }
   - external_memory: 30MiB");
     assert_eq!(
@@ -333,7 +333,7 @@ fn pressure_beyond_free_memory_fails_and_reports_the_amount() {
              allocated"
         ]
     );
-    assert_eq!(last(&run).accounts.device.pressure, Bytes::mib(24));
+    assert_eq!(last(&run).accounts.device.external_memory, Bytes::mib(24));
 }
 
 #[test]

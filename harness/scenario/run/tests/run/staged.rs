@@ -156,15 +156,15 @@ impl wrapper::TestDeviceWrapper for Staged {
             .as_ref()
             .map_or(Bytes::ZERO, |others| others(nth));
         // On a real device, this process itself allocates the external memory.
-        let pressure = if self.stage.others.is_some() {
-            memory.pressure
+        let external_memory = if self.stage.others.is_some() {
+            memory.external_memory
         } else {
             Bytes::ZERO
         };
         let process = memory
             .process
             .filter(|_| self.stage.tells_process)
-            .map(|process| process + streams + pressure);
+            .map(|process| process + streams + external_memory);
         Ok(DeviceMemory {
             used: memory.used + streams + others,
             process,

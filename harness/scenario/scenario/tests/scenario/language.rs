@@ -218,7 +218,7 @@ fn every_account_can_be_read_from_the_readings() {
         used: Bytes(3),
         process: None,
         context_overhead: Bytes(4),
-        pressure: Bytes(5),
+        external_memory: Bytes(5),
         processes: Bytes::ZERO,
         process_contexts: Bytes::ZERO,
     };

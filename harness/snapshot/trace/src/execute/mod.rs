@@ -30,7 +30,7 @@ pub struct Executor<L> {
     left: Arc<[u32]>,
     streams: Streams,
     /// The current external memory. Querying the device would cost time.
-    pressure: Bytes,
+    external_memory: Bytes,
     continues_unsupported: bool,
 }
 
@@ -226,7 +226,7 @@ impl<L> Executor<L> {
             live,
             left: slots.left().into(),
             streams,
-            pressure: Bytes::ZERO,
+            external_memory: Bytes::ZERO,
             continues_unsupported: false,
         })
     }
@@ -247,7 +247,7 @@ impl<L> Executor<L> {
             live,
             left,
             streams,
-            pressure: Bytes::ZERO,
+            external_memory: Bytes::ZERO,
             continues_unsupported: false,
         })
     }
@@ -338,7 +338,7 @@ impl<L> Executor<L> {
                         index,
                         operation,
                         &self.live,
-                        &mut self.pressure,
+                        &mut self.external_memory,
                         target,
                         observer,
                     )?;
@@ -379,7 +379,7 @@ fn rare<T: Target, O: Observer<T>>(
     index: usize,
     operation: &Rare,
     live: &[Option<T::Live>],
-    pressure: &mut Bytes,
+    external_memory: &mut Bytes,
     target: &mut T,
     observer: &mut O,
 ) -> Result<Outcome, Stopped<O::Error>> {
@@ -401,7 +401,8 @@ fn rare<T: Target, O: Observer<T>>(
         Rare::Ignored => Ok(Outcome::Ignored),
         Rare::Other(event) => {
             observer.before(Kind::Other);
-            match target.with(|allocator, device| other(allocator, device, pressure, event)) {
+            match target.with(|allocator, device| other(allocator, device, external_memory, event))
+            {
                 Ok(outcome) => Ok(outcome),
                 Err(PrivatePoolError::Device(source)) => Err(device_failed(source)),
                 Err(error) => observer
@@ -417,7 +418,7 @@ fn rare<T: Target, O: Observer<T>>(
 fn other(
     allocator: &mut (impl Allocator + ?Sized),
     device: &mut dyn TestDevice,
-    pressure: &mut Bytes,
+    external_memory: &mut Bytes,
     event: TraceEvent,
 ) -> Result<Outcome, PrivatePoolError> {
     match event {
@@ -439,9 +440,9 @@ fn other(
             Err(PrivatePoolError::Unknown(_)) => return Ok(Outcome::Ignored),
             released => released?,
         },
-        TraceEvent::Pressure(change) => {
-            *pressure =
-                device.set_external_memory(Bytes(pressure.0.saturating_add_signed(change)))?;
+        TraceEvent::ExternalMemory(change) => {
+            *external_memory = device
+                .set_external_memory(Bytes(external_memory.0.saturating_add_signed(change)))?;
         }
         // Other variants handle these.
         TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {

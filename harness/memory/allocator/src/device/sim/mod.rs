@@ -122,7 +122,7 @@ pub struct SimDevice {
     placement: Placement,
     /// The charged bytes of allocations, mapped pages and pools.
     charged: Bytes,
-    pressure: Bytes,
+    external_memory: Bytes,
     /// By stream number. Numbers are never reused, so a stale one is noticed.
     streams: BTreeMap<u32, Stream>,
     next_stream: u32,
@@ -199,7 +199,7 @@ impl SimDevice {
             addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, order),
             placement: Placement::default(),
             charged: Bytes::ZERO,
-            pressure: Bytes::ZERO,
+            external_memory: Bytes::ZERO,
             streams: BTreeMap::from([(StreamId::DEFAULT.0, default_stream)]),
             next_stream: 1,
             events: BTreeMap::new(),
@@ -257,7 +257,7 @@ impl SimDevice {
             .total
             .saturating_sub(self.config.context_overhead)
             .saturating_sub(self.charged)
-            .saturating_sub(self.pressure)
+            .saturating_sub(self.external_memory)
     }
 
     fn spend(&mut self, cost: Nanos) {
@@ -625,14 +625,14 @@ impl TestDevice for SimDevice {
             ..
         } = self.config;
         let process = context_overhead + self.charged;
-        let (free, pressure) = (self.free_bytes(), self.pressure);
+        let (free, external_memory) = (self.free_bytes(), self.external_memory);
         Ok(DeviceMemory {
             total,
             free,
-            used: process + pressure,
+            used: process + external_memory,
             process: Some(process),
             context_overhead,
-            pressure,
+            external_memory,
             processes: Bytes::ZERO,
             process_contexts: Bytes::ZERO,
         })
@@ -710,8 +710,8 @@ impl TestDevice for SimDevice {
     }
 
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        self.pressure = held.min(self.free_bytes() + self.pressure);
-        Ok(self.pressure)
+        self.external_memory = held.min(self.free_bytes() + self.external_memory);
+        Ok(self.external_memory)
     }
 
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {

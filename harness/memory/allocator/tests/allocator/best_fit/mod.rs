@@ -68,7 +68,7 @@ impl<A: Allocator> Fixture<A> {
     fn leave(&mut self, left: Bytes) {
         let memory = self.device.memory().unwrap();
         self.device
-            .set_external_memory(memory.free + memory.pressure - left)
+            .set_external_memory(memory.free + memory.external_memory - left)
             .unwrap();
     }
 

@@ -93,7 +93,7 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
             Op::EmptyCache => fixture.allocator.empty_cache(&mut *fixture.device).unwrap(),
             Op::Leave(mib) => {
                 let memory = fixture.device.memory().unwrap();
-                let most = memory.free + memory.pressure;
+                let most = memory.free + memory.external_memory;
                 fixture
                     .device
                     .set_external_memory(most.saturating_sub(Bytes::mib(*mib)))

@@ -126,13 +126,13 @@ impl DeviceAccount {
     /// whole device, which other processes change too.
     fn moved(&self, memory: DeviceMemory) -> i128 {
         let moved = |now: Bytes, before: Bytes| i128::from(now.0) - i128::from(before.0);
-        let pressure = moved(memory.pressure, self.start.pressure);
+        let external_memory = moved(memory.external_memory, self.start.external_memory);
         match (memory.process, self.start.process) {
             // On a real device, this process itself allocates the external memory.
-            (Some(now), Some(before)) if !self.simulated => moved(now, before) - pressure,
+            (Some(now), Some(before)) if !self.simulated => moved(now, before) - external_memory,
             _ => {
                 moved(memory.used, self.start.used)
-                    - pressure
+                    - external_memory
                     - moved(memory.processes, self.start.processes)
             }
         }
@@ -169,7 +169,10 @@ impl DeviceAccount {
         };
         let counted = (of_all, counted.saturating_add(look.others.reserved));
         check_order(
-            &[(counted, ("device used − context overhead − pressure", held))],
+            &[(
+                counted,
+                ("device used − context overhead − external memory", held),
+            )],
             &mut findings,
         );
         let Held { reserved, charged } = look.held.and(look.others);

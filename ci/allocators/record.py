@@ -3,7 +3,7 @@
     python3 ci/allocators/record.py FOLDER               writes recordings to FOLDER, with the pinned versions below
     python3 ci/allocators/record.py --versions [NAME=VERSION…]   counts operations that other versions decide as the pinned ones
 
-Needs Python 3.11, g++ with C++20, PyPI, and 2 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with `bfc` and `rmm_pool`."""
+Needs Python 3.11, g++ with C++20, PyPI, and 1 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with `bfc` and `rmm_pool`."""
 import gzip
 import json
 import os
@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -64,18 +65,27 @@ def trace(kind, streams):
 
 
 def installed(packages):
+    """The folder with the headers and libraries of these packages, which is made once."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     folder = CACHE / "-".join(packages).replace("==", "-")
-    if not folder.exists():
-        new = Path(tempfile.mkdtemp(dir=CACHE, prefix="new-"))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target", new]
-        subprocess.run([*pip, *(["--no-deps"] if "tensorflow" in packages[0] else []), *packages], check=True)
-        new.rename(folder)
+    if folder.exists():
+        return folder
+    new = Path(tempfile.mkdtemp(dir=CACHE, prefix="new-"))
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    if packages[0].startswith("tensorflow"):
+        # The whole package takes 1.3 GB.
+        with tempfile.TemporaryDirectory(dir=CACHE) as wheels:
+            subprocess.run([*pip, "download", "--no-deps", "--dest", wheels, *packages], check=True)
+            with zipfile.ZipFile(next(Path(wheels).iterdir())) as wheel:
+                wheel.extractall(new, [name for name in wheel.namelist() if name.startswith(("tensorflow/include/", "tensorflow/libtensorflow_framework"))])
+    else:
+        subprocess.run([*pip, "install", "--no-compile", "--target", new, *packages], check=True)
+    new.rename(folder)
     return folder
 
 
 def recorder(package, version):
     """The program that runs this version's allocator."""
-    CACHE.mkdir(parents=True, exist_ok=True)
     folder = installed([f"{package}=={version}"])
     source = HERE / ("bfc.cpp" if package == "tensorflow-cpu" else "rmm_pool.cpp")
     program = CACHE / f"{source.stem}-{version}"
@@ -86,13 +96,13 @@ def recorder(package, version):
         library = folder / "tensorflow"
         command += ["-std=c++17", f"-I{library}/include", library / "libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
     else:
-        cuda = "13" if package.endswith("13") else "12"
-        headers = ["nvidia-cuda-runtime", "nvidia-cuda-crt"] if cuda == "13" else ["nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12"]
-        runtime = installed(headers) / "nvidia"
-        folders = [folder / "librmm/include", folder / "librmm/include/rapids", folder / "rapids_logger/include"]
-        folders += [runtime / "cu13/include"] if cuda == "13" else [runtime / "cuda_runtime/include", runtime / "cuda_nvcc/include"]
+        headers = [folder / "librmm/include", folder / "librmm/include/rapids", folder / "librmm/include/rapids/libcudacxx", folder / "rapids_logger/include"]
+        headers += [installed(["nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"]) / "nvidia/cu13/include"]
         libraries = [folder / "librmm/lib64/librmm.so", folder / "rapids_logger/lib64/librapids_logger.so"]
-        command += ["-std=c++20", "-rdynamic", *(f"-I{path}" for path in folders), *libraries, "-ldl", "-lrt", "-lpthread"]
+        libraries = [library for library in libraries if library.exists()]  # RMM 25.04 has headers only.
+        # RMM before 26.02 requires the definition.
+        command += ["-std=c++20", "-rdynamic", "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE", *(f"-I{path}" for path in headers)]
+        command += [*libraries, "-ldl", "-lrt", "-lpthread"]
         command += [f"-Wl,-rpath,{library.parent}" for library in libraries]
     subprocess.run(command, check=True)
     return program

@@ -17,7 +17,20 @@
 #include <string>
 
 #include <rmm/cuda_device.hpp>
+#if __has_include(<rmm/mr/detail/pool_memory_resource_impl.hpp>)
 #include <rmm/mr/detail/pool_memory_resource_impl.hpp>
+#if !defined(RMM_NAMESPACE_BEGIN) // before RMM 26.08
+#define RMM_NAMESPACE_BEGIN namespace RMM_NAMESPACE {
+#define RMM_NAMESPACE_END }
+#endif
+#else // before RMM 26.06, the whole pool is a template
+#define RMM_POOL_IS_A_TEMPLATE
+#if __has_include(<rmm/mr/pool_memory_resource.hpp>)
+#include <rmm/mr/pool_memory_resource.hpp>
+#else // before RMM 25.12
+#include <rmm/mr/device/pool_memory_resource.hpp>
+#endif
+#endif
 
 static const uint64_t PAGE = 2 << 20;
 static std::string calls;
@@ -48,34 +61,64 @@ const char *cudaGetErrorName(cudaError_t) { return "error"; }
 const char *cudaGetErrorString(cudaError_t) { return "error"; }
 }
 
+#if !defined(RMM_POOL_IS_A_TEMPLATE)
 RMM_NAMESPACE_BEGIN
 cuda_device_id get_current_cuda_device() { return cuda_device_id{0}; }
 RMM_NAMESPACE_END
+#endif
 
 // Device memory in pages of 2 MiB. Addresses go up and are never reused.
+static void *upstream_allocate(size_t size) {
+    uint64_t pages = (size + PAGE - 1) / PAGE * PAGE;
+    if (pages > capacity - used) { call("malloc " + std::to_string(size) + " -> oom"); throw std::bad_alloc(); }
+    uint64_t address = next_address;
+    next_address += pages;
+    used += pages;
+    live_regions[address] = {pages, regions};
+    call("malloc " + std::to_string(size) + " -> " + std::to_string(regions++));
+    return (void *) address;
+}
+static void upstream_free(void *pointer) {
+    auto found = live_regions.find((uint64_t) pointer);
+    used -= found->second.first;
+    call("free " + std::to_string(found->second.second));
+    live_regions.erase(found);
+}
+
+#if defined(RMM_POOL_IS_A_TEMPLATE)
+struct Upstream final : rmm::mr::device_memory_resource {
+    void *do_allocate(size_t size, rmm::cuda_stream_view) override {
+        try { return upstream_allocate(size); } catch (std::bad_alloc const &) { throw rmm::out_of_memory{"no memory"}; }
+    }
+    void do_deallocate(void *pointer, size_t, rmm::cuda_stream_view) noexcept override { upstream_free(pointer); }
+};
+static Upstream upstream;
+using Pool = rmm::mr::pool_memory_resource<Upstream>;
+static Pool *make_pool(size_t initial, std::optional<size_t> maximum) { return new Pool(&upstream, initial, maximum); }
+// Before RMM 25.12, the stream is the last argument.
+static void *allocate(auto *pool, size_t size, cudaStream_t stream) {
+    if constexpr (requires { pool->allocate(rmm::cuda_stream_view{stream}, size); }) return pool->allocate(rmm::cuda_stream_view{stream}, size);
+    else return pool->allocate(size, rmm::cuda_stream_view{stream});
+}
+static void deallocate(auto *pool, void *pointer, size_t size, cudaStream_t stream) {
+    if constexpr (requires { pool->deallocate(rmm::cuda_stream_view{stream}, pointer, size); }) pool->deallocate(rmm::cuda_stream_view{stream}, pointer, size);
+    else pool->deallocate(pointer, size, rmm::cuda_stream_view{stream});
+}
+#else
 struct Upstream {
-    void *allocate_sync(size_t size, size_t) {
-        uint64_t pages = (size + PAGE - 1) / PAGE * PAGE;
-        if (pages > capacity - used) { call("malloc " + std::to_string(size) + " -> oom"); throw std::bad_alloc(); }
-        uint64_t address = next_address;
-        next_address += pages;
-        used += pages;
-        live_regions[address] = {pages, regions};
-        call("malloc " + std::to_string(size) + " -> " + std::to_string(regions++));
-        return (void *) address;
-    }
-    void deallocate_sync(void *pointer, size_t, size_t) noexcept {
-        auto found = live_regions.find((uint64_t) pointer);
-        used -= found->second.first;
-        call("free " + std::to_string(found->second.second));
-        live_regions.erase(found);
-    }
-    void *allocate(cuda::stream_ref, size_t size, size_t alignment) { return allocate_sync(size, alignment); }
-    void deallocate(cuda::stream_ref, void *pointer, size_t size, size_t alignment) noexcept { deallocate_sync(pointer, size, alignment); }
+    void *allocate_sync(size_t size, size_t) { return upstream_allocate(size); }
+    void deallocate_sync(void *pointer, size_t, size_t) noexcept { upstream_free(pointer); }
+    void *allocate(cuda::stream_ref, size_t size, size_t) { return upstream_allocate(size); }
+    void deallocate(cuda::stream_ref, void *pointer, size_t, size_t) noexcept { upstream_free(pointer); }
     bool operator==(Upstream const &) const noexcept { return true; }
     bool operator!=(Upstream const &) const noexcept { return false; }
     friend void get_property(Upstream const &, cuda::mr::device_accessible) noexcept {}
 };
+using Pool = rmm::mr::detail::pool_memory_resource_impl;
+static Pool *make_pool(size_t initial, std::optional<size_t> maximum) { return new Pool(Upstream{}, initial, maximum); }
+static void *allocate(Pool *pool, size_t size, cudaStream_t stream) { return pool->allocate(cuda::stream_ref{stream}, size, 256); }
+static void deallocate(Pool *pool, void *pointer, size_t size, cudaStream_t stream) { pool->deallocate(cuda::stream_ref{stream}, pointer, size, 256); }
+#endif
 
 int main(int argc, char **argv) {
     capacity = strtoull(argv[2], nullptr, 10);
@@ -85,7 +128,7 @@ int main(int argc, char **argv) {
         if (!strncmp(argv[i], "initial=", 8)) initial = strtoull(argv[i] + 8, nullptr, 10);
         if (!strncmp(argv[i], "maximum=", 8)) maximum = strtoull(argv[i] + 8, nullptr, 10);
     }
-    auto *pool = new rmm::mr::detail::pool_memory_resource_impl(Upstream{}, initial, maximum);
+    auto *pool = make_pool(initial, maximum);
     std::map<std::string, std::pair<void *, std::pair<size_t, int>>> live;
     std::map<int, cudaStream_t> streams{{0, nullptr}};
     std::ifstream trace(argv[1]);
@@ -101,7 +144,7 @@ int main(int argc, char **argv) {
                 *(int *) streams[number] = number;
             }
             try {
-                void *pointer = pool->allocate(cuda::stream_ref{streams[number]}, size, 256);
+                void *pointer = allocate(pool, size, streams[number]);
                 live[id] = {pointer, {size, number}};
                 auto region = std::prev(live_regions.upper_bound((uint64_t) pointer));
                 result = "at " + std::to_string(region->second.second) + "+" + std::to_string((uint64_t) pointer - region->first) + " " + std::to_string((size + 255) / 256 * 256);
@@ -114,7 +157,7 @@ int main(int argc, char **argv) {
                 result = "ignored";
             } else {
                 auto [pointer, about] = found->second;
-                pool->deallocate(cuda::stream_ref{streams[about.second]}, pointer, about.first, 256);
+                deallocate(pool, pointer, about.first, streams[about.second]);
                 live.erase(found);
                 result = "freed";
             }

@@ -66,7 +66,8 @@ Kernels are no-ops: times have no meaning, and the program reads zeros in place 
 CUDA library. The program is built for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
 
 The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
-command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
+command or its torch cannot be used; then the program is not started. It is 2 too if a process needs a CUDA runtime that is linked in and cannot be replaced,
+because its symbols are stripped; then the program ends at once. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
 or for ranks that never come: the run is stopped, and the summary lists who waits for whom.
 
 With `--baseline` or two `--python`, the exit code is 1 if a figure differs and the program ends with 0.

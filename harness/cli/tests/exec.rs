@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run
         frees_are_recorded_and_a_real_gpu_has_the_same_curve
         a_program_without_torch_runs_and_one_without_a_request_is_told_so
+        a_runtime_that_is_linked_in_is_replaced_or_named
         a_function_needed_only_by_an_extension_exists
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
         a_command_that_cannot_run_is_rejected_before_the_run
@@ -1151,6 +1152,75 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
         "{}",
         ran.err
     );
+}
+
+/// Functions of CUDA's runtime for a program to link, each of which fails with error 35.
+const LINKED_RUNTIME: &str = "int cudaMalloc(void **at, unsigned long size) { return 35; }\n\
+     int cudaMemGetInfo(unsigned long *left, unsigned long *total) { return 35; }\n\
+     int __cudaRegisterFatBinaryEnd(void **handle) { return 35; }\n";
+
+fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
+    world.write("runtime.c", LINKED_RUNTIME);
+    let main = "#include <stdio.h>\nextern int cudaMalloc(void **, unsigned long), \
+         cudaMemGetInfo(unsigned long *, unsigned long *);\n\
+         __attribute__((constructor)) static void early(void) { void *at; cudaMalloc(&at, 1 << 20); }\n\
+         int main(void) { unsigned long left = 0, total = 0; void *at;\n\
+         int asked = cudaMemGetInfo(&left, &total), got = cudaMalloc(&at, 2ul << 30);\n\
+         printf(\"%d %d %d\", asked, total == 1ul << 30, got); }\n";
+    world.write("main.c", main);
+    let release = "int cudaMemGetDefaultMemPool(void) { return 35; }";
+    world.write("release.c", release);
+    let build = |options: &[&str]| {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-o", "linked", "main.c", "runtime.c"]);
+        let made = compiler.args(options).current_dir(world.folder.path());
+        assert!(made.status().unwrap().success(), "a C compiler is required");
+    };
+    // Replaced in a program and in a position-dependent one, for constructors too.
+    for position in ["-pie", "-no-pie"] {
+        build(&["release.c", position]);
+        let ran = world.run(&["--cuda", "13"], &["./linked"]);
+        let ended = (ran.code, ran.out.as_str());
+        assert_eq!(ended, (Some(0), "0 1 2"), "{position}: {}", ran.err);
+        let calls = "driver: 2 allocations, 0 frees, 1 failed";
+        assert!(ran.err.contains(calls), "{}", ran.err);
+    }
+    let named = |options: &[&str], why: &str| {
+        let ran = world.run(options, &["./linked"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+        // The error is broken into lines.
+        let words: Vec<&str> = ran
+            .err
+            .split([' ', '\n', '│'])
+            .filter(|word| !word.is_empty())
+            .collect();
+        let told = words.join(" ");
+        assert!(told.contains("linked`") && told.contains(why), "{told}");
+    };
+    named(&["--cuda", "12"], "use `--cuda 13`");
+    build(&[]);
+    named(&["--cuda", "13"], "neither of CUDA 12 nor of CUDA 13");
+    world.write(
+        "small.c",
+        "__asm__(\".type cudaFree, @function\\ncudaFree: ret\\n.size cudaFree, 1\\n\\\n\
+         .type after, @function\\nafter: ret\\n.size after, 1\\n\");\n",
+    );
+    build(&["release.c", "small.c"]);
+    named(&["--cuda", "13"], "its function `cudaFree` is too small");
+    // Without its symbols, the runtime remains and asks for the driver's tables.
+    build(&["release.c", "-s"]);
+    let ran = world.run(&["--cuda", "13"], &["./linked"]);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "35 0 35"),
+        "{}",
+        ran.err
+    );
+    let tables = "#include <dlfcn.h>\nint main(void) { void *driver = dlopen(\"libcuda.so.1\", RTLD_NOW);\n\
+         int (*tables)(void *, void *) = dlsym(driver, \"cuGetExportTable\"); return tables(0, 0) + 7; }\n";
+    world.write("main.c", tables);
+    build(&["-s", "-ldl"]);
+    named(&[], "asks for internal tables of NVIDIA's driver");
 }
 
 fn a_function_needed_only_by_an_extension_exists(world: World) {

@@ -9,6 +9,7 @@ pub mod context_overhead;
 pub mod counters;
 pub mod driver;
 pub mod ffi;
+pub mod functions;
 pub mod gpus;
 pub mod latency;
 pub mod ledger;

@@ -30,6 +30,11 @@ pub const UNMEASURED: &str = "unmeasured";
 /// The file in the folder of [`RUN`] that the first process which loads one of our libraries
 /// removes ([`mark_loaded`]).
 pub const UNLOADED: &str = "unloaded";
+/// The file in the folder of [`RUN`] with the reason why a process cannot run
+/// ([`end_for_linked_runtime`]).
+pub const LINKED_RUNTIME: &str = "linked-runtime";
+/// The exit code of that process, and of `harness`.
+const LINKED_RUNTIME_CODE: i32 = 2;
 /// The most devices per machine, as in PyTorch (`C10_COMPILE_TIME_MAX_GPUS`).
 pub const MOST_DEVICES: u32 = 120;
 
@@ -44,6 +49,18 @@ pub fn mark_loaded() {
         // Only the first process finds the file.
         let _ = fs::remove_file(Path::new(&run).join(UNLOADED));
     }
+}
+
+/// Ends the process, because a CUDA runtime that is linked into it would fail in its own way.
+/// `harness` ends the program with the reason.
+pub fn end_for_linked_runtime(reason: &str) -> ! {
+    let told = env::var_os(RUN)
+        .is_some_and(|run| fs::write(Path::new(&run).join(LINKED_RUNTIME), reason).is_ok());
+    if !told {
+        eprintln!("simulated GPU: {reason}");
+    }
+    // SAFETY: the call ends the process. Nothing else may run: its state is not usable.
+    unsafe { libc::_exit(LINKED_RUNTIME_CODE) }
 }
 
 /// Puts the hook into PYTHONPATH if the command has removed it, as `env PYTHONPATH=. python

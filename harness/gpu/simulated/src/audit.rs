@@ -1,10 +1,13 @@
 //! The interface of an audit library (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>).
-//! It makes the dynamic linker load stub libraries in place of NVIDIA's.
+//! It makes the dynamic linker load stub libraries in place of NVIDIA's, and replaces the CUDA
+//! runtime that is linked into a program.
 //!
 //! The dynamic linker loads this library a second time for it, into a separate namespace, before
 //! the program starts. So nothing here uses the state of the simulated machine.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
+mod linked_runtime;
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_long, c_uint};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::{env, fs, path::Path, sync::OnceLock};
 
@@ -31,11 +34,50 @@ unsafe extern "C" fn la_objsearch(
     _cookie: *mut usize,
     _flag: c_uint,
 ) -> *const c_char {
-    static STUBS: OnceLock<Stubs> = OnceLock::new();
     // SAFETY: as the caller promises.
     let asked = unsafe { CStr::from_ptr(name) };
-    let stubs = STUBS.get_or_init(|| Stubs::in_folder(env::var_os(LIBRARIES).as_deref()));
-    stubs.instead_of(asked).map_or(name, CStr::as_ptr)
+    stubs().instead_of(asked).map_or(name, CStr::as_ptr)
+}
+
+/// The start of `struct link_map`.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    /// Null or empty for the program.
+    name: *const c_char,
+}
+
+/// Replaces the runtime in an object of the program before its code runs. Asks for no reports of
+/// its symbols.
+///
+/// # Safety
+/// The object is loaded, as the interface promises.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn la_objopen(
+    object: *const LinkMap,
+    namespace: c_long,
+    _cookie: *mut usize,
+) -> c_uint {
+    // SAFETY: as the caller promises.
+    let (base, path) = unsafe {
+        let LinkMap { base, name } = &*object;
+        let path = if name.is_null() {
+            c""
+        } else {
+            CStr::from_ptr(*name)
+        };
+        (*base, OsStr::from_bytes(path.to_bytes()))
+    };
+    if namespace == libc::LM_ID_BASE {
+        // SAFETY: the dynamic linker has mapped the object, and runs it later.
+        unsafe { linked_runtime::replace(path, base, |release| stubs().runtime(release)) };
+    }
+    0
+}
+
+fn stubs() -> &'static Stubs {
+    static STUBS: OnceLock<Stubs> = OnceLock::new();
+    STUBS.get_or_init(|| Stubs::in_folder(env::var_os(LIBRARIES).as_deref()))
 }
 
 struct Stubs(Vec<CString>);
@@ -74,6 +116,13 @@ impl Stubs {
                 false => rest.is_empty(),
             })
         })
+    }
+
+    /// The library of the CUDA runtime of a release.
+    fn runtime(&self, release: &str) -> Option<&Path> {
+        let name = CString::new(format!("libcudart.so.{release}")).ok()?;
+        let stub = self.instead_of(&name)?;
+        Some(Path::new(OsStr::from_bytes(stub.to_bytes())))
     }
 }
 

@@ -257,7 +257,7 @@ pub(crate) fn pop_context() -> Result<usize, Code> {
     }
 }
 
-fn checked_device(context: usize) -> Result<Option<usize>, Code> {
+pub(crate) fn checked_device(context: usize) -> Result<Option<usize>, Code> {
     let machine = machine();
     machine.usable()?;
     let index = context.checked_sub(CONTEXT);

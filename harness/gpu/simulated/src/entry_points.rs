@@ -1,62 +1,103 @@
+//! Functions of the driver by name, as `cuGetProcAddress` finds them.
+
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::{mem::MaybeUninit, ptr, sync::Once};
+use std::os::unix::ffi::OsStrExt as _;
+use std::{env, mem::MaybeUninit, path::Path, ptr};
 
 use harness_gpu_settings::ffi::{Out, Text, write};
+use harness_gpu_settings::functions::{Unavailable, in_version};
+use harness_gpu_settings::settings::{LIBRARIES, end_for_linked_runtime};
 
 use crate::code::{Code, put};
 use crate::world::machine;
 
-/// Writes the address of a function, and whether it is missing. Returns `false` if it is missing.
+/// Writes the address of the function that a version of CUDA has, and whether it is missing.
+/// Returns `false` if it is missing. A function without a model exists, as in a driver.
 pub(crate) fn find(
     name: Text<'_>,
+    version: c_int,
     place: Out<'_, *mut c_void>,
     status: Out<'_, c_int>,
 ) -> Result<bool, Code> {
     let name = name.get().ok_or(Code::InvalidValue)?;
-    let found = function(name);
-    note_tables(name, found);
-    write(status, c_int::from(found.is_null()));
-    put(place, found)?;
-    Ok(!found.is_null())
+    let found = function(name, version.min(machine().settings.cuda.driver_version()));
+    write(status, found.map_or_else(|why| why as c_int, |_| 0));
+    put(place, found.unwrap_or(ptr::null_mut()))?;
+    Ok(found.is_ok())
 }
 
-/// Lists the function by which CUDA's runtime that is linked into a program finds internal tables
-/// of NVIDIA's driver. Without them its start fails. Other missing functions are optional.
-fn note_tables(name: &CStr, found: *mut c_void) {
-    static NOTED: Once = Once::new();
-    if found.is_null() && name == c"cuGetExportTable" {
-        NOTED.call_once(|| machine().counters.note_unmodelled(name.to_bytes()));
-    }
-}
-
-/// The address of the newest version of a driver function, by its name without a version. Null if
-/// there is no such function.
-fn function(name: &CStr) -> *mut c_void {
-    let named = |version: &[u8]| CString::new([name.to_bytes(), version].concat()).ok();
-    let versions = [&b"_v3"[..], b"_v2", b""].into_iter().filter_map(named);
-    versions
-        .map(|name| exported(&name))
+fn function(name: &CStr, version: c_int) -> Result<*mut c_void, Unavailable> {
+    let name = name.to_str().map_err(|_| Unavailable::Unknown)?;
+    let name = CString::new(in_version(name, version)?).map_err(|_| Unavailable::Unknown)?;
+    [exported, stub]
+        .into_iter()
+        .map(|place| place(&name))
         .find(|address| !address.is_null())
-        .unwrap_or(ptr::null_mut())
+        .ok_or(Unavailable::Unknown)
 }
 
 /// The address of an exported function of this library, or null.
 fn exported(name: &CStr) -> *mut c_void {
-    let mut here = MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the address is in this library, and the first call initializes the result. The
-    // library stays loaded.
+    // SAFETY: the file is that of this library, which stays loaded.
+    file_of(exported as *const () as usize)
+        .map_or(ptr::null_mut(), |file| unsafe { symbol(&file, name) })
+}
+
+/// The address of a function without a model, or null.
+fn stub(name: &CStr) -> *mut c_void {
+    let driver = env::var_os(LIBRARIES)
+        .map(|folder| Path::new(&folder).join("libcuda.so.1"))
+        .and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+    // SAFETY: the stub library has no code that runs when it is loaded.
+    driver.map_or(ptr::null_mut(), |driver| unsafe { symbol(&driver, name) })
+}
+
+/// # Safety
+/// Loading the library is allowed here.
+unsafe fn symbol(library: &CStr, name: &CStr) -> *mut c_void {
+    // SAFETY: both are strings; the library stays loaded.
     unsafe {
-        if libc::dladdr(exported as *const c_void, here.as_mut_ptr()) == 0 {
-            return ptr::null_mut();
-        }
-        let library = libc::dlopen(
-            here.assume_init().dli_fname,
-            libc::RTLD_NOW | libc::RTLD_NOLOAD,
-        );
+        let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
         if library.is_null() {
             ptr::null_mut()
         } else {
             libc::dlsym(library, name.as_ptr())
         }
     }
+}
+
+/// The file with the code at an address.
+fn file_of(address: usize) -> Option<CString> {
+    let mut object = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the call initializes the result if it returns another number than 0, and the name is
+    // a string.
+    unsafe {
+        (libc::dladdr(ptr::with_exposed_provenance(address), object.as_mut_ptr()) != 0)
+            .then(|| CStr::from_ptr(object.assume_init().dli_fname).to_owned())
+    }
+}
+
+/// Returns internal tables of NVIDIA's driver, which CUDA's runtime needs. The simulated driver has
+/// none, so a runtime that is linked into an object and has not been replaced cannot run.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+extern "C" fn cuGetExportTable() {
+    std::arch::naked_asm!(
+        "mov rdi, [rsp]", // The address of the caller.
+        "sub rsp, 8",
+        "call {end}",
+        end = sym end_for_tables,
+    );
+}
+
+extern "C" fn end_for_tables(caller: usize) {
+    let object = file_of(caller).map_or_else(
+        || "the program".to_owned(),
+        |file| format!("`{}`", file.to_string_lossy()),
+    );
+    end_for_linked_runtime(&format!(
+        "{object} asks for internal tables of NVIDIA's driver, which are not simulated. A CUDA \
+         runtime that is linked in needs them, unless the simulated one replaces it, which requires \
+         the symbols of the runtime in the file and a GNU C library from 2.35"
+    ));
 }

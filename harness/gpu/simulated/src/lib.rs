@@ -14,7 +14,7 @@
 //!
 //! * `audit` makes the dynamic linker load the stub libraries instead of NVIDIA's;
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events,
-//!   `copied` bytes or the `contents` of all memory with their `backing`, and `calls`;
+//!   `copied` bytes or the `contents` of all memory with their `backing`, `pools`, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context`
 //!   finds the device of a call and waits for its work;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a
@@ -58,6 +58,7 @@ mod nvml;
 mod nvrtc;
 mod objects;
 mod opened;
+mod pools;
 mod random;
 mod reads;
 mod runtime;

@@ -18,6 +18,7 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
+use crate::pools::Pools;
 use crate::{
     calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution,
     host::HostMemory, torch_allocator,
@@ -62,6 +63,7 @@ pub(crate) struct State {
     pub(crate) copied: CopiedBytes,
     /// Addresses of variables in device code, by device and host symbol.
     pub(crate) symbols: BTreeMap<(usize, usize), u64>,
+    pub(crate) pools: Pools,
     /// The parts of libraries that hold memory, by the index of a device.
     pub(crate) parts: BTreeSet<(usize, Part)>,
     /// The bytes of loaded modules, by the index of a device.
@@ -151,6 +153,7 @@ impl Machine {
             attempts: Attempts::new(folder.as_deref(), &settings.faults),
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
+            pools: Pools::new(visible.len()),
             parts: BTreeSet::new(),
             code: BTreeMap::new(),
             opened: BTreeMap::new(),

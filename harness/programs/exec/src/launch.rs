@@ -7,7 +7,8 @@ use std::{fs, io, os::unix::fs::symlink, process::Command, sync::Mutex, sync::Po
 
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
-use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, SPARE, UNLOADED, VERSIONS, Values};
+use harness_gpu_settings::settings::{LIBRARIES, LINKED_RUNTIME, RUN, SETTINGS, SPARE, UNLOADED};
+use harness_gpu_settings::settings::{VERSIONS, Values};
 use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
@@ -109,19 +110,20 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Kills the program if one of its processes lacks our library, which makes its end an error,
-    /// or if its ranks hang.
+    /// Kills the program if one of its processes lacks our library or has a CUDA runtime that cannot
+    /// be replaced, which makes its end an error, or if its ranks hang.
     pub(crate) fn look(&self, program: pid_t) {
         let mut processes = process::descendants(program);
         processes.push(program);
         if processes.iter().any(|pid| self.lacks_ours(*pid)) {
             let _ = fs::write(self.folder.path().join(NOT_LOADED), "");
             process::kill_all(&processes);
-        } else if self
-            .detector
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .look(self.folder.path(), &processes[..processes.len() - 1])
+        } else if self.folder.path().join(LINKED_RUNTIME).exists()
+            || self
+                .detector
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .look(self.folder.path(), &processes[..processes.len() - 1])
         {
             process::kill_all(&processes);
         }
@@ -181,6 +183,9 @@ impl Prepared {
             end,
             folder: self.watch.folder,
         };
+        if let Ok(reason) = fs::read_to_string(ended.folder().join(LINKED_RUNTIME)) {
+            return Err(LaunchError::LinkedRuntime(reason));
+        }
         let is_not_loaded = [NOT_LOADED, UNLOADED]
             .iter()
             .any(|mark| ended.folder().join(mark).exists());

@@ -53,6 +53,9 @@ pub enum LaunchError {
     )]
     #[diagnostic(help("see `LD_DEBUG=files` for the dynamic linker's reason"))]
     NotLoaded,
+    #[error("the program was ended: {0}")]
+    #[diagnostic(help("build it with `nvcc --cudart shared`"))]
+    LinkedRuntime(String),
     #[error("cannot create the run's temporary folder: {0}; free space there or set TMPDIR")]
     #[diagnostic(help("free disk space, or set TMPDIR to another folder"))]
     Folder(io::Error),

@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use harness_gpu_settings::functions;
+
 use crate::imports::{Imports, Library, library_of_file, library_of_symbol, version_of_copy};
 use crate::stub_library::{Kind, StubLibrary, Symbol};
 
@@ -15,10 +17,6 @@ const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
 pub(crate) const DRIVER: &str = "libcuda.so.1";
 /// The file that linkers read.
 pub(crate) const LINKED_DRIVER: &str = "libcuda.so";
-
-/// All functions of the CUDA driver and runtime, and those of other libraries that programs find by
-/// name, one per line.
-const FUNCTIONS: &str = include_str!("functions.txt");
 
 /// Returns the stub libraries for a PyTorch with these imports, by file name, usually the SONAME.
 /// `exports` are the names that the core library defines.
@@ -40,7 +38,7 @@ pub fn stub_files(
         let is_of_library = |name: &&str| {
             library_of_symbol(name).is_some_and(|known| Some(known) == library_of_file(soname))
         };
-        for name in FUNCTIONS.lines().filter(is_of_library) {
+        for name in functions::names().filter(is_of_library) {
             let function = || Symbol {
                 name: name.to_owned(),
                 node: node.clone(),

@@ -12,8 +12,6 @@ use crate::{errors::Frame, machine::Machine, process::cause_of, torch};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;
-/// The function that returns internal tables of NVIDIA's driver.
-const TABLES: &str = "cuGetExportTable";
 
 pub fn render(record: &Record, machine: &Machine, gpu: Option<&str>) -> String {
     match machine {
@@ -435,15 +433,6 @@ fn not_modelled(record: &Record) -> String {
             text,
             "not modelled (CUDA returned \"not supported\", other libraries success): {}{more}",
             names[..names.len().min(NAMES)].join(", ")
-        );
-    }
-    if names.contains(&TABLES) {
-        let _ = writeln!(
-            text,
-            "{TABLES} serves CUDA's runtime that is linked into a program or library, as in CuPy, \
-             CTranslate2 and by nvcc's default: such code does not \
-             run on the simulated GPU; link the shared runtime (`nvcc --cudart shared`), or run \
-             this code on the CPU"
         );
     }
     text

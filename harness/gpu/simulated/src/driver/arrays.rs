@@ -12,7 +12,7 @@ use crate::code::{Code, answer, put, put_address};
 use crate::context::{call, in_context};
 use crate::runtime::streams::allow_unsafe;
 use crate::runtime::{allocate, allocate_managed, free};
-use crate::world::{Machine, State, machine};
+use crate::world::{Machine, State, current_device, machine};
 
 /// The alignment of rows.
 const PITCH: usize = 512;
@@ -54,7 +54,7 @@ fn allocate_rows(
 }
 
 fn on_device(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {
-    allocate(machine, state, Call::Malloc, size)
+    allocate(machine, state, current_device(), (Call::Malloc, size))
 }
 
 /// Requests memory for the current device. Refuses unknown sizes and zero.

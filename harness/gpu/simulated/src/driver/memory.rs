@@ -30,7 +30,7 @@ export! {
         machine().delay(Call::Malloc);
         in_context(THIS, |machine, state| {
             state.streams.allow_unsafe(Caller::current())?;
-            put_address(address, allocate(machine, state, Call::Malloc, Bytes(size as u64)))
+            put_address(address, allocate(machine, state, current_device(), (Call::Malloc, Bytes(size as u64))))
         })
     };
     cuMemFree_v2(address: usize) = free_and_wait(address as u64);

@@ -20,8 +20,8 @@ use harness_gpu_settings::ffi::{Out, Text, write};
 
 use crate::code::{Code, answer, message, name, put};
 use crate::context::{
-    call, context_of, current_context, device_of_stream, initialized, pop_context, push_context,
-    release, retain, set_context,
+    call, checked_device, context_of, current_context, device_of_stream, initialized, pop_context,
+    push_context, release, retain, set_context,
 };
 use crate::runtime::{device, put_attribute};
 use crate::world::{current_device, machine};
@@ -57,8 +57,10 @@ fn of_device(
 }
 
 export! {
-    cuGetProcAddress_v2(name: Text<'_>, function: Out<'_, *mut c_void>, _: c_int, _: c_ulonglong, status: Out<'_, c_int>) =
-        answer(find(name, function, status).and_then(|found| if found { Ok(()) } else { Err(Code::NotFound) }));
+    cuGetProcAddress_v2(name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, _: c_ulonglong, status: Out<'_, c_int>) =
+        answer(find(name, version, function, status).and_then(|found| if found { Ok(()) } else { Err(Code::NotFound) }));
+    cuGetProcAddress(name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, flags: c_ulonglong) =
+        cuGetProcAddress_v2(name, function, version, flags, None);
     cuInit(flags: c_uint) = call(THIS, || answer(initialize(flags)));
     /// Works before `cuInit`.
     cuDriverGetVersion(version: Out<'_, c_int>) = call(THIS, || answer(put(version, machine().settings.cuda.driver_version())));
@@ -82,6 +84,8 @@ export! {
     /// Compilers query and set limits; any value works.
     cuCtxGetLimit(value: Out<'_, usize>, _: c_int) = answer(put(value, 1 << 10));
     cuCtxSetLimit(_: c_int, _: usize) = 0;
+    cuCtxGetDevice_v2(handle: Out<'_, c_int>, context: usize) = call(THIS, || answer(device_of_context(context).and_then(|device| put(handle, device))));
+    cuStreamGetCtx_v2(stream: usize, context: Out<'_, usize>, _: Out<'_, usize>) = cuStreamGetCtx(stream, context);
     cuStreamGetCtx(stream: usize, context: Out<'_, usize>) =
         call(THIS, || answer(device_of(stream).and_then(|device| put(context, context_of(device)))));
     cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) = answer(put(text, message(number).as_ptr()));
@@ -102,6 +106,16 @@ fn write_name(text: *mut u8, len: c_int) -> Result<(), Code> {
         *text.add(len) = 0;
     }
     Ok(())
+}
+
+/// Null is the current context.
+fn device_of_context(context: usize) -> Result<c_int, Code> {
+    let index = if context == 0 {
+        current_device()
+    } else {
+        checked_device(context)?.ok_or(Code::InvalidContext)?
+    };
+    c_int::try_from(index).map_err(|_| Code::InvalidContext)
 }
 
 fn device_of(stream: usize) -> Result<usize, Code> {

@@ -1,6 +1,6 @@
-//! Stream-ordered pools. If kernels are no-ops, they are the runtime's: a device has one pool.
+//! Stream-ordered pools. If kernels are no-ops, they are the runtime's.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use harness_allocator::device::{PoolId, PooledDevice as _};
@@ -10,20 +10,8 @@ use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode, wait};
-use crate::runtime::streams::allow_unsafe;
-use crate::{kernels::Work, runtime::pools as runtime};
-
-#[repr(C)]
-struct PoolProperties {
-    kind: c_uint,
-    handle_types: c_uint,
-    location_kind: c_uint,
-    location: c_int,
-    attributes: *mut c_void,
-    most: usize,
-    usage: u16,
-    reserved: [u8; 54],
-}
+use crate::kernels::Work;
+use crate::runtime::pools::{self as runtime, Location, PoolProperties};
 
 /// Runs `body` on the device of the thread's context if the driver supports pools.
 fn on_gpu_with_pools<T>(body: impl FnOnce(&mut Gpu<'_>) -> Result<T, Code>) -> Result<T, Code> {
@@ -50,7 +38,7 @@ fn with_pool<T>(
 export! {
     cuMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
         properties.map_or(answer(Err(Code::InvalidValue)), |wanted| create_pool(pool, wanted));
-    cuMemPoolDestroy(pool: usize) = by_kernel_mode(THIS, || answer(allow_unsafe()), || destroy_pool(pool));
+    cuMemPoolDestroy(pool: usize) = by_kernel_mode(THIS, || runtime::cudaMemPoolDestroy(pool), || destroy_pool(pool));
     cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
         by_kernel_mode(THIS, || runtime::cudaMemPoolGetAttribute(pool, attribute, value), || figure(pool, attribute, value));
     cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
@@ -62,6 +50,24 @@ export! {
         |address| runtime::cudaMallocFromPoolAsync(address, size, pool, stream),
         || allocate_from_pool(size, pool, stream),
     );
+    cuMemAllocAsync(address: Out<'_, usize>, size: usize, stream: usize) =
+        output_by_kernel_mode(THIS, address, |address| runtime::cudaMallocAsync(address, size, stream), || Err(Code::NotSupported));
+    cuDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) =
+        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaDeviceGetDefaultMemPool(pool, index), || Err(Code::NotSupported));
+    cuDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) =
+        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaDeviceGetMemPool(pool, index), || Err(Code::NotSupported));
+    cuDeviceSetMemPool(index: c_int, pool: usize) =
+        by_kernel_mode(THIS, || runtime::cudaDeviceSetMemPool(index, pool), || Err(Code::NotSupported));
+    cuMemGetDefaultMemPool(pool: Out<'_, usize>, place: Option<&Location>, kind: c_int) =
+        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaMemGetDefaultMemPool(pool, place, kind), || Err(Code::NotSupported));
+    cuMemGetMemPool(pool: Out<'_, usize>, place: Option<&Location>, kind: c_int) =
+        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaMemGetMemPool(pool, place, kind), || Err(Code::NotSupported));
+    cuMemSetMemPool(place: Option<&Location>, kind: c_int, pool: usize) =
+        by_kernel_mode(THIS, || runtime::cudaMemSetMemPool(place, kind, pool), || Err(Code::NotSupported));
+    cuMemPoolSetAccess(pool: usize, access: *const c_void, count: usize) =
+        by_kernel_mode(THIS, || runtime::cudaMemPoolSetAccess(pool, access, count), || Err(Code::NotSupported));
+    cuMemPoolGetAccess(flags: Out<'_, c_int>, pool: usize, place: *const c_void) =
+        output_by_kernel_mode(THIS, flags, |flags| runtime::cudaMemPoolGetAccess(flags, pool, place), || Err(Code::NotSupported));
     cuMemFreeAsync(address: usize, stream: usize) =
         by_kernel_mode(THIS, || runtime::cudaFreeAsync(address, stream), || free_in_order(address as u64, stream));
 }
@@ -85,10 +91,7 @@ fn create_pool(pool: Out<'_, usize>, wanted: &PoolProperties) -> c_int {
         let id = gpu.sim().create_pool(Bytes::ZERO)?;
         Ok(gpu.pool_handle(id))
     };
-    let no_op = |pool| match allow_unsafe() {
-        Ok(()) => runtime::cudaDeviceGetDefaultMemPool(pool, wanted.location),
-        refused => answer(refused),
-    };
+    let no_op = |pool| runtime::cudaMemPoolCreate(pool, Some(wanted));
     output_by_kernel_mode("cuMemPoolCreate", pool, no_op, || on_gpu_with_pools(create))
 }
 

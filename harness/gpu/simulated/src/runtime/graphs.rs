@@ -20,7 +20,7 @@ export! {
         capture_begins();
         remember(machine().state().streams.begin_capture(stream, current_device(), mode, Caller::current()))
     };
-    cudaStreamBeginCaptureToGraph(stream: usize, _: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int) =
+    cudaStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph(stream: usize, _: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int) =
         cudaStreamBeginCapture(stream, mode);
     cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) = remember(end_capture(stream, graph));
     cudaStreamIsCapturing, cuStreamIsCapturing(stream: usize, status: Out<'_, c_int>) =

@@ -199,7 +199,7 @@ export! {
         remember(top.and_then(|top| put(grid, top.0).and(put(block, top.1)).and(put(shared_memory, top.2)).and(put(stream, top.3))))
     };
     /// The host function identifies the kernel.
-    __cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) = remember(put(kernel, host_function));
+    __cudaGetKernel, cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) = remember(put(kernel, host_function));
     __cudaLaunchKernel, cudaLaunchKernel, cudaLaunchCooperativeKernel(
         kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, stream: usize
     ) = launch(kernel, grid, block, arguments, stream);
@@ -218,6 +218,8 @@ export! {
         machine().tick();
         remember(submit(stream).map(|_| function(data)))
     };
+    cudaLaunchHostFunc_v2, cuLaunchHostFunc_v2(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void, _: c_uint) =
+        cudaLaunchHostFunc(stream, function, data);
     cudaStreamAddCallback, cuStreamAddCallback(stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void, _: c_uint) = {
         machine().tick();
         // No stream captures a callback.

@@ -14,19 +14,18 @@ use crate::{contents, host::Kind, nccl, reads};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
 
-/// Allocates on the current device.
+/// Allocates on a device.
 pub(crate) fn allocate(
     machine: &Machine,
     state: &mut State,
-    call: Call,
-    size: Bytes,
+    index: usize,
+    request: (Call, Bytes),
 ) -> Result<u64, Code> {
     machine.usable()?;
-    let index = current_device();
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
     }
-    state.request(machine, (call, size), index, |memory| memory.allocate(size))
+    state.request(machine, request, index, |memory| memory.allocate(request.1))
 }
 
 /// Allocates managed memory: host memory that is charged to the current device.
@@ -35,7 +34,7 @@ pub(crate) fn allocate_managed(
     state: &mut State,
     size: Bytes,
 ) -> Result<u64, Code> {
-    let charge = allocate(machine, state, Call::Malloc, size)?;
+    let charge = allocate(machine, state, current_device(), (Call::Malloc, size))?;
     let allocated = state.host.allocate(size.0 as usize, Kind::Managed(charge));
     if allocated.is_err() {
         free_on_device(machine, state, charge)?;
@@ -57,6 +56,7 @@ fn free_on_device(machine: &Machine, state: &mut State, start: u64) -> Result<()
     let size = state.release(index, |memory| memory.free(start))?;
     count_free(machine, &mut state.devices[index]);
     state.note_free(machine, index);
+    state.pools.forget(start);
     state.copied.forget(start, size.0);
     Ok(())
 }
@@ -86,7 +86,7 @@ pub(crate) fn allocate_on_host(
 }
 
 export! {
-    cudaMalloc(address: Out<'_, usize>, size: usize) = request(address, size, Call::Malloc);
+    cudaMalloc(address: Out<'_, usize>, size: usize) = request(address, size);
     cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) = remember(put_address(address, request_managed(size)));
     cudaFree(address: usize) = give_back(address, Call::Free);
     cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = with(|_, state| {
@@ -104,22 +104,21 @@ export! {
 }
 
 /// Allocates device memory for a program. Zero bytes give a null pointer.
-pub(super) fn request(address: Out<'_, usize>, size: usize, call: Call) -> c_int {
+fn request(address: Out<'_, usize>, size: usize) -> c_int {
     let machine = machine();
-    machine.delay(call);
-    let allowed = if call == Call::Malloc {
-        allow_unsafe()
-    } else {
-        Ok(())
-    };
+    machine.delay(Call::Malloc);
+    let request = (Call::Malloc, Bytes(size as u64));
     let allocate = || {
         if size == 0 {
             Ok(0)
         } else {
-            allocate(machine, &mut machine.state(), call, Bytes(size as u64))
+            allocate(machine, &mut machine.state(), current_device(), request)
         }
     };
-    remember(put_address(address, allowed.and_then(|()| allocate())))
+    remember(put_address(
+        address,
+        allow_unsafe().and_then(|()| allocate()),
+    ))
 }
 
 fn request_managed(size: usize) -> Result<u64, Code> {

@@ -1,52 +1,169 @@
-//! Stream-ordered allocation, as a simple model: allocations and frees take effect immediately. A
-//! device has one pool, which caches nothing.
+//! Stream-ordered allocation, as a simple model: allocations and frees take effect immediately, and
+//! pools cache nothing. Each device has its default pool and those of the program.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
+use harness_allocator::units::Bytes;
 use harness_gpu_settings::{export, ffi::Out};
 
 use super::device::device;
-use super::memory::{give_back, request};
-use super::streams::submit;
+use super::memory::{allocate, give_back};
+use super::streams::{allow_unsafe, submit, with};
+use crate::clock::captures::Caller;
 use crate::code::{Code, put, put_address, remember};
-use crate::{handles::Handles, world::machine};
+use crate::pools::Pools;
+use crate::world::{State, current_device, machine};
 use harness_gpu_settings::calls::Call;
 
-/// The pools of the devices.
-const POOLS: Handles = Handles::starting_at(0x7_0000_0000);
+/// `cudaMemLocationTypeDevice`.
+const ON_DEVICE: c_uint = 1;
+/// `cudaMemAccessFlagsProtReadWrite`.
+const READ_AND_WRITE: c_int = 3;
 
 export! {
-    cudaMallocAsync(address: Out<'_, usize>, size: usize, stream: usize) = match submit(stream) {
-        Ok(_) => request(address, size, Call::MallocAsync),
-        Err(refused) => remember(put_address(address, Err(refused))),
+    cudaMallocAsync(address: Out<'_, usize>, size: usize, stream: usize) = {
+        let pool = machine().state().pools.current(current_device());
+        allocate_from(address, size, pool, stream)
     };
-    cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, _: usize, stream: usize) = cudaMallocAsync(address, size, stream);
+    cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) = allocate_from(address, size, pool, stream);
     cudaFreeAsync(address: usize, stream: usize) =
         submit(stream).map_or_else(|refused| remember(Err(refused)), |_| give_back(address, Call::FreeAsync));
     cudaDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) =
-        remember(device(index).and_then(|_| put(pool, POOLS.handle(index as usize))));
-    cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) = remember(write_attribute(pool, attribute, value));
-    cudaMemPoolSetAttribute(_: usize, _: c_int, _: *const c_void) = 0;
-    cudaMemPoolSetAccess(_: usize, _: *const c_void, _: usize) = 0;
-    cudaMemPoolTrimTo(_: usize, _: usize) = 0;
+        remember(device(index).and_then(|_| put(pool, Pools::of_device(index as usize))));
+    cudaDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) =
+        remember(device(index).and_then(|_| put(pool, machine().state().pools.current(index as usize))));
+    cudaDeviceSetMemPool(index: c_int, pool: usize) =
+        with(|_, state| device(index).and_then(|_| state.pools.choose(index as usize, pool)));
+    /// CUDA 13: the pools of a place, which are supported for devices.
+    cudaMemGetDefaultMemPool(pool: Out<'_, usize>, place: Option<&Location>, kind: c_int) =
+        of_place(place, kind, |device| cudaDeviceGetDefaultMemPool(pool, device));
+    cudaMemGetMemPool(pool: Out<'_, usize>, place: Option<&Location>, kind: c_int) =
+        of_place(place, kind, |device| cudaDeviceGetMemPool(pool, device));
+    cudaMemSetMemPool(place: Option<&Location>, kind: c_int, pool: usize) =
+        of_place(place, kind, |device| cudaDeviceSetMemPool(device, pool));
+    cudaMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
+        with(|_, state| put(pool, create(state, properties.ok_or(Code::InvalidValue)?)?));
+    cudaMemPoolDestroy(pool: usize) = remember(allow_unsafe().and_then(|()| machine().state().pools.destroy(pool)));
+    cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) = with(|_, state| attribute_of(state, pool, attribute, value));
+    cudaMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const c_void) = with(|_, state| set_attribute(state, pool, attribute, value));
+    cudaMemPoolSetAccess(pool: usize, _: *const c_void, _: usize) = with(|_, state| state.pools.get(pool).map(drop));
+    /// A device can access the pools of all devices that it reaches.
+    cudaMemPoolGetAccess(flags: Out<'_, c_int>, pool: usize, _: *const c_void) =
+        with(|_, state| state.pools.get(pool).and_then(|_| put(flags, READ_AND_WRITE)));
+    cudaMemPoolTrimTo(pool: usize, _: usize) = with(|_, state| state.pools.get(pool).map(drop));
 }
 
-/// Attributes 1 to 3 are switches of four bytes. Attributes 5 to 8 are current and peak bytes,
-/// reserved and used.
-fn write_attribute(pool: usize, attribute: c_int, value: *mut c_void) -> Result<(), Code> {
-    let mut state = machine().state();
-    let device = POOLS.number(pool).ok();
-    let memory = device
-        .and_then(|device| state.devices.get_mut(device))
-        .filter(|_| !value.is_null())
-        .ok_or(Code::InvalidValue)?;
-    // SAFETY: the program passes a number of the attribute's size.
-    unsafe {
-        match attribute {
-            1..=3 => value.cast::<c_int>().write(1),
-            5..=8 => value.cast::<u64>().write(memory.used().0),
-            _ => value.cast::<u64>().write(0),
+/// `cudaMemPoolProps` and `CUmemPoolProps`.
+#[repr(C)]
+pub(crate) struct PoolProperties {
+    pub(crate) kind: c_uint,
+    pub(crate) handle_types: c_uint,
+    pub(crate) location_kind: c_uint,
+    pub(crate) location: c_int,
+    pub(crate) attributes: *mut c_void,
+    pub(crate) most: usize,
+    pub(crate) usage: u16,
+    pub(crate) reserved: [u8; 54],
+}
+
+/// `cudaMemLocation`.
+#[repr(C)]
+pub(crate) struct Location {
+    kind: c_uint,
+    number: c_int,
+}
+
+/// Runs a call for a device, with pools of pinned memory (kind 1).
+fn of_place(place: Option<&Location>, kind: c_int, call: impl FnOnce(c_int) -> c_int) -> c_int {
+    match place {
+        Some(place) if place.kind == ON_DEVICE && kind == 1 => call(place.number),
+        Some(_) => remember(Err(Code::NotSupported)),
+        None => remember(Err(Code::InvalidValue)),
+    }
+}
+
+fn create(state: &mut State, wanted: &PoolProperties) -> Result<usize, Code> {
+    state.streams.allow_unsafe(Caller::current())?;
+    if wanted.location_kind != ON_DEVICE {
+        return Err(Code::NotSupported);
+    }
+    device(wanted.location)?;
+    let most = Bytes(wanted.most as u64);
+    Ok(state.pools.create(wanted.location as usize, most))
+}
+
+/// Allocates for a program from a pool, on the pool's device. Zero bytes give a null pointer.
+fn allocate_from(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) -> c_int {
+    let machine = machine();
+    machine.delay(Call::MallocAsync);
+    let size = Bytes(size as u64);
+    let allocated = submit(stream).and_then(|_| {
+        let state = &mut *machine.state();
+        let device = state.pools.device_with_space(pool, size)?;
+        if size == Bytes::ZERO {
+            return Ok(0);
         }
+        let start = allocate(machine, state, device, (Call::MallocAsync, size))?;
+        state.pools.note(pool, start, size);
+        Ok(start)
+    });
+    remember(put_address(address, allocated))
+}
+
+/// Attributes 1 to 3 are switches of four bytes. Attribute 4 is the release threshold. Attributes 5
+/// to 8 are current and highest bytes, reserved and used.
+fn attribute_of(
+    state: &mut State,
+    pool: usize,
+    attribute: c_int,
+    value: *mut c_void,
+) -> Result<(), Code> {
+    let pool = state.pools.get(pool)?;
+    if value.is_null() {
+        return Err(Code::InvalidValue);
+    }
+    let figure = match attribute {
+        // SAFETY: the program passes a number of this size.
+        1..=3 => unsafe {
+            value
+                .cast::<c_int>()
+                .write(pool.reuse[attribute as usize - 1]);
+            return Ok(());
+        },
+        4 => pool.release_threshold,
+        5 => pool.reserved.now,
+        6 => pool.reserved.high,
+        7 => pool.used.now,
+        8 => pool.used.high,
+        _ => return Err(Code::InvalidValue),
+    };
+    // SAFETY: the program passes a number of this size.
+    unsafe { value.cast::<u64>().write(figure) };
+    Ok(())
+}
+
+/// The highest bytes can only be set to zero, which makes them the current ones.
+fn set_attribute(
+    state: &mut State,
+    pool: usize,
+    attribute: c_int,
+    value: *const c_void,
+) -> Result<(), Code> {
+    let pool = state.pools.get(pool)?;
+    if value.is_null() {
+        return Err(Code::InvalidValue);
+    }
+    if let 1..=3 = attribute {
+        // SAFETY: the program passes a number of this size.
+        pool.reuse[attribute as usize - 1] = unsafe { value.cast::<c_int>().read() };
+        return Ok(());
+    }
+    // SAFETY: the other attributes have this size.
+    match (attribute, unsafe { value.cast::<u64>().read() }) {
+        (4, threshold) => pool.release_threshold = threshold,
+        (6, 0) => pool.reserved.high = pool.reserved.now,
+        (8, 0) => pool.used.high = pool.used.now,
+        _ => return Err(Code::InvalidValue),
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
         let names: Vec<String> = imports::exports(&path)
             .unwrap()
             .into_iter()
-            .filter(|name| !FUNCTIONS.lines().any(|known| known == name))
+            .filter(|name| !functions::names().any(|known| known == name))
             .collect();
         lines.push(format!("{soname}: {}", names.join(" ")));
     }
@@ -52,8 +52,7 @@ fn stub_libraries_define_every_function_of_driver_and_runtime_and_those_found_by
         fs::write(&path, bytes).unwrap();
         names.extend(imports::exports(&path).unwrap());
     }
-    let functions = FUNCTIONS.lines().filter(|line| !line.starts_with('#'));
-    let missing: Vec<&str> = functions
+    let missing: Vec<&str> = functions::names()
         .filter(|function| !names.iter().any(|name| name == function))
         .collect();
     assert_eq!(missing, ["cudaMalloc"]);

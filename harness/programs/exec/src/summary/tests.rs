@@ -202,25 +202,6 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
 }
 
 #[test]
-fn a_runtime_that_is_linked_in_is_named_with_a_remedy() {
-    let text = |names: &[&str]| {
-        let not_modelled = names.iter().copied().map(str::to_owned).collect();
-        let (record, settings) = record(vec![Process {
-            not_modelled,
-            ..process(7, None)
-        }]);
-        simulated(&record, &settings)
-    };
-    let found = text(&["cuGetExportTable"]);
-    assert!(found.contains("success): cuGetExportTable\n"), "{found}");
-    assert!(
-        found.contains("CuPy, CTranslate2") && found.contains("`nvcc --cudart shared`"),
-        "{found}"
-    );
-    assert!(!text(&["cufileRead"]).contains("CuPy"));
-}
-
-#[test]
 fn an_error_without_counted_reads_recommends_values_of_the_cpu() {
     let hint = "if the end depends on values that the program read back, use `--values cpu`";
     let is_shown = |process: &Process, values| {

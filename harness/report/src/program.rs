@@ -168,6 +168,12 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     }
     page.block("## Processes");
     page.grid(&processes(program));
+    if program.used().any(|process| !process.unless().is_empty()) {
+        page.block(format!(
+            "{UNSURE} Unless a branch depends on a value that nothing computed. The summary names \
+             the lines that read them."
+        ));
+    }
     if !program.record.peak_held.iter().all(|held| *held == 0) && program.used().count() > 1 {
         let held = program
             .record
@@ -234,6 +240,9 @@ fn named(process: &Process) -> String {
     )
 }
 
+/// Follows a figure that may depend on values that nothing has computed.
+const UNSURE: &str = "†";
+
 fn processes(program: &Program<'_>) -> Grid {
     let heads = [
         "process",
@@ -250,15 +259,17 @@ fn processes(program: &Program<'_>) -> Grid {
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| {
             process.devices.iter().map(figure)
         };
+        let unless = match process.unless() {
+            "" => String::new(),
+            _ => format!(" {UNSURE}"),
+        };
+        let reserved = device(|device| device.peak_reserved).max();
+        let allocated =
+            torch("allocated_bytes.all.peak").map(|peak| format!("{}{unless}", Bytes(peak)));
         vec![
             named(process),
-            Bytes(
-                device(|device| device.peak_reserved)
-                    .max()
-                    .unwrap_or_default(),
-            )
-            .to_string(),
-            words::or_nothing(torch("allocated_bytes.all.peak").map(Bytes)),
+            format!("{}{unless}", Bytes(reserved.unwrap_or_default())),
+            words::or_nothing(allocated),
             words::or_nothing(torch("num_alloc_retries")),
             words::or_nothing(torch("num_ooms")),
             device(|device| device.mallocs).sum::<u64>().to_string(),

@@ -255,6 +255,11 @@ fn main() -> ExitCode {
         without_torch,
     ));
     trials.push(of_python(
+        "a torch of an unknown version runs without small values, and the summary says so",
+        &python,
+        unknown_torch,
+    ));
+    trials.push(of_python(
         "effects.py: a program runs again only if nothing remains of the first run",
         &python,
         effects,
@@ -1758,6 +1763,27 @@ fn without_torch(python: &Path) -> Result<(), Failed> {
         let text = String::from_utf8_lossy(&output.stderr);
         if output.stdout != b"0\n" || !text.contains(reason) {
             return Err(format!("{options:?}: {output:?}").into());
+        }
+    }
+    Ok(())
+}
+
+fn unknown_torch(python: &Path) -> Result<(), Failed> {
+    let missing = "not adapted: values of small tensors";
+    for (version, value, is_missing) in [("2.15.0", "3.0\n", false), ("9.9.0", "0.0\n", true)] {
+        let program = format!(
+            "import torch; torch.__version__ = torch.torch_version.TorchVersion('{version}'); \
+             print(torch.ones(3, device='cuda').sum().item())"
+        );
+        let output = harness()
+            .args(["exec", "--"])
+            .arg(python)
+            .args(["-c", &program])
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let is_said = [missing, "not adapted"].map(|words| text.contains(words));
+        if output.stdout != value.as_bytes() || is_said != [is_missing; 2] {
+            return Err(format!("{version}: {output:?}").into());
         }
     }
     Ok(())

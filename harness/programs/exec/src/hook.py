@@ -687,7 +687,10 @@ def _compute_small_values():
     # A torch without operators has no values.
     if hasattr(sys.modules["torch"], "library"):
         _own_module("torch_kernel")
-        _own_module("small_values").begin(_core())
+        missing = _own_module("small_values").begin(_core())
+        if missing:
+            tested = sys.modules["harness_torch_kernel"].TESTED
+            _engines["torch"] = {"name": "torch", "version": str(sys.modules["torch"].__version__), "tested": tested, "unchanged": missing}
 
 
 def _without_values_in_triton(module):

@@ -145,6 +145,15 @@ pub struct SnapshotFile {
 }
 
 impl Process {
+    /// What figures of the process depend on, to follow them; empty if they are exact.
+    pub const fn unless(&self) -> &'static str {
+        if self.uncomputed_reads > 0 {
+            ", unless a branch depends on a value below"
+        } else {
+            ""
+        }
+    }
+
     /// Returns what is known if the process used the GPU with torch, and was killed before torch
     /// could report its statistics.
     pub fn unreported(&self) -> Option<String> {

@@ -135,20 +135,71 @@ def _prepare(library):
         return None
 
 
+def _watched():
+    """Calls of the CPU, each with name and overload of its operation and with what it passes and returns: numbers, and tensors as their number of elements."""
+    three, six = torch.ones(3), torch.ones(2, 3)
+    two, indices = torch.ones(2), torch.zeros(2, dtype=torch.long)
+    return [
+        ("clamp", "", " 3 1 2.5 > 3", lambda: torch.clamp(three, 1, max=2.5)),
+        ("add_", "Tensor", " 3 3 true > 3", lambda: three.bool().add_(three.bool(), alpha=True)),
+        ("sum", "dim_IntList", " 6 [ 1 ] false 7 > 2", lambda: torch.sum(six, [1], dtype=torch.float64)),
+        ("var", "correction", " 6 [ 0 ] 1 true > 3", lambda: torch.var(six, [0], correction=1, keepdim=True)),
+        ("logit", "", " 3 0.25 > 3", lambda: torch.logit(three, eps=0.25)),
+        ("index", "Tensor", " 3 [ 2 ] > 2", lambda: three[indices]),
+        ("nll_loss_forward", "", " 6 2 none 1 -100 > 1 1", lambda: torch.nn.functional.nll_loss(six, indices)),
+        ("_cdist_forward", "", " 6 6 2.0 2 > 4", lambda: torch.cdist(six, six, compute_mode="donot_use_mm_for_euclid_dist")),
+        ("_foreach_mul_", "ScalarList", " [ 3 2 ] [ 2.0 3 ] >", lambda: torch._foreach_mul_([three, two], [2.0, 3])),
+        ("_foreach_sqrt", "", " [ 3 2 ] > 3 2", lambda: torch._foreach_sqrt([three, two])),
+        ("std_mean", "correction", " 6 [ 1 ] 0 true > 2 2", lambda: torch.std_mean(six, [1], correction=0, keepdim=True)),
+    ]
+
+
+def _finds_unboxed(library):
+    """Returns whether the library finds the arguments and the results of calls as C++ passes them."""
+    library.harness_small_watch.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.harness_small_watch.restype = ctypes.c_size_t
+    library.harness_small_watched.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    library.harness_small_watched.restype = ctypes.c_bool
+    for name, overload, expected, call in _watched():
+        schema = next(schema for schema in _C._jit_get_schemas_for_operator(f"aten::{name}") if schema.overload_name == overload)
+        names = (ctypes.c_char_p * 2)(schema.name.encode(), overload.encode())
+        function = library.harness_small_watch(names, _types(schema))
+        if not function:
+            return False
+        try:
+            call()
+        except RuntimeError:
+            pass  # Then nothing is described.
+        if not library.harness_small_watched(names, function, expected.encode()):
+            return False
+    return True
+
+
 def begin(path):
-    """Makes the library at `path` compute operations on small tensors. Without effect if this build of PyTorch lacks a function."""
+    """Makes the library at `path` compute operations on small tensors. Returns what is missing in this build of PyTorch, if anything."""
     library = ctypes.PyDLL(path)
     library.harness_small_compute.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     library.harness_small_compute.restype = ctypes.c_bool
 
+    missing = ["values of small tensors"]
+
     def compute():
         catch = _prepare(library)
-        for names, kind in ((_COMPUTED, _COMPUTED_KIND), (_UNKNOWN, _UNKNOWN_KIND)) if catch else ():
+        if not catch:
+            return
+        with torch.no_grad():
+            is_unboxed = _finds_unboxed(library)
+        computed = 0
+        for names, kind in ((_COMPUTED, _COMPUTED_KIND), (_UNKNOWN, _UNKNOWN_KIND)):
             for name in names:
                 for schema in [*_schemas(name), *_schemas(name + "_")]:
-                    library.harness_small_compute(ctypes.byref(_description(schema, kind)), *catch)
+                    description = _description(schema, kind)
+                    description.types = description.types if is_unboxed else None
+                    computed += library.harness_small_compute(ctypes.byref(description), *catch)
+        missing[:] = [] if computed and is_unboxed else ["the short way to values of small tensors"] if computed else missing
 
     # PyTorch may begin with the GPU inside of an operation, whose settings a new thread does not have.
     thread = threading.Thread(target=compute)
     thread.start()
     thread.join()
+    return missing

@@ -26,6 +26,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
     text += &of_processes(record, settings.devices > 1, "the simulated GPU");
     text += &without_requests(record);
     if record.used().count() > 1 {
+        let unless = record.used().map(Process::unless).max().unwrap_or_default();
         for (index, held) in record
             .peak_held
             .iter()
@@ -39,7 +40,7 @@ fn simulated(record: &Record, settings: &Settings) -> String {
             };
             let _ = writeln!(
                 text,
-                "all processes: {device}peak of {} held together, of {}",
+                "all processes: {device}peak of {} held together, of {}{unless}",
                 Bytes(*held),
                 settings.memory
             );
@@ -215,7 +216,7 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
             } else {
                 String::new()
             };
-            let _ = writeln!(text, "{who}{index}{}", of_device(device));
+            let _ = writeln!(text, "{who}{index}{}", of_device(device, process.unless()));
         }
         for FailedCalls {
             call,
@@ -481,7 +482,7 @@ fn named(process: &Process) -> String {
     )
 }
 
-fn of_device(device: &DeviceRecord) -> String {
+fn of_device(device: &DeviceRecord, unless: &str) -> String {
     let DeviceRecord {
         memory,
         peak_reserved,
@@ -498,7 +499,7 @@ fn of_device(device: &DeviceRecord) -> String {
         String::new()
     };
     format!(
-        "peak reserved {} ({percent:.1} %); driver: {}, {}, {failed} failed{injected}",
+        "peak reserved {} ({percent:.1} %){unless}; driver: {}, {}, {failed} failed{injected}",
         Bytes(peak_reserved),
         count(mallocs, "allocation"),
         count(frees, "free"),
@@ -613,11 +614,7 @@ fn of_torch(process: &Process) -> String {
         format!(" (between {least} and {most}: cuDNN's workspaces are estimates)")
     });
     let bounds = bounds.unwrap_or_default();
-    let unless = if process.uncomputed_reads > 0 {
-        ", unless a branch depends on a value below"
-    } else {
-        ""
-    };
+    let unless = process.unless();
     format!(
         "{name}: peak allocated {allocated}{gpus}{bounds}, {}, {}{end}{unless}{killed}{resets}",
         count(retries, "retry"),

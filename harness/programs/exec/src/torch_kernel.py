@@ -7,6 +7,8 @@ import torch
 from torch import library as torch_library
 
 _C = torch._C
+# The first and the last tested version.
+TESTED = ["2.9.1", "2.15.0"]
 # What `Torch` in torch_kernel.rs needs, in its order: functions of libtorch_cpu.so, an object of libc10.so, and functions of libtorch_cpu.so.
 _DISPATCHER = "_ZN3c1010Dispatcher13realSingletonEv", "_ZN3c1010Dispatcher17findSchemaOrThrowEPKcS2_"
 _UNDEFINED = "_ZN3c1019UndefinedTensorImpl10_singletonE"

@@ -147,6 +147,26 @@ fn a_page_says_how_the_program_ended_with_its_traceback_calls_and_models() {
 }
 
 #[test]
+fn peaks_after_a_read_of_a_value_that_nothing_computed_are_marked() {
+    let (mut record, machine, timelines) = run();
+    record.processes[0].uncomputed_reads = 1;
+    let program = Program {
+        command: "python train.py",
+        again: "harness exec --memory 1GiB -- python train.py",
+        machine: &machine,
+        gpu: None,
+        record: &record,
+        timelines: &timelines,
+        missed: None,
+        differences: &[],
+    };
+    let page = markdown(&program, None);
+    assert!(page.contains("| 400 MiB † | 300 MiB † |"), "{page}");
+    assert!(page.contains("† Unless a branch depends"), "{page}");
+    assert!(!with_program(None, |program| markdown(program, None)).contains('†'));
+}
+
+#[test]
 fn a_picture_says_in_words_what_it_shows() {
     let svg = with_program(None, picture).unwrap();
     let words = "process 7, device 0: at most 400 MiB reserved and 300 MiB allocated; 1 attempt \

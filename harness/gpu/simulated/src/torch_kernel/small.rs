@@ -1044,7 +1044,7 @@ unsafe extern "C" fn harness_small_compute(
         .store(run as *const () as usize, Ordering::Release);
     // Without functions for unboxed arguments, PyTorch boxes them.
     let types = types.filter(|_| unboxed[1] == 0).map(CStr::to_bytes);
-    let entry = types.and_then(|types| unboxed::entry(new, unboxed[0], types));
+    let entry = types.and_then(|types| unboxed::entry(Some(new), unboxed[0], types));
     kernel.unboxed[0].store(entry.unwrap_or(0), Ordering::Release);
     kernel.unboxed[1].store(0, Ordering::Release);
     true

@@ -358,6 +358,18 @@ fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
         of_torch(&read(7, reads, &[])).ends_with("unless a branch depends on a value below")
     };
     assert_eq!([marks(0), marks(1)], [false, true]);
+    let all_figures = |reads| {
+        let (mut record, settings) = record(vec![read(7, reads, &[]), read(8, 0, &[])]);
+        record.peak_held = vec![1 << 30];
+        simulated(&record, &settings)
+            .matches(", unless a branch depends on a value below")
+            .count()
+    };
+    assert_eq!(
+        [all_figures(0), all_figures(1)],
+        [0, 2],
+        "the reserved peak of one process, and that of both"
+    );
 }
 
 #[test]

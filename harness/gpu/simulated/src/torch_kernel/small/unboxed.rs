@@ -4,12 +4,18 @@
 //! [`entry`] gives an operation a function of its own. It saves the registers and calls [`enter`],
 //! which finds the arguments by the calling convention of System V for x86-64 and the types of
 //! PyTorch's C++ functions (`ATen/core/boxing/KernelFunction_impl.h`, `torchgen/api/native.py`).
+//!
+//! `small_values` tests this when it starts: [`harness_small_watch`] describes what a call of the
+//! CPU passes and returns. If it is not what Python has passed, calls are boxed.
 
 use std::arch::global_asm;
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{mem::offset_of, ptr, slice};
 
-use super::{KNOWN, Known, List, Operation};
+use super::{Handle, KNOWN, Known, List, Operation};
 use crate::torch_kernel::{DOUBLE, INT, MOST_ARGUMENTS, NONE, Stack, TENSOR, Value};
 
 /// Functions for operations. `harness_small_entries` has as many.
@@ -22,7 +28,8 @@ const NUMBER: usize = 32;
 /// A value of a type that the CPU is not given.
 const OTHER: Value = Value::new(u32::MAX, 0);
 
-static OPERATIONS: [AtomicPtr<(&'static Operation, Types)>; MOST_ENTRIES] =
+/// By entry. Without an operation, its calls are described.
+static OPERATIONS: [AtomicPtr<(Option<&'static Operation>, Types)>; MOST_ENTRIES] =
     [const { AtomicPtr::new(ptr::null_mut()) }; MOST_ENTRIES];
 static USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -351,16 +358,17 @@ fn number(known: &Known, address: usize) -> Value {
     }
 }
 
-/// Makes a function that takes the unboxed arguments of an operation in place of the GPU's kernel.
-/// Returns its address. `None` if a type is not known, or there are too many operations.
+/// Makes a function that takes unboxed arguments in place of a kernel's. Returns its address.
+/// `None` if a type is not known, or there are too many operations.
 pub(super) fn entry(
-    operation: &'static Operation,
+    operation: Option<&'static Operation>,
     function: usize,
     letters: &[u8],
 ) -> Option<usize> {
     let types = Types::of(letters, function).filter(|types| {
         let count = types.arguments.len();
-        function != 0 && count == operation.arguments && count <= MOST_ARGUMENTS
+        let fits = operation.is_none_or(|operation| operation.arguments == count);
+        function != 0 && fits && count <= MOST_ARGUMENTS
     })?;
     let index = USED.fetch_add(1, Ordering::Relaxed);
     let slot = OPERATIONS.get(index)?;
@@ -383,17 +391,112 @@ unsafe extern "C-unwind" fn enter(index: u32, call: &mut Call) -> bool {
     call.function = types.function;
     let mut arguments = Arguments::new(types.arguments.len());
     arguments.add_tensors(known, types, call);
-    let concerns = operation.concerns(known, arguments.all());
+    let concerns = operation.is_none_or(|operation| operation.concerns(known, arguments.all()));
     if concerns {
         arguments.add_others(known, types, call);
     }
-    let Some(around) = operation.before(known, arguments.all(), concerns, true) else {
-        return false;
+    let mut text = String::new();
+    let around = match operation {
+        Some(operation) => operation.before(known, arguments.all(), concerns, true),
+        None => {
+            describe(known, arguments.all(), &mut text);
+            None
+        }
     };
+    if around.is_none() && operation.is_some() {
+        return false;
+    }
     // SAFETY: the state is that of the call, with this many words on the stack.
     unsafe { harness_small_call(call, types.words_on_stack) };
-    around.after(known, &call.results(&types.results));
+    let results = call.results(&types.results);
+    match around {
+        Some(around) => around.after(known, &results),
+        None => {
+            text.push_str(" >");
+            describe(known, &results, &mut text);
+            WATCHED.set(text);
+        }
+    }
     true
+}
+
+thread_local! {
+    /// What the last watched call of this thread has passed and returned.
+    static WATCHED: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Describes values: a tensor by its number of elements.
+fn describe(known: &Known, values: &[Value], text: &mut String) {
+    for value in values {
+        text.push(' ');
+        let _ = match value.tag {
+            NONE => write!(text, "none"),
+            TENSOR => write!(text, "{}", known.elements(value)),
+            DOUBLE => write!(text, "{:?}", f64::from_bits(value.payload as u64)),
+            INT => write!(text, "{}", value.payload.cast_signed()),
+            tag if tag == known.bool_tag => write!(text, "{}", value.payload == 1),
+            _ => match known.list(value) {
+                Some(list) => {
+                    text.push('[');
+                    describe(known, list.elements.all(), text);
+                    write!(text, " ]")
+                }
+                None => write!(text, "?"),
+            },
+        };
+    }
+}
+
+/// Describes the next calls of an operation's kernel of the CPU. Returns the function that it
+/// replaces, or 0.
+///
+/// # Safety
+/// The operation exists, and the types are letters.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn harness_small_watch(
+    names: &[*const c_char; 2],
+    types: *const c_char,
+) -> usize {
+    // SAFETY: as the caller promises.
+    let [name, overload, types] =
+        [names[0], names[1], types].map(|text| unsafe { CStr::from_ptr(text) });
+    let Some(known) = KNOWN.get() else { return 0 };
+    let kernel = on_cpu(known, &known.torch.find(name, overload));
+    let function = kernel[0].load(Ordering::Acquire);
+    match entry(None, function, types.to_bytes()).filter(|_| kernel[1].load(Ordering::Acquire) == 0)
+    {
+        Some(entry) => {
+            kernel[0].store(entry, Ordering::Release);
+            function
+        }
+        None => 0,
+    }
+}
+
+/// Ends what [`harness_small_watch`] began. Returns whether the description of the last call is the
+/// expected one.
+///
+/// # Safety
+/// The operation exists.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn harness_small_watched(
+    names: &[*const c_char; 2],
+    function: usize,
+    expected: *const c_char,
+) -> bool {
+    // SAFETY: as the caller promises.
+    let [name, overload, expected] =
+        [names[0], names[1], expected].map(|text| unsafe { CStr::from_ptr(text) });
+    let Some(known) = KNOWN.get() else {
+        return false;
+    };
+    on_cpu(known, &known.torch.find(name, overload))[0].store(function, Ordering::Release);
+    WATCHED.take().as_bytes() == expected.to_bytes()
+}
+
+/// The functions of the CPU's kernel that take unboxed arguments.
+fn on_cpu(known: &Known, handle: &Handle) -> &'static [AtomicUsize; 2] {
+    &handle.kernel(known.on_cpu).unboxed
 }
 
 unsafe extern "C-unwind" {

@@ -367,8 +367,8 @@ fn reads_of_values_that_nothing_computed_are_counted_and_named_once_per_line() {
     };
     assert_eq!(
         [all_figures(0), all_figures(1)],
-        [0, 2],
-        "the reserved peak of one process, and that of both"
+        [0, 3],
+        "the reserved and the allocated peak of one process, and the peak of both"
     );
 }
 

@@ -15,7 +15,7 @@ fn call() -> Call {
 #[test]
 fn arguments_are_in_the_registers_and_on_the_stack_where_the_calling_convention_puts_them() {
     let words = |letters: &str| {
-        let types = Types::of(letters.as_bytes(), 0).unwrap();
+        let types = Types::of(letters.as_bytes(), 0).expect("all letters are known");
         let arguments = types.arguments.iter();
         let words: Vec<u64> = arguments
             .map(|(_, places)| call().word(places[0]))

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 /// Separate from `main`, so that the frame of `main` fits into a small stack.
 #[inline(never)]
 fn run() -> ExitCode {
-    let cli = Cli::parse_from(program::arguments());
+    let cli = Cli::parse();
     terminal::choose_colour(cli.color);
     let done = match cli.command {
         // These two return the exit code of the program that they run.

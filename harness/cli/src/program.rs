@@ -1,20 +1,8 @@
-//! The program's name in printed commands ([`name`]), and its arguments with renamed options
-//! ([`arguments`]).
+//! The program's name, and other commands, as printed.
 
 use std::ffi::OsString;
 
 use harness_base::shell::{self, quoted};
-
-use super::terminal;
-
-/// Options that have a new name: subcommand, old name, new name.
-const RENAMED: [(&str, &str, &str); 5] = [
-    ("run", "--no-audit", "--skip-checks"),
-    ("squeeze", "--leave", "--leave-free"),
-    ("shrink", "--while", "--preserve"),
-    ("shrink", "--conf", "--alloc-conf"),
-    ("advise", "--conf", "--alloc-conf"),
-];
 
 /// The command that started this program, quoted for a shell. Every printed command begins with it.
 pub(crate) fn name() -> String {
@@ -42,46 +30,3 @@ pub(crate) fn shown(command: &[OsString]) -> String {
             .collect::<Vec<_>>(),
     )
 }
-
-/// The arguments of this process. An old option name becomes the new one, and a hint on standard
-/// error names both.
-pub(crate) fn arguments() -> Vec<OsString> {
-    let (arguments, hints) = with_new_names(std::env::args_os());
-    hints.iter().for_each(terminal::message);
-    arguments
-}
-
-fn with_new_names(given: impl Iterator<Item = OsString>) -> (Vec<OsString>, Vec<String>) {
-    let mut arguments: Vec<OsString> = given.collect();
-    let mut hints = Vec::new();
-    let end = arguments
-        .iter()
-        .position(|argument| argument == "--")
-        .unwrap_or(arguments.len());
-    let command = arguments[..end]
-        .iter()
-        .find(|argument| RENAMED.iter().any(|(command, ..)| argument == command))
-        .cloned();
-    for (_, old, new) in RENAMED
-        .into_iter()
-        .filter(|(name, ..)| command.as_ref().is_some_and(|command| command == name))
-    {
-        let mut is_used = false;
-        for argument in &mut arguments[..end] {
-            let Some(value) = argument.to_str().and_then(|text| text.strip_prefix(old)) else {
-                continue;
-            };
-            if value.is_empty() || value.starts_with('=') {
-                *argument = format!("{new}{value}").into();
-                is_used = true;
-            }
-        }
-        if is_used {
-            hints.push(format!("`{old}` is now called `{new}`"));
-        }
-    }
-    (arguments, hints)
-}
-
-#[cfg(test)]
-mod tests;

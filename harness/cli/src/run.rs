@@ -16,7 +16,7 @@ use harness_devices::{DeviceChoice, DeviceSource};
 use harness_record::Records;
 use harness_report::store::{self, Journal};
 use harness_report::text::{self, Detail};
-use harness_report::{Counts, Report, github, json, junit};
+use harness_report::{Report, VerdictCounts, github, json, junit};
 use harness_run::session::{End, Plan, Selection, Sinks, supervise};
 use harness_scenario::Scenario;
 
@@ -421,18 +421,18 @@ fn device_failed(error: DeviceError, log: Log, interrupt: &AtomicBool) -> Result
     }
 }
 
-const fn exit_of(counts: Counts) -> Exit {
+const fn exit_of(counts: VerdictCounts) -> Exit {
     match counts {
-        Counts { failed: 1.., .. } => Exit::Failed,
-        Counts {
+        VerdictCounts { failed: 1.., .. } => Exit::Failed,
+        VerdictCounts {
             interrupted: 1.., ..
         } => Exit::Interrupted,
-        Counts { contended: 1.., .. }
-        | Counts {
+        VerdictCounts { contended: 1.., .. }
+        | VerdictCounts {
             passed: 0,
             insufficient: 1..,
             ..
         } => Exit::Device,
-        Counts { .. } => Exit::Passed,
+        VerdictCounts { .. } => Exit::Passed,
     }
 }

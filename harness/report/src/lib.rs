@@ -46,13 +46,13 @@ use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, SkipKind, Ver
 #[derive(Clone, Debug)]
 pub struct Report<'a> {
     pub records: &'a Records,
-    pub counts: Counts,
+    pub counts: VerdictCounts,
     pub devices: Vec<DeviceGroup<'a>>,
     pub scenarios: Vec<ScenarioGroup<'a>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct VerdictCounts {
     pub passed: usize,
     pub failed: usize,
     pub skipped: usize,
@@ -95,14 +95,14 @@ pub struct ArmGroup<'a> {
     pub slug: String,
     /// Repetitions in the order of execution; never empty.
     pub runs: Vec<&'a RunRecord>,
-    pub counts: Counts,
+    pub counts: VerdictCounts,
 }
 
 impl<'a> Report<'a> {
     pub fn new(records: &'a Records) -> Self {
         let mut report = Self {
             records,
-            counts: Counts::default(),
+            counts: VerdictCounts::default(),
             devices: Vec::new(),
             scenarios: Vec::new(),
         };
@@ -159,7 +159,7 @@ impl<'a> Report<'a> {
             allocator: &run.allocator,
             slug: String::new(),
             runs: Vec::new(),
-            counts: Counts::default(),
+            counts: VerdictCounts::default(),
         };
         let arm = place_of(arms, |known| known.allocator == run.allocator, new);
         arms[arm].runs.push(run);
@@ -189,7 +189,7 @@ impl<'a> Report<'a> {
     }
 }
 
-impl Counts {
+impl VerdictCounts {
     pub const fn total(self) -> usize {
         self.passed + self.failed + self.skipped + self.contended + self.interrupted
     }
@@ -250,7 +250,7 @@ impl<'a> ArmGroup<'a> {
 
     /// Returns whether a run failed, was contended or interrupted, or did not meet an expectation.
     fn is_noteworthy(&self) -> bool {
-        let Counts {
+        let VerdictCounts {
             failed,
             contended,
             interrupted,

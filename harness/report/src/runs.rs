@@ -11,7 +11,7 @@ use super::words::{self, Grid, NOTHING};
 use super::{ArmGroup, Report};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Comparison {
+pub struct RunsComparison {
     pub text: String,
     /// `true` if an arm fails that passed before.
     pub is_worse: bool,
@@ -22,7 +22,7 @@ type Key = (String, String, String);
 
 /// Compares arm by arm. Simulated figures are exact, so every difference counts. Measured times are
 /// medians, and their differences are not tested for significance.
-pub fn compare(base: &Records, new: &Records) -> Comparison {
+pub fn compare(base: &Records, new: &Records) -> RunsComparison {
     let (base, new) = (Report::new(base), Report::new(new));
     let (before, after) = (arms(&base), arms(&new));
     let mut grid = Grid::new(
@@ -63,7 +63,7 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
             words::count(arms, "arm")
         )
     };
-    Comparison { text, is_worse }
+    RunsComparison { text, is_worse }
 }
 
 fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r ArmGroup<'r>> {

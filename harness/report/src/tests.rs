@@ -35,7 +35,7 @@ fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
     );
     assert_eq!(
         report.counts,
-        Counts {
+        VerdictCounts {
             passed: 12,
             failed: 2,
             skipped: 1,

@@ -4,7 +4,7 @@
 use harness_allocator::{device::Clock, units::Nanos};
 
 use super::words::{self, Align, Grid, NOTHING};
-use super::{ArmGroup, Counts, DeviceGroup, ScenarioOnDevice};
+use super::{ArmGroup, DeviceGroup, ScenarioOnDevice, VerdictCounts};
 use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
@@ -58,7 +58,7 @@ impl<'a> Timing<'a> {
                 "`{BASELINE}` did not run, so there is no baseline."
             )),
         };
-        let excluded = |number: fn(Counts) -> usize, why: &str| {
+        let excluded = |number: fn(VerdictCounts) -> usize, why: &str| {
             let runs: usize = on_device.arms.iter().map(|arm| number(arm.counts)).sum();
             (runs > 0).then(|| format!("Times exclude {} {why}.", words::count(runs, "run")))
         };

@@ -5,7 +5,7 @@ use harness_allocator::{device::Clock, stats::StatKey};
 use harness_base::shell::quoted;
 use indexmap::IndexSet;
 
-use super::{ArmGroup, Counts, DeviceGroup, Report};
+use super::{ArmGroup, DeviceGroup, Report, VerdictCounts};
 pub(super) use harness_base::words::count;
 use harness_record::{
     MemoryFigures, NOT_JUDGED, Outcome, Records, Rule, RunProcesses, RunRecord, StepRecord,
@@ -284,7 +284,7 @@ pub(super) fn sentence(text: &str) -> String {
 }
 
 /// Summarizes the repetitions of an arm: `passed`, `passed ×5`, `FAILED 1 of 5`.
-pub(super) fn verdicts(counts: Counts) -> String {
+pub(super) fn verdicts(counts: VerdictCounts) -> String {
     let total = counts.total();
     let parts = [
         ("FAILED", counts.failed),
@@ -304,7 +304,7 @@ pub(super) fn verdicts(counts: Counts) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-pub(super) fn verdict_line(counts: Counts) -> String {
+pub(super) fn verdict_line(counts: VerdictCounts) -> String {
     let total = counts.total();
     let head = match (total, counts.failed) {
         (0, _) => return "Nothing was run.".to_owned(),

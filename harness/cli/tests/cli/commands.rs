@@ -1954,32 +1954,6 @@ fn statistics_that_cannot_be_written_are_an_error() {
 }
 
 #[test]
-fn old_option_names_still_work_and_print_one_hint() {
-    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
-    let ran = world.harness(&[
-        "run",
-        "good.yaml",
-        "--device",
-        "sim",
-        "--no-report",
-        "--no-audit",
-    ]);
-    assert_eq!(
-        (ran.code, ran.err.as_str()),
-        (Some(0), "`--no-audit` is now called `--skip-checks`\n")
-    );
-    let ran = world.harness(&[
-        "run",
-        "good.yaml",
-        "--device",
-        "sim",
-        "--no-report",
-        "--skip-checks",
-    ]);
-    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
-}
-
-#[test]
 fn printed_commands_begin_with_the_command_of_the_user() {
     let adapters = project().join("scenarios/failing/adapters.yaml");
     let world = World::without_gpu();

@@ -10,7 +10,8 @@ use harness_allocator::allocator::library::wire::{self, Order, Reply};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::imports::{self, Imports, ImportsError};
-use crate::{own_libraries::beside_program, stubs::stub_files};
+use crate::own_libraries::beside_program;
+use crate::stubs::{LINKED_DRIVER, stub_files};
 
 /// File name of the core library.
 pub const CORE: &str = "libharness_library_host.so";
@@ -82,7 +83,9 @@ fn write(folder: &Path, library: &Path, core: &Path) -> Result<(PathBuf, Vec<Pat
     let imports = Imports::of(&[library.to_owned()], &LOADED)?;
     let exports: BTreeSet<String> = imports::exports(core)?;
     let mut paths = Vec::new();
-    for (soname, bytes) in stub_files(&imports, CORE, &exports) {
+    // The file for linkers has the SONAME of the driver, so it would replace the driver.
+    let stubs = stub_files(&imports, CORE, &exports).into_iter();
+    for (soname, bytes) in stubs.filter(|(name, _)| name != LINKED_DRIVER) {
         let path = folder.join(soname);
         fs::write(&path, bytes)?;
         paths.push(path);

@@ -14,37 +14,37 @@ fn sizes_show_their_bytes_only_where_the_human_form_rounds() {
 
 #[test]
 fn the_first_line_counts_every_kind_of_end() {
-    assert_eq!(verdict_line(Counts::default()), "Nothing was run.");
+    assert_eq!(verdict_line(VerdictCounts::default()), "Nothing was run.");
     assert_eq!(
-        verdict_line(Counts {
+        verdict_line(VerdictCounts {
             passed: 1,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "The one run passed."
     );
     assert_eq!(
-        verdict_line(Counts {
+        verdict_line(VerdictCounts {
             passed: 3,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "All 3 runs passed."
     );
     assert_eq!(
-        verdict_line(Counts {
+        verdict_line(VerdictCounts {
             passed: 1,
             skipped: 2,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "No run failed: 1 passed, 0 failed, 2 skipped."
     );
     assert_eq!(
-        verdict_line(Counts {
+        verdict_line(VerdictCounts {
             passed: 4,
             failed: 1,
             skipped: 0,
             contended: 1,
             interrupted: 1,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "1 of 7 runs failed: 4 passed, 1 failed, 0 skipped, 1 contended, 1 interrupted."
     );
@@ -53,24 +53,24 @@ fn the_first_line_counts_every_kind_of_end() {
 #[test]
 fn repetitions_are_counted_in_the_verdict() {
     assert_eq!(
-        verdicts(Counts {
+        verdicts(VerdictCounts {
             passed: 1,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "passed"
     );
     assert_eq!(
-        verdicts(Counts {
+        verdicts(VerdictCounts {
             passed: 5,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "passed ×5"
     );
     assert_eq!(
-        verdicts(Counts {
+        verdicts(VerdictCounts {
             passed: 4,
             failed: 1,
-            ..Counts::default()
+            ..VerdictCounts::default()
         }),
         "FAILED 1 of 5, passed 4 of 5"
     );

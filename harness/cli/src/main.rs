@@ -31,6 +31,7 @@ mod last_failed;
 mod library_host;
 mod list;
 mod mcp;
+mod nvidia_smi;
 mod probe;
 mod program;
 mod recorded;
@@ -70,6 +71,9 @@ fn main() -> ExitCode {
 /// Separate from `main`, so that the frame of `main` fits into a small stack.
 #[inline(never)]
 fn run() -> ExitCode {
+    if nvidia_smi::is_asked() {
+        return nvidia_smi::run();
+    }
     let cli = Cli::parse();
     terminal::choose_colour(cli.color);
     let done = match cli.command {

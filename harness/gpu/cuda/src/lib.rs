@@ -43,5 +43,6 @@ mod library;
 pub mod machine;
 pub mod nvml;
 pub mod nvtx;
+pub mod smi;
 
 pub use device::{CudaDevice, KeptContext};

@@ -6,7 +6,7 @@
 //! device opens with fewer figures.
 #![allow(non_upper_case_globals, reason = "names of the bindings")]
 
-mod functions;
+pub(crate) mod functions;
 
 use std::ffi::c_uint;
 use std::sync::{Mutex, OnceLock, PoisonError};

@@ -67,6 +67,8 @@ const KERNEL_CACHES: [&str; 6] = [
     "VLLM_CACHE_ROOT",
     "FLASHINFER_WORKSPACE_BASE",
 ];
+/// The name under which a program starts this program.
+pub const NVIDIA_SMI: &str = "nvidia-smi";
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -265,6 +267,10 @@ impl Launch<'_> {
         for (name, module) in ENGINES {
             fs::write(engines.join(name), module)?;
         }
+        // Tests of this crate have another program.
+        let programs = programs(run);
+        fs::create_dir(&programs)?;
+        symlink(std::env::current_exe()?, programs.join(NVIDIA_SMI))?;
         if self.is_audited() {
             let linked = linked(run);
             fs::create_dir(&linked)?;
@@ -339,6 +345,7 @@ impl Launch<'_> {
                 };
                 let folders = joined([folder.clone().into(), list("LIBRARY_PATH")]);
                 set.extend([
+                    ("PATH", joined([programs(run).into(), list("PATH")])),
                     ("TRITON_LIBCUDA_PATH", folder.into()),
                     ("LIBRARY_PATH", folders),
                 ]);
@@ -392,6 +399,11 @@ fn visible(ordinal: u32, inherited: Option<OsString>) -> OsString {
         .and_then(|list| named(list.to_str()?))
         .unwrap_or_else(|| ordinal.to_string())
         .into()
+}
+
+/// The folder with `nvidia-smi`.
+fn programs(run: &Path) -> PathBuf {
+    run.join("bin")
 }
 
 /// The folder in which linkers find the driver.

@@ -27,7 +27,7 @@ pub(super) use nvml;
 
 /// Returns the initialized NVML. The library is loaded once and never shut down; an error is
 /// remembered.
-pub(super) fn library() -> Result<&'static Nvml, String> {
+pub(crate) fn library() -> Result<&'static Nvml, String> {
     static LIBRARY: OnceLock<Result<Nvml, String>> = OnceLock::new();
     let load = || {
         Nvml::builder()

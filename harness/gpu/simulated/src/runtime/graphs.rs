@@ -2,7 +2,8 @@
 //! one piece of work.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
-use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{collections::BTreeMap, ptr};
 
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, again, write};
@@ -20,8 +21,15 @@ export! {
         capture_begins();
         remember(machine().state().streams.begin_capture(stream, current_device(), mode, Caller::current()))
     };
-    cudaStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph(stream: usize, _: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int) =
-        cudaStreamBeginCapture(stream, mode);
+    cudaStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph(
+        stream: usize, graph: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int
+    ) = {
+        let begun = cudaStreamBeginCapture(stream, mode);
+        if begun == 0 {
+            graphs().insert((current_device(), stream), graph);
+        }
+        begun
+    };
     cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) = remember(end_capture(stream, graph));
     cudaStreamIsCapturing, cuStreamIsCapturing(stream: usize, status: Out<'_, c_int>) =
         remember(self::status(stream).and_then(|(number, _)| put(status, number)));
@@ -37,7 +45,18 @@ export! {
     cudaThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) =
         remember(mode.ok_or(Code::InvalidValue).and_then(exchange_mode));
     cudaGraphCreate, cuGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) = remember(put(graph, new_object()));
-    cudaGraphGetNodes, cuGraphGetNodes(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) = remember(one_node(graph, nodes, count));
+    cudaGraphGetNodes, cuGraphGetNodes, cudaGraphGetRootNodes, cuGraphGetRootNodes(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) = remember(one_node(graph, nodes, count));
+    // The kinds of nodes are the numbers of `CUgraphNodeType`.
+    cuGraphAddKernelNode, cuGraphAddKernelNode_v2(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&0)));
+    cuGraphAddMemcpyNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&1)));
+    cuGraphAddMemsetNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&2)));
+    cuGraphAddChildGraphNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&4)));
+    cuGraphAddEmptyNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&5)));
+    cuGraphNodeGetType(node: Option<&c_int>, kind: Out<'_, c_int>) =
+        remember(node.ok_or(Code::InvalidValue).and_then(|of| put(kind, *of)));
+    cuGraphAddNode(node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: usize, kind: Option<&c_int>) = remember(add_node(node, kind));
+    cuGraphAddNode_v2(node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: *const c_void, _: usize, kind: Option<&c_int>) =
+        remember(add_node(node, kind));
     cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong) =
         remember(put(executable, new_object()));
     cudaGraphLaunch, cuGraphLaunch(_: usize, stream: usize) = {
@@ -57,14 +76,25 @@ export! {
     };
 }
 
+/// The graphs of the program that captures add to, by device and stream.
+static GRAPHS: Mutex<BTreeMap<(usize, usize), usize>> = Mutex::new(BTreeMap::new());
+
+fn graphs() -> MutexGuard<'static, BTreeMap<(usize, usize), usize>> {
+    GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Ends a capture. The graph of a failed one is null.
 fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
     put(again(&mut graph), ptr::null_mut())?;
+    let given = graphs().remove(&(current_device(), stream));
     machine()
         .state()
         .streams
         .end_capture(stream, current_device(), Caller::current())?;
-    put(graph, new_object())
+    put(
+        graph,
+        given.map_or_else(new_object, ptr::with_exposed_provenance_mut),
+    )
 }
 
 /// The number of `cudaStreamCaptureStatus`, and the number of the capture.
@@ -95,6 +125,23 @@ fn capture_info(
         write(output, 0);
     }
     Ok(())
+}
+
+/// The kinds of nodes that allocate and free memory, at the start of a node's parameters.
+const MEMORY_NODES: [c_int; 2] = [10, 11];
+
+/// Adds a node that does nothing, with its kind at its start. No node allocates memory.
+fn add_node(node: Out<'_, *mut u8>, kind: Option<&c_int>) -> Result<(), Code> {
+    match kind {
+        None => Err(Code::InvalidValue),
+        Some(kind) if MEMORY_NODES.contains(kind) => Err(Code::NotSupported),
+        Some(kind) => {
+            let object = new_object();
+            // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
+            unsafe { object.cast::<c_int>().write(*kind) };
+            put(node, object)
+        }
+    }
 }
 
 /// Returns one node, because programs treat an empty graph as an error.

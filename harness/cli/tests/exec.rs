@@ -9,29 +9,41 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
-use std::time::{Duration, Instant};
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use harness_exec::stub_library::StubLibrary;
-use harness_staging::{Staging, strict};
+use harness_staging::trials::{self, Skip};
+use harness_staging::{Staging, strict, wait_for, wait_for_end};
 use harness_trace::snapshot::Snapshot;
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Arguments;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn main() -> ExitCode {
     let has_python = Command::new("python3").arg("--version").output().is_ok();
-    let trial = |name: &str, has_python: bool, test: fn(World)| {
-        let run = move || {
+    let trial = |name: &str, skip: &Option<Skip>, test: fn(World)| {
+        trials::trial(name, skip.clone(), move || {
             test(World::new());
             Ok(())
-        };
-        Trial::test(name, run).with_ignored_flag(!has_python)
+        })
     };
     macro_rules! trials {
-        ($has_python:expr, $($test:ident)*) => { vec![$(trial(stringify!($test), $has_python, $test)),*] };
+        ($skip:expr, $($test:ident)*) => { vec![$(trial(stringify!($test), $skip, $test)),*] };
     }
-    let mut trials = trials! { has_python,
+    let skip = |can_run: bool, why: &str, remedy| (!can_run).then(|| Skip::new(why, remedy));
+    let no_python = skip(has_python, "there is no python3", "install it");
+    let no_tools = skip(
+        cfg!(feature = "mcp"),
+        "the program is built without `harness mcp`",
+        "`cargo test --features mcp --test exec tool`",
+    );
+    let no_torch = skip(
+        python_with_torch().is_some(),
+        "HARNESS_TEST_PYTHON names no Python with torch",
+        "`HARNESS_TEST_PYTHON=$(ci/torch) cargo test --test exec`",
+    );
+    let no_tools = no_python.clone().or(no_tools);
+    let mut trials = trials! { &no_python,
         the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone
         a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters
         what_a_killed_process_could_not_report_is_refused
@@ -82,12 +94,11 @@ fn main() -> ExitCode {
         a_failed_program_on_a_gpu_is_shown_with_its_command
         an_optional_program_that_cannot_run_is_skipped_with_its_expectations
     };
-    trials.extend(trials! { has_python && cfg!(feature = "mcp"),
+    trials.extend(trials! { &no_tools,
         a_tool_ends_with_its_call_and_its_server
         few_tools_run_at_a_time
     });
-    trials
-        .extend(trials! { python_with_torch().is_some(), a_real_torch_runs_on_the_simulated_gpu });
+    trials.extend(trials! { &no_torch, a_real_torch_runs_on_the_simulated_gpu });
     // An environment that an earlier `ci/torch` made lacks them.
     let has_apps = |python: String| {
         Command::new(python)
@@ -95,9 +106,16 @@ fn main() -> ExitCode {
             .output()
             .is_ok_and(|it| it.status.success())
     };
-    trials
-        .extend(trials! { python_with_torch().is_some_and(has_apps), the_end_is_that_of_the_exception_which_hydra_typer_or_pytest_prints });
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    let no_apps = skip(
+        python_with_torch().is_none_or(has_apps),
+        "the Python lacks hydra, typer or pytest",
+        "remove the environment that `ci/torch` made, and call it again",
+    );
+    let no_apps = no_torch.or(no_apps);
+    trials.extend(
+        trials! { &no_apps, the_end_is_that_of_the_exception_which_hydra_typer_or_pytest_prints },
+    );
+    trials::run(&Arguments::from_args(), trials)
 }
 
 /// Returns the interpreter with a real torch.
@@ -1418,7 +1436,6 @@ fn remaining_processes_end_with_the_program(world: World) {
         "(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3"
     )
     .replace("$$", "\\$\\$");
-    let began = Instant::now();
     let ran = world.run(&[], &["sh", "-c", &program]);
     assert_eq!(ran.code, Some(3), "{}", ran.err);
     let pid = fs::read_to_string(world.path("pid")).unwrap();
@@ -1426,20 +1443,6 @@ fn remaining_processes_end_with_the_program(world: World) {
         !Path::new("/proc").join(pid.trim()).exists(),
         "{pid} still runs"
     );
-    assert!(began.elapsed() < Duration::from_secs(30));
-}
-
-/// Waits until a process has ended.
-fn await_end(pid: &str) {
-    let began = Instant::now();
-    let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-    while !(stat().is_empty() || stat().contains(") Z ")) {
-        assert!(
-            began.elapsed() < Duration::from_secs(30),
-            "{pid} still runs"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn a_killed_exec_leaves_neither_processes_nor_its_folder(world: World) {
@@ -1461,16 +1464,10 @@ fn a_killed_exec_leaves_neither_processes_nor_its_folder(world: World) {
                 .success()
         );
         child.wait().unwrap();
-        await_end(&fs::read_to_string(world.path("pid")).unwrap());
-        let began = Instant::now();
-        while fs::read_dir(world.path("tmp")).unwrap().count() > 0 {
-            assert!(
-                began.elapsed() < Duration::from_secs(30),
-                "{:?}",
-                fs::read_dir(world.path("tmp")).unwrap().collect::<Vec<_>>()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for_end(&fs::read_to_string(world.path("pid")).unwrap());
+        wait_for("an empty temporary folder", || {
+            (fs::read_dir(world.path("tmp")).unwrap().count() == 0).then_some(())
+        });
     }
 }
 
@@ -1515,14 +1512,9 @@ fn a_tool_ends_with_its_call_and_its_server(world: World) {
         let _ = fs::remove_file(world.path("pid"));
         let mut server = tools(&world);
         call_exec(&mut server, 1, json!({ "command": ["sh", "-c", program] }));
-        let began = Instant::now();
-        while !world.path("pid").exists() {
-            assert!(
-                began.elapsed() < Duration::from_secs(60),
-                "{end}: not started"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for("the start of the program", || {
+            world.path("pid").exists().then_some(())
+        });
         match end {
             "cancelled" => {
                 send(
@@ -1540,7 +1532,7 @@ fn a_tool_ends_with_its_call_and_its_server(world: World) {
             ),
         }
         for file in ["pid", "child"] {
-            await_end(&fs::read_to_string(world.path(file)).unwrap());
+            wait_for_end(&fs::read_to_string(world.path(file)).unwrap());
         }
         drop(server.stdin.take());
         assert_eq!(
@@ -1604,7 +1596,6 @@ fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(
     fs::write(world.path("libcuda.so.1"), driver.bytes()).unwrap();
     let program = "import ctypes, time; ctypes.CDLL('./libcuda.so.1'); time.sleep(1000)";
     let stripped = format!("exec env -u LD_AUDIT -u LD_PRELOAD python3 -I -c \"{program}\"");
-    let began = Instant::now();
     let ran = world.run(&[], &["sh", "-c", &stripped]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
     assert!(
@@ -1617,14 +1608,13 @@ fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(
     fs::write(world.path("scenarios/libcuda.so.1"), driver.bytes()).unwrap();
     let command = "[sh, -c, exec env -u LD_AUDIT -u LD_PRELOAD python3 -I stripped.py]";
     let ran = world.run_scenario(&format!(
-        "  - exec: {{ command: {command} }}\n    timeout: 60s\n"
+        "  - exec: {{ command: {command} }}\n    timeout: 10min\n"
     ));
     let text = plain(&format!("{}{}", ran.out, ran.err));
     assert!(
         ran.code == Some(1) && text.contains("did not load the simulated GPU's library"),
         "{text}"
     );
-    assert!(began.elapsed() < Duration::from_secs(60));
     // `env` removes the variable by which the dynamic linker loads the library.
     let ran = world.run(
         &[],

@@ -22,6 +22,7 @@ use harness_record::Verdict;
 use harness_report::text::step_table;
 use harness_run::session::{Plan, Selection};
 use harness_scenario::{Scenario, Settings};
+use harness_staging::trials::{self, Skip};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 /// The variable that names the folder to run in, instead of the project.
@@ -32,6 +33,9 @@ const CLAIMS: &str = "claims";
 const TEST_PYTHON: &str = "HARNESS_TEST_PYTHON";
 /// The variable that names the Python of `exec` steps.
 const PYTHON: &str = "HARNESS_PYTHON";
+
+const ON_A_GPU: &str = "`cargo test --test scenarios cuda` on a machine with a GPU";
+const WITH_TORCH: &str = "`HARNESS_TEST_PYTHON=$(ci/torch) cargo test --test scenarios`";
 
 fn main() -> ExitCode {
     // A scenario starts this program again for its further processes.
@@ -57,11 +61,6 @@ fn main() -> ExitCode {
     let simulated = Ok(DeviceSource::simulated());
     let cuda = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false)
         .map_err(|error| error.to_string());
-    if let Err(reason) = cuda.as_ref().map_err(|reason| reason.as_str())
-        && !arguments.list
-    {
-        eprintln!("cuda: ignored, {reason}");
-    }
     let mut trials = Vec::new();
     for folder in ["", "programs", "faults", CLAIMS] {
         let scenarios = match catalogue(&Path::new("scenarios").join(folder)) {
@@ -97,7 +96,7 @@ fn main() -> ExitCode {
             }
         }
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials::run(&arguments, trials)
 }
 
 /// Runs this program again with the Python of tests for `exec` steps, if one is set. Returns its
@@ -163,8 +162,8 @@ fn trial(
             Trial::ignorable_test(name, move || run(&plan, &source))
         }
         Err(reason) => {
-            let reason = reason.clone();
-            Trial::ignorable_test(name, || Ok(Completion::ignored_with(reason)))
+            let skip = Skip::new(reason, ON_A_GPU);
+            Trial::ignorable_test(name, move || Ok(skip.count("no GPU can be used")))
         }
     }
 }
@@ -181,7 +180,10 @@ fn run(plan: &Plan, source: &DeviceSource) -> Result<Completion, Failed> {
     drop(turn);
     match &record.verdict {
         Verdict::Passed | Verdict::FailedAsExpected { .. } => Ok(Completion::Completed),
-        Verdict::Skipped { reason, .. } => Ok(Completion::ignored_with(reason)),
+        Verdict::Skipped { reason, .. } => {
+            let why = "the device or the Python lacks what the scenario needs";
+            Ok(Skip::new(why, WITH_TORCH).count(reason))
+        }
         Verdict::Failed { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
             Err(step_table(record).into())
         }

@@ -14,10 +14,11 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{Explanation, Options, explain};
 use harness_report::explain::html::{PageData, RankData, page};
+use harness_staging::trials::{self, Skip};
 use harness_trace::snapshot::{
     Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot,
 };
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Arguments;
 use serde_json::{Value, json};
 
 /// Size limit of the page of `kv-cat`, the recording with the most events.
@@ -32,50 +33,53 @@ const SNAPSHOTS: [&str; 6] = [
 ];
 
 fn main() -> ExitCode {
-    let (has_browser, has_recordings) = (
-        browser().is_some(),
-        recordings("snapshots").is_dir() && recordings("real-snapshots").is_dir(),
-    );
-    let trial = |name: &str, can_run: bool, test: fn()| {
-        Trial::test(name, move || {
+    let no_browser = browser()
+        .is_none()
+        .then(|| Skip::new("there is no browser", "install chromium"));
+    let has_recordings = recordings("snapshots").is_dir() && recordings("real-snapshots").is_dir();
+    let no_recordings = (!has_recordings).then(|| {
+        let why = format!("{} does not exist", recordings("snapshots").display());
+        Skip::new(why, "put the recorded snapshots there")
+    });
+    let trial = |name: &str, skip: &Option<Skip>, test: fn()| {
+        trials::trial(name, skip.clone(), move || {
             test();
             Ok(())
         })
-        .with_ignored_flag(!can_run)
     };
     let trials = vec![
         trial(
             "a browser shows the numbers and can be used",
-            has_browser,
+            &no_browser,
             a_browser_shows_the_numbers_and_can_be_used,
         ),
         trial(
             "a browser draws fifty thousand allocations fluently",
-            has_browser,
+            &no_browser,
             fifty_thousand_allocations_are_drawn_fluently,
         ),
         trial(
             "a snapshot without events shows its segments",
-            has_browser,
+            &no_browser,
             a_snapshot_without_events_shows_its_segments,
         ),
         trial(
             "several ranks have a table and a choice",
-            has_browser,
+            &no_browser,
             several_ranks_have_a_table_and_a_choice,
         ),
         trial(
             "recorded snapshots show their numbers",
-            has_browser && has_recordings,
+            &no_browser.clone().or(no_recordings.clone()),
             recorded_snapshots_are_shown_with_their_numbers,
         ),
         trial(
             "the data of recorded snapshots match their explanations",
-            has_recordings,
+            &no_recordings,
             the_data_of_recorded_snapshots_match_their_explanations,
         ),
     ];
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    trials::run(&Arguments::from_args(), trials)
 }
 
 fn explained(snapshot: &Snapshot) -> Explanation {

@@ -20,6 +20,7 @@ use std::{collections::BTreeMap, ffi::OsStr, os::unix::fs::PermissionsExt as _};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, Options};
 use harness_explain::state::At;
+use harness_staging::trials::{self, Skip};
 use harness_trace::snapshot::{Action, Event, ExtraId, Snapshot};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
@@ -34,24 +35,33 @@ const TRITON: &str = "HARNESS_TEST_TRITON";
 /// The variable for the trials of `nightly.yml`.
 const ALL: &str = "HARNESS_TEST_ALL";
 
+const WITH_TORCH: &str = "`HARNESS_TEST_PYTHON=$(ci/torch) cargo test --test torch_programs`";
+const WITH_ALL: &str = "the same command with HARNESS_TEST_ALL=1";
+const WITH_CUDNN: &str = "set it to libcudnn_graph.so.9 of `pip install --no-deps --target FOLDER \
+     nvidia-cudnn-cu13==9.19.0.56`";
+const WITH_TRITON: &str = "set it to FOLDER of `pip install --no-deps --target FOLDER \
+     triton==3.6.0`";
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let python = std::env::var_os(PYTHON)
         .filter(|python| !python.is_empty())
-        .map(PathBuf::from);
-    if python.is_none() && !arguments.list {
-        eprintln!(
-            "programs: ignored, {PYTHON} names no Python with torch 2.11.0; `ci/torch` creates one \
-             and prints its path"
-        );
-    }
-    let cudnn = std::env::var_os(CUDNN)
         .map(PathBuf::from)
-        .filter(|_| python.is_some());
-    if cudnn.is_none() && !arguments.list {
-        eprintln!("cuDNN's own library: ignored, {CUDNN} or {PYTHON} is not set");
-    }
-    let every = python.clone().filter(|_| std::env::var_os(ALL).is_some());
+        .ok_or_else(|| {
+            let why = format!("{PYTHON} names no Python with torch 2.11.0");
+            Skip::new(why, WITH_TORCH)
+        });
+    let cudnn = std::env::var_os(CUDNN).map(PathBuf::from).ok_or_else(|| {
+        let why = format!("{CUDNN} names no library of cuDNN");
+        Skip::new(why, WITH_CUDNN)
+    });
+    let every = match std::env::var_os(ALL) {
+        Some(_) => python.clone(),
+        None => python.clone().and_then(|_| {
+            let why = "they repeat a check with another program, GPU or setting";
+            Err(Skip::new(why, WITH_ALL))
+        }),
+    };
     // Trials start in this order, so the longest are first.
     let check = |python: &Path| {
         claims::have_the_kept_figures(python);
@@ -183,7 +193,12 @@ fn main() -> ExitCode {
                 .output()
                 .is_ok_and(|it| it.status.success())
         };
-        let python = python.clone().filter(has_it);
+        let python = python.clone().and_then(|python| {
+            has_it(&python).then_some(python).ok_or_else(|| {
+                let remedy = "remove the environment that `ci/torch` made, and call it again";
+                Skip::new(format!("the Python lacks {package}"), remedy)
+            })
+        });
         let check =
             move |python: &Path| ends_cleanly(python, &["-m", module, processes], "launched.py");
         trials.push(of_python(
@@ -192,11 +207,14 @@ fn main() -> ExitCode {
             check,
         ));
     }
-    let triton = std::env::var_os(TRITON).map(PathBuf::from);
+    let triton = std::env::var_os(TRITON).ok_or_else(|| {
+        let why = format!("{TRITON} names no folder with Triton");
+        Skip::new(why, WITH_TRITON)
+    });
     let check = |python: &Path| ends_cleanly(python, &[], "triton_kernel.py");
     trials.push(of_python(
         "Triton: an out of memory error of the program is a clean end",
-        &triton.and(python.clone()),
+        &python.clone().and_then(|python| triton.map(|_| python)),
         check,
     ));
     trials.push(of_python(
@@ -224,7 +242,9 @@ fn main() -> ExitCode {
         &python,
         unmeasured_convolutions,
     ));
-    let with_cudnn = cudnn.as_ref().and(python.clone());
+    let with_cudnn = python
+        .clone()
+        .and_then(|python| cudnn.clone().map(|_| python));
     let cudnn = cudnn.unwrap_or_default();
     let library = cudnn.clone();
     let check = move |python: &Path| library_of_cudnn(python, &cudnn);
@@ -329,7 +349,7 @@ fn main() -> ExitCode {
         &python,
         advised,
     ));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials::run(&arguments, trials)
 }
 
 /// A program with its arguments, options of `harness exec`, and its expected figures.
@@ -371,18 +391,19 @@ fn rows(file: &str) -> impl Iterator<Item = Row> {
 
 fn of_python(
     name: &str,
-    python: &Option<PathBuf>,
+    python: &Result<PathBuf, Skip>,
     check: impl FnOnce(&Path) -> Result<(), Failed> + Send + 'static,
 ) -> Trial {
-    match python.clone() {
-        None => Trial::test(name, || Ok(())).with_ignored_flag(true),
-        Some(python) => Trial::test(name, move || check(&python)),
-    }
+    let (python, skip) = match python.clone() {
+        Ok(python) => (python, None),
+        Err(skip) => (PathBuf::new(), Some(skip)),
+    };
+    trials::trial(name, skip, move || check(&python))
 }
 
 fn trial(
     row: Row,
-    python: &Option<PathBuf>,
+    python: &Result<PathBuf, Skip>,
     check: fn(&Row, &Path) -> Result<(), Failed>,
 ) -> Trial {
     of_python(

@@ -5,8 +5,11 @@
 //! unordered access breaks the context. A context that ends reports its remaining objects
 //! ([`Staging::left`]). No figure of it describes a real GPU.
 
+pub mod trials;
+
 use std::path::{Path, PathBuf};
-use std::{env, ffi::OsString, fs, io, os::unix::fs::symlink, process::Command};
+use std::time::{Duration, Instant};
+use std::{env, ffi::OsString, fs, io, os::unix::fs::symlink, process::Command, thread};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::driver::{Kernels, Sensors};
@@ -177,6 +180,35 @@ pub fn hides_a_driver() -> bool {
             // no precondition. The library stays loaded.
             !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null()
         })
+}
+
+/// The longest wait of a test for another process. Only a hang takes that long, however busy the
+/// machine is.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
+
+/// Waits until `find` returns a value. Panics with `what` it waited for if that does not happen.
+pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
+        assert!(
+            began.elapsed() < LONGEST_WAIT,
+            "waited {LONGEST_WAIT:?} for {what}"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until a process has ended. Its parent may not have reaped it.
+pub fn wait_for_end(pid: &str) {
+    let stat = format!("/proc/{}/stat", pid.trim());
+    let has_ended = || {
+        let stat = fs::read_to_string(&stat).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    };
+    wait_for(&format!("the end of process {pid}"), has_ended);
 }
 
 /// Writes a file that hides an installed library: the loader finds it first and fails.

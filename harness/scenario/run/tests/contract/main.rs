@@ -28,6 +28,7 @@ use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self};
 use harness_devices::DeviceChoice;
 use harness_gpu_settings::settings::Settings;
+use harness_staging::trials::{self, Skip};
 use harness_staging::{Staging, strict};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -196,32 +197,25 @@ fn main() -> ExitCode {
         a_failing_child_is_noticed,
     )];
     for row in &rows {
-        if let Some(reason) = row.unavailable.as_ref().filter(|_| !arguments.list) {
-            eprintln!("{}: ignored, {reason}", row.name);
-        }
         trials.extend(
             cases
                 .iter()
                 .map(|case| trial(Arc::clone(row), Arc::clone(case))),
         );
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials::run(&arguments, trials)
 }
 
 fn trial(row: Arc<Row>, case: Arc<Case>) -> Trial {
     let name = format!("{}::{}", row.name, case.name);
-    match &row.unavailable {
-        None => Trial::test(name, move || match &row.process {
-            Process::Here => run(&row, &case),
-            Process::Child(machine) => {
-                run_in_child(&format!("{}::{}", row.name, case.name), *machine)
-            }
-        }),
-        // The reason was printed once, for the whole row.
-        Some(_) => {
-            Trial::test(name, || Err("an ignored trial was run".into())).with_ignored_flag(true)
-        }
-    }
+    let skip = row.unavailable.as_ref().map(|reason| {
+        let remedy = "`cargo test --package harness-run --test contract` on a machine with a GPU";
+        Skip::new(reason.as_str(), remedy)
+    });
+    trials::trial(name, skip, move || match &row.process {
+        Process::Here => run(&row, &case),
+        Process::Child(machine) => run_in_child(&format!("{}::{}", row.name, case.name), *machine),
+    })
 }
 
 /// Runs a case on a fresh device of the row, and checks for leaks.

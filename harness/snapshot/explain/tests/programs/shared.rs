@@ -1,10 +1,11 @@
 //! Tests with snapshots that are not part of the project but next to it. Without them, the tests
-//! count as ignored.
+//! are skipped.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Trial};
+use harness_staging::trials::{self, Skip};
+use libtest_mimic::Arguments;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared")
@@ -29,24 +30,18 @@ pub(crate) type Test = (&'static str, fn());
 
 /// Runs tests that need the data, and tests that do not.
 pub(crate) fn run(with_data: impl Iterator<Item = Test>, others: &[Test]) -> ExitCode {
-    let arguments = Arguments::from_args();
     let is_missing = !folder().join("snapshots").is_dir();
-    if is_missing && !arguments.list {
-        eprintln!(
-            "tests with data are ignored: {} does not exist",
-            folder().display()
-        );
-    }
-    let trial = |(name, test): Test| {
-        Trial::test(name, move || {
+    let skip = is_missing.then(|| {
+        let why = format!("{} does not exist", folder().display());
+        Skip::new(why, "put the recorded snapshots there")
+    });
+    let trial = |(name, test): Test, skip: Option<Skip>| {
+        trials::trial(name, skip, move || {
             test();
             Ok(())
         })
     };
-    let with_data = with_data.map(|test| trial(test).with_ignored_flag(is_missing));
-    libtest_mimic::run(
-        &arguments,
-        with_data.chain(others.iter().copied().map(trial)).collect(),
-    )
-    .exit_code()
+    let with_data = with_data.map(|test| trial(test, skip.clone()));
+    let others = others.iter().map(|test| trial(*test, None));
+    trials::run(&Arguments::from_args(), with_data.chain(others).collect())
 }

@@ -1,14 +1,14 @@
 //! Runs that end early: killed, interrupted, or stopped by a time limit. The report keeps the
 //! finished steps and lists the missing ones.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::{fs, time::Duration};
 
 use harness_record::{Rule, Verdict};
 use harness_report::store;
-use harness_staging::{Staging, strict};
+use harness_staging::{Staging, strict, wait_for};
 use tempfile::TempDir;
 
 const GOOD: &str = "about: Fits.
@@ -88,17 +88,12 @@ impl World {
             .unwrap();
         let events = self.path("report").join(store::EVENTS);
         let is_there = || fs::read_to_string(&events).is_ok_and(|text| text.lines().count() >= 11);
-        for _ in 0..600 {
-            if is_there() {
-                return child;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        child.kill().and_then(|()| child.wait()).unwrap();
-        panic!(
-            "the long run did not begin: {:?}",
-            fs::read_to_string(&events)
-        );
+        wait_for("the first step of the long run", || {
+            let ended = child.try_wait().unwrap();
+            assert_eq!(ended, None, "the program ended");
+            is_there().then_some(())
+        });
+        child
     }
 }
 

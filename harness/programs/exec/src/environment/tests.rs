@@ -50,19 +50,16 @@ impl TempEnvironment {
             .collect()
     }
 
-    /// Sets the modification times of all folders back by `age`.
-    fn set_age(&self, folder: &Path, age: Duration) {
+    /// Sets the modification times of a folder and all inside.
+    fn set_changed(&self, folder: &Path, time: SystemTime) {
         for entry in fs::read_dir(folder)
             .unwrap()
             .flatten()
             .filter(|entry| entry.file_type().unwrap().is_dir())
         {
-            self.set_age(&entry.path(), age);
+            self.set_changed(&entry.path(), time);
         }
-        File::open(folder)
-            .unwrap()
-            .set_modified(SystemTime::now() - age)
-            .unwrap();
+        File::open(folder).unwrap().set_modified(time).unwrap();
     }
 
     fn kept(&self) -> usize {
@@ -114,12 +111,14 @@ fn the_result_is_cached_until_a_folder_changes_but_not_while_one_may_still_chang
     let environment = TempEnvironment::new();
     let (site, minute) = (environment.path("site-packages"), Duration::from_secs(60));
     environment.write("site-packages/fast/_C.so", "libcudart.so.13");
+    // The check may begin late on a busy machine.
+    environment.set_changed(&site, SystemTime::now() + minute);
     assert_eq!(
         (environment.found(), environment.kept()),
         (vec!["fast/_C.so".to_owned()], 0),
         "the folder changed too recently to cache"
     );
-    environment.set_age(&site, minute);
+    environment.set_changed(&site, SystemTime::now() - minute);
     assert_eq!(
         (environment.found(), environment.kept()),
         (vec!["fast/_C.so".to_owned()], 1)
@@ -140,7 +139,7 @@ fn the_result_is_cached_until_a_folder_changes_but_not_while_one_may_still_chang
             "{:?}",
             environment.found()
         );
-        environment.set_age(&site, minute);
+        environment.set_changed(&site, SystemTime::now() - minute);
     }
     assert_eq!(environment.found(), ["fast/more.so", "other/ops.so"]);
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use harness_gpu_settings::collectives::{
     Call, Message, Operation, Published, Ranks, Wait, data_file,
 };
+use harness_staging::wait_for;
 
 use super::detector::{Found, Lacks, Outside, endless, waits};
 use super::processes::{Processes, numbers, of_program, sleeping, stack, waiting_function};
@@ -366,8 +367,10 @@ fn a_thread_that_sleeps_again_has_woken_and_one_that_waits_for_a_lock_does_not_s
                 .into_iter()
                 .find(|(of, _)| *of == thread)
         };
-        let found = (0..1000).find_map(|_| sleeps()).unwrap();
-        assert!((0..100_000).any(|_| sleeps().is_some_and(|later| later != found)));
+        let found = wait_for("a sleep", sleeps);
+        wait_for("the next sleep", || {
+            sleeps().filter(|later| *later != found)
+        });
         stop.send(()).unwrap();
         receive.recv().unwrap();
         assert_eq!(sleeps(), None);

@@ -217,6 +217,7 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
         let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let run = |trial: &Trial| {
             most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            // Time for another run to begin.
             std::thread::sleep(std::time::Duration::from_millis(20));
             running.fetch_sub(1, Ordering::SeqCst);
             let number = trial.faults.first().map_or(0, |fault| fault.first);
@@ -250,7 +251,8 @@ fn runs_whose_ranks_meet_at_the_same_port_are_made_one_after_another() {
         most.into_inner()
     };
     assert_eq!(most_at_once(|_| 29500), 1);
-    assert!(most_at_once(|attempt| attempt as u16) > 1);
+    // On a busy machine, runs may miss each other.
+    assert!((0..100).any(|_| most_at_once(|attempt| attempt as u16) > 1));
 }
 
 fn runs_of(first: &Observed) -> usize {

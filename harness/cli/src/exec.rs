@@ -7,11 +7,11 @@ mod values;
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
-use std::{collections::BTreeSet, ffi::OsString};
+use std::{collections::BTreeSet, ffi::OsString, str::FromStr};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
-use harness_base::{shell, words::count};
+use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::launch::{Ended, Launch, Prepared};
@@ -127,10 +127,11 @@ pub(super) struct Exec {
     #[arg(long, value_name = "SIZE", default_value = "0B")]
     context_overhead: ContextOverhead,
     /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`,
-    /// also after N further submissions of work. If peaks depend on it, the program runs again with
-    /// `synchronize`, unless it wrote files or opened sockets [default: instant]
+    /// also after N further submissions of work. `range` runs the program with `instant`, and if
+    /// its peaks depend on the timing again with `synchronize`, without its output [default:
+    /// instant]
     #[arg(long, value_name = "MODEL")]
-    events: Option<Events>,
+    events: Option<Timing>,
     /// The addresses of allocations: `linux`, as NVIDIA's driver chooses them there; `wsl` or
     /// `reuse`, the lowest free address, as under WSL; `up`; or `down`. PyTorch prefers low
     /// addresses, so the order can change peaks. If the option is repeated, one run per order
@@ -215,6 +216,27 @@ pub(super) struct Exec {
     command: Vec<OsString>,
 }
 
+/// The timing of CUDA events, or the range between the extremes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timing {
+    One(Events),
+    Range,
+}
+
+impl FromStr for Timing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "range" => Ok(Self::Range),
+            text => text
+                .parse()
+                .map(Self::One)
+                .map_err(|error| format!("{error}, range")),
+        }
+    }
+}
+
 impl Exec {
     pub(super) fn run(mut self) -> Result<ExitCode, Failures> {
         if self.values.is_none() && self.device.is_none() {
@@ -228,9 +250,14 @@ impl Exec {
             &self.unmeasured,
             &self.baseline,
         ];
-        if has_many && of_one_run.iter().any(|option| option.is_some()) {
-            let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline` \
-                 are for one run, but the other options request many runs";
+        let is_of_one_run = self.require_gpu || self.events == Some(Timing::Range);
+        let has_several = has_many || self.python.len() > 1;
+        if has_several && is_of_one_run
+            || has_many && of_one_run.iter().any(|option| option.is_some())
+        {
+            let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured`, `--baseline`, \
+                 `--events range` and `--require-gpu` are for one run, but the other options \
+                 request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
         if let Some(warning) = host_memory::warning(self.devices) {
@@ -358,8 +385,8 @@ impl Exec {
         self.finish(&ended, &record, &machine, gpu.as_deref(), differences)
     }
 
-    /// Runs the program again with a host that runs ahead, if its peaks depend on the timing of the
-    /// GPU and nothing outside of the program is repeated.
+    /// For the range of peaks, runs the program again with a host that runs ahead, if its peaks
+    /// depend on the timing of the GPU.
     fn host_ahead(
         &self,
         record: &Record,
@@ -370,15 +397,9 @@ impl Exec {
         let Machine::Simulated(settings) = machine else {
             return Ok(None);
         };
-        if self.events.is_some() || waits == 0 || record.obstacle_to_repetition().is_some() {
+        if self.events != Some(Timing::Range) || waits == 0 {
             return Ok(None);
         }
-        terminal::message(format_args!(
-            "\nFreed memory waited {} for another stream, so peaks depend on the timing of the \
-             GPU: the program runs again, without its output, with `--events synchronize`; \
-             `--events instant` prevents this.",
-            count(waits, "time")
-        ));
         let ahead = Machine::Simulated(Settings {
             events: Events::Synchronize,
             ..settings.clone()
@@ -586,7 +607,10 @@ impl Exec {
         let default = setup.settings(gpu, memory);
         Ok(self.context_overhead.applied_to(Settings {
             devices: self.devices,
-            events: self.events.unwrap_or_default(),
+            events: match self.events {
+                None | Some(Timing::Range) => Events::Instant,
+                Some(Timing::One(events)) => events,
+            },
             addresses: self
                 .addresses
                 .first()

@@ -1166,7 +1166,7 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
     assert!(
         ran.err
             .contains("has no torch and no other package that uses CUDA")
-            && ran.err.contains("no process called CUDA"),
+            && ran.err.contains("no process opened a GPU"),
         "{}",
         ran.err
     );

@@ -255,7 +255,7 @@ fn processes(program: &Program<'_>) -> Grid {
         "submitted work",
     ];
     let cells = |process: &Process| {
-        let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
+        let torch = |name: &str| process.torch.as_ref()?.figure(name);
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| {
             process.devices.iter().map(figure)
         };

@@ -38,10 +38,14 @@ struct Baseline {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Figures {
-    peak_allocated: u64,
+    /// `None` if a library other than torch does not publish it, as the next two optional figures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    peak_allocated: Option<u64>,
     peak_reserved: u64,
-    retries: u64,
-    out_of_memory_errors: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retries: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    out_of_memory_errors: Option<u64>,
     driver_allocations: u64,
     driver_frees: u64,
     failed_allocations: u64,
@@ -170,12 +174,20 @@ impl Place {
 
 impl Figures {
     /// The figures with their names, and whether they are bytes.
-    const fn all(&self) -> [(&'static str, u64, bool); 8] {
+    fn all(&self) -> [(&'static str, u64, bool); 8] {
         [
-            ("peak allocated", self.peak_allocated, true),
+            (
+                "peak allocated",
+                self.peak_allocated.unwrap_or_default(),
+                true,
+            ),
             ("peak reserved", self.peak_reserved, true),
-            ("retries", self.retries, false),
-            ("out-of-memory errors", self.out_of_memory_errors, false),
+            ("retries", self.retries.unwrap_or_default(), false),
+            (
+                "out-of-memory errors",
+                self.out_of_memory_errors.unwrap_or_default(),
+                false,
+            ),
             ("driver allocations", self.driver_allocations, false),
             ("driver frees", self.driver_frees, false),
             ("failed driver allocations", self.failed_allocations, false),
@@ -190,7 +202,11 @@ impl Figures {
     /// Reads the figures and the events of a process, over all devices. A process that was killed
     /// wrote no snapshot of its end.
     fn read(process: &Process, snapshot: Option<&Path>) -> Result<(Self, Events), CliError> {
-        let sum = |name: &str| process.torch.as_ref().map_or(0, |torch| torch.sum(name));
+        // Without torch or another library, there is no caching allocator.
+        let sum = |name: &str| match &process.torch {
+            None => Some(0),
+            Some(torch) => torch.figure(name),
+        };
         let mut figures = Self {
             retries: sum("num_alloc_retries"),
             out_of_memory_errors: sum("num_ooms"),
@@ -213,10 +229,9 @@ impl Figures {
         let mut events = Vec::new();
         let Some(path) = snapshot else {
             figures.peak_allocated = sum(PEAK_ALLOCATED);
-            figures.at_peak.extend(
-                (figures.peak_allocated > 0)
-                    .then(|| (Place::from(UNKNOWN.to_owned()), figures.peak_allocated)),
-            );
+            let peak = figures.peak_allocated.filter(|peak| *peak > 0);
+            let at = Place::from(UNKNOWN.to_owned());
+            figures.at_peak.extend(peak.map(|peak| (at, peak)));
             return Ok((figures, events));
         };
         let snapshot = snapshots::read(path)?;
@@ -230,7 +245,7 @@ impl Figures {
             let of_torch = stats
                 .and_then(|stats| stats.get(PEAK_ALLOCATED)?.as_u64())
                 .unwrap_or_default();
-            figures.peak_allocated += peak.0.max(of_torch);
+            *figures.peak_allocated.get_or_insert(0) += peak.0.max(of_torch);
         }
         Ok((figures, events))
     }

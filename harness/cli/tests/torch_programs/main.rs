@@ -1090,8 +1090,9 @@ fn peaks_that_depend_on_timing(python: &Path) -> Result<(), Failed> {
         }
     }
     let mut command = harness();
-    command.args(["exec", "--memory", "8GiB", "--"]).arg(python);
-    let output = command.arg(folder().join("record_stream.py")).output()?;
+    command.args(["exec", "--memory", "8GiB", "--events", "range", "--"]);
+    command.arg(python).arg(folder().join("record_stream.py"));
+    let output = command.output()?;
     let shown = String::from_utf8_lossy(&output.stderr).into_owned();
     let range = "depend on timing: 256 MiB are held at the peak if the GPU keeps up with the host, \
                  3 GiB if the host runs ahead";

@@ -52,7 +52,9 @@ fn installed(given: &str, name: &str) -> Option<Version> {
         .split(',')
         .filter_map(|item| item.split_once('='))
         .find(|(library, _)| *library == name)?;
-    let mut levels = version.split('.').map(|level| level.parse().ok());
+    // Larger levels have no place in the numbers that libraries return.
+    let level = |text: &str| text.parse().ok().filter(|level| (0..1000).contains(level));
+    let mut levels = version.split('.').map(level);
     Some([levels.next()??, levels.next()??, levels.next()??])
 }
 

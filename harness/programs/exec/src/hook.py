@@ -349,12 +349,18 @@ def _write_statistics(torch, is_end=True):
 _of_library = {}
 
 
+def _has_used_torch():
+    """Whether torch has used a GPU. A program that imports it beside another library may not."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return hasattr(cuda, "is_initialized") and cuda.is_initialized()
+
+
 def _write_statistics_of_library(is_end=True):
     """Writes the statistics of the first imported library that has used a GPU, unless torch writes its own."""
     import json
 
     libraries = _libraries.imported()
-    if not libraries or hasattr(sys.modules.get("torch"), "cuda"):
+    if not libraries or _has_used_torch():
         return
     for library in libraries:
         try:
@@ -391,7 +397,7 @@ def _note_library(module):
 def _at_exit():
     torch = sys.modules.get("torch")
     # A torch whose import failed has no version.
-    if not hasattr(torch, "__version__") or not hasattr(torch, "cuda"):
+    if not hasattr(torch, "__version__") or not hasattr(torch, "cuda") or (_libraries.imported() and not _has_used_torch()):
         _write_end_of_library()
         others = [name for name in _OTHER_FRAMEWORKS if name in sys.modules]
         if others:

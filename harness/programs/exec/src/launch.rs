@@ -327,7 +327,13 @@ impl Launch<'_> {
             Machine::Simulated(settings) => {
                 set.extend([
                     (SETTINGS, to_variable(settings).into()),
-                    (VERSIONS, self.setup.program.versions_of_libraries().into()),
+                    (
+                        VERSIONS,
+                        self.setup
+                            .program
+                            .versions_of_libraries(self.setup.cuda)
+                            .into(),
+                    ),
                     (LIBRARIES, libraries.folder.clone().into()),
                     (
                         LEDGER,

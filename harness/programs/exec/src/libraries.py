@@ -34,7 +34,7 @@ class _TensorFlow:
 
     @staticmethod
     def is_out_of_memory(error):
-        return type(error).__name__ == "ResourceExhaustedError" and type(error).__module__.startswith("tensorflow.")
+        return type(error).__name__ == "ResourceExhaustedError" and str(type(error).__module__).startswith("tensorflow.")
 
     @staticmethod
     def statistics(tensorflow):
@@ -52,7 +52,7 @@ class _CuPy:
 
     @staticmethod
     def is_out_of_memory(error):
-        return type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("cupy.")
+        return type(error).__name__ == "OutOfMemoryError" and str(type(error).__module__).startswith("cupy.")
 
     @staticmethod
     def statistics(cupy):
@@ -68,7 +68,7 @@ class _OnnxRuntime:
 
     @staticmethod
     def is_out_of_memory(error):
-        return type(error).__module__.startswith("onnxruntime.") and "Failed to allocate memory" in str(error)
+        return str(type(error).__module__).startswith("onnxruntime.") and "Failed to allocate memory" in str(error)
 
     @staticmethod
     def statistics(onnxruntime):

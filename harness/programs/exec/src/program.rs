@@ -92,8 +92,8 @@ impl Program {
 
     /// Returns the part of cuDNN that plans without a device, if the environment has it. cuDNN can
     /// since version 9.8.
-    pub fn cudnn_library(&self) -> Option<String> {
-        self.cudnn().filter(|version| *version >= 90_800)?;
+    pub fn cudnn_library(&self, cuda: Cuda) -> Option<String> {
+        self.cudnn(cuda).filter(|version| *version >= 90_800)?;
         let library = self
             .places()
             .map(|place| place.join("nvidia/cudnn/lib/libcudnn_graph.so.9"))
@@ -102,18 +102,27 @@ impl Program {
     }
 
     /// Returns the version of cuDNN in the form of `cudnnGetVersion`: the one that torch requires,
-    /// else the installed one.
-    pub fn cudnn(&self) -> Option<u32> {
+    /// else the one that is installed for this CUDA release.
+    pub fn cudnn(&self, cuda: Cuda) -> Option<u32> {
         match &self.torch {
             Some(torch) => torch.cudnn,
-            None => {
-                let versions = self.versions();
-                let (_, version) = versions
-                    .iter()
-                    .find(|(name, _)| name.starts_with("nvidia_cudnn_cu"))?;
-                torch::cudnn_number(version)
-            }
+            None => torch::cudnn_number(self.libraries(cuda).get("cudnn")?),
         }
+    }
+
+    /// Returns the versions of NVIDIA's installed libraries for a CUDA release. A package names its
+    /// release, as in `nvidia_cublas_cu12`; from CUDA 13 on, most do not.
+    fn libraries(&self, cuda: Cuda) -> BTreeMap<String, String> {
+        let of_library = |(name, version): (String, String)| {
+            let name = name.strip_prefix("nvidia_")?;
+            match name.rsplit_once('_') {
+                Some((library, word)) if release_of_word(word).is_some() => {
+                    (release_of_word(word) == Some(cuda)).then(|| (library.to_owned(), version))
+                }
+                _ => (cuda != Cuda::V12).then(|| (name.to_owned(), version)),
+            }
+        };
+        self.versions().into_iter().filter_map(of_library).collect()
     }
 
     /// Returns the installed packages with their versions.
@@ -134,16 +143,14 @@ impl Program {
             .collect()
     }
 
-    /// Returns the versions of NVIDIA's installed libraries, as in `cublas=13.1.0.3,cufft=12.0.0.61`.
-    pub(crate) fn versions_of_libraries(&self) -> String {
-        let versions = self.versions();
-        let of_library = |(name, version): (&String, &String)| {
-            let name = name.strip_prefix("nvidia_")?;
-            let name = name.split_once("_cu1").map_or(name, |(library, _)| library);
-            Some(format!("{name}={version}"))
-        };
-        let found: Vec<String> = versions.iter().filter_map(of_library).collect();
-        found.join(",")
+    /// Returns the versions of NVIDIA's installed libraries for a CUDA release, as in
+    /// `cublas=13.1.0.3,cufft=12.0.0.61`.
+    pub(crate) fn versions_of_libraries(&self, cuda: Cuda) -> String {
+        let libraries = self.libraries(cuda);
+        let found = libraries
+            .iter()
+            .map(|(name, version)| format!("{name}={version}"));
+        found.collect::<Vec<_>>().join(",")
     }
 
     /// Returns the CUDA releases that the installed packages are built for, each with a package

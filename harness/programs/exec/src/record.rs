@@ -243,10 +243,11 @@ impl Record {
             .collect()
     }
 
-    /// Returns why a second run could do harm. The text follows the words "the program".
     /// Whether a process imported torch. Only its operations can be computed on the CPU.
     pub fn has_torch(&self) -> bool {
-        self.processes.iter().any(|process| process.torch.is_some())
+        let is_torch = |torch: &TorchRecord| torch.library.is_none();
+        let mut processes = self.processes.iter();
+        processes.any(|process| process.torch.as_ref().is_some_and(is_torch))
     }
 
     /// How often freed memory waited for the work of another stream, in all processes.
@@ -254,6 +255,7 @@ impl Record {
         self.used().map(|process| process.waits_of_frees).sum()
     }
 
+    /// Returns why a second run could do harm. The text follows the words "the program".
     pub fn obstacle_to_repetition(&self) -> Option<&str> {
         let unwatched = || {
             (!self.is_watched)

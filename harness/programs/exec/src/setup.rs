@@ -177,12 +177,12 @@ impl Setup {
         let cuda = self.cuda;
         let cudnn_workspace = self
             .program
-            .cudnn_library()
+            .cudnn_library(cuda)
             .map_or(default.cudnn_workspace.clone(), CudnnWorkspace::Library);
         Settings {
             cuda,
             cudnn_workspace,
-            cudnn: self.program.cudnn().unwrap_or(default.cudnn),
+            cudnn: self.program.cudnn(cuda).unwrap_or(default.cudnn),
             values: Values::Copies,
             host_memory: Bytes(host_memory::available().0 / 2),
             ..default

@@ -257,7 +257,7 @@ fn without_requests(record: &Record) -> String {
         .filter(|process| !process.devices.is_empty())
         .peekable();
     if asked.peek().is_none() {
-        return "no process called CUDA\n".to_owned();
+        return "no process opened a GPU\n".to_owned();
     }
     let refused = asked.find_map(|process| {
         let (function, error) = process.refusal.as_ref()?;
@@ -333,8 +333,8 @@ fn timing(record: &Record, events: Events) -> String {
     let others = extremes.unwrap_or_else(|| {
         match events {
             Events::Instant => {
-                "these assume that the GPU keeps up with the host; `--events synchronize` assumes \
-                 that the host runs ahead"
+                "these assume that the GPU keeps up with the host; `--events range` also shows \
+                 those of a host that runs ahead"
             }
             Events::Synchronize => {
                 "these assume that the host runs ahead; `--events instant` assumes that the GPU \

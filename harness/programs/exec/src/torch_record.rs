@@ -288,6 +288,14 @@ impl TorchRecord {
             .any(|stats| stats.contains_key(name))
     }
 
+    /// A statistic, summed over the devices. `None` if a library other than torch does not publish
+    /// it.
+    pub fn figure(&self, name: &str) -> Option<u64> {
+        let has = |stats: &Map<String, Value>| stats.contains_key(name);
+        let is_known = self.library.is_none() || self.memory_stats.values().any(has);
+        is_known.then(|| self.sum(name))
+    }
+
     pub fn sum(&self, name: &str) -> u64 {
         self.memory_stats
             .values()

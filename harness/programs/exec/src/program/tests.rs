@@ -42,18 +42,24 @@ fn names_of_packages_show_the_cuda_release() {
 
 #[test]
 fn installed_libraries_have_their_versions() {
-    let (_folder, program) = packages(&["nvidia_cublas_cu12-12.9.1.4", "nvidia_cufft-12.5.0.14"]);
-    assert_eq!(
-        program.versions_of_libraries(),
-        "cublas=12.9.1.4,cufft=12.5.0.14"
-    );
+    let (_folder, program) = packages(&[
+        "nvidia_cublas_cu12-12.9.1.4",
+        "nvidia_cublas-13.1.0.3",
+        "nvidia_cudnn_cu12-9.8.0.87",
+        "nvidia_cudnn_cu13-9.19.0.56",
+    ]);
+    let of = |cuda| program.versions_of_libraries(cuda);
+    assert_eq!(of(Cuda::V12), "cublas=12.9.1.4,cudnn=9.8.0.87");
+    assert_eq!(of(Cuda::V13), "cublas=13.1.0.3,cudnn=9.19.0.56");
+    let cudnn = [Cuda::V12, Cuda::V13].map(|cuda| program.cudnn(cuda));
+    assert_eq!(cudnn, [Some(90_800), Some(91_900)]);
 }
 
 #[test]
 fn cudnn_is_the_installed_one_without_torch() {
     let (_folder, program) = packages(&["nvidia_cudnn_cu13-9.28.1.4"]);
-    assert_eq!(program.cudnn(), Some(92_801));
-    assert_eq!(packages(&[]).1.cudnn(), None);
+    assert_eq!(program.cudnn(Cuda::V13), Some(92_801));
+    assert_eq!(packages(&[]).1.cudnn(Cuda::V13), None);
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn cudnn_beside_torch_is_found_if_it_plans_without_a_device() {
     let of = |version: Option<u32>| {
         let mut program = program(&[&python], None).unwrap();
         program.torch.as_mut().unwrap().cudnn = version;
-        program.cudnn_library()
+        program.cudnn_library(Cuda::V13)
     };
     assert_eq!(of(Some(91_900)), None);
     let library = environment.write("site/nvidia/cudnn/lib/libcudnn_graph.so.9", "");

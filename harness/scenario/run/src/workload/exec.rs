@@ -249,8 +249,8 @@ fn run_prepared(
     }
 }
 
-/// Counters of PyTorch's allocator, summed over the processes that reported them. Empty if none
-/// did.
+/// Counters of the allocator of PyTorch or another library, summed over the processes that reported
+/// them. Without those that a library does not publish.
 fn torch_stats(record: &Record) -> BTreeMap<StatKey, u64> {
     let torches: Vec<_> = record
         .processes
@@ -258,14 +258,12 @@ fn torch_stats(record: &Record) -> BTreeMap<StatKey, u64> {
         .filter_map(|process| process.torch.as_ref())
         .collect();
     let sum = |key: &StatKey| {
-        torches
-            .iter()
-            .map(|torch| torch.sum(&key.to_string()))
-            .sum()
+        let figures = torches.iter().map(|torch| torch.figure(&key.to_string()));
+        figures.sum::<Option<u64>>()
     };
     StatKey::all()
         .filter(|_| !torches.is_empty())
-        .map(|key| (key, sum(&key)))
+        .filter_map(|key| Some((key, sum(&key)?)))
         .collect()
 }
 
@@ -364,19 +362,24 @@ fn result(
 /// The program's figures, as far as they are known. Peaks of several processes or devices need not
 /// coincide.
 fn figures(record: &Record, observed: &Observed) -> MemoryFigures {
-    let has_torch = observed.unreported.is_none()
-        && record
-            .processes
-            .iter()
-            .any(|process| process.torch.is_some());
+    let torches: Vec<_> = record
+        .processes
+        .iter()
+        .filter_map(|process| process.torch.as_ref())
+        .collect();
+    let is_known = |name: &str| {
+        let known = torches.iter().all(|torch| torch.figure(name).is_some());
+        observed.unreported.is_none() && !torches.is_empty() && known
+    };
     let used = record.processes.iter().flat_map(|process| &process.devices);
     let is_single =
         observed.processes <= 1 && used.filter(|device| device.peak_reserved > 0).count() <= 1;
     MemoryFigures {
         peak_reserved: is_single.then_some(observed.peak_reserved),
-        peak_allocated: (is_single && has_torch).then_some(observed.peak_allocated),
-        ooms: has_torch.then_some(observed.ooms),
-        retries: has_torch.then_some(observed.retries),
+        peak_allocated: (is_single && is_known("allocated_bytes.all.peak"))
+            .then_some(observed.peak_allocated),
+        ooms: is_known("num_ooms").then_some(observed.ooms),
+        retries: is_known("num_alloc_retries").then_some(observed.retries),
     }
 }
 

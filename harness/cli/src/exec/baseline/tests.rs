@@ -17,7 +17,7 @@ fn changed(old: &[(&str, u64)], new: &[(&str, u64)]) -> Vec<(String, u64, u64)> 
 
 fn baseline(at_peak: &[(&str, u64)]) -> Baseline {
     let figures = Figures {
-        peak_allocated: at_peak.iter().map(|(_, bytes)| bytes).sum(),
+        peak_allocated: Some(at_peak.iter().map(|(_, bytes)| bytes).sum()),
         at_peak: sites(at_peak),
         ..Figures::default()
     };

@@ -1234,6 +1234,22 @@ fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
         "{}",
         ran.err
     );
+    // Functions without a size only forward, so they stay.
+    let forwarding = ["cudaMalloc", "cudaMemGetInfo", "__cudaRegisterFatBinaryEnd"].map(|name| {
+        format!(".globl {name}\\n.type {name}, @function\\n{name}: mov $35, %eax\\nret\\n")
+    });
+    world.write(
+        "runtime.c",
+        &format!("__asm__(\"{}\");\n", forwarding.concat()),
+    );
+    build(&[]);
+    let ran = world.run(&["--cuda", "13"], &["./linked"]);
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "35 0 35"),
+        "{}",
+        ran.err
+    );
     let tables = "#include <dlfcn.h>\nint main(void) { void *driver = dlopen(\"libcuda.so.1\", RTLD_NOW);\n\
          int (*tables)(void *, void *) = dlsym(driver, \"cuGetExportTable\"); return tables(0, 0) + 7; }\n";
     world.write("main.c", tables);

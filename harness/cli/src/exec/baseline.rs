@@ -229,7 +229,12 @@ impl Figures {
         let mut events = Vec::new();
         let Some(path) = snapshot else {
             figures.peak_allocated = sum(PEAK_ALLOCATED);
-            let peak = figures.peak_allocated.filter(|peak| *peak > 0);
+            // Other libraries have no snapshots.
+            let is_torch = process
+                .torch
+                .as_ref()
+                .is_none_or(|torch| torch.library.is_none());
+            let peak = figures.peak_allocated.filter(|peak| *peak > 0 && is_torch);
             let at = Place::from(UNKNOWN.to_owned());
             figures.at_peak.extend(peak.map(|peak| (at, peak)));
             return Ok((figures, events));

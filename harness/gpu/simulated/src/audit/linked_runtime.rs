@@ -111,10 +111,13 @@ impl LinkedRuntime {
             .map(|(symbols, names)| object.functions(symbols, names))
             .unwrap_or_default();
         let known = of_runtime();
-        // An object that exports them is a runtime, or replaces it.
+        // An object that exports them is a runtime, or replaces it. Functions without a size only
+        // forward to a library that the object opens itself, as in the plugin of JAX 0.12.
         let inside: Vec<(&str, Range<u64>)> = defined
             .into_iter()
-            .filter(|(name, _)| known.contains(name) && !exported.contains_key(name))
+            .filter(|(name, code)| {
+                known.contains(name) && !exported.contains_key(name) && !code.is_empty()
+            })
             .collect();
         (!inside.is_empty()).then(|| object.linked_runtime(symbols, inside))
     }

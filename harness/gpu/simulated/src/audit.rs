@@ -95,11 +95,12 @@ impl Stubs {
             path.file_name()
                 .is_some_and(|name| contains(name.as_bytes(), b".so"))
         });
-        Self(
-            libraries
-                .filter_map(|path| CString::new(path.into_os_string().into_vec()).ok())
-                .collect(),
-        )
+        let names =
+            libraries.filter_map(|path| CString::new(path.into_os_string().into_vec()).ok());
+        let mut found: Vec<CString> = names.collect();
+        // A name without a version gets the newest one.
+        found.sort_by(|one, other| other.cmp(one));
+        Self(found)
     }
 
     /// The stub library with exactly this file name, or for a name without a version the one with

@@ -33,6 +33,10 @@ fn count(start: u64, len: usize, change: impl Fn(u32) -> u32) {
     }
 }
 
+fn uncount(start: u64, len: usize) {
+    count(start, len, |copies| copies.saturating_sub(1));
+}
+
 /// Returns `false` if no stored copy is around an address. Needs no lock.
 pub(crate) fn may_know(address: u64) -> bool {
     copies_in(address / BLOCK).load(Ordering::Relaxed) > 0
@@ -96,7 +100,7 @@ impl CopiedBytes {
             return;
         }
         for first in overlapping {
-            let Some(bytes) = self.remove(first) else {
+            let Some(bytes) = self.0.remove(&first) else {
                 continue;
             };
             let cut = |from: u64| {
@@ -110,6 +114,8 @@ impl CopiedBytes {
             if first + bytes.len() as u64 > end {
                 self.insert(end, bytes[cut(end)..].to_vec());
             }
+            // Only now, so that launches of other threads see the pieces that stay.
+            uncount(first, bytes.len());
         }
         self.publish();
     }
@@ -146,7 +152,7 @@ impl CopiedBytes {
 
     fn remove(&mut self, first: u64) -> Option<Vec<u8>> {
         let bytes = self.0.remove(&first)?;
-        count(first, bytes.len(), |copies| copies.saturating_sub(1));
+        uncount(first, bytes.len());
         Some(bytes)
     }
 

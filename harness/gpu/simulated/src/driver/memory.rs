@@ -202,7 +202,10 @@ unsafe extern "C" fn cuPointerGetAttribute(
 }
 
 /// Attributes of the driver with eight bytes: addresses, sizes, identifiers and contexts.
-const LONG_ATTRIBUTES: [c_int; 6] = [1, 3, 4, 7, 11, 12];
+const LONG_ATTRIBUTES: [c_int; 11] = [1, 3, 4, 7, 11, 12, 14, 17, 18, 19, 20];
+
+/// CU_POINTER_ATTRIBUTE_P2P_TOKENS, a structure of two numbers, has no model.
+const P2P_TOKENS: c_int = 5;
 
 /// Writes several attributes. Those of an unknown address are zeros.
 #[unsafe(no_mangle)]
@@ -213,9 +216,12 @@ unsafe extern "C" fn cuPointerGetAttributes(
     address: usize,
 ) -> c_int {
     for index in 0..count as usize {
-        // SAFETY: the program passes this many numbers, and values of their sizes.
+        // SAFETY: the program passes this many numbers, and values of their sizes or null.
         unsafe {
             let (number, value) = (*numbers.add(index), *values.add(index));
+            if value.is_null() || number == P2P_TOKENS {
+                return Code::InvalidValue as c_int;
+            }
             if cuPointerGetAttribute(value, number, address) != 0 {
                 if LONG_ATTRIBUTES.contains(&number) {
                     value.cast::<u64>().write(0);

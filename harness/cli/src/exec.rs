@@ -250,15 +250,18 @@ impl Exec {
             &self.unmeasured,
             &self.baseline,
         ];
-        let is_of_one_run = self.require_gpu || self.events == Some(Timing::Range);
+        let for_one = |options: &str| {
+            let message =
+                format!("{options} are for one run, but the other options request many runs");
+            CliError::input(message, "leave them out")
+        };
+        if has_many && of_one_run.iter().any(|option| option.is_some()) {
+            let options = "`--record`, `--snapshot`, `--junit`, `--unmeasured` and `--baseline`";
+            return Err(for_one(options).into());
+        }
         let has_several = has_many || self.python.len() > 1;
-        if has_several && is_of_one_run
-            || has_many && of_one_run.iter().any(|option| option.is_some())
-        {
-            let message = "`--record`, `--snapshot`, `--junit`, `--unmeasured`, `--baseline`, \
-                 `--events range` and `--require-gpu` are for one run, but the other options \
-                 request many runs";
-            return Err(CliError::input(message, "leave them out").into());
+        if has_several && (self.require_gpu || self.events == Some(Timing::Range)) {
+            return Err(for_one("`--require-gpu` and `--events range`").into());
         }
         if let Some(warning) = host_memory::warning(self.devices) {
             terminal::message(warning);

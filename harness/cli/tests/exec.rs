@@ -2453,6 +2453,18 @@ fn pointless_runs_are_rejected_with_advice(world: World) {
             "shard 9 of 8 does not exist",
         ),
         (
+            &["--least-memory", "--require-gpu"],
+            "",
+            2,
+            "`--require-gpu` and `--events range` are for one run",
+        ),
+        (
+            &["--every-fault", "--events", "range"],
+            "",
+            2,
+            "`--require-gpu` and `--events range` are for one run",
+        ),
+        (
             &["--least-memory", "--record", "run.json"],
             "",
             2,

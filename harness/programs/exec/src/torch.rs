@@ -1,4 +1,4 @@
-//! [`Torch`] is the PyTorch that a command will import. The command's [`Interpreter`] reports where
+//! [`Torch`] is the PyTorch that a command will import. The command's `Interpreter` reports where
 //! it would look, without importing it.
 
 use std::ffi::{OsStr, OsString};

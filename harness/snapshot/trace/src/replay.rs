@@ -1,5 +1,5 @@
 //! Replays allocation traces on the simulated device and compares them with recorded runs of
-//! PyTorch's allocator, or of another library's ([`decisions`]).
+//! PyTorch's allocator, or of another library's (`decisions`).
 //!
 //! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and
 //! compares every row, then the final segments. [`Front`] selects the allocator's interface.

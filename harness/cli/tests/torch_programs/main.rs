@@ -1771,9 +1771,15 @@ fn error_of_values(python: &Path) -> Result<(), Failed> {
 }
 
 fn without_torch(python: &Path) -> Result<(), Failed> {
-    let program = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); print(c.cuInit(0))";
+    let program = "import ctypes; from ctypes import byref; c = ctypes.CDLL('libcuda.so.1')\n\
+         context, address = ctypes.c_void_p(), ctypes.c_uint64(); print(c.cuInit(0))\n\
+         c.cuDevicePrimaryCtxRetain(byref(context), 0); c.cuCtxSetCurrent(context)\n\
+         c.cuMemAlloc_v2(byref(address), ctypes.c_size_t(1 << 20))";
     for (options, reason) in [
-        (&["-c"][..], "the process did not import torch"),
+        (
+            &["-c"][..],
+            "the process imported no library that reports statistics",
+        ),
         (&["-I", "-c"], "Python was started with -I, -E or -S"),
     ] {
         let output = harness()

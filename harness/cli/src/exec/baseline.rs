@@ -233,7 +233,7 @@ impl Figures {
             let is_torch = process
                 .torch
                 .as_ref()
-                .is_none_or(|torch| torch.library.is_none());
+                .is_none_or(|torch| torch.other_library.is_none());
             let peak = figures.peak_allocated.filter(|peak| *peak > 0 && is_torch);
             let at = Place::from(UNKNOWN.to_owned());
             figures.at_peak.extend(peak.map(|peak| (at, peak)));

@@ -245,7 +245,7 @@ impl Record {
 
     /// Whether a process imported torch. Only its operations can be computed on the CPU.
     pub fn has_torch(&self) -> bool {
-        let is_torch = |torch: &TorchRecord| torch.library.is_none();
+        let is_torch = |torch: &TorchRecord| torch.other_library.is_none();
         let mut processes = self.processes.iter();
         processes.any(|process| process.torch.as_ref().is_some_and(is_torch))
     }

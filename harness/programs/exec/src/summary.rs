@@ -562,7 +562,7 @@ fn of_torch(process: &Process) -> String {
     let Some(torch) = &process.torch else {
         return without_torch(process);
     };
-    if let Some(library) = &torch.library {
+    if let Some(library) = &torch.other_library {
         return of_library(library, torch);
     }
     let name = format!("torch {}", torch.version);

@@ -19,8 +19,8 @@ pub struct TorchRecord {
     pub version: String,
     /// The library that reports this in place of torch. Then the statistics are those that it
     /// publishes, under the names of torch, and the others are unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub library: Option<OtherLibrary>,
+    #[serde(default, rename = "library", skip_serializing_if = "Option::is_none")]
+    pub other_library: Option<OtherLibrary>,
     pub rank: Option<String>,
     /// When the process started, in clock ticks since the host's start.
     #[serde(default, skip_serializing)]
@@ -214,7 +214,7 @@ impl TorchRecord {
     pub(crate) fn unnamed() -> Self {
         Self {
             version: String::new(),
-            library: None,
+            other_library: None,
             rank: None,
             started: 0,
             ended_out_of_memory: false,
@@ -292,7 +292,7 @@ impl TorchRecord {
     /// it.
     pub fn figure(&self, name: &str) -> Option<u64> {
         let has = |stats: &Map<String, Value>| stats.contains_key(name);
-        let is_known = self.library.is_none() || self.memory_stats.values().any(has);
+        let is_known = self.other_library.is_none() || self.memory_stats.values().any(has);
         is_known.then(|| self.sum(name))
     }
 

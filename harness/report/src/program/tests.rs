@@ -27,7 +27,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(1));
     let torch = TorchRecord {
         version: "2.11.0+cu130".to_owned(),
- library: None,
+ other_library: None,
         rank: None,
         started: 0,
         ended_out_of_memory: true,

@@ -442,7 +442,8 @@ struct Header {
 /// The key that distinguishes recordings of other libraries from those of PyTorch.
 #[derive(Deserialize)]
 struct RecordedKind {
-    library: Option<String>,
+    #[serde(rename = "library")]
+    source: Option<String>,
 }
 
 /// The end of PyTorch in an error of its own.
@@ -494,7 +495,7 @@ pub fn verify(
         .map_err(read_error)?;
     let not_a_header = |error| malformed(1, format!("not a recording's header: {error}"));
     let kind: RecordedKind = serde_json::from_str(&first).map_err(not_a_header)?;
-    if let Some(library) = kind.library {
+    if let Some(library) = kind.source {
         if torch.is_some() || front != Front::Handle {
             let path = path.to_owned();
             return Err(RecordingError::OtherLibrary { path, library });

@@ -137,7 +137,7 @@ impl LinkedRuntime {
                 Some(Target {
                     address: AtomicPtr::default(),
                     name: CString::new(function.name.as_str()).ok()?.into_raw(),
-                    library: library.as_ptr(),
+                    runtime: library.as_ptr(),
                 })
             })
             .collect();
@@ -361,7 +361,7 @@ fn page_size() -> usize {
 struct Target {
     address: AtomicPtr<c_void>,
     name: *const c_char,
-    library: *const c_char,
+    runtime: *const c_char,
 }
 
 /// Writes an entry for each target within the reach of all places, and returns the first.
@@ -470,7 +470,7 @@ extern "C" fn continue_in_runtime() {
 extern "C" fn find(target: &Target) {
     // SAFETY: the names are strings that live forever, and the library stays loaded.
     let address = unsafe {
-        let library = libc::dlmopen(libc::LM_ID_BASE, target.library, libc::RTLD_NOW);
+        let library = libc::dlmopen(libc::LM_ID_BASE, target.runtime, libc::RTLD_NOW);
         if library.is_null() {
             ptr::null_mut()
         } else {

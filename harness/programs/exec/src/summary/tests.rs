@@ -18,7 +18,7 @@ fn process(pid: u32, rank: Option<&str>) -> Process {
         program: "python3.11".to_owned(),
         torch: Some(TorchRecord {
             version: "2.11.0+cu130".to_owned(),
-            library: None,
+            other_library: None,
             rank: rank.map(str::to_owned),
             started: 0,
             ended_out_of_memory: true,
@@ -188,7 +188,7 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
     let mut process = process(7, None);
     let torch = process.torch.as_mut().unwrap();
     torch.version = "0.12.0".to_owned();
-    torch.library = Some(OtherLibrary {
+    torch.other_library = Some(OtherLibrary {
         name: "JAX".to_owned(),
         allocator: "XLA's BFC allocator".to_owned(),
     });

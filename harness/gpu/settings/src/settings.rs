@@ -1,8 +1,10 @@
 //! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an
 //! environment variable.
 
-use std::ffi::{CStr, CString, c_char};
-use std::{env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, str::FromStr};
+use std::ffi::{CStr, CString, OsString, c_char};
+use std::{
+    env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, process, str::FromStr,
+};
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 pub use harness_allocator::device::sim::AddressOrder;
@@ -54,8 +56,14 @@ pub fn mark_loaded() {
 /// Ends the process, because a CUDA runtime that is linked into it would fail in its own way.
 /// `harness` ends the program with the reason.
 pub fn end_for_linked_runtime(reason: &str) -> ! {
-    let told = env::var_os(RUN)
-        .is_some_and(|run| fs::write(Path::new(&run).join(LINKED_RUNTIME), reason).is_ok());
+    // Harness ends the program as soon as the file exists, so it appears with its text.
+    let tell = |run: OsString| {
+        let file = Path::new(&run).join(LINKED_RUNTIME);
+        let unfinished = file.with_extension(process::id().to_string());
+        fs::write(&unfinished, reason)?;
+        fs::rename(unfinished, file)
+    };
+    let told = env::var_os(RUN).is_some_and(|run| tell(run).is_ok());
     if !told {
         eprintln!("simulated GPU: {reason}");
     }

@@ -55,6 +55,12 @@ impl From<FlatDescriptor> for ArrayDescriptor {
 }
 
 impl ArrayDescriptor {
+    /// Bytes of a row. `None` for formats without a fixed element size.
+    pub fn row(&self) -> Option<usize> {
+        let element = usize::try_from(channel_bytes(self.format)?).ok()?;
+        self.width.checked_mul(element * self.channels as usize)
+    }
+
     /// Bytes of all elements in this many mipmap levels. The driver may align rows, so this is a
     /// lower bound. `None` for formats without a fixed element size and for arrays without memory
     /// of their own.

@@ -141,6 +141,20 @@ impl Streams {
         destroyed.map(drop).ok_or(Code::InvalidHandle)
     }
 
+    /// Destroys the streams of a device, except its default ones, and ends its captures.
+    pub(crate) fn reset(&mut self, device: usize) {
+        let of_device = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.device == device);
+        for key in of_device.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.drop_capture(key);
+            if key >= HANDLES {
+                self.streams.remove(&key);
+            }
+        }
+    }
+
     /// The stream of a handle. Null and `cudaStreamLegacy` are the default stream of the current
     /// device. Its `cudaStreamPerThread` is one for all threads.
     pub(crate) fn stream(&mut self, handle: usize, current: usize) -> Result<&mut Stream, Code> {

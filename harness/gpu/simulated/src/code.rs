@@ -17,12 +17,15 @@ pub(crate) enum Code {
     NoDevice = 100,
     InvalidDevice = 101,
     InvalidContext = 201,
+    PeerAccessUnsupported = 217,
     InvalidPtx = 218,
     InvalidHandle = 400,
     IllegalState = 401,
     NotFound = 500,
     NotReady = 600,
     IllegalAddress = 700,
+    PeerAccessAlreadyEnabled = 704,
+    PeerAccessNotEnabled = 705,
     MisalignedAddress = 716,
     LaunchFailed = 719,
     NotPermitted = 800,
@@ -39,7 +42,7 @@ pub(crate) enum Code {
 }
 
 /// Names and messages, by number.
-const TEXTS: [(i32, &CStr, &CStr); 27] = [
+const TEXTS: [(i32, &CStr, &CStr); 30] = [
     (0, c"cudaSuccess", c"no error"),
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
     (2, c"cudaErrorMemoryAllocation", c"out of memory"),
@@ -60,6 +63,11 @@ const TEXTS: [(i32, &CStr, &CStr); 27] = [
         c"cudaErrorDeviceUninitialized",
         c"invalid device context",
     ),
+    (
+        217,
+        c"cudaErrorPeerAccessUnsupported",
+        c"peer access is not supported between these two devices",
+    ),
     (218, c"cudaErrorInvalidPtx", c"a PTX JIT compilation failed"),
     (
         400,
@@ -77,6 +85,16 @@ const TEXTS: [(i32, &CStr, &CStr); 27] = [
         700,
         c"cudaErrorIllegalAddress",
         c"an illegal memory access was encountered",
+    ),
+    (
+        704,
+        c"cudaErrorPeerAccessAlreadyEnabled",
+        c"peer access is already enabled",
+    ),
+    (
+        705,
+        c"cudaErrorPeerAccessNotEnabled",
+        c"peer access has not been enabled",
     ),
     (716, c"cudaErrorMisalignedAddress", c"misaligned address"),
     (

@@ -6,11 +6,12 @@
 use std::{cell::RefCell, ffi::c_int, sync::atomic::Ordering, thread, time::Duration};
 
 use harness_allocator::device::{Device as _, EventId, PoolId, StreamId, sim::SimDevice};
-use harness_allocator::units::Nanos;
+use harness_allocator::units::{Bytes, Nanos};
 use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, answer, put};
-use crate::world::{CURRENT, Machine, State, current_device, machine, set_current_device};
+use crate::runtime::memory::free_on_device;
+use crate::world::{CREATED, CURRENT, Machine, State, current_device, machine, set_current_device};
 use crate::{
     calls::append, execution::Execution, handles::Handles, kernels::Work, memory::DeviceMemory,
 };
@@ -23,8 +24,8 @@ const EVENTS: Handles = Handles::starting_at(2 << 44);
 const POOLS: Handles = Handles::starting_at(3 << 44);
 
 thread_local! {
-    /// Devices of the contexts below the current one, on the thread's stack of contexts.
-    static BELOW: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
+    /// Devices and handles of the contexts below the current one, on the thread's stack of contexts.
+    static BELOW: RefCell<Vec<(Option<usize>, Option<usize>)>> = const { RefCell::new(Vec::new()) };
 }
 
 pub(crate) struct Gpu<'a> {
@@ -218,30 +219,43 @@ fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
     )
 }
 
+/// Makes the primary context of a device current.
+pub(crate) fn use_primary(index: usize) -> Result<(), Code> {
+    set_current_device(index)?;
+    CREATED.set(None);
+    Ok(())
+}
+
 pub(crate) fn current_context() -> usize {
-    if machine().executes_kernels() {
-        CURRENT.get().map_or(0, context_of)
-    } else {
-        context_of(current_device())
-    }
+    CREATED.get().unwrap_or_else(|| {
+        if machine().executes_kernels() {
+            CURRENT.get().map_or(0, context_of)
+        } else {
+            context_of(current_device())
+        }
+    })
 }
 
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
     match checked_device(context)? {
-        Some(index) => set_current_device(index)?,
+        Some(index) => make_current(context, index),
         None if machine().executes_kernels() => CURRENT.set(None),
         None => {}
     }
     Ok(())
 }
 
+/// Makes an existing context current.
+fn make_current(context: usize, index: usize) {
+    CURRENT.set(Some(index));
+    CREATED.set(Some(context).filter(|context| *context != context_of(index)));
+}
+
 /// Pushes a context on the thread's stack, which makes it current.
 pub(crate) fn push_context(context: usize) -> Result<(), Code> {
     let index = checked_device(context)?.ok_or(Code::InvalidContext)?;
-    if index >= machine().visible.len() {
-        return Err(Code::InvalidContext);
-    }
-    BELOW.with_borrow_mut(|below| below.push(CURRENT.replace(Some(index))));
+    BELOW.with_borrow_mut(|below| below.push((CURRENT.get(), CREATED.get())));
+    make_current(context, index);
     Ok(())
 }
 
@@ -249,7 +263,9 @@ pub(crate) fn push_context(context: usize) -> Result<(), Code> {
 pub(crate) fn pop_context() -> Result<usize, Code> {
     machine().usable()?;
     let popped = current_context();
-    CURRENT.set(BELOW.with_borrow_mut(Vec::pop).flatten());
+    let (device, created) = BELOW.with_borrow_mut(Vec::pop).unwrap_or_default();
+    CURRENT.set(device);
+    CREATED.set(created);
     if popped == 0 {
         Err(Code::InvalidContext)
     } else {
@@ -257,21 +273,74 @@ pub(crate) fn pop_context() -> Result<usize, Code> {
     }
 }
 
+/// Creates a context on a device and pushes it on the thread's stack. The first context of a device
+/// takes memory when the device is first used, a further one now.
+pub(crate) fn create_context(index: usize) -> Result<usize, Code> {
+    let machine = machine();
+    if machine.executes_kernels() {
+        return Err(Code::NotSupported);
+    }
+    let state = &mut *machine.state();
+    let size = machine.settings.context_overhead;
+    let is_charged = size > Bytes::ZERO
+        && state
+            .devices
+            .get(index)
+            .is_some_and(DeviceMemory::has_context);
+    if is_charged {
+        state.on_device(index, |memory| memory.take_for_library(size))?;
+    }
+    let context = state.contexts.create(index, is_charged);
+    BELOW.with_borrow_mut(|below| below.push((CURRENT.get(), CREATED.get())));
+    make_current(context, index);
+    Ok(context)
+}
+
+/// Destroys a created context and frees its memory. If it is current, pops it.
+pub(crate) fn destroy_context(context: usize) -> Result<(), Code> {
+    let machine = machine();
+    machine.usable()?;
+    let state = &mut *machine.state();
+    let destroyed = state.contexts.remove(context).ok_or(Code::InvalidContext)?;
+    state
+        .host
+        .free_all_managed(|charge| destroyed.allocations.contains(&charge));
+    for start in destroyed.allocations {
+        free_on_device(machine, state, start)?;
+    }
+    if destroyed.is_charged {
+        state.release(destroyed.device, |memory| {
+            memory.return_of_library(machine.settings.context_overhead);
+            Ok(())
+        })?;
+    }
+    if CREATED.get() == Some(context) {
+        let (device, created) = BELOW.with_borrow_mut(Vec::pop).unwrap_or_default();
+        CURRENT.set(device);
+        CREATED.set(created);
+    }
+    Ok(())
+}
+
+/// The device of a context; `None` for null.
 pub(crate) fn checked_device(context: usize) -> Result<Option<usize>, Code> {
     let machine = machine();
     machine.usable()?;
-    let index = context.checked_sub(CONTEXT);
-    let exists = |index: usize| {
-        machine
-            .state()
-            .executions
-            .get(index)
-            .is_some_and(|execution| execution.references > 0)
-    };
-    if machine.executes_kernels() && index.is_some_and(|index| !exists(index)) {
-        return Err(Code::InvalidContext);
+    if context == 0 {
+        return Ok(None);
     }
-    Ok(index)
+    let state = machine.state();
+    let is_primary = |index: &usize| {
+        let is_retained = |execution: &Execution| execution.references > 0;
+        *index < machine.visible.len()
+            && (!machine.executes_kernels()
+                || state.executions.get(*index).is_some_and(is_retained))
+    };
+    let primary = context.checked_sub(CONTEXT).filter(is_primary);
+    primary
+        .or_else(|| state.contexts.device(context))
+        .map(Some)
+        .ok_or(Code::InvalidContext)
 }
 
 /// The device of a stream. The default stream belongs to the thread's context.

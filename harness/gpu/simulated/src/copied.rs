@@ -133,6 +133,15 @@ impl CopiedBytes {
         }
     }
 
+    /// Forgets what `is_kept` does not accept, by its start.
+    pub(crate) fn forget_device(&mut self, is_kept: impl Fn(u64) -> bool) {
+        let gone = self.0.keys().filter(|start| !is_kept(**start));
+        for start in gone.copied().collect::<Vec<_>>() {
+            self.remove(start);
+        }
+        self.publish();
+    }
+
     /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
         self.0.clear();

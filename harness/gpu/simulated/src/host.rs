@@ -82,6 +82,20 @@ impl HostMemory {
         Some(charge)
     }
 
+    /// Frees the managed memory whose charge `is_freed` accepts.
+    pub(crate) fn free_all_managed(&mut self, is_freed: impl Fn(u64) -> bool) {
+        let freed = self
+            .0
+            .iter()
+            .filter_map(|(&start, range)| match range.kind {
+                Kind::Managed(charge) if is_freed(charge) => Some((start, range.size)),
+                Kind::Managed(_) | Kind::Pinned | Kind::Registered => None,
+            });
+        for (start, size) in freed.collect::<Vec<_>>() {
+            self.unmap(start, size);
+        }
+    }
+
     fn unmap(&mut self, start: usize, size: usize) {
         self.0.remove(&start);
         // SAFETY: the mapping has this size, and its entry was just removed.

@@ -16,7 +16,7 @@
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events,
 //!   `copied` bytes or the `contents` of all memory with their `backing`, `pools`, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context`
-//!   finds the device of a call and waits for its work;
+//!   finds the device of a call and waits for its work, `contexts` has those of the program;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a
 //!   library; `entry_points` finds them by name;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
@@ -41,6 +41,7 @@ mod clock;
 mod code;
 mod contents;
 mod context;
+mod contexts;
 mod copied;
 mod device_properties;
 mod dnn;

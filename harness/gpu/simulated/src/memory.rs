@@ -212,6 +212,12 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// Returns memory of [`DeviceMemory::take_for_library`].
+    pub(crate) fn return_of_library(&mut self, size: Bytes) {
+        self.sim.release_page(size);
+        self.libraries = self.libraries.saturating_sub(size);
+    }
+
     /// Allocates in whole pages of 2 MiB.
     pub(crate) fn allocate(&mut self, size: Bytes) -> Result<u64, Code> {
         let start = self.sim.malloc(size)?.0 + self.shift;

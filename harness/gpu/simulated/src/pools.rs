@@ -156,6 +156,16 @@ impl Pools {
         Ok(())
     }
 
+    /// Destroys the pools of a device and empties its default pool.
+    pub(crate) fn reset(&mut self, device: usize) {
+        self.pools
+            .retain(|number, _| device_of_pool(*number) != device);
+        self.allocations
+            .retain(|_, (number, _)| device_of_pool(*number) != device);
+        self.pools.insert(device * PER_DEVICE, Pool::default());
+        self.current.remove(&device);
+    }
+
     /// Notes that an allocation is freed.
     pub(crate) fn forget(&mut self, start: u64) {
         let Some((number, size)) = self.allocations.remove(&start) else {

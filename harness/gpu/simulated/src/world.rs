@@ -20,9 +20,10 @@ use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
 use crate::pools::Pools;
 use crate::{
-    calls::Calls, clock::Streams, code::Code, copied::CopiedBytes, execution::Execution,
-    host::HostMemory, torch_allocator,
+    calls::Calls, clock::Streams, code::Code, contexts::Contexts, copied::CopiedBytes,
+    execution::Execution, host::HostMemory, torch_allocator,
 };
+use harness_gpu_settings::arrays::ArrayDescriptor;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::context_overhead::Part;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
@@ -63,7 +64,12 @@ pub(crate) struct State {
     pub(crate) copied: CopiedBytes,
     /// Addresses of variables in device code, by device and host symbol.
     pub(crate) symbols: BTreeMap<(usize, usize), u64>,
+    /// Descriptions of arrays by handle.
+    pub(crate) arrays: BTreeMap<usize, ArrayDescriptor>,
     pub(crate) pools: Pools,
+    pub(crate) contexts: Contexts,
+    /// Pairs of devices: the first may access the memory of the second.
+    pub(crate) peers: BTreeSet<(usize, usize)>,
     /// The parts of libraries that hold memory, by the index of a device.
     pub(crate) parts: BTreeSet<(usize, Part)>,
     /// The bytes of loaded modules, by the index of a device.
@@ -153,7 +159,10 @@ impl Machine {
             attempts: Attempts::new(folder.as_deref(), &settings.faults),
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
+            arrays: BTreeMap::new(),
             pools: Pools::new(visible.len()),
+            contexts: Contexts::default(),
+            peers: BTreeSet::new(),
             parts: BTreeSet::new(),
             code: BTreeMap::new(),
             opened: BTreeMap::new(),
@@ -374,6 +383,34 @@ impl State {
         result
     }
 
+    /// Destroys everything on a device, so that later calls create it again.
+    pub(crate) fn reset(&mut self, machine: &'static Machine, index: usize) -> Result<(), Code> {
+        machine.usable()?;
+        let is_elsewhere = |address: u64| device_of(address) != Some(index);
+        let memory = self.devices.get_mut(index).ok_or(Code::InvalidDevice)?;
+        let left = memory.left();
+        self.contexts.remove_all(index);
+        self.peers.retain(|(device, _)| *device != index);
+        self.host.free_all_managed(|charge| !is_elsewhere(charge));
+        self.streams.reset(index);
+        self.pools.reset(index);
+        self.copied.forget_device(is_elsewhere);
+        self.symbols.retain(|(device, _), _| *device != index);
+        self.arrays.retain(|start, _| is_elsewhere(*start as u64));
+        self.parts.retain(|(device, _)| *device != index);
+        self.code.remove(&index);
+        self.opened.retain(|_, opened| is_elsewhere(opened.start));
+        self.release(index, |memory| {
+            *memory = DeviceMemory::new(index, &machine.settings);
+            Ok(())
+        })?;
+        machine
+            .counters
+            .count_frees(index, Bytes::ZERO, left.allocations);
+        self.note_free(machine, index);
+        Ok(())
+    }
+
     pub(crate) fn note_free(&mut self, machine: &Machine, index: usize) {
         let Some(held) = self.devices.get_mut(index).map(DeviceMemory::used) else {
             return;
@@ -470,6 +507,8 @@ fn visible(count: u32, variable: Option<&str>) -> Vec<u32> {
 thread_local! {
     /// The device of the thread's current context.
     pub(crate) static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The handle of the current context, if the program created it.
+    pub(crate) static CREATED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// The index of the thread's current device, which is 0 before a choice, even on a machine without

@@ -19,6 +19,8 @@ unsafe extern "C" {
     fn cudaMalloc(address: *mut usize, size: usize) -> c_int;
     fn cudaMallocManaged(address: *mut usize, size: usize, flags: c_uint) -> c_int;
     fn cudaFree(address: usize) -> c_int;
+    fn cudaStreamCreate(stream: *mut usize) -> c_int;
+    fn cudaStreamDestroy(stream: usize) -> c_int;
     fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
     fn cudaMemset(address: usize, value: c_int, size: usize) -> c_int;
     fn cudaMemcpy(to: usize, from: usize, size: usize, kind: c_int) -> c_int;
@@ -46,7 +48,36 @@ unsafe extern "C" {
     fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int;
     fn cuCtxGetCurrent(context: *mut usize) -> c_int;
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int;
+    fn cuDevicePrimaryCtxReset_v2(device: c_int) -> c_int;
+    fn cuCtxCreate_v4(
+        context: *mut usize,
+        parameters: *const c_void,
+        flags: c_uint,
+        device: c_int,
+    ) -> c_int;
+    fn cuCtxDestroy_v2(context: usize) -> c_int;
+    fn cuCtxEnablePeerAccess(context: usize, flags: c_uint) -> c_int;
+    fn cuCtxDisablePeerAccess(context: usize) -> c_int;
+    fn cudaDeviceReset() -> c_int;
+    fn cuMemcpy2D_v2(copy: *const [usize; 16]) -> c_int;
+    fn cuMemcpy3DAsync_v2(copy: *const [usize; 25], stream: usize) -> c_int;
+    fn cudaMemcpy3D(copy: *const [usize; 20]) -> c_int;
+    fn cuMemsetD2D16_v2(
+        address: usize,
+        pitch: usize,
+        half: u16,
+        width: usize,
+        height: usize,
+    ) -> c_int;
+    fn cuArrayCreate_v2(array: *mut usize, descriptor: *const [usize; 3]) -> c_int;
+    fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: usize) -> c_int;
+    fn cuIpcOpenMemHandle_v2(address: *mut usize, handle: IpcHandle, flags: c_uint) -> c_int;
+    fn cuIpcCloseMemHandle(address: usize) -> c_int;
 }
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+struct IpcHandle([u8; 64]);
 
 /// Names the program that a child process runs.
 const PROGRAM: &str = "SIMULATED_GPU_TEST_PROGRAM";
@@ -442,4 +473,227 @@ fn pointer_attributes_have_their_own_sizes_and_unknown_ones_are_refused() {
     // SAFETY: as above.
     assert_eq!(unsafe { cuMemHostUnregister(host) }, 0);
     assert_eq!(device_pointer().0, INVALID_VALUE);
+}
+
+/// Free bytes of the current device.
+fn free_memory() -> usize {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are valid.
+    assert_eq!(unsafe { cudaMemGetInfo(&raw mut free, &raw mut total) }, 0);
+    free
+}
+
+/// `CUmemorytype`.
+const ON_HOST: usize = 1;
+const ON_DEVICE: usize = 2;
+const IN_ARRAY: usize = 3;
+
+#[test]
+fn rows_and_boxes_are_copied_with_the_distances_of_their_rows() {
+    const TEST: &str = "rows_and_boxes_are_copied_with_the_distances_of_their_rows";
+    if !is_program(TEST) {
+        return Run {
+            values: Values::Copies,
+            ..Run::new()
+        }
+        .passes(TEST);
+    }
+    let (_, device) = malloc(MIB);
+    let sent: [u8; 12] = std::array::from_fn(|index| index as u8);
+    let mut received = [0_u8; 12];
+    let (from, to) = (
+        sent.as_ptr().expose_provenance(),
+        received.as_mut_ptr().expose_provenance(),
+    );
+    // CUDA_MEMCPY2D: x, y, kind, host, device, array, pitch; twice; width, height.
+    let rows = |from: [usize; 7], to: [usize; 7], width: usize, height: usize| {
+        let [a, b, c, d, e, f, g] = from;
+        let [h, i, j, k, l, m, n] = to;
+        let copy = [a, b, c, d, e, f, g, h, i, j, k, l, m, n, width, height];
+        // SAFETY: the structure has this layout, and its ranges are valid.
+        unsafe { cuMemcpy2D_v2(&raw const copy) }
+    };
+    // The last two bytes of three rows of four, to rows of 16 on the device and back.
+    let on_host = [2, 0, ON_HOST, from, 0, 0, 4];
+    assert_eq!(rows(on_host, [1, 1, ON_DEVICE, 0, device, 0, 16], 2, 3), 0);
+    let back = [0, 0, ON_HOST, to, 0, 0, 2];
+    assert_eq!(rows([1, 1, ON_DEVICE, 0, device, 0, 16], back, 2, 3), 0);
+    assert_eq!(received[..7], [2, 3, 6, 7, 10, 11, 0]);
+    // Rows may not overlap, and the kind of memory must be known.
+    assert_eq!(
+        rows(on_host, [0, 0, ON_DEVICE, 0, device, 0, 1], 2, 3),
+        INVALID_VALUE
+    );
+    assert_eq!(
+        rows(on_host, [0, 0, 9, 0, device, 0, 16], 2, 3),
+        INVALID_VALUE
+    );
+    // CUDA_MEMCPY3D: x, y, z, level, kind, host, device, array, reserved, pitch, height; twice;
+    // width, height, depth. The second column of two slices of two rows of three.
+    let boxes = [
+        [1, 0, 0, 0, ON_HOST, from, 0, 0, 0, 3, 2],
+        [0, 0, 1, 0, ON_DEVICE, 0, device, 0, 0, 8, 4],
+    ]
+    .concat();
+    let copy: [usize; 25] = [boxes, vec![1, 2, 2]].concat().try_into().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuMemcpy3DAsync_v2(&raw const copy, 0) }, 0);
+    // cudaMemcpy3DParms: array, position, start, pitch, width, height; twice; extent, kind.
+    let copy: [usize; 20] = [
+        vec![0, 0, 0, 1, device, 8, 8, 4],
+        vec![0, 0, 0, 0, to, 1, 1, 2],
+        vec![1, 2, 2, 2],
+    ]
+    .concat()
+    .try_into()
+    .unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { cudaMemcpy3D(&raw const copy) }, 0);
+    assert_eq!(received[..4], [1, 4, 7, 10]);
+    // An array of two rows of four elements of a byte: width, height, format and channels.
+    let mut array = 0;
+    // SAFETY: the places are valid.
+    let code = unsafe { cuArrayCreate_v2(&raw mut array, &[4, 2, 1 << 32 | 1]) };
+    assert_eq!(code, 0);
+    let in_array = [0, 0, IN_ARRAY, 0, 0, array, 0];
+    assert_eq!(rows([0, 0, ON_HOST, from, 0, 0, 4], in_array, 4, 2), 0);
+    let second = [0, 1, IN_ARRAY, 0, 0, array, 0];
+    assert_eq!(rows(second, [0, 0, ON_HOST, to, 0, 0, 0], 4, 1), 0);
+    assert_eq!(received[..4], [4, 5, 6, 7]);
+    // SAFETY: the memory has these rows.
+    assert_eq!(unsafe { cuMemsetD2D16_v2(device, 8, 0x0201, 1, 2) }, 0);
+    assert_eq!(rows([0, 0, ON_DEVICE, 0, device, 0, 8], back, 2, 2), 0);
+    assert_eq!(received[..4], [1, 2, 1, 2]);
+}
+
+#[test]
+fn a_created_context_holds_its_memory_until_it_is_destroyed() {
+    const TEST: &str = "a_created_context_holds_its_memory_until_it_is_destroyed";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut primary, mut created, mut current) = (0, 0, 0);
+    // SAFETY: all places are valid.
+    unsafe {
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut primary, 0), 0);
+        assert_eq!(cuCtxPushCurrent_v2(primary), 0);
+        let before = free_memory();
+        assert_eq!(cuCtxCreate_v4(&raw mut created, ptr::null(), 0, 0), 0);
+        assert_eq!((cuCtxGetCurrent(&raw mut current), current), (0, created));
+        let (code, of_created) = malloc(100 * MIB);
+        assert_eq!((code, cuCtxPopCurrent_v2(ptr::null_mut())), (0, 0));
+        assert_eq!((cuCtxGetCurrent(&raw mut current), current), (0, primary));
+        let (code, of_primary) = malloc(100 * MIB);
+        assert_eq!((code, cuCtxPushCurrent_v2(created)), (0, 0));
+        assert_eq!(cuCtxDestroy_v2(created), 0);
+        assert_eq!((cuCtxGetCurrent(&raw mut current), current), (0, primary));
+        assert_eq!(free_memory(), before - 100 * MIB);
+        assert_eq!(
+            (cudaFree(of_primary), cudaFree(of_created)),
+            (0, INVALID_VALUE)
+        );
+        // CUDA_ERROR_INVALID_CONTEXT.
+        assert_eq!(
+            (cuCtxDestroy_v2(created), cuCtxDestroy_v2(primary)),
+            (201, 201)
+        );
+        assert_eq!(cuCtxPushCurrent_v2(created), 201);
+    }
+}
+
+#[test]
+fn a_reset_device_has_all_its_memory_and_works_again() {
+    const TEST: &str = "a_reset_device_has_all_its_memory_and_works_again";
+    if !is_program(TEST) {
+        let run = Run::new();
+        run.passes(TEST);
+        let device = &run.counters()[0].devices[0];
+        assert_eq!((device.mallocs, device.frees), (4, 4));
+        return;
+    }
+    let (mut stream, mut managed) = (0, 0);
+    let before = free_memory();
+    // SAFETY: all places are valid, and the second reset is by number.
+    unsafe {
+        for reset in [|| cudaDeviceReset(), || cuDevicePrimaryCtxReset_v2(0)] {
+            assert_eq!(cudaStreamCreate(&raw mut stream), 0);
+            assert_eq!(malloc(600 * MIB).0, 0);
+            assert_eq!(cudaMallocManaged(&raw mut managed, 2 * MIB, 1), 0);
+            assert_eq!(reset(), 0);
+            assert_eq!(free_memory(), before);
+            // cudaErrorInvalidResourceHandle.
+            assert_eq!(
+                (cudaFree(managed), cudaStreamDestroy(stream)),
+                (INVALID_VALUE, 400)
+            );
+        }
+    }
+}
+
+#[test]
+fn access_to_a_peer_is_switched_on_once() {
+    const TEST: &str = "access_to_a_peer_is_switched_on_once";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let mut peer = 0;
+    // SAFETY: the place is valid.
+    unsafe {
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut peer, 1), 0);
+        // CUDA_ERROR_PEER_ACCESS_NOT_ENABLED and CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED.
+        assert_eq!(cuCtxDisablePeerAccess(peer), 705);
+        assert_eq!(cuCtxEnablePeerAccess(peer, 1), INVALID_VALUE);
+        assert_eq!(
+            [0; 2].map(|flags| cuCtxEnablePeerAccess(peer, flags)),
+            [0, 704]
+        );
+        assert_eq!([(); 2].map(|()| cuCtxDisablePeerAccess(peer)), [0, 705]);
+    }
+}
+
+#[test]
+fn another_process_opens_memory_by_its_handle() {
+    const TEST: &str = "another_process_opens_memory_by_its_handle";
+    const HANDLE: &str = "SIMULATED_GPU_TEST_HANDLE";
+    let with_values = || Run {
+        values: Values::Cpu,
+        ..Run::new()
+    };
+    if !is_program(TEST) {
+        return with_values().passes(TEST);
+    }
+    let (mut bytes, mut address) = ([0_u8; 64], 0);
+    let mut word = [0_u8; 4];
+    let into = word.as_mut_ptr().expose_provenance();
+    if let Ok(given) = env::var(HANDLE) {
+        for (byte, text) in bytes.iter_mut().zip(given.split(',')) {
+            *byte = text.parse().unwrap();
+        }
+        // SAFETY: the places are valid.
+        unsafe {
+            assert_eq!(
+                cuIpcOpenMemHandle_v2(&raw mut address, IpcHandle(bytes), 1),
+                0
+            );
+            assert_eq!((cuMemcpyDtoH_v2(into, address, 4), word), (0, [7; 4]));
+            assert_eq!(
+                [0; 2].map(|_| cuIpcCloseMemHandle(address)),
+                [0, INVALID_VALUE]
+            );
+        }
+        return;
+    }
+    let (_, memory) = malloc(2 * MIB);
+    // SAFETY: the places are valid.
+    unsafe {
+        assert_eq!(cuMemsetD8_v2(memory, 7, 4), 0);
+        assert_eq!(cuIpcGetMemHandle(&raw mut bytes, memory), 0);
+    }
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(env::args_os().skip(1));
+    let output = child
+        .env(HANDLE, bytes.map(|byte| byte.to_string()).join(","))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
 }

@@ -92,12 +92,12 @@ export! {
 }
 
 /// Runs a call in the order of the legacy stream, which no capture takes.
-fn synchronously(call: impl FnOnce() -> c_int) -> c_int {
+pub(super) fn synchronously(call: impl FnOnce() -> c_int) -> c_int {
     allow_synchronous().map_or_else(|refused| answer(Err(refused)), |()| call())
 }
 
 /// Runs a call likewise. If it succeeds, waits for the legacy stream.
-fn and_wait(call: impl FnOnce() -> c_int) -> c_int {
+pub(super) fn and_wait(call: impl FnOnce() -> c_int) -> c_int {
     match synchronously(call) {
         0 => cuStreamSynchronize(0),
         error => error,

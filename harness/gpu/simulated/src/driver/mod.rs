@@ -6,6 +6,8 @@
 //! after work broke the context.
 
 mod arrays;
+mod contexts;
+mod copies;
 mod mapping;
 mod memory;
 mod modules;
@@ -82,7 +84,7 @@ export! {
     cuCtxPopCurrent, cuCtxPopCurrent_v2(context: Out<'_, usize>) = call(THIS, || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
     cuCtxGetDevice(handle: Out<'_, c_int>) = answer(put(handle, c_int::try_from(current_device()).unwrap_or(0)));
     /// Compilers query and set limits; any value works.
-    cuCtxGetLimit(value: Out<'_, usize>, _: c_int) = answer(put(value, 1 << 10));
+    cuCtxGetLimit, cudaDeviceGetLimit(value: Out<'_, usize>, _: c_int) = answer(put(value, 1 << 10));
     cuCtxSetLimit(_: c_int, _: usize) = 0;
     cuCtxGetDevice_v2(handle: Out<'_, c_int>, context: usize) = call(THIS, || answer(device_of_context(context).and_then(|device| put(handle, device))));
     cuStreamGetCtx_v2(stream: usize, context: Out<'_, usize>, _: Out<'_, usize>) = cuStreamGetCtx(stream, context);

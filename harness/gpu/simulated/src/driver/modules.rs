@@ -30,6 +30,8 @@ export! {
         by_kernel_mode(THIS, || answer(create(module, image.expose_provenance())), || Err(Code::NotSupported));
     /// If kernels execute, modules are loaded only from memory.
     cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(create(module, 0)), || Err(Code::NotSupported));
+    /// Lazy loading, the driver's default.
+    cuModuleGetLoadingMode(mode: Out<'_, c_int>) = answer(put(mode, 2));
     cuModuleUnload(module: *mut u8) = by_kernel_mode(THIS, || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
     /// The function of a module without kernels is the module.
     cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =

@@ -8,10 +8,11 @@ use harness_gpu_settings::ffi::{Out, Text, write};
 
 use super::streams::query_of_torch;
 use crate::code::{Code, put, remember};
+use crate::context::use_primary;
 use crate::device_properties::{attribute, pci_address, pci_bus, properties};
 use crate::entry_points;
 use crate::torch_allocator::keep_statistics;
-use crate::world::{current_device, machine, set_current_device};
+use crate::world::{current_device, machine};
 
 /// The real number of the device with an index.
 pub(crate) fn device(index: c_int) -> Result<u32, Code> {
@@ -73,7 +74,7 @@ fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {
 
 fn set_device(index: c_int) -> Result<(), Code> {
     machine().usable()?;
-    set_current_device(usize::try_from(index).map_err(|_| Code::InvalidDevice)?)
+    use_primary(usize::try_from(index).map_err(|_| Code::InvalidDevice)?)
 }
 
 /// The program passes a structure of the CUDA release in the settings.

@@ -9,7 +9,7 @@ use harness_gpu_settings::{export, ffi::Out};
 use super::streams::{allow_synchronous, allow_unsafe, submit, with};
 use crate::code::{Code, put, put_address, remember};
 use crate::memory::{DeviceMemory, device_of};
-use crate::world::{Machine, State, current_device, is_device_memory, machine};
+use crate::world::{CREATED, Machine, State, current_device, is_device_memory, machine};
 use crate::{contents, host::Kind, nccl, reads};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
@@ -25,7 +25,11 @@ pub(crate) fn allocate(
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
     }
-    state.request(machine, request, index, |memory| memory.allocate(request.1))
+    let start = state.request(machine, request, index, |memory| memory.allocate(request.1))?;
+    if let Some(context) = CREATED.get() {
+        state.contexts.note(context, start);
+    }
+    Ok(start)
 }
 
 /// Allocates managed memory: host memory that is charged to the current device.
@@ -51,12 +55,14 @@ pub(crate) fn free(start: u64) -> Result<(), Code> {
     free_on_device(machine, state, start)
 }
 
-fn free_on_device(machine: &Machine, state: &mut State, start: u64) -> Result<(), Code> {
+pub(crate) fn free_on_device(machine: &Machine, state: &mut State, start: u64) -> Result<(), Code> {
     let index = state.device_at(start)?.index();
     let size = state.release(index, |memory| memory.free(start))?;
     count_free(machine, &mut state.devices[index]);
     state.note_free(machine, index);
     state.pools.forget(start);
+    state.contexts.forget(start);
+    state.arrays.remove(&(start as usize));
     state.copied.forget(start, size.0);
     Ok(())
 }
@@ -213,7 +219,13 @@ unsafe extern "C" fn cudaPointerGetAttributes(into: *mut u8, address: usize) -> 
 ///
 /// # Safety
 /// Host addresses belong to the program and have `size` bytes.
-unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: usize) -> Read {
+pub(super) unsafe fn copy(
+    machine: &Machine,
+    state: &mut State,
+    to: u64,
+    from: u64,
+    size: usize,
+) -> Read {
     if machine.settings.values == Values::Cpu {
         // SAFETY: as the caller promises.
         unsafe { contents::copy(state, to, from, size) };
@@ -252,13 +264,13 @@ unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: u
 
 /// Whether a copy has read values that no model has computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Read {
+pub(super) enum Read {
     Known,
     Uncomputed,
 }
 
 /// A copy to the host reads the results of collectives.
-fn settle_before(copy_to: usize) {
+pub(super) fn settle_before(copy_to: usize) {
     if !is_device_memory(copy_to as u64) {
         nccl::settle();
     }
@@ -289,38 +301,6 @@ fn copy_and_wait(to: usize, from: usize, size: usize) -> Result<(), Code> {
         .state()
         .streams
         .wait_for(0, current_device(), machine().now())
-}
-
-/// The program passes ranges with these rows. The first number of a pair is the address, the second
-/// the distance of rows.
-fn copy_rows(
-    to: [usize; 2],
-    from: [usize; 2],
-    width: usize,
-    height: usize,
-    stream: Option<usize>,
-) -> Result<(), Code> {
-    let machine = machine();
-    settle_before(to[0]);
-    machine.tick();
-    let is_captured = stream.map_or_else(|| allow_synchronous().map(|()| false), submit)?;
-    if is_captured && !is_device_memory(to[0] as u64) {
-        return Ok(());
-    }
-    let mut state = machine.state();
-    let mut read = Read::Known;
-    for row in 0..if width > 0 { height } else { 0 } {
-        let [to, from] = [to, from].map(|[start, pitch]| (start + row * pitch) as u64);
-        // SAFETY: the host addresses belong to the program.
-        if unsafe { copy(machine, &mut state, to, from, width) } == Read::Uncomputed {
-            read = Read::Uncomputed;
-        }
-    }
-    drop(state);
-    if read == Read::Uncomputed {
-        reads::note(machine);
-    }
-    Ok(())
 }
 
 /// The bytes of larger fills are not stored. A program reads them as zeros.
@@ -364,12 +344,9 @@ fn set_bytes(to: usize, value: c_int, size: usize, stream: Option<usize>) -> Res
 export! {
     cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) = remember(copy_and_wait(to, from, size));
     cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, stream: usize) = remember(queue_copy(to, from, size, Some(stream)));
+    cudaMemcpyPeer(to: usize, _: c_int, from: usize, _: c_int, size: usize) = remember(copy_and_wait(to, from, size));
     cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, stream: usize) =
         remember(queue_copy(to, from, size, Some(stream)));
-    cudaMemcpy2D(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int) =
-        remember(copy_rows([to, to_pitch], [from, from_pitch], width, height, None));
-    cudaMemcpy2DAsync(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int, stream: usize) =
-        remember(copy_rows([to, to_pitch], [from, from_pitch], width, height, Some(stream)));
     cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) = with(|_, state| put_address(address, symbol_address(state, symbol)));
     cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _: usize, _: c_int) = {
         machine().tick();

@@ -1,5 +1,6 @@
 //! Functions of the CUDA runtime (<https://docs.nvidia.com/cuda/cuda-runtime-api/>), by topic.
 
+pub(crate) mod boxes;
 mod device;
 pub(crate) mod fat_binary;
 mod graphs;

@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         frees_are_recorded_and_a_real_gpu_has_the_same_curve
         a_program_without_torch_runs_and_one_without_a_request_is_told_so
         a_runtime_that_is_linked_in_is_replaced_or_named
+        cudnn_gets_an_error_in_place_of_the_tables_of_the_driver
         a_function_needed_only_by_an_extension_exists
         the_users_sitecustomize_runs_and_the_module_path_is_unchanged
         a_command_that_cannot_run_is_rejected_before_the_run
@@ -1255,6 +1256,43 @@ fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
     world.write("main.c", tables);
     build(&["-s", "-ldl"]);
     named(&[], "asks for internal tables of NVIDIA's driver");
+}
+
+fn cudnn_gets_an_error_in_place_of_the_tables_of_the_driver(world: World) {
+    world.write(
+        "planner.c",
+        "#include <dlfcn.h>\nint plan(void) { int (*tables)(void *, void *) = \
+         dlsym(dlopen(\"libcuda.so.1\", RTLD_NOW), \"cuGetExportTable\"); return tables(0, 0) + 7; }\n",
+    );
+    world.write(
+        "main.c",
+        "#include <stdio.h>\nint plan(void);\nint main(void) { printf(\"%d\", plan()); }\n",
+    );
+    let compile = |arguments: &[&str]| {
+        let mut compiler = Command::new("cc");
+        let made = compiler
+            .args(arguments)
+            .current_dir(world.folder.path())
+            .status();
+        assert!(made.unwrap().success(), "a C compiler is required");
+    };
+    compile(&[
+        "-shared",
+        "-fPIC",
+        "-o",
+        "libcudnn_planner.so",
+        "planner.c",
+        "-ldl",
+    ]);
+    compile(&["-o", "program", "main.c", "./libcudnn_planner.so"]);
+    let ran = world.run(&["--cuda", "13"], &["./program"]);
+    // Seven more than CUDA_ERROR_NOT_SUPPORTED.
+    assert_eq!(
+        (ran.code, ran.out.as_str()),
+        (Some(0), "808"),
+        "{}",
+        ran.err
+    );
 }
 
 fn a_function_needed_only_by_an_extension_exists(world: World) {

@@ -19,6 +19,7 @@ pub(crate) enum Code {
     InvalidContext = 201,
     PeerAccessUnsupported = 217,
     InvalidPtx = 218,
+    FileNotFound = 301,
     InvalidHandle = 400,
     IllegalState = 401,
     NotFound = 500,
@@ -42,7 +43,7 @@ pub(crate) enum Code {
 }
 
 /// Names and messages, by number.
-const TEXTS: [(i32, &CStr, &CStr); 30] = [
+const TEXTS: [(i32, &CStr, &CStr); 31] = [
     (0, c"cudaSuccess", c"no error"),
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
     (2, c"cudaErrorMemoryAllocation", c"out of memory"),
@@ -69,6 +70,7 @@ const TEXTS: [(i32, &CStr, &CStr); 30] = [
         c"peer access is not supported between these two devices",
     ),
     (218, c"cudaErrorInvalidPtx", c"a PTX JIT compilation failed"),
+    (301, c"cudaErrorFileNotFound", c"file not found"),
     (
         400,
         c"cudaErrorInvalidResourceHandle",

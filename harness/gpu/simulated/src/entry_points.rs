@@ -8,7 +8,7 @@ use harness_gpu_settings::ffi::{Out, Text, write};
 use harness_gpu_settings::functions::{Unavailable, in_version};
 use harness_gpu_settings::settings::{LIBRARIES, end_for_linked_runtime};
 
-use crate::code::{Code, put};
+use crate::code::{Code, answer, put};
 use crate::world::machine;
 
 /// Writes the address of the function that a version of CUDA has, and whether it is missing.
@@ -78,20 +78,33 @@ fn file_of(address: usize) -> Option<CString> {
 }
 
 /// Returns internal tables of NVIDIA's driver, which CUDA's runtime needs. The simulated driver has
-/// none, so a runtime that is linked into an object and has not been replaced cannot run.
+/// none, so a runtime that is linked into an object and has not been replaced cannot run. That of
+/// cuDNN gets an error: cuDNN asks for kernels that it can leave out while it plans without a device.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn cuGetExportTable() {
     std::arch::naked_asm!(
         "mov rdi, [rsp]", // The address of the caller.
         "sub rsp, 8",
-        "call {end}",
-        end = sym end_for_tables,
+        "call {answer}",
+        "add rsp, 8",
+        "ret",
+        answer = sym answer_for_tables,
     );
 }
 
-extern "C" fn end_for_tables(caller: usize) {
-    let object = file_of(caller).map_or_else(
+/// The start of the names of cuDNN's libraries.
+const CUDNN: &[u8] = b"libcudnn";
+
+extern "C" fn answer_for_tables(caller: usize) -> c_int {
+    let file = file_of(caller);
+    let name = file
+        .as_ref()
+        .and_then(|file| file.to_bytes().rsplit(|byte| *byte == b'/').next());
+    if name.is_some_and(|name| name.starts_with(CUDNN)) {
+        return answer(Err(Code::NotSupported));
+    }
+    let object = file.map_or_else(
         || "the program".to_owned(),
         |file| format!("`{}`", file.to_string_lossy()),
     );

@@ -19,6 +19,7 @@
 //!   finds the device of a call and waits for its work, `contexts` has those of the program;
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a
 //!   library; `entry_points` finds them by name;
+//! * `loaded` has the modules of a program, each with its `image`;
 //! * `libraries` creates the handles, plans and modules of libraries, which can fail;
 //! * `versions` has the versions of libraries;
 //! * `reads` counts reads of values that nothing has computed;
@@ -50,8 +51,10 @@ mod entry_points;
 mod execution;
 mod handles;
 mod host;
+mod image;
 mod kernels;
 mod libraries;
+mod loaded;
 mod mangled;
 mod memory;
 mod nccl;

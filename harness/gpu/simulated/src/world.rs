@@ -16,6 +16,7 @@ use std::{
 
 use harness_allocator::units::{Bytes, Nanos};
 
+use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
 use crate::pools::Pools;
@@ -68,6 +69,7 @@ pub(crate) struct State {
     pub(crate) arrays: BTreeMap<usize, ArrayDescriptor>,
     pub(crate) pools: Pools,
     pub(crate) contexts: Contexts,
+    pub(crate) loaded: Loaded,
     /// Pairs of devices: the first may access the memory of the second.
     pub(crate) peers: BTreeSet<(usize, usize)>,
     /// The parts of libraries that hold memory, by the index of a device.
@@ -162,6 +164,7 @@ impl Machine {
             arrays: BTreeMap::new(),
             pools: Pools::new(visible.len()),
             contexts: Contexts::default(),
+            loaded: Loaded::default(),
             peers: BTreeSet::new(),
             parts: BTreeSet::new(),
             code: BTreeMap::new(),
@@ -395,6 +398,7 @@ impl State {
         self.streams.reset(index);
         self.pools.reset(index);
         self.copied.forget_device(is_elsewhere);
+        self.loaded.forget_variables(is_elsewhere);
         self.symbols.retain(|(device, _), _| *device != index);
         self.arrays.retain(|start, _| is_elsewhere(*start as u64));
         self.parts.retain(|(device, _)| *device != index);

@@ -2,7 +2,7 @@
 //! `exec`. Each test runs its program in a child process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::process::{Command, Output};
 use std::{env, os::unix::process::CommandExt as _, ptr};
 
@@ -70,6 +70,31 @@ unsafe extern "C" {
         height: usize,
     ) -> c_int;
     fn cuArrayCreate_v2(array: *mut usize, descriptor: *const [usize; 3]) -> c_int;
+    fn cuModuleLoadData(module: *mut usize, image: *const u8) -> c_int;
+    fn cuModuleUnload(module: usize) -> c_int;
+    fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) -> c_int;
+    fn cuModuleGetGlobal_v2(
+        address: *mut usize,
+        size: *mut usize,
+        module: usize,
+        name: *const c_char,
+    ) -> c_int;
+    fn cuFuncGetAttribute(value: *mut c_int, number: c_int, function: usize) -> c_int;
+    fn cuFuncSetAttribute(function: usize, number: c_int, value: c_int) -> c_int;
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int,
+        function: usize,
+        block: c_int,
+        dynamic: usize,
+    ) -> c_int;
+    fn cuOccupancyMaxPotentialBlockSize(
+        grid: *mut c_int,
+        block: *mut c_int,
+        function: usize,
+        size: Option<extern "C" fn(c_int) -> usize>,
+        dynamic: usize,
+        limit: c_int,
+    ) -> c_int;
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: usize) -> c_int;
     fn cuIpcOpenMemHandle_v2(address: *mut usize, handle: IpcHandle, flags: c_uint) -> c_int;
     fn cuIpcCloseMemHandle(address: usize) -> c_int;
@@ -696,4 +721,68 @@ fn another_process_opens_memory_by_its_handle() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", text(&output));
+}
+
+#[test]
+fn functions_have_the_registers_and_shared_memory_of_their_machine_code() {
+    const TEST: &str = "functions_have_the_registers_and_shared_memory_of_their_machine_code";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    #[repr(C, align(8))]
+    struct Aligned([u8; include_bytes!("../src/image/kernels.cubin").len()]);
+    static IMAGE: Aligned = Aligned(*include_bytes!("../src/image/kernels.cubin"));
+    let (mut module, mut function, mut other) = (0, 0, 0);
+    let (mut address, mut again, mut size) = (0, 0, 0);
+    // SAFETY: all places and strings are valid.
+    unsafe {
+        assert_eq!(cuModuleLoadData(&raw mut module, IMAGE.0.as_ptr()), 0);
+        assert_eq!(
+            cuModuleGetFunction(&raw mut function, module, c"first".as_ptr()),
+            0
+        );
+        // CUDA_ERROR_NOT_FOUND.
+        assert_eq!(
+            cuModuleGetFunction(&raw mut other, module, c"third".as_ptr()),
+            500
+        );
+        let attribute = |number: c_int| {
+            let mut value = -7;
+            assert_eq!(cuFuncGetAttribute(&raw mut value, number, function), 0);
+            value
+        };
+        // Threads of a block, shared memory, constants, local memory, registers.
+        assert_eq!([0, 1, 2, 3, 4].map(attribute), [256, 4096, 12, 0, 10]);
+        assert_eq!(attribute(8), (48 << 10) - 4096);
+        assert_eq!(cuFuncSetAttribute(function, 8, 1 << 20), INVALID_VALUE);
+        assert_eq!(
+            (cuFuncSetAttribute(function, 8, 16 << 10), attribute(8)),
+            (0, 16 << 10)
+        );
+        let blocks = |block: c_int, dynamic: usize| {
+            let mut blocks = -7;
+            let active = cuOccupancyMaxActiveBlocksPerMultiprocessor;
+            assert_eq!(active(&raw mut blocks, function, block, dynamic), 0);
+            blocks
+        };
+        // The first GPU has 64 KiB of shared memory and 1024 threads per multiprocessor.
+        assert_eq!(
+            [blocks(256, 0), blocks(256, 28 << 10), blocks(512, 0)],
+            [4, 2, 0]
+        );
+        let (mut grid, mut block) = (0, 0);
+        let potential = cuOccupancyMaxPotentialBlockSize;
+        assert_eq!(
+            potential(&raw mut grid, &raw mut block, function, None, 0, 0),
+            0
+        );
+        assert_eq!((grid, block), (4 * GPUS[0].multiprocessors as c_int, 256));
+        for place in [&raw mut address, &raw mut again] {
+            let found = cuModuleGetGlobal_v2(place, &raw mut size, module, c"table".as_ptr());
+            assert_eq!((found, size), (0, 64));
+        }
+        assert!(address == again && address > 0);
+        // CUDA_ERROR_INVALID_HANDLE.
+        assert_eq!([0; 2].map(|_| cuModuleUnload(module)), [0, 400]);
+    }
 }

@@ -399,6 +399,16 @@ unsafe fn get_objects(object: &Object, number: i32, into: &[u8]) -> i64 {
                 targets.len().min(PLANS) as i64
             }
         }
+        (kind::PLAN, attribute::PLAN_CONFIG) => {
+            let plan = object
+                .objects(attribute::PLAN_CONFIG)
+                .first()
+                .and_then(|config| of_config(config));
+            targets
+                .iter()
+                .for_each(|config| config.state().plan = plan.clone());
+            1
+        }
         (kind::ENGINE_CONFIG, attribute::CONFIG_ENGINE) => {
             let plan = of_config(object);
             targets
@@ -455,3 +465,6 @@ fn get_numbers(object: &Object, number: i32, into: &mut [u8]) -> i64 {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

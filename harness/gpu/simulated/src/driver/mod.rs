@@ -11,6 +11,7 @@ mod copies;
 mod mapping;
 mod memory;
 mod modules;
+mod occupancy;
 mod pools;
 mod streams;
 

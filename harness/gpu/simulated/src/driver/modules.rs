@@ -1,18 +1,20 @@
 //! Modules, their functions, and launches.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{OsStr, c_int, c_uint, c_void};
+use std::{fs, os::unix::ffi::OsStrExt as _};
 
-use harness_allocator::units::Bytes;
-use harness_gpu_settings::ffi::{Out, Text};
+use harness_allocator::{device::sim::GRANULARITY, units::Bytes};
+use harness_gpu_settings::ffi::{Out, Text, write};
 use harness_gpu_settings::{export, gpus::BLOCK_THREADS};
 
 use crate::code::{Code, answer, put, remember};
-use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
+use crate::context::{Gpu, by_kernel_mode, call, on_gpu, output_by_kernel_mode};
+use crate::image::Image;
 use crate::libraries::load_module;
-use crate::objects::{delete_object, new_object};
-use crate::runtime::fat_binary::code_bytes;
+use crate::runtime::fat_binary::{code_bytes, image};
 use crate::runtime::streams::submit;
-use crate::{contents::launched, copied, world::machine};
+use crate::world::{current_device, machine};
+use crate::{contents::launched, copied};
 
 /// `CUlaunchConfig`, as far as it is read here.
 #[repr(C)]
@@ -29,19 +31,18 @@ export! {
     cuModuleLoadFatBinary(module: Out<'_, usize>, image: *const c_void) =
         by_kernel_mode(THIS, || answer(create(module, image.expose_provenance())), || Err(Code::NotSupported));
     /// If kernels execute, modules are loaded only from memory.
-    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(create(module, 0)), || Err(Code::NotSupported));
+    cuModuleLoad(module: Out<'_, usize>, file: Text<'_>) =
+        by_kernel_mode(THIS, || answer(load_file(module, file)), || Err(Code::NotSupported));
     /// Lazy loading, the driver's default.
     cuModuleGetLoadingMode(mode: Out<'_, c_int>) = answer(put(mode, 2));
-    cuModuleUnload(module: *mut u8) = by_kernel_mode(THIS, || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
-    /// The function of a module without kernels is the module.
+    cuModuleUnload(module: usize) = by_kernel_mode(THIS, || answer(unload(module)), || on_gpu(|gpu| gpu.execution.unload(module)));
     cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =
-        output_by_kernel_mode(THIS, place, |place| answer(put(place, module)), || function(module, name));
-    /// The address of a variable. Modules have no variables if kernels are no-ops.
+        output_by_kernel_mode(THIS, place, |place| answer(put_function(place, module, name)), || function(module, name));
+    /// The address of a variable, which takes no memory if kernels are no-ops.
     cuModuleGetGlobal_v2(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) =
-        by_kernel_mode(THIS, || answer(Err(Code::NotFound)), || variable(address, size, module, name));
-    /// Functions have 32 registers and blocks of 1024 threads; other attributes are zero.
-    cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, _: usize) = answer(put(value, match number { 0 => 1024, 4 => 32, _ => 0 }));
-    cuFuncSetAttribute(_: usize, _: c_int, _: c_int) = 0;
+        call(THIS, || answer(variable(module, name).map(|found| write_variable(address, size, found))));
+    cuLibraryGetGlobal, cudaLibraryGetGlobal(address: Out<'_, u64>, size: Out<'_, usize>, library: usize, name: Text<'_>) =
+        remember(variable(library, name).map(|found| write_variable(address, size, found)));
     cuFuncSetCacheConfig(_: usize, _: c_int) = 0;
     cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
         answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
@@ -55,35 +56,79 @@ export! {
         _: c_uint
     ) = by_kernel_mode(THIS, || answer(create(library, image.expose_provenance())), || Err(Code::NotSupported));
     cuLibraryLoadFromFile(
-        library: Out<'_, usize>, _: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
-    ) = by_kernel_mode(THIS, || answer(create(library, 0)), || Err(Code::NotSupported));
+        library: Out<'_, usize>, file: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+    ) = by_kernel_mode(THIS, || answer(load_file(library, file)), || Err(Code::NotSupported));
     cudaLibraryLoadData(
         library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void,
         _: c_uint
     ) = remember(create(library, image.expose_provenance()));
     cudaLibraryLoadFromFile(
-        library: Out<'_, usize>, _: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
-    ) = remember(create(library, 0));
-    cudaLibraryUnload(library: *mut u8) = delete(library);
-    cudaLibraryGetKernel, cudaLibraryGetUnifiedFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = remember(put(place, object));
-    cuLibraryUnload(library: *mut u8) = by_kernel_mode(THIS, || delete(library), || Err(Code::NotSupported));
-    cuLibraryGetKernel, cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = answer(put(place, object));
-    cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) = cuFuncGetAttribute(value, number, kernel);
-    cuKernelSetAttribute(_: c_int, _: c_int, _: usize, _: c_int) = 0;
+        library: Out<'_, usize>, file: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+    ) = remember(load_file(library, file));
+    cudaLibraryUnload(library: usize) = remember(unload(library));
+    cudaLibraryGetKernel(kernel: Out<'_, usize>, library: usize, name: Text<'_>) = remember(put_function(kernel, library, name));
+    cudaLibraryGetUnifiedFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = remember(put(place, object));
+    cuLibraryUnload(library: usize) = by_kernel_mode(THIS, || answer(unload(library)), || Err(Code::NotSupported));
+    cuLibraryGetKernel(kernel: Out<'_, usize>, library: usize, name: Text<'_>) = answer(put_function(kernel, library, name));
+    cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize) = answer(put(place, object));
     cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 
-/// Creates a module without kernels. The address of its image is 0 if it is in a file.
-fn create(module: Out<'_, usize>, image: usize) -> Result<(), Code> {
+/// Creates a module whose kernels are no-ops.
+fn create(module: Out<'_, usize>, address: usize) -> Result<(), Code> {
     // SAFETY: the program passes an image.
-    load_module(unsafe { code_bytes(image) })?;
-    put(module, new_object().expose_provenance())
+    let (size, image) = unsafe { (code_bytes(address), image(address)) };
+    add(module, size, image)
 }
 
-fn delete(module: *mut u8) -> c_int {
-    // SAFETY: `create` created it, and the program destroys it once.
-    unsafe { delete_object(module) };
-    0
+fn add(module: Out<'_, usize>, size: Bytes, image: Image) -> Result<(), Code> {
+    load_module(size)?;
+    put(module, machine().state().loaded.add(image))
+}
+
+/// Creates a module from a file.
+fn load_file(module: Out<'_, usize>, file: Text<'_>) -> Result<(), Code> {
+    let file = file.get().ok_or(Code::InvalidValue)?;
+    let bytes = fs::read(OsStr::from_bytes(file.to_bytes())).map_err(|_| Code::FileNotFound)?;
+    add(module, Bytes(bytes.len() as u64), Image::of(&bytes))
+}
+
+fn unload(module: usize) -> Result<(), Code> {
+    let state = &mut *machine().state();
+    for (start, size) in state.loaded.remove(module)? {
+        state.device_at(start)?.unreserve(start, size)?;
+    }
+    Ok(())
+}
+
+fn put_function(place: Out<'_, usize>, module: usize, name: Text<'_>) -> Result<(), Code> {
+    let found = machine().state().loaded.function(module, text(name)?)?;
+    put(place, found)
+}
+
+/// Either output may be null.
+fn write_variable(address: Out<'_, u64>, size: Out<'_, usize>, (start, len): (u64, u64)) {
+    write(address, start);
+    write(size, len as usize);
+}
+
+/// Start and size of a variable.
+fn variable(module: usize, name: Text<'_>) -> Result<(u64, u64), Code> {
+    let name = text(name)?;
+    machine().usable()?;
+    if machine().executes_kernels() {
+        return on_gpu(|gpu| gpu.execution.variable(module, name));
+    }
+    let state = &mut *machine().state();
+    let (len, known) = state.loaded.variable(module, name)?;
+    if let Some((start, _)) = known {
+        return Ok((start, len));
+    }
+    let memory = state.devices.get_mut(current_device());
+    let space = Bytes(len.max(1).next_multiple_of(GRANULARITY.0));
+    let start = memory.ok_or(Code::NoDevice)?.reserve(space)?;
+    state.loaded.note(module, name, (start, space));
+    Ok((start, len))
 }
 
 fn load(image: Text<'_>) -> Result<usize, Code> {
@@ -98,16 +143,6 @@ fn load(image: Text<'_>) -> Result<usize, Code> {
 
 fn function(module: usize, name: Text<'_>) -> Result<usize, Code> {
     on_gpu(|gpu| gpu.execution.function(module, text(name)?))
-}
-
-fn variable(
-    address: Out<'_, u64>,
-    size: Out<'_, usize>,
-    module: usize,
-    name: Text<'_>,
-) -> Result<(), Code> {
-    let (start, len) = on_gpu(|gpu| gpu.execution.variable(module, text(name)?))?;
-    put(address, start).and(put(size, len as usize))
 }
 
 fn text(name: Text<'_>) -> Result<&str, Code> {

@@ -1,9 +1,12 @@
 //! Fat binaries: the code of a program for several compute capabilities. Their layout is not
 //! documented; `cuobjdump --list-elf` shows the same entries.
 
-use std::ptr;
+use std::ffi::CStr;
+use std::{ptr, slice};
 
 use harness_allocator::units::Bytes;
+
+use crate::image::Image;
 
 /// The structure that a program registers.
 #[repr(C)]
@@ -93,6 +96,30 @@ pub(crate) unsafe fn code_bytes(image: usize) -> Bytes {
     }
 }
 
+/// The kernels and variables of an image that a program loads. Those of compressed code are unknown.
+///
+/// # Safety
+/// The address is zero or that of an image.
+pub(crate) unsafe fn image(address: usize) -> Image {
+    let start = ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: as the caller promises. PTX ends with a NUL, machine code with its table of sections,
+    // and an entry has this size.
+    unsafe {
+        if starts_with(address, *b"\x7fELF") {
+            let size = usize::try_from(code_bytes(address).0).unwrap_or(0);
+            return Image::of(slice::from_raw_parts(start, size));
+        }
+        if address != 0 && matches!(start.read(), b'.' | b'/' | b'\n') {
+            return Image::of(CStr::from_ptr(start.cast()).to_bytes());
+        }
+        let code = entries_with_code(address).into_iter().map(|(_, code)| code);
+        code.filter(|code| code.starts_with(b"\x7fELF"))
+            .map(Image::of)
+            .next_back()
+            .unwrap_or_default()
+    }
+}
+
 /// Compares the first bytes. Reads none after the first difference: a text can be shorter.
 ///
 /// # Safety
@@ -113,6 +140,16 @@ unsafe fn starts_with(image: usize, magic: [u8; 4]) -> bool {
 /// The address is zero or that of an image. The magic numbers confirm the layout of a fat binary,
 /// whose pointers lead to constants of the program.
 unsafe fn entries(image: usize) -> Vec<Entry> {
+    // SAFETY: as the caller promises.
+    let found = unsafe { entries_with_code(image) };
+    found.into_iter().map(|(entry, _)| entry).collect()
+}
+
+/// The same entries, each with its code.
+///
+/// # Safety
+/// As above.
+unsafe fn entries_with_code<'a>(image: usize) -> Vec<(Entry, &'a [u8])> {
     let mut found = Vec::new();
     let wrapper = ptr::with_exposed_provenance::<Wrapper>(image);
     // SAFETY: as the caller promises.
@@ -130,9 +167,14 @@ unsafe fn entries(image: usize) -> Vec<Entry> {
         let end = at.byte_add(usize::try_from(entries).unwrap_or(0));
         while at < end {
             let entry = at.read_unaligned();
-            let size = u64::from(entry.header_size).saturating_add(entry.size);
-            if matches!(entry.kind, PTX | CUBIN) {
-                found.push(entry);
+            let (kind, size) = (
+                entry.kind,
+                u64::from(entry.header_size).saturating_add(entry.size),
+            );
+            if matches!(kind, PTX | CUBIN) && at.wrapping_byte_add(size as usize) <= end {
+                let code = at.cast::<u8>().wrapping_add(entry.header_size as usize);
+                let code = slice::from_raw_parts(code, entry.size as usize);
+                found.push((entry, code));
             }
             match usize::try_from(size) {
                 Ok(size) if size > 0 => at = at.wrapping_byte_add(size),

@@ -13,7 +13,7 @@ use crate::code::{Code, last, message, name, put, remember, take_last};
 use crate::mangled::{self, OPERAND_WORDS, Parameter};
 use crate::world::{is_device_memory, machine};
 use crate::{contents::launched, copied, stack::words_on_stack};
-use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS};
+use harness_gpu_settings::gpus::BLOCK_THREADS;
 
 /// A grid or a block.
 #[derive(Clone, Copy)]
@@ -207,11 +207,6 @@ export! {
         launch(kernel, config.grid, config.block, arguments, config.stream);
     /// The function of a kernel is its symbol: launches need no other.
     cudaGetFuncBySymbol(function: Out<'_, usize>, symbol: usize) = remember(put(function, symbol));
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize
-    ) = remember(put(blocks, active_blocks(block, shared_memory)));
-    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize, _: c_uint) =
-        remember(put(blocks, active_blocks(block, shared_memory)));
     /// Calls a function of the program in the order of a stream. Work takes no time, so this is
     /// immediate.
     cudaLaunchHostFunc, cuLaunchHostFunc(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
@@ -258,25 +253,6 @@ unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -
         });
     }
     0
-}
-
-/// Blocks of a kernel that fit on a multiprocessor.
-fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
-    let limits = machine().settings.gpu.limits();
-    let by_threads = limits.threads / u32::try_from(block).unwrap_or(1).max(1);
-    let by_memory = (limits.shared_memory as usize)
-        .checked_div(shared_memory)
-        .map_or(u32::MAX, |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
-    // `cudaFuncGetAttributes` reports 32 registers per thread.
-    let by_registers = REGISTERS / 32 / u32::try_from(block).unwrap_or(1).max(1);
-    c_int::try_from(
-        by_threads
-            .min(by_memory)
-            .min(by_registers)
-            .min(limits.blocks)
-            .max(1),
-    )
-    .unwrap_or(1)
 }
 
 #[unsafe(no_mangle)]

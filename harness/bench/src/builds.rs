@@ -1,6 +1,6 @@
-//! This build and the accepted build, measured side by side. Each is a process, `harness bench --serve`,
-//! that takes its turn in every round. Both are started in the same way, so they differ only in
-//! their code.
+//! This build and the accepted build, measured side by side. Each is a process, `harness bench
+//! --serve`, that takes its turn in every round. Both are started in the same way, so they differ
+//! only in their code.
 //!
 //! Messages are one JSON object per line. A process first sends its protocol version and commit
 //! (`Greeting`). Each `Request` names a case by suite and name, with the hash of its work; the

@@ -1,9 +1,9 @@
 //! Benchmarks: suites, runs, and comparisons of builds.
 //!
 //! A *suite* is a YAML file of *cases*. A case is one thing to time at one point of its axis, such
-//! as a hit of 2 MiB. An *arm* is an allocator with its settings. An *entry* is a case on an arm. A *round*
-//! runs every entry once with interleaved arms, so drift of the machine affects all alike. A *benchmark
-//! run* runs all suites. Later builds are compared with the *accepted build*.
+//! as a hit of 2 MiB. An *arm* is an allocator with its settings. An *entry* is a case on an arm. A
+//! *round* runs every entry once with interleaved arms, so drift of the machine affects all alike.
+//! A *benchmark run* runs all suites. Later builds are compared with the *accepted build*.
 
 pub mod accepted;
 pub mod builds;

@@ -26,8 +26,8 @@ pub fn median_interval(values: &mut [u64]) -> Option<(u64, u64)> {
     ))
 }
 
-/// Number of values outside the interval at each end: the greatest k with 2 · P(Binomial(n, ½) ≤ k)
-/// ≤ 5 %, or 0.
+/// Number of values outside the interval at each end: the greatest k with 2 · P(Binomial(n, ½)
+/// ≤ k) ≤ 5 %, or 0.
 fn interval_rank(count: usize) -> usize {
     // P(Binomial(n, ½) = 0). 2^-n underflows beyond a thousand rounds; the full range is returned
     // then, which is never too narrow.

@@ -29,10 +29,12 @@ const EXAMPLES: &str = "Examples:
   harness advise oom.pickle --verify -- python train.py
   harness advise oom.pickle --format json | jq -r '.configurations[] | select(.oom | not) | .conf'
 
-A recording that ends with an out-of-memory error contains the device's memory; for others, give `--memory`. The recording stops at the error, so the
-result shows only whether settings get past that point.
+A recording that ends with an out-of-memory error contains the device's memory; for others, give
+`--memory`. The recording stops at the error, so the result shows only whether settings get past
+that point.
 
-With `--verify`, the exit code is 1 if no settings are recommended, or if the program fails or has an out-of-memory error with them.";
+With `--verify`, the exit code is 1 if no settings are recommended, or if the program fails or has
+an out-of-memory error with them.";
 
 /// Replay a recorded PyTorch program with many settings of its allocator, and list those that would
 /// have saved it, with their cost.
@@ -59,7 +61,13 @@ pub(super) struct Advise {
     #[arg(long)]
     force: bool,
     /// Write the replay of the Nth recommended program change to the file of `--out`.
-    #[arg(long, value_name = "N", requires = "out", conflicts_with = "only", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "out",
+        conflicts_with = "only",
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     explain_advice: Option<u32>,
     /// The file for `--explain-advice`: a scenario, with its trace in the same folder; or if the
     /// name ends in `.pickle`, a memory snapshot of the changed program on the same memory.

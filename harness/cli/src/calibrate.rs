@@ -19,9 +19,9 @@ use super::{device, interrupt, probe, terminal};
 const EXAMPLES: &str = "Examples:
   harness calibrate
   harness calibrate --device cuda:1 --name h200-node7 --output scenarios/devices/h200-node7.yaml
-  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # uses that profile
-  harness exec --gpu h200-141 --unmeasured convolutions.tsv -- python train.py            # lists convolutions
-  harness calibrate --workspaces convolutions.tsv --output measured.tsv                   # measures them on a GPU
+  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml
+  harness exec --gpu h200-141 --unmeasured convolutions.tsv -- python train.py  # lists them
+  harness calibrate --workspaces convolutions.tsv --output measured.tsv         # measures them
   harness exec --gpu h200-141 --cudnn-workspace measured.tsv -- python train.py";
 
 const SCRIPT: &str = include_str!("calibrate/workspaces.py");
@@ -43,9 +43,9 @@ pub(super) struct Calibrate {
     /// The file to write or replace [default: a file in scenarios/devices with the profile's name].
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Measure cuDNN's workspaces of the convolutions in this table, which `harness exec --unmeasured`
-    /// wrote, instead of costs. It needs a Python with torch on the GPU machine, and writes
-    /// `measured.tsv` or the file of `--output` for `harness exec --cudnn-workspace`.
+    /// Measure cuDNN's workspaces of the convolutions in this table, which `harness exec
+    /// --unmeasured` wrote, instead of costs. It needs a Python with torch on the GPU machine, and
+    /// writes `measured.tsv` or the file of `--output` for `harness exec --cudnn-workspace`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "rounds"])]
     workspaces: Option<PathBuf>,
     /// With `--workspaces`: the Python with torch.
@@ -60,7 +60,12 @@ pub(super) struct Calibrate {
     #[arg(long, value_name = "NAME")]
     name: Option<ProfileName>,
     /// The number of measurements.
-    #[arg(long, value_name = "N", default_value_t = calibrate::ROUNDS, value_parser = clap::value_parser!(u32).range(3..=10_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = calibrate::ROUNDS,
+        value_parser = clap::value_parser!(u32).range(3..=10_000),
+    )]
     rounds: u32,
     /// Print only errors and warnings, and show no progress.
     #[arg(long, short)]

@@ -55,8 +55,8 @@ pub(crate) struct DeviceOptions {
     /// `cuda` or `cuda:N` [default: the variable HARNESS_DEVICE, else `auto`].
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Simulate this GPU: a file that `harness calibrate` wrote, or a GPU as in `harness exec --gpu`,
-    /// which has published costs.
+    /// Simulate this GPU: a file that `harness calibrate` wrote, or a GPU as in `harness exec
+    /// --gpu`, which has published costs.
     #[arg(long, value_name = "PROFILE")]
     device_profile: Option<PathBuf>,
 }

@@ -26,7 +26,12 @@ pub(super) struct Doctor {
     #[arg(long)]
     no_open: bool,
     /// The time that the driver and NVML get to answer, as in `60s`.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = |text: &str| time("limit", text))]
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "60s",
+        value_parser = |text: &str| time("limit", text),
+    )]
     limit: Nanos,
     /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]

@@ -57,23 +57,30 @@ const EXAMPLES: &str = "Examples:
   harness exec --least-memory -- python train.py
   harness exec --memory 24GiB --baseline peaks.json -- python train.py
   harness exec --python old/bin/python --python new/bin/python -- train.py
-  harness exec --memory 24GiB --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
+  harness exec --alloc-conf '' --alloc-conf expandable_segments:True -- python train.py
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
-The allocators and host code of PyTorch, JAX and others run unchanged, so reserved memory, refused requests and retries are the same as on such a GPU.
-Kernels are no-ops: times have no meaning, and the program reads zeros in place of computed values (see `--values`). The command needs no GPU, driver or
-CUDA library. The program is built for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
+The allocators and host code of PyTorch, JAX and others run unchanged, so reserved memory, refused
+requests and retries are the same as on such a GPU. Kernels are no-ops: times have no meaning, and
+the program reads zeros in place of computed values (see `--values`). The command needs no GPU,
+driver or CUDA library. The program is built for CUDA 12 or 13. Libraries choose their workspace by
+the GPU's compute capability, so `--gpu` changes the result.
 
-The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
-command or its torch cannot be used; then the program is not started. It is 2 too if a process needs a CUDA runtime that is linked in and cannot be replaced,
-because its symbols are stripped; then the program ends at once. It is 4 if the results cannot be written. It is 124 if ranks wait for each other
-or for ranks that never come: the run is stopped, and the summary lists who waits for whom.
+The program uses our standard input, output and error. Our exit code is the program's exit code, or
+128 + n if signal n ended it. The exit code is 2 if the command or its torch cannot be used; then
+the program is not started. It is 2 too if a process needs a CUDA runtime that is linked in and
+cannot be replaced, because its symbols are stripped; then the program ends at once. It is 4 if the
+results cannot be written. It is 124 if ranks wait for each other or for ranks that never come: the
+run is stopped, and the summary lists who waits for whom.
 
-With `--baseline` or two `--python`, the exit code is 1 if a figure differs and the program ends with 0.
+With `--baseline` or two `--python`, the exit code is 1 if a figure differs and the program ends
+with 0.
 
-With many runs, the first run uses our standard output and error, and no run uses our standard input. The exit code is 1 if the program does not meet
-`--expect`, if an injected failure never happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the results so far.
+With many runs, the first run uses our standard output and error, and no run uses our standard
+input. The exit code is 1 if the program does not meet `--expect`, if an injected failure never
+happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the
+results so far.
 
 The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a program.";
 
@@ -101,16 +108,27 @@ pub(super) struct Exec {
     /// program's memory and `--fail` injects failures. The program uses NVIDIA's driver and its own
     /// CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
-        "gpu", "devices", "cuda", "context_overhead", "events", "addresses", "cudnn_workspace", "nccl_memory", "unmeasured", "values",
+        "gpu", "devices", "cuda", "context_overhead", "events", "addresses", "cudnn_workspace",
+        "nccl_memory", "unmeasured", "values",
     ])]
     device: Option<u32>,
     /// The GPU to simulate: a name, as in `a100-40` or `h200`, or a file that describes a GPU, as
     /// in `my-gpu.yaml`. The page "GPUs" of the guide lists the names and describes the file.
-    #[arg(long, value_name = "GPU", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
+    #[arg(
+        long,
+        value_name = "GPU",
+        default_value = DEFAULT_GPU,
+        value_parser = device::gpu_or_file,
+    )]
     gpu: String,
     /// Number of simulated GPUs, at most 120. All processes of the program see all of them and
     /// share their memory.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)),
+    )]
     devices: u32,
     /// The CUDA release that the program is built for, `12` or `13` [default: that of the program's
     /// own files, its torch, or its other packages].
@@ -150,8 +168,8 @@ pub(super) struct Exec {
     /// ranks up to its own. Without this option, NCCL uses no memory.
     #[arg(long, value_name = "FILE")]
     nccl_memory: Option<NcclMemory>,
-    /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces
-    /// FILE` measures them on a GPU.
+    /// Write the convolutions with estimated workspaces to this table. `harness calibrate
+    /// --workspaces FILE` measures them on a GPU.
     #[arg(long, value_name = "FILE")]
     unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `copies` (the default), values from small

@@ -18,10 +18,10 @@ use super::{arguments, device, exit::Exit, jobs, snapshots, terminal};
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle
   harness explain memory_snapshot.pickle --memory 80GiB --at peak
-  harness explain snapshots/                        all ranks: which ones failed, and how they differ
+  harness explain snapshots/                    all ranks: which ones failed, how they differ
   harness explain memory_snapshot.pickle --format json | jq '.causes[] | {cause, bytes}'
   harness explain memory_snapshot.pickle --categories our_categories.yaml
-  harness explain program.trace --memory 24GiB      a trace or an RMM log, replayed on the simulated device
+  harness explain program.trace --memory 24GiB  a trace or an RMM log, replayed in simulation
   harness explain memory_snapshot.pickle --format markdown --out memory.md
   harness explain snapshots/ --format html --out memory.html
 
@@ -34,9 +34,9 @@ torch.cuda.memory._dump_snapshot(FILE) writes a snapshot. This code writes one w
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Explain {
-    /// Memory snapshots of PyTorch, plain or compressed with gzip. Of a folder, the *.pickle, *.pkl, *.pickle.gz
-    /// and *.pkl.gz files are read, without subfolders. Allocation traces and RMM logs need
-    /// `--memory`.
+    /// Memory snapshots of PyTorch, plain or compressed with gzip. Of a folder, the *.pickle,
+    /// *.pkl, *.pickle.gz and *.pkl.gz files are read, without subfolders. Allocation traces and
+    /// RMM logs need `--memory`.
     #[arg(value_name = "SNAPSHOT", required = true)]
     paths: Vec<PathBuf>,
     /// The device's memory, as in `80GiB` [default: the reserved memory plus the free memory at a

@@ -30,13 +30,19 @@ const EXAMPLES: &str = "Examples:
   harness fleet merge fleet-* --out fleet
   harness fleet s3://bucket/snapshots --out fleet               # also gs:// and az://
 
-The folder of `--out` contains rows.jsonl (one line per snapshot, written as soon as it is analysed), fleet.parquet and fleet.html. Unchanged files are not
-analysed again. `merge` refuses a set of shards from which a row is missing.";
+The folder of `--out` contains rows.jsonl (one line per snapshot, written as soon as it is
+analysed), fleet.parquet and fleet.html. Unchanged files are not analysed again. `merge` refuses a
+set of shards from which a row is missing.";
 
 /// Explain the out-of-memory errors of many jobs: causes, lines of code, and changes that a replay
 /// confirms, as one table.
 #[derive(Args)]
-#[command(after_help = EXAMPLES, arg_required_else_help = true, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    after_help = EXAMPLES,
+    arg_required_else_help = true,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+)]
 pub(super) struct Fleet {
     /// Memory snapshots, and folders with *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files, which
     /// are searched with their subfolders. A folder may be a URL: s3://, gs:// or az://, with

@@ -24,8 +24,10 @@ const EXAMPLES: &str = "Examples:
   harness import memory_snapshot.pickle --out scenarios/our_training.yaml
   harness import oom.pickle --memory 24GiB --out scenarios/our_oom.yaml
 
-The compressed trace next to the scenario contains every allocation and free of the program with its line. `harness run` replays it on the simulated
-device or on a GPU, where it really allocates, writes and verifies every block. The scenario expects the results of a replay on the simulated device.";
+The compressed trace next to the scenario contains every allocation and free of the program with its
+line. `harness run` replays it on the simulated device or on a GPU, where it really allocates,
+writes and verifies every block. The scenario expects the results of a replay on the simulated
+device.";
 
 /// Turn a recorded PyTorch program into a scenario that replays its allocations and frees.
 #[derive(Args)]

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::{Args, Subcommand};
 use harness_base::printable::printable;
@@ -43,7 +43,15 @@ struct Gpus {
 
 impl Gpus {
     fn run(&self) -> Result<Exit, Failures> {
-        let document = |gpu: &Gpu| json!({ "name": gpu.name, "device": gpu.device, "memory": gpu.memory, "aliases": gpu.aliases() });
+        let document = |gpu: &Gpu| {
+            let Gpu {
+                name,
+                device,
+                memory,
+                ..
+            } = gpu;
+            json!({ "name": name, "device": device, "memory": memory, "aliases": gpu.aliases() })
+        };
         let rows = || {
             GPUS.iter().map(|gpu| {
                 [
@@ -81,7 +89,7 @@ fn document(scenario: &Scenario) -> serde_json::Value {
         "about": scenario.about,
         "allocators": allocators(scenario),
         "memory": scenario.needs.memory,
-        "parameters": scenario.parameters.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+        "parameters": scenario.parameters.iter().cloned().collect::<BTreeMap<_, _>>(),
         "tags": scenario.tags,
         "seed": scenario.seed,
         "steps": scenario.steps.len(),

@@ -114,7 +114,12 @@ fn run() -> ExitCode {
 /// Test how programs and GPU memory allocators behave when GPU memory runs out, with or without a
 /// GPU.
 #[derive(Parser)]
-#[command(name = "harness", version = built::version(), after_help = exit::explained(), arg_required_else_help = true)]
+#[command(
+    name = "harness",
+    version = built::version(),
+    after_help = exit::explained(),
+    arg_required_else_help = true,
+)]
 struct Cli {
     /// When to use colour; `auto`: on a terminal, unless NO_COLOR is set or TERM is `dumb`.
     #[arg(

@@ -9,7 +9,8 @@ mod server;
 
 const EXAMPLES: &str = "Examples:
   claude mcp add harness -- harness mcp
-  { \"mcpServers\": { \"harness\": { \"command\": \"harness\", \"args\": [\"mcp\", \"--allow-exec\"] } } }";
+  { \"mcpServers\": { \"harness\": {
+      \"command\": \"harness\", \"args\": [\"mcp\", \"--allow-exec\"] } } }";
 
 /// Serve explain, advise, compare and exec as tools for coding agents: a server of the Model
 /// Context Protocol on standard input and output.

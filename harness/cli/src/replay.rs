@@ -39,8 +39,8 @@ A trace has one operation per line; `#` starts a comment:
   gr POOL            release it
 It may be compressed with gzip.
 
-The statistics are a line with the names of the columns, an array of figures per operation, and the segments at the end. The first
-column, `result`, is the outcome of the operation:
+The statistics are a line with the names of the columns, an array of figures per operation, and the
+segments at the end. The first column, `result`, is the outcome of the operation:
   0   success
   1   out of memory
   2   ignored: its id or pool is not live
@@ -77,7 +77,12 @@ pub(super) struct Replay {
     memory_summary: bool,
     /// Time the allocator's host code instead: REPS passes over the trace, after two passes that
     /// warm the cache. Each pass frees the live blocks at its end, and these frees count.
-    #[arg(long, value_name = "REPS", conflicts_with_all = ["stats", "verify", "memory_summary"], value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "REPS",
+        conflicts_with_all = ["stats", "verify", "memory_summary"],
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     bench: Option<u32>,
     /// Print the results of `--bench` as JSON.
     #[arg(long, requires = "bench")]
@@ -94,7 +99,12 @@ pub(super) struct Replay {
     #[arg(long, value_name = "FRONT", default_value = "handle", value_parser = fronts())]
     front: Front,
     /// Compare these recordings with their replay, row by row.
-    #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
+    #[arg(
+        long,
+        value_name = "RECORDING",
+        num_args = 1..,
+        conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"],
+    )]
     verify: Vec<PathBuf>,
 }
 

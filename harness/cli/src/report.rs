@@ -21,7 +21,7 @@ const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
   harness report accept --reason \"faster hits\"
   harness report accept v0.2.0
-  harness report merge shard-1/benchmark.json shard-2/benchmark.json -o reports/nightly/2026-11-20-h200/benchmark.json
+  harness report merge shard-1/benchmark.json shard-2/benchmark.json -o benchmark.json
   harness report render reports/nightly/*
   harness report index";
 
@@ -35,7 +35,10 @@ const MOST_IMPORTANT: usize = 3;
 
 /// Compare, accept, merge and render benchmark runs.
 #[derive(Args)]
-#[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()), arg_required_else_help = true)]
+#[command(
+    after_help = format!("{EXAMPLES}\n\n{}", exit::explained()),
+    arg_required_else_help = true,
+)]
 pub(super) struct Report {
     #[command(subcommand)]
     command: Command,
@@ -66,8 +69,8 @@ impl Report {
 /// many entries are unsure.
 ///
 /// Model times and memory are exact, so every difference counts, on all machines. Measured times of
-/// different runs count if they differ by 15 % on the same kind of processor. `harness bench --accepted`
-/// compares side by side, which is more precise.
+/// different runs count if they differ by 15 % on the same kind of processor. `harness bench
+/// --accepted` compares side by side, which is more precise.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -286,7 +289,7 @@ fn resolved(name: &str) -> Result<String, CliError> {
 /// options. Missing and repeated shards are errors. Results of `harness exec` are also printed.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  harness report merge 1.json 2.json -o every-fault.json                of `harness exec --every-fault --shard I/2 --format json`
+  harness report merge 1.json 2.json -o all.json    # of `harness exec --every-fault --shard I/2`
   harness report merge shards/*/benchmark.json -o benchmark.json
   harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {

@@ -44,10 +44,10 @@ const EXAMPLES: &str = "Examples:
   harness run memory_snapshot.pickle --alloc-conf expandable_segments:True
   harness run my.yaml --try-settings --least-memory
   harness run my.yaml --allocator caching --explain
-  harness run my.yaml --allocator caching --snapshot oom.pickle     # then: harness explain oom.pickle --format html --out oom.html
+  harness run my.yaml --allocator caching --snapshot oom.pickle
   harness run scenarios --last-failed               # only the runs that failed last time
-  harness run my.yaml --allocator caching --fail cudaMalloc:3     # the third call of cudaMalloc fails
-  harness run scenarios --every-fault               # one run per device call, in which that call fails
+  harness run my.yaml --allocator caching --fail cudaMalloc:3  # the third call fails
+  harness run scenarios --every-fault               # one run per device call, which fails
   harness run my.yaml --trace timeline.json          # for https://ui.perfetto.dev
   harness run my.yaml --format json | jq '.runs[].verdict'";
 
@@ -123,7 +123,13 @@ pub(super) struct Run {
     snapshot: Option<PathBuf>,
     /// For each run that failed at a refused request, print where every byte of the device was, as
     /// `harness explain` does. With `=all`, print this for the end of every run.
-    #[arg(long, value_name = "RUNS", num_args = 0..=1, require_equals = true, default_missing_value = "failed")]
+    #[arg(
+        long,
+        value_name = "RUNS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "failed",
+    )]
     explain: Option<Explained>,
     /// Write a timeline of the runs for https://ui.perfetto.dev: steps, driver calls, stream work,
     /// and memory.

@@ -28,16 +28,21 @@ const EXAMPLES: &str = "Examples:
   harness shrink my.yaml --arm 'caching(max_split_size_mb:512)' --preserve invariant
   harness shrink oom.pickle --out scenarios/our_oom.yaml
   harness shrink job.trace --memory 8GiB --alloc-conf max_split_size_mb:128 --out small.yaml
-  harness shrink job.trace --memory 8GiB --preserve conf-differs --alloc-conf '' --alloc-conf expandable_segments:True
+  harness shrink job.trace --memory 8GiB --preserve conf-differs --alloc-conf '' \\
+    --alloc-conf expandable_segments:True
   harness shrink oom.pickle --out small.trace        a trace instead of a scenario
 
-For a trace or a snapshot, the cause of the last refused request stays the same: too little memory, fragmentation, a memory fraction, or blocks that wait
-for events. For a scenario, the first failure of its first failing configuration on the simulated device stays the same: the cause of a refused request, the
-violated invariant, or the unmet expectation with its figures. Memory, sizes and numbers become smaller, and loops become shorter. Names and
-comments of the remaining steps are kept.
+For a trace or a snapshot, the cause of the last refused request stays the same: too little memory,
+fragmentation, a memory fraction, or blocks that wait for events. For a scenario, the first failure
+of its first failing configuration on the simulated device stays the same: the cause of a refused
+request, the violated invariant, or the unmet expectation with its figures. Memory, sizes and
+numbers become smaller, and loops become shorter. Names and comments of the remaining steps are
+kept.
 
-The result contains its own expectation (`expect: { oom: CAUSE }`, `expect_violation:` or `expected_to_fail:`), so it passes in `harness run` and
-`cargo test --test scenarios`. It is run before it is written. The exit code is 2 for a scenario that passes, because it cannot be reduced.";
+The result contains its own expectation (`expect: { oom: CAUSE }`, `expect_violation:` or
+`expected_to_fail:`), so it passes in `harness run` and
+`cargo test --test scenarios`. It is run before it is written. The exit code is 2 for a scenario
+that passes, because it cannot be reduced.";
 
 /// Reduce a failing scenario, or a trace or snapshot that runs out of memory, to a small scenario
 /// that fails in the same way.

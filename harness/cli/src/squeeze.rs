@@ -22,14 +22,18 @@ const EXAMPLES: &str = "Examples:
   harness squeeze --leave-free 6GiB --report squeeze.md -- python train.py
   harness squeeze --leave-free 6GiB --format json -- python train.py | jq .least_free
 
-The command allocates memory with the driver before the program starts, and releases it after the program has ended, even if either process is killed. It
-does not react when other processes allocate or release memory.
+The command allocates memory with the driver before the program starts, and releases it after the
+program has ended, even if either process is killed. It does not react when other processes allocate
+or release memory.
 
-The program runs unchanged. It uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The
-results go to standard error. With `--format json` they go to standard output, and the program's standard output goes to standard error.
+The program runs unchanged. It uses our standard input, output and error. Our exit code is the
+program's exit code, or 128 + n if signal n ended it. The results go to standard error. With
+`--format json` they go to standard output, and the program's standard output goes to standard
+error.
 
-The exit code is 3 if the GPU cannot be used or has too little free memory; then the program is not started. It is 2 if the program cannot be started, and
-4 if the record or the report cannot be written.";
+The exit code is 3 if the GPU cannot be used or has too little free memory; then the program is not
+started. It is 2 if the program cannot be started, and 4 if the record or the report cannot be
+written.";
 
 const EVERY: &str = "50ms";
 const MOST_POINTS: usize = 4096;

@@ -630,7 +630,8 @@ fn injected_failures_are_counted_separately(world: World) {
 const LIMITED: &str = r#"
 import ctypes, torch
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p, CFUNCTYPE, POINTER
-runtime, driver, nvml = (ctypes.CDLL(name) for name in ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"))
+libraries = "libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"
+runtime, driver, nvml = (ctypes.CDLL(name) for name in libraries)
 MIB = 1 << 20
 
 def told(function):
@@ -646,7 +647,7 @@ print("at first", told(runtime.cudaMemGetInfo))
 code, first = get(runtime.cudaMalloc, 3)
 print("two pages", code, told(runtime.cudaMemGetInfo), told(driver.cuMemGetInfo_v2))
 print("too much", get(runtime.cudaMalloc, 1021)[0], [runtime.cudaGetLastError() for _ in range(2)])
-print("too much of the driver", get(driver.cuMemAlloc_v2, 1021)[0], get(driver.cuMemAlloc_v2, 1020)[0])
+print("too much of the driver", *(get(driver.cuMemAlloc_v2, mib)[0] for mib in (1021, 1020)))
 code, last = get(runtime.cudaMalloc, 1)
 print("nothing is left", code)
 print("given back", runtime.cudaFree(first), told(runtime.cudaMemGetInfo))
@@ -661,7 +662,8 @@ assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, byref(h
 assert nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0
 print("NVML", [bytes // MIB for bytes in memory])
 properties, total = ctypes.create_string_buffer(4096), c_size_t()
-assert runtime.cudaGetDeviceProperties_v2(properties, 0) == 0 and driver.cuDeviceTotalMem_v2(byref(total), 0) == 0
+assert runtime.cudaGetDeviceProperties_v2(properties, 0) == 0
+assert driver.cuDeviceTotalMem_v2(byref(total), 0) == 0
 print("properties", int.from_bytes(properties.raw[288:296], "little") // MIB, total.value // MIB)
 "#;
 
@@ -740,30 +742,34 @@ class Flat(ctypes.Structure):
     _fields_ = [("width", c_size_t), ("height", c_size_t), ("format", c_uint), ("channels", c_uint)]
 
 class Array(ctypes.Structure):
-    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t), ("format", c_uint), ("channels", c_uint), ("flags", c_uint)]
+    _fields_ = [(name, c_size_t) for name in ("width", "height", "depth")] + [
+        (name, c_uint) for name in ("format", "channels", "flags")]
 
 def free():
     left, total = c_size_t(), c_size_t()
     assert runtime.cudaMemGetInfo(byref(left), byref(total)) == 0
     return left.value // MIB
 
-def told(name, get, give):
+def told(name, give, get, *arguments):
     place = c_void_p()
-    code = get(byref(place))
+    code = get(byref(place), *arguments)
     held = free()
     print(name, code, held, give(place) if code == 0 else "-", free())
 
 FLOAT = 0x20
 pitch = c_size_t()
-told("managed", lambda place: driver.cuMemAllocManaged(place, c_size_t(100 * MIB), 1), driver.cuMemFree_v2)
-told("managed of the runtime", lambda place: runtime.cudaMallocManaged(place, c_size_t(100 * MIB), 1), runtime.cudaFree)
-told("pitched", lambda place: driver.cuMemAllocPitch_v2(place, byref(pitch), c_size_t(300), c_size_t(1 << 16), 4), driver.cuMemFree_v2)
+flat, array, large, mipmap = Flat(1024, 512, FLOAT, 4), Array(1024, 512, 4, FLOAT, 4, 0), \
+    Array(8192, 8192, 2, FLOAT, 4, 0), Array(1024, 1024, 0, FLOAT, 4, 0)
+told("managed", driver.cuMemFree_v2, driver.cuMemAllocManaged, c_size_t(100 * MIB), 1)
+told("managed of the runtime", runtime.cudaFree, runtime.cudaMallocManaged, c_size_t(100 * MIB), 1)
+told("pitched", driver.cuMemFree_v2, driver.cuMemAllocPitch_v2, byref(pitch), c_size_t(300),
+    c_size_t(1 << 16), 4)
 print("pitch", pitch.value)
-told("array", lambda place: driver.cuArrayCreate_v2(place, byref(Flat(1024, 512, FLOAT, 4))), driver.cuArrayDestroy)
-told("3D", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(1024, 512, 4, FLOAT, 4, 0))), driver.cuArrayDestroy)
-told("mipmap", lambda place: driver.cuMipmappedArrayCreate(place, byref(Array(1024, 1024, 0, FLOAT, 4, 0)), 2), driver.cuMipmappedArrayDestroy)
-told("too much", lambda place: driver.cuMemAllocManaged(place, c_size_t(1025 * MIB), 1), driver.cuMemFree_v2)
-told("too large", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(8192, 8192, 2, FLOAT, 4, 0))), driver.cuArrayDestroy)
+told("array", driver.cuArrayDestroy, driver.cuArrayCreate_v2, byref(flat))
+told("3D", driver.cuArrayDestroy, driver.cuArray3DCreate_v2, byref(array))
+told("mipmap", driver.cuMipmappedArrayDestroy, driver.cuMipmappedArrayCreate, byref(mipmap), 2)
+told("too much", driver.cuMemFree_v2, driver.cuMemAllocManaged, c_size_t(1025 * MIB), 1)
+told("too large", driver.cuArrayDestroy, driver.cuArray3DCreate_v2, byref(large))
 "#;
 
 /// The output with 1 GiB: 65,536 rows of 512 bytes are 32 MiB; 1024² elements of 16 bytes plus a
@@ -841,14 +847,16 @@ fn failures_are_injected_on_a_real_gpu_without_a_limit(world: World) {
 /// Calls functions between two events.
 const EVENTS: &str = r#"
 import ctypes, time, torch
+from ctypes import c_float, c_size_t, c_void_p
 runtime = torch.cuda._runtime
-runtime.cudaEventElapsedTime.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p]
-for argument in (runtime.cudaEventRecord, runtime.cudaFree):
-    argument.argtypes = [ctypes.c_void_p] + [ctypes.c_void_p] * (argument is runtime.cudaEventRecord)
+runtime.cudaEventElapsedTime.argtypes = [ctypes.POINTER(c_float), c_void_p, c_void_p]
+runtime.cudaEventRecord.argtypes = [c_void_p, c_void_p]
+runtime.cudaFree.argtypes = [c_void_p]
 
 def event():
-    made = ctypes.c_void_p()
-    assert runtime.cudaEventCreate(ctypes.byref(made)) == 0 and runtime.cudaEventRecord(made, None) == 0
+    made = c_void_p()
+    assert runtime.cudaEventCreate(ctypes.byref(made)) == 0
+    assert runtime.cudaEventRecord(made, None) == 0
     return made
 
 def timed(call):
@@ -869,7 +877,8 @@ def shown(name, is_slow, call):
     print(name, took >= 0.04 or not is_slow, between >= 40)
 
 shown("malloc", True, lambda: runtime.cudaMalloc(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
-shown("async", False, lambda: runtime.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20), None))
+other = ctypes.byref(c_void_p())
+shown("async", False, lambda: runtime.cudaMallocAsync(other, c_size_t(1 << 20), None))
 shown("free", True, lambda: runtime.cudaFree(memory))
 shown("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 "#;
@@ -928,7 +937,8 @@ fn latencies_delay_calls_by_the_clocks_of_host_and_gpu(world: World) {
         ran.err
     );
     let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
-    let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
+    let expected = ["cudaMalloc", "cudaFree"].map(|call| json!({ "call": call, "calls": 1 }));
+    let expected = Value::from(expected.to_vec());
     assert_eq!(calls(&world.record()), expected);
     // The clock of the simulated GPU does not include the wait.
     let ran = limited(
@@ -1034,7 +1044,8 @@ torch.cuda.malloc(4 << 20)
 runtime.cudaMemset(memory, 0, 64)
 assert runtime.cudaFree(memory) == 0
 assert runtime.cudaMalloc(ctypes.byref(other), ctypes.c_size_t(9 << 30)) == 2
-assert runtime.cudaMalloc(ctypes.byref(other), ctypes.c_size_t(6 << 20)) == 0 and runtime.cudaFree(other) == 0
+assert runtime.cudaMalloc(ctypes.byref(other), ctypes.c_size_t(6 << 20)) == 0
+assert runtime.cudaFree(other) == 0
 
 def rows(folder, kind):
     noted = open("%s/%d.%s" % (os.environ[folder], os.getpid(), kind), "rb").read()
@@ -1044,7 +1055,9 @@ def rows(folder, kind):
 for folder in ("HARNESS_GPU_RUN", "HARNESS_GPU_LIMITS_RUN"):
     if folder in os.environ:
         attempts, frees = rows(folder, "attempts"), rows(folder, "frees")
-        print([(kind >> 8, 0 if kind >> 8 else size >> 20, held >> 20) for kind, size, _, held in attempts], [(before, held >> 20) for before, _, _, held in frees])
+        asked = [(kind >> 8, 0 if kind >> 8 else size >> 20, held >> 20)
+            for kind, size, _, held in attempts]
+        print(asked, [(before, held >> 20) for before, _, _, held in frees])
         print([row[2] for row in attempts], [row[1] for row in frees])
 "#;
 
@@ -1146,8 +1159,8 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
     );
     let ran = world.run(&["--require-gpu"], &["./program"]);
     assert_eq!(ran.code, Some(1), "{}", ran.err);
-    let why = "CUDA was called, but no memory was requested: cuInit was the first call that failed, \
-         with error 1 in `program`";
+    let why = "CUDA was called, but no memory was requested: cuInit was the first call that \
+         failed, with error 1 in `program`";
     assert!(ran.err.contains(why), "{}", ran.err);
     // The torch of the environment is not the program's.
     let ran = world.run(&["--values", "cpu"], &["./program", "one"]);
@@ -1182,7 +1195,8 @@ fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
     world.write("runtime.c", LINKED_RUNTIME);
     let main = "#include <stdio.h>\nextern int cudaMalloc(void **, unsigned long), \
          cudaMemGetInfo(unsigned long *, unsigned long *);\n\
-         __attribute__((constructor)) static void early(void) { void *at; cudaMalloc(&at, 1 << 20); }\n\
+         __attribute__((constructor)) static void early(void)\n\
+         { void *at; cudaMalloc(&at, 1 << 20); }\n\
          int main(void) { unsigned long left = 0, total = 0; void *at;\n\
          int asked = cudaMemGetInfo(&left, &total), got = cudaMalloc(&at, 2ul << 30);\n\
          printf(\"%d %d %d\", asked, total == 1ul << 30, got); }\n";
@@ -1251,8 +1265,10 @@ fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
         "{}",
         ran.err
     );
-    let tables = "#include <dlfcn.h>\nint main(void) { void *driver = dlopen(\"libcuda.so.1\", RTLD_NOW);\n\
-         int (*tables)(void *, void *) = dlsym(driver, \"cuGetExportTable\"); return tables(0, 0) + 7; }\n";
+    let tables = "#include <dlfcn.h>\nint main(void) {\n\
+         void *driver = dlopen(\"libcuda.so.1\", RTLD_NOW);\n\
+         int (*tables)(void *, void *) = dlsym(driver, \"cuGetExportTable\");\n\
+         return tables(0, 0) + 7; }\n";
     world.write("main.c", tables);
     build(&["-s", "-ldl"]);
     named(&[], "asks for internal tables of NVIDIA's driver");
@@ -1262,7 +1278,8 @@ fn cudnn_gets_an_error_in_place_of_the_tables_of_the_driver(world: World) {
     world.write(
         "planner.c",
         "#include <dlfcn.h>\nint plan(void) { int (*tables)(void *, void *) = \
-         dlsym(dlopen(\"libcuda.so.1\", RTLD_NOW), \"cuGetExportTable\"); return tables(0, 0) + 7; }\n",
+         dlsym(dlopen(\"libcuda.so.1\", RTLD_NOW), \"cuGetExportTable\");\n\
+         return tables(0, 0) + 7; }\n",
     );
     world.write(
         "main.c",
@@ -1534,7 +1551,8 @@ fn tools(world: &World) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let client = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "test", "version": "1" } });
+    let client = json!({ "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": { "name": "test", "version": "1" } });
     send(
         &mut server,
         &json!({ "jsonrpc": "2.0", "id": "start", "method": "initialize", "params": client }),
@@ -1573,7 +1591,8 @@ fn a_tool_ends_with_its_call_and_its_server(world: World) {
             "cancelled" => {
                 send(
                     &mut server,
-                    &json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } }),
+                    &json!({ "jsonrpc": "2.0", "method": "notifications/cancelled",
+                        "params": { "requestId": 1 } }),
                 );
             }
             "end of input" => drop(server.stdin.take()),
@@ -2634,11 +2653,13 @@ fn programs_of_a_scenario_share_its_memory(world: World) {
     );
     let steps = "  - alloc: { buffer: own, size: 600MiB }
   - exec: { id: refused, command: [python3, asks.py, 600], expect: oom }
-  - expect: [ refused.exit_code == 1, refused.num_ooms == 1, refused.malloc_failures == 1, refused.peak_reserved == 0 ]
+  - expect: [ refused.exit_code == 1, refused.num_ooms == 1, refused.malloc_failures == 1,
+        refused.peak_reserved == 0 ]
   - free: own
   - empty_cache
   - exec: { id: served, command: [python3, asks.py, 600], env: { CODE: 5 }, expect: 5 }
-  - expect: [ served.peak_reserved == 600MiB, served.malloc_calls == 1, served.processes == 1, reserved == 0 ]
+  - expect: [ served.peak_reserved == 600MiB, served.malloc_calls == 1, served.processes == 1,
+        reserved == 0 ]
   - exec: { id: holds, command: [python3, holds.py] }
     meanwhile:
       - exec: { id: waits, command: [python3, waits.py] }

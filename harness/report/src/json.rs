@@ -47,7 +47,8 @@ pub fn render(report: &Report<'_>, has_memory_stats: bool) -> String {
         format!(",\"not_started\":{}", to_json(&records.not_started))
     };
     format!(
-        "{{\"version\":{},\"harness\":{harness},\"runs\":[{separator}{}{separator}]{not_started}}}\n",
+        "{{\"version\":{},\"harness\":{harness},\"runs\":[{separator}{}{separator}]{not_started}}}\
+         \n",
         records.version,
         runs.join(",\n")
     )

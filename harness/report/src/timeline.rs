@@ -31,7 +31,10 @@ pub fn render(timelines: &[Timeline]) -> String {
 }
 
 fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
-    let named = |what: &str, row: u32, name: &str| json!({ "ph": "M", "name": what, "pid": run, "tid": row, "args": { "name": name } });
+    let named = |what: &str, row: u32, name: &str| {
+        let args = json!({ "name": name });
+        json!({ "ph": "M", "name": what, "pid": run, "tid": row, "args": args })
+    };
     let mut events = vec![named("process_name", 0, &name(timeline))];
     let mut rows: BTreeMap<u32, String> = BTreeMap::from([
         (STEPS, "steps".to_owned()),
@@ -57,7 +60,10 @@ fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
     }
     for (row, name) in &rows {
         events.push(named("thread_name", *row, name));
-        events.push(json!({ "ph": "M", "name": "thread_sort_index", "pid": run, "tid": row, "args": { "sort_index": row } }));
+        events.push(
+            json!({ "ph": "M", "name": "thread_sort_index", "pid": run, "tid": row,
+            "args": { "sort_index": row } }),
+        );
     }
     events.extend(timeline.entries.iter().map(|entry| event(entry, run)));
     events
@@ -111,7 +117,8 @@ fn event(entry: &Entry, run: u32) -> Value {
         } => {
             let name = size.map_or_else(|| name.clone(), |size| format!("{name} {size}"));
             let mut event = json!({
-                "ph": "X", "name": name, "pid": run, "tid": row(*track), "ts": microseconds(*start), "dur": microseconds(*duration), "args": {},
+                "ph": "X", "name": name, "pid": run, "tid": row(*track), "ts": microseconds(*start),
+                "dur": microseconds(*duration), "args": {},
             });
             if let Some(bytes) = size {
                 event["args"]["bytes"] = json!(bytes.0);
@@ -133,11 +140,16 @@ fn event(entry: &Entry, run: u32) -> Value {
             let more = |bytes: &Bytes, than: &Bytes| bytes.0.saturating_sub(than.0);
             json!({
                 "ph": "C", "name": "memory", "pid": run, "ts": microseconds(*at),
-                "args": { "allocated": allocated.0, "waiting for events": more(active, allocated), "reserved, not in use": more(reserved, active) },
+                "args": {
+                    "allocated": allocated.0,
+                    "waiting for events": more(active, allocated),
+                    "reserved, not in use": more(reserved, active),
+                },
             })
         }
         Entry::Refused { at, size } => json!({
-            "ph": "i", "s": "p", "name": format!("out of memory: {size}"), "pid": run, "tid": STEPS, "ts": microseconds(*at), "args": { "bytes": size.0 },
+            "ph": "i", "s": "p", "name": format!("out of memory: {size}"), "pid": run, "tid": STEPS,
+            "ts": microseconds(*at), "args": { "bytes": size.0 },
         }),
     }
 }

@@ -357,7 +357,8 @@ fn without_the_accepted_build_records_are_compared_and_the_comparison_says_so() 
     of_accepted.accepted.commit = runs[0].build.commit.clone();
     let comparison = compare(&of_accepted, &runs.iter().collect::<Vec<_>>(), None).unwrap();
     assert!(
-        matches!(&comparison.basis, Basis::Records { started, .. } if started == "2026-11-01T02:00:00Z"),
+        matches!(&comparison.basis, Basis::Records { started, .. }
+            if started == "2026-11-01T02:00:00Z"),
         "{:?}",
         comparison.basis
     );

@@ -120,8 +120,7 @@ fn other_processes_are_named_with_the_most_that_they_held() {
 }
 
 #[test]
-fn clocks_that_were_held_down_are_told_once_those_that_somebody_set_are_not_and_not_knowing_is_told()
- {
+fn only_clocks_that_were_held_down_or_are_unknown_are_told_and_once() {
     let (cap, set) = (
         Throttle {
             words: "power cap",

@@ -1,5 +1,5 @@
-//! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file, [`Suite::parse`]
-//! a text.
+//! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file,
+//! [`Suite::parse`] a text.
 //!
 //! A [`Suite`] is valid: every file it refers to was read and checked, every size fits in the
 //! suite's memory, and nothing is timed twice. Errors are one [`FileError`] with a position.

@@ -92,7 +92,9 @@ fn equal_rounds_are_precise_even_at_zero() {
 
 proptest! {
     #[test]
-    fn the_median_lies_in_its_interval(rounds in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..9), 0..30)) {
+    fn the_median_lies_in_its_interval(
+        rounds in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..9), 0..30)
+    ) {
         let summary = summarize(&rounds);
         prop_assert!(summary.min <= summary.low && summary.low <= summary.median);
         prop_assert!(summary.median <= summary.high && summary.high <= summary.max);

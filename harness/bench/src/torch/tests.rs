@@ -47,8 +47,7 @@ fn each_question_is_answered_with_samples_a_reason_or_a_failure() {
 
 /// A process that continues, for example because its device hangs, keeps its device memory.
 #[test]
-fn a_process_that_gives_no_answer_or_a_wrong_one_fails_once_and_has_ended_when_the_next_one_is_measured()
- {
+fn a_process_with_no_answer_or_a_wrong_one_fails_once_and_ends_before_the_next_measurement() {
     let cases = [
         ("", "PyTorch ended without an answer"),
         ("read q; echo hello", "PyTorch answered `hello`"),

@@ -17,7 +17,13 @@ pub(super) struct Options {
     #[arg(long, requires = "command", conflicts_with = "only")]
     pub(super) verify: bool,
     /// With `--verify`: the simulated GPU, as in `harness exec`.
-    #[arg(long, value_name = "GPU", requires = "verify", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
+    #[arg(
+        long,
+        value_name = "GPU",
+        requires = "verify",
+        default_value = DEFAULT_GPU,
+        value_parser = device::gpu_or_file,
+    )]
     gpu: String,
     /// With `--verify`: the program and its arguments.
     #[arg(last = true, requires = "verify", value_name = "COMMAND")]

@@ -38,7 +38,15 @@ pub(super) struct Options {
     /// that create handles, plans and modules of libraries, such as cublasCreate, then fail once
     /// each. WHICH is `all`, `sample:N` or `largest:N`, which fail allocations only [default: all
     /// up to 64 allocations; of more, a sample of 64 and the 16 largest].
-    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "some", conflicts_with_all = ["fail", "least_memory"], help_heading = MANY)]
+    #[arg(
+        long,
+        value_name = "WHICH",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "some",
+        conflicts_with_all = ["fail", "least_memory"],
+        help_heading = MANY,
+    )]
     every_fault: Option<Which>,
     /// With `--every-fault`: also fail each allocation alone. PyTorch's retry should then succeed.
     /// Without this option, three allocations are tested alone.
@@ -48,7 +56,13 @@ pub(super) struct Options {
     /// like the first run, with at most 1 % or 2 MiB more memory in use. `ends-cleanly`: the run
     /// recovers, or ends with a nonzero exit code after an OutOfMemoryError, and no other exception
     /// or signal ends it. Both accept the error of a library whose call failed.
-    #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY, value_parser = expectations())]
+    #[arg(
+        long,
+        value_name = "WHAT",
+        requires = "every_fault",
+        help_heading = MANY,
+        value_parser = expectations(),
+    )]
     expect: Option<Expectation>,
     /// Search for the least memory in which the program ends as with `--memory`, without
     /// out-of-memory errors. The result is exact to 1 %.

@@ -186,7 +186,10 @@ impl Served {
 
     fn tool(&self) -> Tool {
         let text = |about: &str| json!({ "type": "string", "description": about });
-        let list = |about: &str| json!({ "type": "array", "items": { "type": "string" }, "minItems": 1, "description": about });
+        let list = |about: &str| {
+            let items = json!({ "type": "string" });
+            json!({ "type": "array", "items": items, "minItems": 1, "description": about })
+        };
         let positional = self.positional.iter().map(|(name, about)| {
             (
                 *name,
@@ -403,7 +406,8 @@ impl Transport<RoleServer> for Lines {
         loop {
             let problem = tokio::select! {
                 message = self.passed.receive() => {
-                    self.has_started |= matches!(message, Some(RxJsonRpcMessage::<RoleServer>::Request(_)));
+                    self.has_started |=
+                        matches!(message, Some(RxJsonRpcMessage::<RoleServer>::Request(_)));
                     if self.has_started || message.is_none() {
                         return message;
                     }

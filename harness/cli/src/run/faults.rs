@@ -30,7 +30,10 @@ pub(super) struct FaultOptions {
         require_equals = true,
         default_missing_value = "all",
         long_help = EVERY_FAULT_HELP,
-        conflicts_with_all = ["fail", "snapshot", "explain", "try_settings", "least_memory", "repeat", "report", "fail_fast", "memory_summary"]
+        conflicts_with_all = [
+            "fail", "snapshot", "explain", "try_settings", "least_memory", "repeat", "report",
+            "fail_fast", "memory_summary",
+        ],
     )]
     every_fault: Option<Chosen>,
     /// With `--every-fault`: the number of parallel runs [default: the number of cores].
@@ -169,18 +172,25 @@ impl Shown<'_> {
 const FAIL_HELP: &str = "\
 Fail device calls; may be repeated. The run fails if such a call never happens.
 
-CALL is the CUDA name of the call, as in cudaMalloc, cuMemCreate, cudaMallocAsync, cudaFree or cudaEventRecord. `any` counts all calls that \
-allocate device memory together. PROCESS selects a process of the scenario, as in worker/cudaMalloc:3; the default is the main process. FIRST is the number of the \
-first failing call, from 1. COUNT is the number of failing calls (default: 1). Calls for less than MIN_SIZE do not count. Calls that allocate memory \
-fail with out of memory, others with CUDA_ERROR_UNKNOWN. A scenario can inject other errors, delays and wrong figures with `faults:`.";
+CALL is the CUDA name of the call, as in cudaMalloc, cuMemCreate, cudaMallocAsync, cudaFree or \
+cudaEventRecord. `any` counts all calls that allocate device memory together. PROCESS selects a \
+process of the scenario, as in worker/cudaMalloc:3; the default is the main process. FIRST is the \
+number of the first failing call, from 1. COUNT is the number of failing calls (default: 1). Calls \
+for less than MIN_SIZE do not count. Calls that allocate memory fail with out of memory, others \
+with CUDA_ERROR_UNKNOWN. A scenario can inject other errors, delays and wrong figures with \
+`faults:`.";
 
 const EVERY_FAULT_HELP: &str = "\
-Run each scenario once without failures, then once per device call of the scenario and its processes, in which that call fails.
+Run each scenario once without failures, then once per device call of the scenario and its \
+processes, in which that call fails.
 
-`all` (the default) fails every call in turn, except repetitions: the same call in the same step with the same allocator state, if its failure ended the \
-run immediately. `each` includes repetitions. `sample:N` tries N different calls, evenly spread. `largest:N` tries the N largest requests. Calls that \
-allocate memory fail with out of memory; if the allocator succeeds by retrying, another run fails the retry too. Other calls fail with an error.
+`all` (the default) fails every call in turn, except repetitions: the same call in the same step \
+with the same allocator state, if its failure ended the run immediately. `each` includes \
+repetitions. `sample:N` tries N different calls, evenly spread. `largest:N` tries the N largest \
+requests. Calls that allocate memory fail with out of memory; if the allocator succeeds by \
+retrying, another run fails the retry too. Other calls fail with an error.
 
-After every failure, the invariants must hold, buffer contents must be intact, and the device must be empty at the end. The run must recover, run out of memory, \
-or end with an error that names the call. Anything else is a defect: it is printed with a command that reproduces it, and the exit code is 1. The \
-scenario's expectations are not checked in these runs. No report is saved.";
+After every failure, the invariants must hold, buffer contents must be intact, and the device must \
+be empty at the end. The run must recover, run out of memory, or end with an error that names the \
+call. Anything else is a defect: it is printed with a command that reproduces it, and the exit \
+code is 1. The scenario's expectations are not checked in these runs. No report is saved.";

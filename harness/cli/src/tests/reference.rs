@@ -10,7 +10,8 @@ use crate::Cli;
 
 const BEGINNING: &str = "# Command reference
 
-This page is generated from `harness --help`. To renew it, run `UPDATE=1 cargo test -p harness --bin harness reference`.
+This page is generated from `harness --help`. To renew it, run `UPDATE=1 cargo test -p harness --bin
+harness reference`.
 ";
 
 fn reference() -> String {
@@ -120,22 +121,27 @@ fn entry(argument: &Arg) -> String {
 
 const GPU_PAGE: &str = "# GPUs
 
-This page is generated from `harness/gpu/settings/src/gpus.tsv`. To renew it, run `UPDATE=1 cargo test -p harness --bin harness reference`.
+This page is generated from `harness/gpu/settings/src/gpus.tsv`. To renew it, run `UPDATE=1 cargo
+test -p harness --bin harness reference`.
 
-`harness exec --gpu NAME`, `gpu: NAME` in an `exec` step, and `--device-profile NAME` simulate these GPUs:
+`harness exec --gpu NAME`, `gpu: NAME` in an `exec` step, and `--device-profile NAME` simulate these
+GPUs:
 
 ```
 harness exec --gpu rtx4090-24 -- python train.py
 harness run my.yaml --device sim --device-profile a100-40-2g.10gb
 ```
 
-The memory is what CUDA reports on Linux (`torch.cuda.mem_get_info()`). It is less than the total of `nvidia-smi`, and other driver versions report
-slightly different amounts: `--memory` overrides it. The last column is the source of the memory; *derived* figures are not measured. The table
-lacks GPUs without a published figure, such as B300 and the MIG instances of a B200.
+The memory is what CUDA reports on Linux (`torch.cuda.mem_get_info()`). It is less than the total of
+`nvidia-smi`, and other driver versions report slightly different amounts: `--memory` overrides it.
+The last column is the source of the memory; *derived* figures are not measured. The table lacks
+GPUs without a published figure, such as B300 and the MIG instances of a B200.
 
-[Functions from all parts of PyTorch](../../../harness/cli/tests/programs/functions.py) run on each GPU with PyTorch 2.6, 2.9, 2.11 and 2.15,
-except for what PyTorch itself refuses: flash attention before capability 8.0, and with 2.6 after 9.0; FP8 matrix products before 8.9; and, from 2.11 on,
-cuDNN before 7.5. If a version of PyTorch has no kernels for a GPU, it prints a warning. The simulated run continues; on the real GPU, kernels fail.
+[Functions from all parts of PyTorch](../../../harness/cli/tests/programs/functions.py) run on each
+GPU with PyTorch 2.6, 2.9, 2.11 and 2.15, except for what PyTorch itself refuses: flash attention
+before capability 8.0, and with 2.6 after 9.0; FP8 matrix products before 8.9; and, from 2.11 on,
+cuDNN before 7.5. If a version of PyTorch has no kernels for a GPU, it prints a warning. The
+simulated run continues; on the real GPU, kernels fail.
 
 ```
 harness exec --values cpu --gpu t4-16 -- python harness/cli/tests/programs/functions.py

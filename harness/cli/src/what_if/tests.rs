@@ -84,7 +84,8 @@ fn the_seed_of_the_plan_decides() {
 needs: { memory: 256MiB }
 allocators: [direct]
 steps:
-  - storm: { id: storm, operations: 60, sizes: { min: 1MiB, max: 16MiB }, live: 128MiB, lifetime: { min: 5, max: 30 } }
+  - storm: { id: storm, operations: 60, sizes: { min: 1MiB, max: 16MiB }, live: 128MiB,
+        lifetime: { min: 5, max: 30 } }
   - expect: num_ooms == 0
 ";
     let found: std::collections::BTreeSet<String> = (0..4)

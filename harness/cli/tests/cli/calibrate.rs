@@ -141,7 +141,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_cost_model_is_found_again(times in prop::collection::vec(0_u64..100_000, 13), transfer in 0_u64..10_000_000) {
+    fn any_cost_model_is_found_again(
+        times in prop::collection::vec(0_u64..100_000, 13), transfer in 0_u64..10_000_000
+    ) {
         let cost = model(&times, transfer);
         let found = values(&profile_of(&mut device(cost.clone())).cost_model());
         let known = values(&cost);

@@ -288,8 +288,7 @@ fn a_published_figure_that_differs_or_is_missing_fails() {
 
 /// The page's figures are those that `ci/figures` printed.
 #[test]
-fn the_page_of_real_figures_has_a_figure_for_each_published_one_and_those_with_an_equals_sign_are_equal()
- {
+fn the_page_of_real_figures_has_each_published_figure_and_equals_signs_hold() {
     let list = fs::read_to_string(ci().join("figures.tsv")).unwrap();
     let page = fs::read_to_string(ci().join("../harness/book/src/real-figures.md")).unwrap();
     let mut figures = 0;

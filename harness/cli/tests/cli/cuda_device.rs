@@ -170,7 +170,8 @@ fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
         .map(whole, Bytes::mib(2))
         .expect_err("a call is refused");
     assert!(
-        matches!(error, DeviceError::Driver { call, code, .. } if call == refused_call && code == refused_code),
+        matches!(error, DeviceError::Driver { call, code, .. }
+            if call == refused_call && code == refused_code),
         "{error}"
     );
     assert_eq!(
@@ -202,30 +203,42 @@ on_the_simulated_gpu! {
     fn a_mapped_file_is_unnamed_and_in_the_requested_folder(strict()) {
         let mut device = device();
         let folder = tempfile::tempdir().expect("a folder");
-        let memory = |path: &std::path::Path| HostMemory::MappedFile { folder: Some(path.to_owned()) };
+        let memory =
+            |path: &std::path::Path| HostMemory::MappedFile { folder: Some(path.to_owned()) };
         let host = device.host_alloc(Bytes::mib(3), &memory(folder.path())).expect("there is room");
         assert_eq!(folder.path().read_dir().expect("it can be read").count(), 0);
         device.host_free(host).expect("it is held");
         let missing = folder.path().join("missing");
-        let refused = device.host_alloc(Bytes::mib(3), &memory(&missing)).expect_err("there is no \
-             folder").to_string();
-        assert!(refused.starts_with("mmap of 3 MiB failed: a temporary file in ") && refused.contains("missing"), "{refused}");
+        let refused = device
+            .host_alloc(Bytes::mib(3), &memory(&missing))
+            .expect_err("there is no folder")
+            .to_string();
+        assert!(
+            refused.starts_with("mmap of 3 MiB failed: a temporary file in ")
+                && refused.contains("missing"),
+            "{refused}"
+        );
     }
 
     fn an_error_for_pinned_memory_names_the_call(strict().failing("cuMemHostAlloc", 1, 2)) {
-        let refused = device().host_alloc(Bytes::mib(1), &HostMemory::Pinned).expect_err("the driver refuses").to_string();
+        let refused = device()
+            .host_alloc(Bytes::mib(1), &HostMemory::Pinned)
+            .expect_err("the driver refuses")
+            .to_string();
         assert!(refused.starts_with("cuMemHostAlloc of 1 MiB failed: "), "{refused}");
     }
 
-    fn releasing_a_borrowed_stream_waits_for_its_copies_with_host_memory(Settings { list_calls: true, ..strict() }) {
+    fn releasing_a_borrowed_stream_waits_for_its_copies_with_host_memory(
+        Settings { list_calls: true, ..strict() }
+    ) {
         // The lender shares the primary context and outlives the borrower.
         let mut lender = device();
         let lent = lender.create_stream().expect("a stream is created");
         let handle = lender.raw_stream(lent).expect("the stream exists");
         let mut device = device();
         // SAFETY: the stream lives until the end of the test.
-        let stream = unsafe { device.borrow_stream(handle) }.expect("the stream belongs to the \
-             same context");
+        let stream = unsafe { device.borrow_stream(handle) }
+            .expect("the stream belongs to the same context");
         let start = device.malloc(Bytes::mib(2)).expect("memory is free");
         let host = device.host_alloc(Bytes::mib(2), &HostMemory::Pageable).expect("memory is free");
         let waits = || calls().iter().filter(|call| *call == "cuStreamSynchronize").count();
@@ -240,7 +253,9 @@ on_the_simulated_gpu! {
 
     fn leaked_host_memory_is_freed_with_the_device(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
-        for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
+        for memory in
+            [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }]
+        {
             let _ = device.host_alloc(Bytes::mib(1), &memory).expect("there is memory");
         }
         assert_eq!(device.leaks(), Leaks { host: 3, ..Leaks::default() });
@@ -251,22 +266,39 @@ on_the_simulated_gpu! {
     fn an_open_device_describes_itself(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let info = device.info().clone();
-        assert_eq!((info.name.as_str(), info.total, info.granularity), ("Simulated GPU", Bytes::gib(2), Bytes::mib(2)));
+        assert_eq!(
+            (info.name.as_str(), info.total, info.granularity),
+            ("Simulated GPU", Bytes::gib(2), Bytes::mib(2))
+        );
         let facts = info.fingerprint;
-        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref()), (Some("simulated"), Some("12.9")));
-        assert_eq!((facts.mig, facts.ecc, facts.clocks_mhz), (Some(false), Some(true), Some((1980, 2619))));
-        assert_eq!((facts.throttle_reasons, facts.other_processes), (vec!["power cap".to_owned()], Some(1)));
+        assert_eq!(
+            (facts.driver.as_deref(), facts.cuda.as_deref()),
+            (Some("simulated"), Some("12.9"))
+        );
+        assert_eq!(
+            (facts.mig, facts.ecc, facts.clocks_mhz),
+            (Some(false), Some(true), Some((1980, 2619)))
+        );
+        assert_eq!(
+            (facts.throttle_reasons, facts.other_processes),
+            (vec!["power cap".to_owned()], Some(1))
+        );
         assert_eq!(facts.uuid_hash.map(|hash| hash.len()), Some(16));
         assert_eq!(device.nvml_problem(), None);
         let memory = device.memory().expect("the driver reports memory");
         assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
-        assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "the context and the other process");
+        assert_eq!(
+            (memory.used, memory.context_overhead),
+            (Bytes::mib(364), Bytes::mib(364)),
+            "the context and the other process"
+        );
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
         assert_eq!(device.own_context(), Ok(Bytes::mib(300)), "without the other process");
     }
 
     fn without_process_accounting_the_context_is_measured_by_difference(
-        Settings { others: Bytes::mib(64), ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
+        Settings { others: Bytes::mib(64), ..strict() }
+            .failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
     ) {
         let mut device = device();
         assert_eq!(device.memory().expect("the driver reports memory").process, None);
@@ -281,10 +313,17 @@ on_the_simulated_gpu! {
         let script = "#!/bin/sh\ncd \"${0%/*}\" && echo > pid.$$ && while ! [ -e held.$$ ]; do \
              sleep 0.01; done\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
         std::fs::write(&python, script).expect("it is written");
-        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("the script is executable");
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755))
+            .expect("the script is executable");
         let opened = device();
         let nvml = machine::nvml_of(opened.info()).expect("there is NVML");
-        let others = || nvml.other_processes().expect("NVML tells").into_iter().map(|other| other.used).collect::<Vec<_>>();
+        let others = || {
+            nvml.other_processes()
+                .expect("NVML tells")
+                .into_iter()
+                .map(|other| other.used)
+                .collect::<Vec<_>>()
+        };
         let mut torches = Torches::new(&python.to_string_lossy(), 0);
         std::thread::scope(|scope| {
             scope.spawn(|| have_hold(folder.path(), 2, Bytes::mib(200)));
@@ -295,7 +334,10 @@ on_the_simulated_gpu! {
         drop(opened);
         let mut opened = device();
         assert_eq!(opened.info().fingerprint.other_processes, Some(1));
-        assert_eq!((used_memory(&mut opened), opened.own_context()), (Bytes::mib(300 + 64 + 2 * 200), Ok(Bytes::mib(300))));
+        assert_eq!(
+            (used_memory(&mut opened), opened.own_context()),
+            (Bytes::mib(300 + 64 + 2 * 200), Ok(Bytes::mib(300)))
+        );
         drop(torches);
         assert_eq!(used_memory(&mut opened), Bytes::mib(300 + 64), "they are gone");
     }
@@ -303,19 +345,28 @@ on_the_simulated_gpu! {
     fn a_run_on_a_shared_gpu_is_contended(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let machine = machine(&device, "rustc");
-        assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Simulated \
-             GPU", Some("simulated"), Some(true)));
+        assert_eq!(
+            (machine.device.as_str(), machine.driver.as_deref(), machine.ecc),
+            ("Simulated GPU", Some("simulated"), Some(true))
+        );
         let mut monitor = Monitor::start(&mut device);
         drop(device);
         monitor.observe();
         let conditions = monitor.finish();
         assert_eq!(conditions.free_at_start, Some(Bytes::mib(2048 - 364)));
-        let states: Vec<_> = conditions.gpu.iter().map(|state| (state.sm_mhz, state.memory_mhz, state.other_processes)).collect();
+        let states: Vec<_> = conditions
+            .gpu
+            .iter()
+            .map(|state| (state.sm_mhz, state.memory_mhz, state.other_processes))
+            .collect();
         assert_eq!(states, [(Some(1980), Some(2619), Some(1)); 3], "before, between and after");
-        let states: Vec<_> = conditions.gpu.iter().map(|state| (state.power_mw, state.temperature)).collect();
+        let states: Vec<_> =
+            conditions.gpu.iter().map(|state| (state.power_mw, state.temperature)).collect();
         assert_eq!(states, [(Some(250_000), Some(40)); 3]);
-        let told = ["1 other process held memory of the GPU (other-process, 64 MiB)", "clocks were \
-             held down: power cap"];
+        let told = [
+            "1 other process held memory of the GPU (other-process, 64 MiB)",
+            "clocks were held down: power cap",
+        ];
         assert_eq!(conditions.contended[..2], told);
     }
 
@@ -331,7 +382,11 @@ on_the_simulated_gpu! {
     fn a_monitor_without_nvml_still_watches_the_host(Settings { nvml: false, ..strict() }) {
         let conditions = Monitor::start(&mut device()).finish();
         assert_eq!(conditions.gpu, []);
-        assert!(conditions.contended.iter().all(|why| why.starts_with("the processor was busy")), "{:?}", conditions.contended);
+        assert!(
+            conditions.contended.iter().all(|why| why.starts_with("the processor was busy")),
+            "{:?}",
+            conditions.contended
+        );
     }
 
     fn memory_is_charged_in_granules_and_runs_out_exactly(strict()) {
@@ -344,7 +399,10 @@ on_the_simulated_gpu! {
         assert!(small.0.is_multiple_of(256) && large.0.is_multiple_of(256));
         let left = free_memory(&mut device);
         let requested = left + Bytes(1);
-        assert_eq!(device.malloc(requested), Err(DeviceError::OutOfMemory { requested, free: left }));
+        assert_eq!(
+            device.malloc(requested),
+            Err(DeviceError::OutOfMemory { requested, free: left })
+        );
         assert_eq!(free_memory(&mut device), left, "a refusal changes nothing");
         let last = device.malloc(left).expect("the remaining memory fits exactly");
         assert_eq!(free_memory(&mut device), Bytes::ZERO);
@@ -383,20 +441,27 @@ on_the_simulated_gpu! {
             device.malloc(size).expect("it fits");
             charged += size.checked_round_up(Bytes::mib(2)).expect("it is small");
             let memory = device.memory().expect("the driver reports memory");
-            assert_eq!((memory.used, memory.process), (overhead + charged, Some(overhead + charged)));
+            assert_eq!(
+                (memory.used, memory.process),
+                (overhead + charged, Some(overhead + charged))
+            );
         }
         assert_eq!(device.memory().expect("the driver reports memory").context_overhead, overhead);
     }
 
     fn a_failed_allocation_does_not_call_nvml(Settings { list_calls: true, ..strict() }) {
-        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("the device has \
-             this much memory");
+        let mut device = Limited::new(Box::new(device()), Bytes::gib(1))
+            .expect("the device has this much memory");
         assert!(nvml_calls() > 0, "opening and admitting query NVML");
         for kind in AllocatorKind::ALL {
             let mut allocator = kind.build();
-            let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            let held = allocator
+                .allocate(&mut device, Request::new(Bytes::mib(32)))
+                .unwrap_or_else(|error| panic!("{kind:?}: {error}"));
             let before = nvml_calls();
-            let refused = allocator.allocate(&mut device, Request::new(Bytes::gib(2))).expect_err("it does not fit");
+            let refused = allocator
+                .allocate(&mut device, Request::new(Bytes::gib(2)))
+                .expect_err("it does not fit");
             assert!(refused.is_out_of_memory(), "{kind:?}: {refused}");
             assert_eq!(nvml_calls(), before, "{kind:?}");
             allocator.free(&mut device, held).expect("it is live");
@@ -406,14 +471,25 @@ on_the_simulated_gpu! {
         assert!(device.malloc(Bytes::gib(2)).is_err_and(|error| error.is_out_of_memory()));
         let mapped = device.mapped().expect("the device maps memory");
         let start = mapped.reserve(Bytes::gib(2)).expect("there are addresses");
-        assert!(mapped.map(range(start, 0, 2 << 30), Bytes::mib(2)).is_err_and(|error| error.is_out_of_memory()));
+        assert!(
+            mapped
+                .map(range(start, 0, 2 << 30), Bytes::mib(2))
+                .is_err_and(|error| error.is_out_of_memory())
+        );
         mapped.unreserve(start).expect("nothing is mapped");
-        assert!(device.malloc(device.info().total + Bytes(1)).is_err_and(|error| error.is_out_of_memory()));
+        assert!(
+            device
+                .malloc(device.info().total + Bytes(1))
+                .is_err_and(|error| error.is_out_of_memory())
+        );
         assert_eq!(nvml_calls(), before);
     }
 
-    fn a_provider_queries_nvml_only_after_memory_was_taken(Settings { list_calls: true, processes: true, ..strict() }) {
-        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
+    fn a_provider_queries_nvml_only_after_memory_was_taken(
+        Settings { list_calls: true, processes: true, ..strict() }
+    ) {
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false)
+            .expect("the GPU is there");
         let mut provider = SharedDevice::new(source, Box::new(device()), None);
         let need = Bytes::gib(1);
         drop(provider.device(need, MemoryLimit::Enforced).expect("it is free"));
@@ -428,7 +504,10 @@ on_the_simulated_gpu! {
         assert!(nvml_calls() > before, "more is wanted");
         // A program that exists everywhere.
         harness_staging::hold_for(1, Bytes::gib(1)).expect("it is staged");
-        assert!(matches!(provider.device(need, MemoryLimit::Enforced).err(), Some(DeviceError::Unavailable { .. })));
+        assert!(matches!(
+            provider.device(need, MemoryLimit::Enforced).err(),
+            Some(DeviceError::Unavailable { .. })
+        ));
         harness_staging::hold_for(1, Bytes::ZERO).expect("it runs still");
         drop(provider.device(need, MemoryLimit::Enforced).expect("the memory is free again"));
     }
@@ -438,37 +517,55 @@ on_the_simulated_gpu! {
         let before = nvml_calls();
         for kind in AllocatorKind::ALL {
             let mut allocator = kind.build();
-            let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            let held = allocator
+                .allocate(&mut device, Request::new(Bytes::mib(32)))
+                .unwrap_or_else(|error| panic!("{kind:?}: {error}"));
             allocator.free(&mut device, held).expect("it is live");
             allocator.close(&mut device).expect("nothing is live");
         }
         assert_eq!((nvml_calls(), device.free_memory()), (before, Ok(Bytes::mib(2048 - 300))));
     }
 
-    fn the_third_allocation_fails_as_injected_and_the_fourth_succeeds(strict().failing("cuMemAlloc_v2", 3, 719)) {
+    fn the_third_allocation_fails_as_injected_and_the_fourth_succeeds(
+        strict().failing("cuMemAlloc_v2", 3, 719)
+    ) {
         let mut device = device();
         device.malloc(Bytes::mib(2)).expect("the first");
         device.malloc(Bytes::mib(2)).expect("the second");
         let error = device.malloc(Bytes::mib(2)).expect_err("the third");
         let sentence = error.to_string();
-        assert!(sentence.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719). \
-             Earlier work broke the context"), "{sentence}");
+        assert!(
+            sentence.starts_with(
+                "cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719). \
+             Earlier work broke the context"
+            ),
+            "{sentence}"
+        );
         device.malloc(Bytes::mib(2)).expect("the fourth");
-        assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only out \
-             of memory counts as an allocation failure");
+        assert_eq!(
+            (device.leaks().allocations, device.calls().malloc_failures),
+            (3, 0),
+            "only out of memory counts as an allocation failure"
+        );
     }
 
     fn an_unknown_code_gives_a_readable_error(strict().failing("cuEventQuery", 1, 9999)) {
         let mut device = device();
         let event = device.create_event().expect("an event");
         let sentence = device.event_done(event).expect_err("it is refused").to_string();
-        assert!(sentence.starts_with("cuEventQuery failed: unknown driver code (9999). "), "{sentence}");
+        assert!(
+            sentence.starts_with("cuEventQuery failed: unknown driver code (9999). "),
+            "{sentence}"
+        );
     }
 
     fn a_failed_free_changes_no_account(strict().failing("cuMemFree_v2", 1, 999)) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
-        assert!(matches!(device.free(ptr), Err(DeviceError::Driver { call: "cuMemFree_v2", code: 999, .. })));
+        assert!(matches!(
+            device.free(ptr),
+            Err(DeviceError::Driver { call: "cuMemFree_v2", code: 999, .. })
+        ));
         assert_eq!(device.leaks().allocations, 1);
         device.free(ptr).expect("the second try succeeds");
     }
@@ -479,10 +576,19 @@ on_the_simulated_gpu! {
         device.set_call_site(CallSite(3));
         device.free(ptr).expect("it is live");
         device.set_call_site(CallSite(5));
-        assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: CallSite(3), second: CallSite(5) }));
+        assert_eq!(
+            device.free(ptr),
+            Err(DeviceError::DoubleFree { ptr, first: CallSite(3), second: CallSite(5) })
+        );
         let inside = DevicePtr(ptr.0 + 512);
-        assert_eq!(device.free(inside), Err(DeviceError::InvalidFree { ptr: inside, place: CallSite(5) }));
-        assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: CallSite(5) }));
+        assert_eq!(
+            device.free(inside),
+            Err(DeviceError::InvalidFree { ptr: inside, place: CallSite(5) })
+        );
+        assert_eq!(
+            device.free(DevicePtr::NULL),
+            Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: CallSite(5) })
+        );
     }
 
     fn fills_are_verified_at_every_size_and_alignment(strict()) {
@@ -490,19 +596,49 @@ on_the_simulated_gpu! {
         let stream = device.create_stream().expect("a stream");
         let ptr = device.malloc(Bytes::mib(8)).expect("it fits");
         let whole = range(ptr, 0, 8 << 20);
-        let lengths = [1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 255, 256, 257, 4095, 4096, 100_003, (1 << 20) + 5];
+        let lengths = [
+            1,
+            2,
+            3,
+            7,
+            8,
+            9,
+            15,
+            16,
+            17,
+            63,
+            64,
+            255,
+            256,
+            257,
+            4095,
+            4096,
+            100_003,
+            (1 << 20) + 5,
+        ];
         for offset in (0..9).chain([255, 256, 4093]) {
             for len in lengths {
                 let inner = range(ptr, 8192 + offset, len);
                 let after = range(inner.end(), 0, 4096);
                 device.fill(stream, whole, OTHER).expect("the whole is filled");
                 device.fill(stream, inner, TAG).expect("the inner range is filled");
-                device.verify(stream, inner, TAG).unwrap_or_else(|error| panic!("{offset} {len}: \
-                     {error}"));
-                device.verify(stream, range(ptr, 0, 8192 + offset), OTHER).unwrap_or_else(|error| panic!("before {offset} {len}: {error}"));
+                device
+                    .verify(stream, inner, TAG)
+                    .unwrap_or_else(|error| panic!("{offset} {len}: {error}"));
+                device
+                    .verify(stream, range(ptr, 0, 8192 + offset), OTHER)
+                    .unwrap_or_else(|error| panic!("before {offset} {len}: {error}"));
                 let shifted = Tag(OTHER.0.rotate_right(((8192 + offset + len) % 8) as u32 * 8));
-                device.verify(stream, after, shifted).unwrap_or_else(|error| panic!("after {offset} {len}: {error}"));
-                assert!(matches!(device.verify(stream, inner, OTHER), Err(DeviceError::Corrupted { .. })), "{offset} {len}");
+                device
+                    .verify(stream, after, shifted)
+                    .unwrap_or_else(|error| panic!("after {offset} {len}: {error}"));
+                assert!(
+                    matches!(
+                        device.verify(stream, inner, OTHER),
+                        Err(DeviceError::Corrupted { .. })
+                    ),
+                    "{offset} {len}"
+                );
             }
         }
         device.free(ptr).expect("it is live");
@@ -519,20 +655,31 @@ on_the_simulated_gpu! {
             device.fill(StreamId::DEFAULT, byte, Tag(0xee)).expect("it is queued");
             let (at, shift) = (byte.start, wrong % 8 * 8);
             let digits = if wrong / 8 == 125 { 6 } else { 16 };
-            let found = format!("its word holds 0x{:0digits$x}, and 1 of 1003 bytes differ", 0xee_u64 << shift);
+            let found = format!(
+                "its word holds 0x{:0digits$x}, and 1 of 1003 bytes differ",
+                0xee_u64 << shift
+            );
             let error = DeviceError::Corrupted { range: filled, at, expected: 0, found };
-            assert_eq!(device.verify(StreamId::DEFAULT, filled, Tag(0)), Err(error), "byte {wrong}");
+            assert_eq!(
+                device.verify(StreamId::DEFAULT, filled, Tag(0)),
+                Err(error),
+                "byte {wrong}"
+            );
         }
     }
 
-    fn a_wrong_fill_is_found(Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..strict() }) {
+    fn a_wrong_fill_is_found(
+        Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..strict() }
+    ) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let filled = range(ptr, 0, 1 << 20);
         device.fill(StreamId::DEFAULT, filled, TAG).expect("it is queued");
         device.verify(StreamId::DEFAULT, filled, TAG).expect("the first fill is right");
         device.fill(StreamId::DEFAULT, filled, TAG).expect("it is queued");
-        let Err(DeviceError::Corrupted { at, found, .. }) = device.verify(StreamId::DEFAULT, filled, TAG) else {
+        let Err(DeviceError::Corrupted { at, found, .. }) =
+            device.verify(StreamId::DEFAULT, filled, TAG)
+        else {
             panic!("the second fill is wrong");
         };
         assert_eq!(at, ptr.offset(Bytes(4096)));
@@ -542,21 +689,45 @@ on_the_simulated_gpu! {
     fn unallocated_memory_is_refused_and_the_device_stays_usable(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
-        for bad in [range(ptr, 0, (2 << 20) + 1), range(ptr, 2 << 20, 8), range(DevicePtr(4096), 0, 8), range(ptr, 8, u64::MAX - ptr.0 - 8)] {
-            assert!(matches!(device.fill(StreamId::DEFAULT, bad, TAG), Err(DeviceError::InvalidAccess { .. })), "{bad}");
-            assert!(matches!(device.verify(StreamId::DEFAULT, bad, TAG), Err(DeviceError::InvalidAccess { .. })), "{bad}");
+        for bad in [
+            range(ptr, 0, (2 << 20) + 1),
+            range(ptr, 2 << 20, 8),
+            range(DevicePtr(4096), 0, 8),
+            range(ptr, 8, u64::MAX - ptr.0 - 8),
+        ] {
+            assert!(
+                matches!(
+                    device.fill(StreamId::DEFAULT, bad, TAG),
+                    Err(DeviceError::InvalidAccess { .. })
+                ),
+                "{bad}"
+            );
+            assert!(
+                matches!(
+                    device.verify(StreamId::DEFAULT, bad, TAG),
+                    Err(DeviceError::InvalidAccess { .. })
+                ),
+                "{bad}"
+            );
         }
         device.set_call_site(CallSite(7));
         device.free(ptr).expect("it is live");
-        let error = device.fill(StreamId::DEFAULT, range(ptr, 0, 8), TAG).expect_err("it was freed").to_string();
+        let error = device
+            .fill(StreamId::DEFAULT, range(ptr, 0, 8), TAG)
+            .expect_err("it was freed")
+            .to_string();
         assert!(error.ends_with("but it was freed at step 7"), "{error}");
         device.synchronize().expect("the context is not broken");
     }
 
     fn an_event_waits_for_the_streams_earlier_work(strict()) {
         let mut device = device();
-        let (stream, idle) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
-        let (event, other) = (device.create_timed_event().expect("an event"), device.create_timed_event().expect("an event"));
+        let (stream, idle) =
+            (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
+        let (event, other) = (
+            device.create_timed_event().expect("an event"),
+            device.create_timed_event().expect("an event"),
+        );
         assert_eq!(device.event_done(event), Ok(true), "never recorded");
         let begin = device.now();
         device.busy(stream, Nanos::millis(500)).expect("it is queued");
@@ -590,7 +761,8 @@ on_the_simulated_gpu! {
 
     fn a_stream_that_waits_for_an_event_reads_the_earlier_write(strict()) {
         let mut device = device();
-        let (writer, reader) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
+        let (writer, reader) =
+            (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
         let event = device.create_event().expect("an event");
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let whole = range(ptr, 0, 2 << 20);
@@ -626,7 +798,10 @@ on_the_simulated_gpu! {
 
     fn an_allocators_event_has_no_timing(strict()) {
         let mut device = device();
-        let (plain, timed) = (device.create_event().expect("an event"), device.create_timed_event().expect("an event"));
+        let (plain, timed) = (
+            device.create_event().expect("an event"),
+            device.create_timed_event().expect("an event"),
+        );
         for event in [plain, timed] {
             device.record_event(event, StreamId::DEFAULT).expect("it is queued");
             device.synchronize_event(event).expect("the wait succeeds");
@@ -637,24 +812,34 @@ on_the_simulated_gpu! {
         assert_eq!(device.elapsed(timed, plain), Err(untimed));
     }
 
-    fn a_pool_allocation_reads_only_the_needed_attributes(Settings { list_calls: true, ..strict() }) {
+    fn a_pool_allocation_reads_only_the_needed_attributes(
+        Settings { list_calls: true, ..strict() }
+    ) {
         let attributes = || calls().iter().filter(|call| *call == "cuMemPoolGetAttribute").count();
         let asked = |device: &mut dyn TestDevice| {
             let mut allocator = AllocatorKind::AsyncPool.build();
             // The first call creates the pool.
-            let mut held = vec![allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")];
+            let mut held =
+                vec![allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")];
             let before = attributes();
-            held.extend((0..10).map(|_| allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")));
+            held.extend((0..10).map(|_| {
+                allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")
+            }));
             let asked = attributes() - before;
-            held.into_iter().for_each(|allocation| allocator.free(device, allocation).expect("it is live"));
+            held.into_iter()
+                .for_each(|allocation| allocator.free(device, allocation).expect("it is live"));
             allocator.close(device).expect("nothing is live");
             asked
         };
         assert_eq!(asked(&mut device()), 10, "one query of reserved memory per call");
-        let mut limited = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that \
-             much");
-        assert_eq!(asked(&mut limited), 4 * 10, "reserved memory is queried for the room, before, \
-             after, and by the allocator");
+        let mut limited =
+            Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
+        assert_eq!(
+            asked(&mut limited),
+            4 * 10,
+            "reserved memory is queried for the room, before, \
+             after, and by the allocator"
+        );
     }
 
     fn working_verification_passes_its_check(strict()) {
@@ -667,9 +852,15 @@ on_the_simulated_gpu! {
 
     fn a_blind_verify_kernel_is_found_before_a_run(Settings { blind_verify: true, ..strict() }) {
         let error = device().check_verification().expect_err("no wrong byte is found").to_string();
-        assert!(error.starts_with("verification of GPU memory: a wrong byte at offset 0 of 4.00 \
-             KiB was not found"), "{error}");
-        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
+        assert!(
+            error.starts_with(
+                "verification of GPU memory: a wrong byte at offset 0 of 4.00 \
+             KiB was not found"
+            ),
+            "{error}"
+        );
+        let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false)
+            .expect("the GPU is there");
         assert!(source.open().is_err(), "no run uses this device");
     }
 
@@ -685,7 +876,11 @@ on_the_simulated_gpu! {
         let device = device();
         let reading = machine::nvml_of(device.info()).expect("there is NVML").reading();
         assert_told(&reading);
-        let old = ["nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetViolationStatus"];
+        let old = [
+            "nvmlDeviceGetTemperature",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            "nvmlDeviceGetViolationStatus",
+        ];
         assert_eq!(calls().iter().filter(|call| old.contains(&call.as_str())).count(), 0);
     }
 
@@ -699,15 +894,22 @@ on_the_simulated_gpu! {
     ) {
         let device = device();
         assert_eq!(device.info().fingerprint.throttle_reasons, ["not known"]);
-        assert_eq!(machine::nvml_of(device.info()).expect("there is NVML").reading().throttled, None);
+        assert_eq!(
+            machine::nvml_of(device.info()).expect("there is NVML").reading().throttled,
+            None
+        );
     }
 
     fn nothing_is_learned_from_a_failed_process_query(
-        Settings { container: true, ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
+        Settings { container: true, ..strict() }
+            .failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
     ) {
         let mut device = device();
-        assert_eq!(device.memory().expect("the driver reports memory").process, None, "memory from \
-             before the context is unknown");
+        assert_eq!(
+            device.memory().expect("the driver reports memory").process,
+            None,
+            "memory from before the context is unknown"
+        );
     }
 
     fn external_memory_takes_the_requested_or_the_free_memory(strict()) {
@@ -749,7 +951,10 @@ on_the_simulated_gpu! {
         assert_ne!(first.info().fingerprint.uuid_hash, second.info().fingerprint.uuid_hash);
         let ptr = first.malloc(Bytes::mib(100)).expect("it fits");
         let other = second.malloc(Bytes::mib(50)).expect("it fits");
-        assert_eq!((used_memory(&mut first), used_memory(&mut second)), (Bytes::mib(400), Bytes::mib(350)));
+        assert_eq!(
+            (used_memory(&mut first), used_memory(&mut second)),
+            (Bytes::mib(400), Bytes::mib(350))
+        );
         assert!(second.free(ptr).is_err());
         first.free(ptr).expect("it is live");
         second.free(other).expect("it is live");
@@ -785,7 +990,10 @@ on_the_simulated_gpu! {
         assert_eq!(device.synchronize_event(event), Err(no_event.clone()));
         assert_eq!(device.elapsed(event, event), Err(no_event.clone()));
         assert_eq!(device.record_event(event, StreamId::DEFAULT), Err(no_event));
-        assert!(matches!(device.destroy_stream(StreamId::DEFAULT), Err(DeviceError::UnknownHandle { number: 0, .. })));
+        assert!(matches!(
+            device.destroy_stream(StreamId::DEFAULT),
+            Err(DeviceError::UnknownHandle { number: 0, .. })
+        ));
     }
 
     fn numbers_of_streams_and_events_are_never_reused(strict()) {
@@ -794,7 +1002,10 @@ on_the_simulated_gpu! {
         device.destroy_stream(first).expect("it is there");
         let second = device.create_stream().expect("a stream");
         assert_eq!((first, second), (StreamId(1), StreamId(2)));
-        let (event, other) = (device.create_timed_event().expect("an event"), device.create_timed_event().expect("an event"));
+        let (event, other) = (
+            device.create_timed_event().expect("an event"),
+            device.create_timed_event().expect("an event"),
+        );
         device.record_event(event, second).expect("it is queued");
         device.destroy_event(event).expect("it is there");
         let again = device.create_timed_event().expect("an event");
@@ -803,7 +1014,9 @@ on_the_simulated_gpu! {
         assert_eq!(device.elapsed(event, other), Err(unknown));
     }
 
-    fn a_device_without_virtual_memory_management_reports_it(Settings { mapping: false, ..strict() }) {
+    fn a_device_without_virtual_memory_management_reports_it(
+        Settings { mapping: false, ..strict() }
+    ) {
         let mut device = device();
         assert!(device.mapped().is_none());
         let ptr = device.malloc(Bytes::mib(2)).expect("the rest works");
@@ -813,15 +1026,28 @@ on_the_simulated_gpu! {
     fn a_device_without_pools_reports_it(Settings { pools: false, ..strict() }) {
         let mut device = device();
         assert!(device.pooled().is_none());
-        let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
-        assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no \
-             stream-ordered memory pools"), "{refused}");
+        let refused = AllocatorKind::AsyncPool
+            .build()
+            .allocate(&mut device, Request::new(Bytes(1)))
+            .expect_err("there is no pool");
+        assert!(
+            refused.to_string().starts_with(
+                "the allocator `async_pool`: this device has no \
+             stream-ordered memory pools"
+            ),
+            "{refused}"
+        );
     }
 
-    fn a_pool_that_cannot_be_configured_is_destroyed(strict().failing("cuMemPoolSetAttribute", 2, 999)) {
+    fn a_pool_that_cannot_be_configured_is_destroyed(
+        strict().failing("cuMemPoolSetAttribute", 2, 999)
+    ) {
         let mut device = device();
         let error = device.create_pool(Bytes::ZERO).expect_err("the second attribute is refused");
-        assert!(matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }), "{error}");
+        assert!(
+            matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }),
+            "{error}"
+        );
         assert!(device.leaks().is_empty());
         let pool = device.create_pool(Bytes::ZERO).expect("the second try succeeds");
         device.destroy_pool(pool).expect("it is empty");
@@ -831,7 +1057,10 @@ on_the_simulated_gpu! {
         let mut device = device();
         let pool = device.create_pool(Bytes::ZERO).expect("a pool");
         let ptr = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT).expect("it fits");
-        assert!(matches!(device.free_async(ptr, StreamId::DEFAULT), Err(DeviceError::Driver { call: "cuMemFreeAsync", code: 999, .. })));
+        assert!(matches!(
+            device.free_async(ptr, StreamId::DEFAULT),
+            Err(DeviceError::Driver { call: "cuMemFreeAsync", code: 999, .. })
+        ));
         assert_eq!(device.leaks().allocations, 1);
         device.free_async(ptr, StreamId::DEFAULT).expect("the second try succeeds");
         assert_eq!(device.leaks().allocations, 0);
@@ -844,7 +1073,9 @@ on_the_simulated_gpu! {
         let side = device.create_stream().expect("a stream");
         let mut allocator = AllocatorKind::Caching.build();
         let allocations: Vec<_> = (0..3)
-            .map(|_| allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("it fits"))
+            .map(|_| {
+                allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("it fits")
+            })
             .collect();
         device.busy(side, Nanos::millis(20)).expect("it is queued");
         for allocation in allocations {
@@ -854,7 +1085,10 @@ on_the_simulated_gpu! {
         let pending = |allocator: &dyn Allocator| allocator.stats().active.all.current;
         assert_eq!(pending(&*allocator), 3, "all frees wait for the other stream");
         let error = allocator.empty_cache(&mut device).expect_err("the second wait is refused");
-        assert!(matches!(error, DeviceError::Driver { call: "cuEventSynchronize", code: 719, .. }), "{error}");
+        assert!(
+            matches!(error, DeviceError::Driver { call: "cuEventSynchronize", code: 719, .. }),
+            "{error}"
+        );
         assert_eq!(pending(&*allocator), 2, "the first event has completed");
         allocator.empty_cache(&mut device).expect("the next try succeeds");
         assert_eq!((pending(&*allocator), allocator.stats().reserved_bytes.all.current), (0, 0));
@@ -868,12 +1102,19 @@ on_the_simulated_gpu! {
     ) {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
-        let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool fails");
-        assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: \
-             CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
+        let error = allocator
+            .allocate(&mut device, Request::new(Bytes::mib(20)))
+            .expect_err("the pool fails");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cuMemPoolGetAttribute failed: CUDA_ERROR_LAUNCH_FAILED (719)"),
+            "{error}"
+        );
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (0, 0));
-        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next \
-             try succeeds");
+        let held = allocator
+            .allocate(&mut device, Request::new(Bytes::mib(20)))
+            .expect("the next try succeeds");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
         allocator.free(&mut device, held).expect("it is live");
         allocator.close(&mut device).expect("nothing is live");
@@ -895,10 +1136,17 @@ on_the_simulated_gpu! {
         let mut device = device();
         let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
         let free = free_memory(&mut device);
-        let error = device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect_err("the third page \
-             is refused");
-        assert!(matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 999, .. }), "{error}");
-        assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (3, 2, free));
+        let error = device
+            .map(range(start, 0, 8 << 20), Bytes::mib(2))
+            .expect_err("the third page is refused");
+        assert!(
+            matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 999, .. }),
+            "{error}"
+        );
+        assert_eq!(
+            (device.calls().create, device.calls().release, free_memory(&mut device)),
+            (3, 2, free)
+        );
         device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect("the second try succeeds");
         device.fill(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("all of it is mapped");
         device.verify(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("it is intact");
@@ -918,10 +1166,17 @@ on_the_simulated_gpu! {
         device.map(range(start, 0, 6 << 20), Bytes::mib(2)).expect("it fits");
         let free = free_memory(&mut device);
         let error = device.unmap(range(start, 0, 6 << 20)).expect_err("the second page is refused");
-        assert!(matches!(error, DeviceError::Driver { call: "cuMemUnmap", code: 206, .. }), "{error}");
-        assert_eq!((free_memory(&mut device), device.leaks().bytes), (free + Bytes::mib(2), Bytes::mib(4)));
-        device.fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG).expect("the rest is \
-             mapped");
+        assert!(
+            matches!(error, DeviceError::Driver { call: "cuMemUnmap", code: 206, .. }),
+            "{error}"
+        );
+        assert_eq!(
+            (free_memory(&mut device), device.leaks().bytes),
+            (free + Bytes::mib(2), Bytes::mib(4))
+        );
+        device
+            .fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG)
+            .expect("the rest is mapped");
         device.synchronize().expect("the context is not broken");
         device.unmap(range(start, 2 << 20, 4 << 20)).expect("the second try succeeds");
         device.unreserve(start).expect("nothing is mapped");
@@ -939,31 +1194,48 @@ on_the_simulated_gpu! {
         assert_eq!(used_memory(&mut device), Bytes::mib(300));
         device.malloc(Bytes::mib(10)).expect("it fits");
         let memory = device.memory().expect("the driver reports memory");
-        assert_eq!((memory.used, memory.context_overhead, memory.process), (Bytes::mib(310), Bytes::mib(300), None));
+        assert_eq!(
+            (memory.used, memory.context_overhead, memory.process),
+            (Bytes::mib(310), Bytes::mib(300), None)
+        );
         let unknown = device.own_context().expect_err("the memory of others is unknown");
         assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
         let facts = &device.info().fingerprint;
-        assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes), (None, Some("12.9"), None));
+        assert_eq!(
+            (facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes),
+            (None, Some("12.9"), None)
+        );
     }
 
     fn a_failure_of_nvml_during_a_run_is_an_error(
         strict().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
     ) {
         let error = device().memory().expect_err("NVML lost the GPU").to_string();
-        assert!(error.starts_with("memory used, as NVML reports it: the GPU has fallen off the bus"), "{error}");
+        assert!(
+            error.starts_with("memory used, as NVML reports it: the GPU has fallen off the bus"),
+            "{error}"
+        );
     }
 
-    fn a_probe_describes_every_device_and_opens_none(Settings { devices: 2, others: Bytes::mib(64), ..strict() }) {
+    fn a_probe_describes_every_device_and_opens_none(
+        Settings { devices: 2, others: Bytes::mib(64), ..strict() }
+    ) {
         let probe = machine::probe();
         assert_eq!(probe.nvml.as_deref(), Ok("simulated"));
         let driver = probe.driver.as_ref().expect("there is a driver");
         assert_eq!((driver.cuda.as_str(), driver.devices.len()), ("12.9", 2));
         for (ordinal, device) in driver.devices.iter().enumerate() {
-            assert_eq!((device.ordinal, device.total, device.compute_capability), (ordinal as u32, Bytes::gib(2), (9, 0)));
+            assert_eq!(
+                (device.ordinal, device.total, device.compute_capability),
+                (ordinal as u32, Bytes::gib(2), (9, 0))
+            );
             let nvml = device.nvml().expect("NVML knows it");
             assert_eq!(nvml.free, Bytes::mib(2048 - 64), "no context is made");
             assert_eq!(nvml.others.len(), 1);
-            assert_eq!((nvml.others[0].name.as_deref(), nvml.others[0].used), (Some("other-process"), Some(Bytes::mib(64))));
+            assert_eq!(
+                (nvml.others[0].name.as_deref(), nvml.others[0].used),
+                (Some("other-process"), Some(Bytes::mib(64)))
+            );
         }
         assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Cuda(0)));
         assert_eq!(DeviceChoice::Cuda(1).resolve(&probe), Ok(Resolved::Cuda(1)));
@@ -975,7 +1247,10 @@ on_the_simulated_gpu! {
              and CUDA_VISIBLE_DEVICES";
         assert_eq!(refused(CudaDevice::open(0)).to_string(), no_gpu);
         let probe = machine::probe();
-        assert_eq!(probe.driver.as_ref().map(|driver| (driver.cuda.as_str(), driver.devices.len())), Ok(("12.9", 0)));
+        assert_eq!(
+            probe.driver.as_ref().map(|driver| (driver.cuda.as_str(), driver.devices.len())),
+            Ok(("12.9", 0))
+        );
         let reason = format!("no CUDA device can be opened: {no_gpu}");
         assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
     }
@@ -989,9 +1264,17 @@ on_the_simulated_gpu! {
 
     fn a_driver_that_fails_to_start_gives_advice(strict().failing("cuInit", 0, 803)) {
         let sentence = refused(CudaDevice::open(0)).to_string();
-        assert!(sentence.starts_with("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The \
-             driver's installation"), "{sentence}");
-        let Ok(Resolved::Simulated { reason }) = DeviceChoice::Auto.resolve(&machine::probe()) else { panic!("there is no usable GPU") };
+        assert!(
+            sentence.starts_with(
+                "cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The \
+             driver's installation"
+            ),
+            "{sentence}"
+        );
+        let Ok(Resolved::Simulated { reason }) = DeviceChoice::Auto.resolve(&machine::probe())
+        else {
+            panic!("there is no usable GPU")
+        };
         assert_eq!(reason, format!("no CUDA device can be opened: {sentence}"));
     }
 }
@@ -1043,7 +1326,8 @@ fn a_failed_call_while_opening_is_named_and_nothing_leaks() {
         let (call, code) = (env::var(ARGUMENT).expect("the parent told"), 999);
         let error = refused(CudaDevice::open(0));
         assert!(
-            matches!(error, DeviceError::Driver { call: refused, code: 999, .. } if refused == call),
+            matches!(error, DeviceError::Driver { call: refused, code: 999, .. }
+                if refused == call),
             "{call} {code}: {error}"
         );
         return;

@@ -398,7 +398,8 @@ const SUITE: &str = "about: Libraries are arms of benchmarks.
 needs: { memory: 256MiB }
 rounds: { least: 2, most: 2 }
 arms:
-  - library: { name: cached, path: ./alloc.so, alloc: cached_malloc, free: cached_free, empty_cache: cached_empty_cache }
+  - library: { name: cached, path: ./alloc.so, alloc: cached_malloc, free: cached_free,
+        empty_cache: cached_empty_cache }
   - library: { name: plain, path: ./alloc.so, alloc: plain_malloc, free: plain_free }
   - library: { name: gone, path: ./gone.so, alloc: plain_malloc, free: plain_free, optional: true }
 time:
@@ -517,8 +518,7 @@ fn on_a_simulated_device_libraries_have_the_model_times_of_their_calls_to_it() {
 }
 
 #[test]
-fn on_a_gpu_the_time_of_a_library_is_its_own_and_the_drivers_and_not_that_of_the_way_between_the_processes()
- {
+fn on_a_gpu_the_time_of_a_library_excludes_the_way_between_the_processes() {
     let folder = folder();
     let staging = Staging::new(&strict()).expect("it can be made");
     let entries = bench(folder.path(), &staging, "cuda:0");

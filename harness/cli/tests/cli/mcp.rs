@@ -37,7 +37,8 @@ impl Client {
         };
         let initialized = client.ask(
             "initialize",
-            json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": { "name": "test", "version": "1" } }),
+            json!({ "protocolVersion": "2025-06-18", "capabilities": {},
+                "clientInfo": { "name": "test", "version": "1" } }),
         );
         assert_eq!(initialized["result"]["serverInfo"]["name"], "harness");
         client.send(&json!({ "jsonrpc": "2.0", "method": "notifications/initialized" }));

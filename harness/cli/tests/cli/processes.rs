@@ -175,7 +175,8 @@ steps:
     steps:
       - alloc: { buffer: a, size: 200MiB }
       - alloc: { buffer: b, size: 100MiB, expect: oom }
-      - expect: [ device.total == 256MiB, device.process - start.device.process == reserved +- 2MiB ]
+      - expect: [ device.total == 256MiB,
+            device.process - start.device.process == reserved +- 2MiB ]
   - alloc: { buffer: a, size: 200MiB, expect: { oom: others_hold } }
   - expect:
       - first.device.process - second.device.process == first.reserved - second.reserved +- 2MiB

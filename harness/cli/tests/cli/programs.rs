@@ -388,9 +388,12 @@ fn advice_on_given_settings_has_the_documented_format() {
     );
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
     let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
-    let expected = serde_json::json!({ "faithful": true, "complete": false, "device": 0, "configurations": [{
-        "conf": "max_split_size_mb:128", "oom": false, "oom_event": null, "peak_reserved": document["configurations"][0]["peak_reserved"],
-        "peak_allocated": 1_754_705_920, "num_alloc_retries": document["configurations"][0]["num_alloc_retries"], "num_ooms": 0,
+    let first = &document["configurations"][0];
+    let expected = serde_json::json!({
+        "faithful": true, "complete": false, "device": 0, "configurations": [{
+        "conf": "max_split_size_mb:128", "oom": false, "oom_event": null,
+        "peak_reserved": first["peak_reserved"], "peak_allocated": 1_754_705_920,
+        "num_alloc_retries": first["num_alloc_retries"], "num_ooms": 0,
         "device_allocs": document["configurations"][0]["device_allocs"]
     }] });
     assert_eq!(document, expected);

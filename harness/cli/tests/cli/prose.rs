@@ -46,7 +46,10 @@ const CONSTRUCTIONS: [(&str, &str, &str); 13] = [
     ),
     (
         "what-clause",
-        r"(?i)(^|[.:;,(] ?)what (is|was|it|they|a|an|the|comes?|came|has|had|does|did|takes|goes|could|would|cannot|may|must|each|no)\b",
+        concat!(
+            r"(?i)(^|[.:;,(] ?)what (is|was|it|they|a|an|the|comes?|came|has|had|does|did|takes",
+            r"|goes|could|would|cannot|may|must|each|no)\b",
+        ),
         "a noun",
     ),
     (
@@ -81,7 +84,10 @@ const CONSTRUCTIONS: [(&str, &str, &str); 13] = [
     ),
     (
         "of which",
-        r"(?i)\b(of which|in (its|their) turn|in vain|at hand|meanwhile|thereby|whereby|the former|the latter)\b",
+        concat!(
+            r"(?i)\b(of which|in (its|their) turn|in vain|at hand|meanwhile|thereby|whereby",
+            r"|the former|the latter)\b",
+        ),
         "two sentences",
     ),
     (

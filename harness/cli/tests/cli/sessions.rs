@@ -25,7 +25,8 @@ needs: { memory: 1GiB }
 allocators: [caching]
 steps:
   - alloc: { buffer: a, size: 3MiB }
-  - storm: { id: storm, operations: 9000000, sizes: { min: 1KiB, max: 1MiB }, live: 512MiB, lifetime: { min: 1, max: 1000 } }
+  - storm: { id: storm, operations: 9000000, sizes: { min: 1KiB, max: 1MiB }, live: 512MiB,
+        lifetime: { min: 1, max: 1000 } }
 ";
 
 /// A folder and a machine.
@@ -298,7 +299,8 @@ steps:
         (1, 1, 2)
     );
     assert!(
-        matches!(&records.runs[0].verdict, Verdict::Failed { first, .. } if first.rule == Rule::TimeLimit)
+        matches!(&records.runs[0].verdict, Verdict::Failed { first, .. }
+            if first.rule == Rule::TimeLimit)
     );
 }
 

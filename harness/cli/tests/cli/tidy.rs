@@ -1,8 +1,9 @@
-//! The structure of the code stays easy to follow: files of a crate do not import each other in a circle.
+//! The structure of the code stays easy to follow: files of a crate do not import each other in a
+//! circle.
 //!
-//! A file imports another if it names a path through the other's module, as in `crate::device::faulty` or
-//! `super::faulty`. A module and the files inside it are one unit, so an import from a file of its own
-//! module does not count.
+//! A file imports another if it names a path through the other's module, as in
+//! `crate::device::faulty` or `super::faulty`. A module and the files inside it are one unit, so an
+//! import from a file of its own module does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -372,6 +373,37 @@ fn root() -> PathBuf {
         .join("..")
         .canonicalize()
         .expect("the folder of the crates exists")
+}
+
+/// The Rust files below a folder, with tests.
+fn rust_files(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the folder is readable") {
+        let path = entry.expect("the entry is readable").path();
+        if path.is_dir() {
+            rust_files(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push(path);
+        }
+    }
+}
+
+#[test]
+fn no_line_has_more_than_100_columns_except_for_an_address() {
+    let root = root();
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    assert!(files.len() > 500, "only {} files were found", files.len());
+    let mut wide = String::new();
+    for path in files {
+        let text = fs::read_to_string(&path).expect("the file is readable");
+        for (number, line) in (1..).zip(text.lines()) {
+            if line.chars().count() > 100 && !line.contains("://") {
+                let path = path.strip_prefix(&root).unwrap_or(&path).display();
+                let _ = writeln!(wide, "{path}:{number}");
+            }
+        }
+    }
+    assert!(wide.is_empty(), "break these lines at 100 columns:\n{wide}");
 }
 
 #[test]

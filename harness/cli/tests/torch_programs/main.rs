@@ -3,8 +3,8 @@
 //!
 //! `programs/` has small programs with their expected output, and larger programs with recorded
 //! figures. [`PYTHON`] names a Python with torch 2.11.0 for CUDA 13, with or without NVIDIA's
-//! packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install --no-deps
-//! nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
+//! packages; `ci/torch` creates one. [`CUDNN`] names `libcudnn_graph.so.9` of `pip install
+//! --no-deps nvidia-cudnn-cu13==9.19.0.56`. Without them, the tests are ignored, with the reason.
 //!
 //! With [`ALL`]=1, all trials run. Without it, trials that only repeat a check with another
 //! program, GPU or setting are ignored.

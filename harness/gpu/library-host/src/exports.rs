@@ -79,12 +79,17 @@ exports! {
     [cudaGetDeviceCount / cuDeviceGetCount](count: Out<'_, c_int>) { put(count, 1) }
     [cudaGetDevice / cuCtxGetDevice](device: Out<'_, c_int>) { put(device, 0) }
     [cudaSetDevice /](device: c_int) { only_device(device) }
-    [/ cuDeviceGet](device: Out<'_, c_int>, ordinal: c_int) { only_device(ordinal).and_then(|()| put(device, 0)) }
+    [/ cuDeviceGet](device: Out<'_, c_int>, ordinal: c_int) {
+        only_device(ordinal).and_then(|()| put(device, 0))
+    }
     [cudaDeviceGetAttribute /](value: Out<'_, c_int>, attribute: c_int, device: c_int) {
-        only_device(device).and_then(|()| put(value, pools::device_attribute("cudaDeviceGetAttribute", attribute)?))
+        only_device(device).and_then(|()| {
+            put(value, pools::device_attribute("cudaDeviceGetAttribute", attribute)?)
+        })
     }
     [/ cuDeviceGetAttribute](value: Out<'_, c_int>, attribute: c_int, device: c_int) {
-        only_device(device).and_then(|()| put(value, pools::device_attribute("cuDeviceGetAttribute", attribute)?))
+        only_device(device)
+            .and_then(|()| put(value, pools::device_attribute("cuDeviceGetAttribute", attribute)?))
     }
     [/ cuDeviceGetName](name: *mut c_char, length: c_int, device: c_int) {
         let (bytes, room) = (NAME.to_bytes_with_nul(), usize::try_from(length).unwrap_or(0));
@@ -100,57 +105,101 @@ exports! {
         only_device(device).and_then(|()| put(total, ask(Call::TotalMemory)? as usize))
     }
     // The UUID is all zeros.
-    [/ cuDeviceGetUuid_v2](uuid: Out<'_, [u8; 16]>, device: c_int) { only_device(device).and_then(|()| put(uuid, [0; 16])) }
-    [/ cuDevicePrimaryCtxRetain](context: Out<'_, usize>, device: c_int) { only_device(device).and_then(|()| put(context, CONTEXT)) }
+    [/ cuDeviceGetUuid_v2](uuid: Out<'_, [u8; 16]>, device: c_int) {
+        only_device(device).and_then(|()| put(uuid, [0; 16]))
+    }
+    [/ cuDevicePrimaryCtxRetain](context: Out<'_, usize>, device: c_int) {
+        only_device(device).and_then(|()| put(context, CONTEXT))
+    }
     [/ cuDevicePrimaryCtxRelease_v2](device: c_int) { only_device(device) }
     [/ cuCtxGetCurrent](context: Out<'_, usize>) { put(context, CONTEXT) }
-    [/ cuCtxSetCurrent](context: usize) { if [0, CONTEXT].contains(&context) { Ok(()) } else { Err(Code::InvalidValue) } }
+    [/ cuCtxSetCurrent](context: usize) {
+        if [0, CONTEXT].contains(&context) { Ok(()) } else { Err(Code::InvalidValue) }
+    }
     [cudaDeviceSynchronize / cuCtxSynchronize]() { order(Call::Synchronize) }
 
     // A request of zero bytes returns null.
     [cudaMalloc /](address: Out<'_, u64>, size: usize) {
-        if size == 0 { put(address, 0) } else { ask(Call::Allocate(size as u64)).and_then(|start| put(address, start)) }
+        if size == 0 {
+            put(address, 0)
+        } else {
+            ask(Call::Allocate(size as u64)).and_then(|start| put(address, start))
+        }
     }
     [/ cuMemAlloc_v2](address: Out<'_, u64>, size: usize) {
         not_empty(size).and_then(|size| put(address, ask(Call::Allocate(size))?))
     }
-    [cudaFree / cuMemFree_v2](address: u64) { if address == 0 { Ok(()) } else { order(Call::Free(address)) } }
+    [cudaFree / cuMemFree_v2](address: u64) {
+        if address == 0 { Ok(()) } else { order(Call::Free(address)) }
+    }
     [cudaMemGetInfo / cuMemGetInfo_v2](free: Out<'_, usize>, total: Out<'_, usize>) {
-        ask(Call::FreeMemory).and_then(|bytes| put(free, bytes as usize)).and_then(|()| put(total, ask(Call::TotalMemory)? as usize))
+        ask(Call::FreeMemory)
+            .and_then(|bytes| put(free, bytes as usize))
+            .and_then(|()| put(total, ask(Call::TotalMemory)? as usize))
     }
 
     // Every stream of the harness is non-blocking.
     [cudaStreamCreate /](stream: Out<'_, Stream>) { create_stream(stream) }
-    [cudaStreamCreateWithFlags / cuStreamCreate](stream: Out<'_, Stream>, _: c_uint) { create_stream(stream) }
-    [cudaStreamDestroy / cuStreamDestroy_v2](stream: Stream) { stream.number().map(Call::DestroyStream).and_then(order) }
-    [cudaStreamSynchronize / cuStreamSynchronize](stream: Stream) { stream.number().map(Call::SynchronizeStream).and_then(order) }
+    [cudaStreamCreateWithFlags / cuStreamCreate](stream: Out<'_, Stream>, _: c_uint) {
+        create_stream(stream)
+    }
+    [cudaStreamDestroy / cuStreamDestroy_v2](stream: Stream) {
+        stream.number().map(Call::DestroyStream).and_then(order)
+    }
+    [cudaStreamSynchronize / cuStreamSynchronize](stream: Stream) {
+        stream.number().map(Call::SynchronizeStream).and_then(order)
+    }
     [cudaStreamWaitEvent / cuStreamWaitEvent](stream: Stream, event: Event, _: c_uint) {
         stream.number().and_then(|stream| order(Call::WaitEvent { stream, event: event.number()? }))
     }
     [/ cuStreamGetCtx](_: Stream, context: Out<'_, usize>) { put(context, CONTEXT) }
     [cudaEventCreate /](event: Out<'_, Event>) { create_event(event) }
-    [cudaEventCreateWithFlags / cuEventCreate](event: Out<'_, Event>, _: c_uint) { create_event(event) }
-    [cudaEventDestroy / cuEventDestroy_v2](event: Event) { event.number().map(Call::DestroyEvent).and_then(order) }
-    [cudaEventRecord / cuEventRecord](event: Event, stream: Stream) {
-        event.number().and_then(|event| order(Call::RecordEvent { event, stream: stream.number()? }))
+    [cudaEventCreateWithFlags / cuEventCreate](event: Out<'_, Event>, _: c_uint) {
+        create_event(event)
     }
-    [cudaEventQuery / cuEventQuery](event: Event) { event.number().map(Call::QueryEvent).and_then(order) }
-    [cudaEventSynchronize / cuEventSynchronize](event: Event) { event.number().map(Call::SynchronizeEvent).and_then(order) }
+    [cudaEventDestroy / cuEventDestroy_v2](event: Event) {
+        event.number().map(Call::DestroyEvent).and_then(order)
+    }
+    [cudaEventRecord / cuEventRecord](event: Event, stream: Stream) {
+        event
+            .number()
+            .and_then(|event| order(Call::RecordEvent { event, stream: stream.number()? }))
+    }
+    [cudaEventQuery / cuEventQuery](event: Event) {
+        event.number().map(Call::QueryEvent).and_then(order)
+    }
+    [cudaEventSynchronize / cuEventSynchronize](event: Event) {
+        event.number().map(Call::SynchronizeEvent).and_then(order)
+    }
 
     [cudaMallocAsync /](address: Out<'_, u64>, size: usize, stream: Stream) {
-        if size == 0 { put(address, 0) } else { pools::allocate(pools::current(), size as u64, stream).and_then(|start| put(address, start)) }
+        if size == 0 {
+            put(address, 0)
+        } else {
+            pools::allocate(pools::current(), size as u64, stream)
+                .and_then(|start| put(address, start))
+        }
     }
     [cudaMallocFromPoolAsync /](address: Out<'_, u64>, size: usize, pool: Pool, stream: Stream) {
-        if size == 0 { put(address, 0) } else { pools::allocate(pool, size as u64, stream).and_then(|start| put(address, start)) }
+        if size == 0 {
+            put(address, 0)
+        } else {
+            pools::allocate(pool, size as u64, stream).and_then(|start| put(address, start))
+        }
     }
     [/ cuMemAllocAsync](address: Out<'_, u64>, size: usize, stream: Stream) {
-        not_empty(size).and_then(|size| put(address, pools::allocate(pools::current(), size, stream)?))
+        not_empty(size)
+            .and_then(|size| put(address, pools::allocate(pools::current(), size, stream)?))
     }
     [/ cuMemAllocFromPoolAsync](address: Out<'_, u64>, size: usize, pool: Pool, stream: Stream) {
         not_empty(size).and_then(|size| put(address, pools::allocate(pool, size, stream)?))
     }
     [cudaFreeAsync / cuMemFreeAsync](address: u64, stream: Stream) {
-        if address == 0 { Ok(()) } else { stream.number().and_then(|stream| order(Call::FreeAsync { address, stream })) }
+        if address == 0 {
+            Ok(())
+        } else {
+            stream.number().and_then(|stream| order(Call::FreeAsync { address, stream }))
+        }
     }
     [cudaMemPoolCreate / cuMemPoolCreate](pool: Out<'_, Pool>, _: *const c_void) {
         ask(Call::CreatePool).and_then(small).and_then(|number| put(pool, Pool::new(number)))
@@ -159,11 +208,15 @@ exports! {
     [cudaMemPoolTrimTo / cuMemPoolTrimTo](pool: Pool, keep: usize) {
         pool.number().and_then(|pool| order(Call::TrimPool { pool, keep: keep as u64 }))
     }
-    [cudaMemPoolSetAttribute / cuMemPoolSetAttribute](pool: Pool, attribute: c_int, value: *const c_void) {
+    [cudaMemPoolSetAttribute / cuMemPoolSetAttribute](
+        pool: Pool, attribute: c_int, value: *const c_void
+    ) {
         // SAFETY: the library passes null or the attribute's value.
         unsafe { pools::set_attribute(pool, attribute, value) }
     }
-    [cudaMemPoolGetAttribute / cuMemPoolGetAttribute](pool: Pool, attribute: c_int, value: *mut c_void) {
+    [cudaMemPoolGetAttribute / cuMemPoolGetAttribute](
+        pool: Pool, attribute: c_int, value: *mut c_void
+    ) {
         // SAFETY: the library passes null or a place for the attribute's value.
         unsafe { pools::get_attribute(pool, attribute, value) }
     }
@@ -173,18 +226,23 @@ exports! {
     [cudaDeviceGetMemPool / cuDeviceGetMemPool](pool: Out<'_, Pool>, device: c_int) {
         only_device(device).and_then(|()| put(pool, pools::current()))
     }
-    [cudaDeviceSetMemPool / cuDeviceSetMemPool](device: c_int, pool: Pool) { only_device(device).and_then(|()| pools::set_current(pool)) }
+    [cudaDeviceSetMemPool / cuDeviceSetMemPool](device: c_int, pool: Pool) {
+        only_device(device).and_then(|()| pools::set_current(pool))
+    }
 
     [/ cuMemGetAllocationGranularity](granularity: Out<'_, usize>, _: *const c_void, _: c_uint) {
         ask(Call::Granularity).and_then(|bytes| put(granularity, bytes as usize))
     }
     // A requested address is only a hint, as in CUDA.
-    [/ cuMemAddressReserve](address: Out<'_, u64>, size: usize, alignment: usize, _: u64, _: c_ulonglong) {
+    [/ cuMemAddressReserve](
+        address: Out<'_, u64>, size: usize, alignment: usize, _: u64, _: c_ulonglong
+    ) {
         ask(Call::Reserve(size as u64)).and_then(|start| {
             if alignment > 0 && !start.is_multiple_of(alignment as u64) {
                 ask(Call::Unreserve(start))?;
-                return Err(unanswered(&format!("cuMemAddressReserve with an alignment of \
-                     {alignment} bytes")));
+                return Err(unanswered(&format!(
+                    "cuMemAddressReserve with an alignment of {alignment} bytes"
+                )));
             }
             put(address, start)
         })
@@ -196,7 +254,11 @@ exports! {
     [/ cuMemRelease](memory: u64) { order(Call::Release(memory)) }
     // CUDA supports only offset 0 yet.
     [/ cuMemMap](address: u64, size: usize, offset: usize, memory: u64, _: c_ulonglong) {
-        if offset == 0 { order(Call::Map { address, size: size as u64, memory }) } else { Err(Code::InvalidValue) }
+        if offset == 0 {
+            order(Call::Map { address, size: size as u64, memory })
+        } else {
+            Err(Code::InvalidValue)
+        }
     }
     [/ cuMemUnmap](address: u64, size: usize) { order(Call::Unmap { address, size: size as u64 }) }
     // The only device can access all mappings.

@@ -42,45 +42,76 @@ fn allocate(
 }
 
 wrap! {
-    cuMemAlloc_v2(address: Out<'_, usize>, size: usize) = allocate(Call::Malloc, address, size, |address| real(address, size));
+    cuMemAlloc_v2(address: Out<'_, usize>, size: usize) =
+        allocate(Call::Malloc, address, size, |address| real(address, size));
     /// Charges the full size, although pages may be on the host.
     cuMemAllocManaged(address: Out<'_, usize>, size: usize, flags: c_uint) =
         allocate(Call::Malloc, address, size, |address| real(address, size, flags));
-    cuMemAllocPitch_v2(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, element: c_uint) =
-        allocate_rows(address, pitch, [width, height], |address, pitch| real(address, pitch, width, height, element));
+    cuMemAllocPitch_v2(
+        address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, element: c_uint
+    ) = allocate_rows(address, pitch, [width, height], |address, pitch| {
+        real(address, pitch, width, height, element)
+    });
     cuArrayCreate_v2(array: Out<'_, usize>, descriptor: Option<&FlatDescriptor>) =
-        create_array(array, descriptor.and_then(|flat| ArrayDescriptor::from(*flat).bytes(1)), |array| real(array, descriptor));
+        create_array(
+            array,
+            descriptor.and_then(|flat| ArrayDescriptor::from(*flat).bytes(1)),
+            |array| real(array, descriptor),
+        );
     cuArray3DCreate_v2(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>) =
-        create_array(array, descriptor.and_then(|descriptor| descriptor.bytes(1)), |array| real(array, descriptor));
-    cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint) =
-        create_array(array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), |array| real(array, descriptor, levels));
-    cuMemFree_v2, cuArrayDestroy, cuMipmappedArrayDestroy(address: usize) = limiter().free(Call::Free, address as u64, || real(address));
+        create_array(array, descriptor.and_then(|descriptor| descriptor.bytes(1)), |array| {
+            real(array, descriptor)
+        });
+    cuMipmappedArrayCreate(
+        array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint
+    ) =
+        create_array(array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), |array| {
+            real(array, descriptor, levels)
+        });
+    cuMemFree_v2, cuArrayDestroy, cuMipmappedArrayDestroy(address: usize) =
+        limiter().free(Call::Free, address as u64, || real(address));
     cuMemAllocAsync, cuMemAllocAsync_ptsz(address: Out<'_, usize>, size: usize, stream: usize) =
         allocate(Call::MallocAsync, address, size, |address| real(address, size, stream));
-    cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) =
-        allocate(Call::MallocAsync, address, size, |address| real(address, size, pool, stream));
+    cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
+        address: Out<'_, usize>, size: usize, pool: usize, stream: usize
+    ) = allocate(Call::MallocAsync, address, size, |address| real(address, size, pool, stream));
     cuMemFreeAsync, cuMemFreeAsync_ptsz(address: usize, stream: usize) =
         limiter().free(Call::FreeAsync, address as u64, || real(address, stream));
-    cuMemCreate(handle: Out<'_, usize>, size: usize, properties: Option<&AllocationProperties>, flags: c_ulonglong) =
-        match properties.is_some_and(|properties| properties.location_kind == ON_DEVICE) {
-            true => allocate(Call::Create, handle, size, |handle| real(handle, size, properties, flags)),
-            false => real(handle, size, properties, flags),
-        };
-    cuMemRelease(handle: u64) = if is_nested() { real(handle) } else { limiter().release(handle, || real(handle)) };
-    cuMemRetainAllocationHandle(handle: Out<'_, u64>, address: usize) = retain(handle, |handle| real(handle, address));
+    cuMemCreate(
+        handle: Out<'_, usize>, size: usize, properties: Option<&AllocationProperties>,
+        flags: c_ulonglong
+    ) = match properties.is_some_and(|properties| properties.location_kind == ON_DEVICE) {
+        true => {
+            allocate(Call::Create, handle, size, |handle| real(handle, size, properties, flags))
+        }
+        false => real(handle, size, properties, flags),
+    };
+    cuMemRelease(handle: u64) =
+        if is_nested() { real(handle) } else { limiter().release(handle, || real(handle)) };
+    cuMemRetainAllocationHandle(handle: Out<'_, u64>, address: usize) =
+        retain(handle, |handle| real(handle, address));
     cuMemMap(address: usize, size: usize, offset: usize, handle: u64, flags: c_ulonglong) =
-        noted(|| real(address, size, offset, handle, flags), || limiter().map(address as u64, handle));
+        noted(
+            || real(address, size, offset, handle, flags),
+            || limiter().map(address as u64, handle),
+        );
     cuMemUnmap(address: usize, size: usize) = unmap(address, size, || real(address, size));
     cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) = limit_info(free, total, real);
     cuDeviceTotalMem_v2(total: Out<'_, usize>, device: c_int) =
         limit_info(Some(&mut MaybeUninit::new(0)), total, |_, total| real(total, device));
-    cuGetProcAddress(name: Text<'_>, function: Option<&mut *mut c_void>, version: c_int, flags: c_ulonglong) =
-        replace_found(name, function, flags, |function| real(name, function, version, flags));
-    cuGetProcAddress_v2(name: Text<'_>, function: Option<&mut *mut c_void>, version: c_int, flags: c_ulonglong, status: *mut c_int) =
+    cuGetProcAddress(
+        name: Text<'_>, function: Option<&mut *mut c_void>, version: c_int, flags: c_ulonglong
+    ) = replace_found(name, function, flags, |function| real(name, function, version, flags));
+    cuGetProcAddress_v2(
+        name: Text<'_>, function: Option<&mut *mut c_void>, version: c_int, flags: c_ulonglong,
+        status: *mut c_int
+    ) =
         // In CUDA 11 the function of this name has fewer arguments than the wrapper.
         match version < 12_000 && name.get() == Some(c"cuGetProcAddress") {
             true => real(name, function, version, flags, status),
-            false => replace_found(name, function, flags, |function| real(name, function, version, flags, status)),
+            false => replace_found(name, function, flags, |function| {
+                real(name, function, version, flags, status)
+            }),
         };
 }
 

@@ -10,15 +10,26 @@ use crate::limiter::{SUCCESS, limiter};
 use crate::real::wrap;
 
 wrap! {
-    nvmlDeviceGetMemoryInfo(device: usize, memory: Option<&mut nvmlMemory_t>) = limit(memory, |memory| real(device, memory), |memory| {
-        (memory.total, memory.free, memory.used) = visible_memory(memory.total, memory.free);
-    });
-    nvmlDeviceGetMemoryInfo_v2(device: usize, memory: Option<&mut nvmlMemory_v2_t>) = limit(memory, |memory| real(device, memory), |memory| {
-        let (total, free, taken) = visible_memory(memory.total, memory.free);
-        // The driver's own memory stays part of the memory that is not free.
-        memory.reserved = memory.reserved.min(taken);
-        (memory.total, memory.free, memory.used) = (total, free, taken - memory.reserved);
-    });
+    nvmlDeviceGetMemoryInfo(device: usize, memory: Option<&mut nvmlMemory_t>) =
+        limit(
+            memory,
+            |memory| real(device, memory),
+            |memory| {
+                (memory.total, memory.free, memory.used) =
+                    visible_memory(memory.total, memory.free);
+            },
+        );
+    nvmlDeviceGetMemoryInfo_v2(device: usize, memory: Option<&mut nvmlMemory_v2_t>) =
+        limit(
+            memory,
+            |memory| real(device, memory),
+            |memory| {
+                let (total, free, taken) = visible_memory(memory.total, memory.free);
+                // The driver's own memory stays part of the memory that is not free.
+                memory.reserved = memory.reserved.min(taken);
+                (memory.total, memory.free, memory.used) = (total, free, taken - memory.reserved);
+            },
+        );
 }
 
 /// Calls a function that describes memory, and applies the limit to the description.

@@ -64,7 +64,10 @@ macro_rules! wrap {
         static REAL: Functions = Functions { $($($name: $crate::real::Real::unknown(),)+)+ };
 
         /// Finds the wrapper of a function by name and stores the real function.
-        pub(crate) fn wrapper(name: &[u8], real: *mut std::ffi::c_void) -> Option<$crate::real::Wrapper> {
+        pub(crate) fn wrapper(
+            name: &[u8],
+            real: *mut std::ffi::c_void,
+        ) -> Option<$crate::real::Wrapper> {
             $($(if name == stringify!($name).as_bytes() {
                 let address = $name as *mut std::ffi::c_void;
                 // A simulated GPU looks up its own functions and finds the wrapper.
@@ -87,9 +90,12 @@ macro_rules! wrappers {
         extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
             fn real($($argument: $type),*) -> std::ffi::c_int {
                 type Function = unsafe extern "C" fn($($type),*) -> std::ffi::c_int;
+                let real = REAL.$name.get();
                 // SAFETY: the address is that of this function, and the arguments come from the
                 // program or satisfy the same contract.
-                unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(REAL.$name.get())($($argument),*) }
+                unsafe {
+                    std::mem::transmute::<*mut std::ffi::c_void, Function>(real)($($argument),*)
+                }
             }
             $body
         }

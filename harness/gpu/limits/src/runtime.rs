@@ -43,20 +43,28 @@ wrap! {
     cudaFree(address: usize) = limiter().free(Call::Free, address as u64, || real(address));
     cudaMallocAsync, cudaMallocAsync_ptsz(address: Out<'_, usize>, size: usize, stream: usize) =
         allocate(Call::MallocAsync, address, size, |address, size| real(address, size, stream));
-    cudaMallocFromPoolAsync, cudaMallocFromPoolAsync_ptsz(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) =
-        allocate(Call::MallocAsync, address, size, |address, size| real(address, size, pool, stream));
+    cudaMallocFromPoolAsync, cudaMallocFromPoolAsync_ptsz(
+        address: Out<'_, usize>, size: usize, pool: usize, stream: usize
+    ) = allocate(Call::MallocAsync, address, size, |address, size| {
+        real(address, size, pool, stream)
+    });
     cudaFreeAsync, cudaFreeAsync_ptsz(address: usize, stream: usize) =
         limiter().free(Call::FreeAsync, address as u64, || real(address, stream));
     cudaHostAlloc(address: Out<'_, usize>, size: usize, flags: c_uint) =
         allocate_on_host(address, size, |address, size| real(address, size, flags));
     cudaMallocHost(address: Out<'_, usize>, size: usize) = allocate_on_host(address, size, real);
     cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = limit_info(free, total, real);
-    cudaGetDeviceProperties, cudaGetDeviceProperties_v2(into: *mut u8, device: c_int) = limit_properties(into, || real(into, device));
-    cudaGetDriverEntryPoint(name: Text<'_>, function: Option<&mut *mut c_void>, flags: c_ulonglong, status: *mut c_int) =
-        replace_found(name, function, flags, |function| real(name, function, flags, status));
+    cudaGetDeviceProperties, cudaGetDeviceProperties_v2(into: *mut u8, device: c_int) =
+        limit_properties(into, || real(into, device));
+    cudaGetDriverEntryPoint(
+        name: Text<'_>, function: Option<&mut *mut c_void>, flags: c_ulonglong, status: *mut c_int
+    ) = replace_found(name, function, flags, |function| real(name, function, flags, status));
     cudaGetDriverEntryPointByVersion(
-        name: Text<'_>, function: Option<&mut *mut c_void>, version: c_uint, flags: c_ulonglong, status: *mut c_int
-    ) = replace_found(name, function, flags, |function| real(name, function, version, flags, status));
+        name: Text<'_>, function: Option<&mut *mut c_void>, version: c_uint, flags: c_ulonglong,
+        status: *mut c_int
+    ) = replace_found(name, function, flags, |function| {
+        real(name, function, version, flags, status)
+    });
 }
 
 fn allocate_on_host(

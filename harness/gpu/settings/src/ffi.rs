@@ -63,7 +63,12 @@ macro_rules! export {
             $body
         }
     };
-    ($($(#[$doc:meta])* $($name:ident),+($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;)+) => {
-        $($crate::export! { @ [$(#[$doc])*] [$($name)+] ($($argument: $type),*) [$($result)?] $body })+
+    ($(
+        $(#[$doc:meta])*
+        $($name:ident),+($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;
+    )+) => {
+        $($crate::export! {
+            @ [$(#[$doc])*] [$($name)+] ($($argument: $type),*) [$($result)?] $body
+        })+
     };
 }

@@ -342,7 +342,8 @@ impl fmt::Display for Settings {
         }
         write!(
             f,
-            ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}"
+            ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda}\
+             ;cudnn={cudnn}"
         )?;
         faults
             .iter()

@@ -7,9 +7,11 @@
 //! | convolution | workspace | measured |
 //! |---|---|---|
 //! | 1×1, NCHW | none | forward, 32-bit |
-//! | larger filter, NCHW | copies of input, filter and output, 512 bytes | forward, 32-bit on 12.0; bfloat16 on 8.6 and 12.0 |
+//! | larger filter, NCHW | copies of input, filter and output, 512 bytes | forward, 32-bit on |
+//! | | | 12.0; bfloat16 on 8.6 and 12.0 |
 //! | the same in 32-bit floats below capability 9.0 | without the output | forward on 8.6 |
-//! | larger filter, channels-last, 32-bit | copies of input and output | about 512 bytes per pixel of 64 channels on a consumer GPU |
+//! | larger filter, channels-last, 32-bit | copies of input and output | on a consumer GPU: about |
+//! | | | 512 bytes per pixel of 64 channels |
 //! | other channels-last convolutions | none | no |
 //! | gradient of the filter, except 1×1 | four times the filter in addition | no |
 
@@ -96,7 +98,8 @@ pub struct Measured {
 const ALIGNMENT: i64 = 512;
 
 /// The header of a table of convolutions: [`Convolution::row`].
-pub const HEADER: &str = "operator\tinput_shapes\toutput_shape\tstride\tpadding\tdilation\tdtypes\tlayout\tcapability\tbytes\n";
+pub const HEADER: &str = "operator\tinput_shapes\toutput_shape\tstride\tpadding\tdilation\tdtypes\t\
+     layout\tcapability\tbytes\n";
 
 /// Copies of tensors are aligned.
 pub const fn round_up(bytes: i64) -> i64 {
@@ -201,7 +204,8 @@ impl Convolution {
         );
         format!(
             "{operator}\t[{input:?}, \
-             {filter:?}]\t{output:?}\t{stride:?}\t{padding:?}\t{dilation:?}\t{element}\t{layout}\t{major}.{minor}\t{bytes}\n"
+             {filter:?}]\t{output:?}\t{stride:?}\t{padding:?}\t{dilation:?}\t{element}\t{layout}\t\
+             {major}.{minor}\t{bytes}\n"
         )
     }
 

@@ -25,14 +25,20 @@ fn answer(written: bool) -> c_int {
 }
 
 export! {
-    cublasSetStream_v2(handle: Option<&mut Handle>, stream: usize) = answer(handle.map(|handle| handle.stream = stream).is_some());
-    cublasGetStream_v2(handle: Option<&Handle>, stream: Out<'_, usize>) = answer(handle.is_some_and(|handle| write(stream, handle.stream)));
-    cublasSetMathMode(handle: Option<&mut Handle>, mode: c_int) = answer(handle.map(|handle| handle.math_mode = mode).is_some());
-    cublasGetMathMode(handle: Option<&Handle>, mode: Out<'_, c_int>) = answer(handle.is_some_and(|handle| write(mode, handle.math_mode)));
-    cublasSetPointerMode_v2(handle: Option<&mut Handle>, mode: c_int) = answer(handle.map(|handle| handle.pointer_mode = mode).is_some());
+    cublasSetStream_v2(handle: Option<&mut Handle>, stream: usize) =
+        answer(handle.map(|handle| handle.stream = stream).is_some());
+    cublasGetStream_v2(handle: Option<&Handle>, stream: Out<'_, usize>) =
+        answer(handle.is_some_and(|handle| write(stream, handle.stream)));
+    cublasSetMathMode(handle: Option<&mut Handle>, mode: c_int) =
+        answer(handle.map(|handle| handle.math_mode = mode).is_some());
+    cublasGetMathMode(handle: Option<&Handle>, mode: Out<'_, c_int>) =
+        answer(handle.is_some_and(|handle| write(mode, handle.math_mode)));
+    cublasSetPointerMode_v2(handle: Option<&mut Handle>, mode: c_int) =
+        answer(handle.map(|handle| handle.pointer_mode = mode).is_some());
     cublasGetPointerMode_v2(handle: Option<&Handle>, mode: Out<'_, c_int>) =
         answer(handle.is_some_and(|handle| write(mode, handle.pointer_mode)));
-    cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) = answer(write(version, number(Library::Cublas, 10_000)));
+    cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) =
+        answer(write(version, number(Library::Cublas, 10_000)));
     cublasGetStatusString(status: c_int) -> *const c_char = match status {
         0 => c"success",
         CUBLAS_ALLOC_FAILED => c"the resource allocation failed",
@@ -52,7 +58,9 @@ export! {
         unsafe { object.cast::<c_int>().write(kind) };
         answer(write(layout, object))
     };
-    cublasLtMatrixLayoutInit_internal(layout: Out<'_, c_int>, _: usize, kind: c_int, _: u64, _: u64, _: i64) = answer(write(layout, kind));
+    cublasLtMatrixLayoutInit_internal(
+        layout: Out<'_, c_int>, _: usize, kind: c_int, _: u64, _: u64, _: i64
+    ) = answer(write(layout, kind));
     cublasLtGetVersion() -> usize = number(Library::Cublas, 10_000) as usize;
 }
 
@@ -82,8 +90,9 @@ impl Heuristic {
 export! {
     /// Returns one algorithm without a workspace. Without an algorithm, a program fails.
     cublasLtMatmulAlgoGetHeuristic(
-        _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, requested: c_int,
-        results: Out<'_, Heuristic>, returned: Out<'_, c_int>
+        _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void,
+        _: *mut c_void, _: *mut c_void, requested: c_int, results: Out<'_, Heuristic>,
+        returned: Out<'_, c_int>
     ) = {
         if requested > 0 && !write(results, Heuristic::of([0; 8])) {
             return answer(false);
@@ -91,8 +100,7 @@ export! {
         answer(write(returned, requested.min(1)))
     };
     cublasLtMatmulAlgoCheck(
-        _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, algorithm: Option<&[u64; 8]>,
-        result: Out<'_, Heuristic>
-    ) =
-        answer(algorithm.is_some_and(|algorithm| write(result, Heuristic::of(*algorithm))));
+        _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mut c_void,
+        _: *mut c_void, algorithm: Option<&[u64; 8]>, result: Out<'_, Heuristic>
+    ) = answer(algorithm.is_some_and(|algorithm| write(result, Heuristic::of(*algorithm))));
 }

@@ -262,7 +262,8 @@ export! {
     /// are any.
     harness_values_range(address: u64, into: &mut [u64; 3]) -> bool = {
         let mut state = machine().state();
-        let range = state.device_at(address).ok().and_then(|memory| memory.contents()?.around(address));
+        let range =
+            state.device_at(address).ok().and_then(|memory| memory.contents()?.around(address));
         if let Some((start, size, host)) = range {
             *into = [start, size, host as u64];
         }
@@ -273,8 +274,12 @@ export! {
     harness_values_fit(bytes: u64) -> bool = {
         let machine = machine();
         let mut state = machine.state();
-        let used: Vec<Bytes> =
-            state.devices.iter_mut().filter_map(|memory| Some(memory.contents()?.in_use())).filter(|used| used.0 > 0).collect();
+        let used: Vec<Bytes> = state
+            .devices
+            .iter_mut()
+            .filter_map(|memory| Some(memory.contents()?.in_use()))
+            .filter(|used| used.0 > 0)
+            .collect();
         let share = machine.settings.host_memory.0 / u64::from(machine.settings.devices);
         used.iter().map(|used| used.0).sum::<u64>() + bytes <= share * (used.len() as u64).max(1)
     };

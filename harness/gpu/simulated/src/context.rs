@@ -24,7 +24,8 @@ const EVENTS: Handles = Handles::starting_at(2 << 44);
 const POOLS: Handles = Handles::starting_at(3 << 44);
 
 thread_local! {
-    /// Devices and handles of the contexts below the current one, on the thread's stack of contexts.
+    /// Devices and handles of the contexts below the current one, on the thread's stack of
+    /// contexts.
     static BELOW: RefCell<Vec<(Option<usize>, Option<usize>)>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -15,8 +15,8 @@ const LARGEST: u64 = 1 << 20;
 /// The number of stored copies, which launches read without the lock.
 static STORED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many stored copies reach into the blocks of [`BLOCK`] bytes whose numbers have this hash. Only
-/// holders of the state change them.
+/// How many stored copies reach into the blocks of [`BLOCK`] bytes whose numbers have this hash.
+/// Only holders of the state change them.
 static BLOCKS: [AtomicU32; 1 << 12] = [const { AtomicU32::new(0) }; 1 << 12];
 const BLOCK: u64 = 512;
 

@@ -79,7 +79,8 @@ fn file_of(address: usize) -> Option<CString> {
 
 /// Returns internal tables of NVIDIA's driver, which CUDA's runtime needs. The simulated driver has
 /// none, so a runtime that is linked into an object and has not been replaced cannot run. That of
-/// cuDNN gets an error: cuDNN asks for kernels that it can leave out while it plans without a device.
+/// cuDNN gets an error: cuDNN asks for kernels that it can leave out while it plans without a
+/// device.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn cuGetExportTable() {
@@ -110,7 +111,7 @@ extern "C" fn answer_for_tables(caller: usize) -> c_int {
     );
     end_for_linked_runtime(&format!(
         "{object} asks for internal tables of NVIDIA's driver, which are not simulated. A CUDA \
-         runtime that is linked in needs them, unless the simulated one replaces it, which requires \
-         the symbols of the runtime in the file and a GNU C library from 2.35"
+         runtime that is linked in needs them, unless the simulated one replaces it, which \
+         requires the symbols of the runtime in the file and a GNU C library from 2.35"
     ));
 }

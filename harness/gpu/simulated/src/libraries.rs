@@ -100,17 +100,25 @@ fn create(call: Call, part: Option<Part>, handle: Out<'_, *mut u8>, failed: c_in
 }
 
 export! {
-    cublasCreate_v2, cublasLtCreate(handle: Out<'_, *mut u8>) = create(Call::CublasCreate, Some(Part::Cublas), handle, CUBLAS_ALLOC_FAILED);
+    cublasCreate_v2, cublasLtCreate(handle: Out<'_, *mut u8>) =
+        create(Call::CublasCreate, Some(Part::Cublas), handle, CUBLAS_ALLOC_FAILED);
     cudnnCreate(handle: Out<'_, *mut u8>) = {
-        let failed = if machine().settings.cudnn < 90_000 { CUDNN_8_ALLOC_FAILED } else { CUDNN_ALLOC_FAILED };
+        let failed = if machine().settings.cudnn < 90_000 {
+            CUDNN_8_ALLOC_FAILED
+        } else {
+            CUDNN_ALLOC_FAILED
+        };
         create(Call::CudnnCreate, Some(Part::Cudnn), handle, failed)
     };
-    cusolverDnCreate(handle: Out<'_, *mut u8>) = create(Call::CusolverCreate, Some(Part::Cusolver), handle, ALLOC_FAILED);
-    cusparseCreate(handle: Out<'_, *mut u8>) = create(Call::CusparseCreate, None, handle, ALLOC_FAILED);
+    cusolverDnCreate(handle: Out<'_, *mut u8>) =
+        create(Call::CusolverCreate, Some(Part::Cusolver), handle, ALLOC_FAILED);
+    cusparseCreate(handle: Out<'_, *mut u8>) =
+        create(Call::CusparseCreate, None, handle, ALLOC_FAILED);
     /// Plans need no work area.
     cufftXtMakePlanMany(
-        _: c_int, _: c_int, _: *const c_void, _: *const c_void, _: c_longlong, _: c_longlong, _: c_int, _: *const c_void, _: c_longlong,
-        _: c_longlong, _: c_int, _: c_longlong, bytes: Out<'_, usize>, _: c_int
+        _: c_int, _: c_int, _: *const c_void, _: *const c_void, _: c_longlong, _: c_longlong,
+        _: c_int, _: *const c_void, _: c_longlong, _: c_longlong, _: c_int, _: c_longlong,
+        bytes: Out<'_, usize>, _: c_int
     ) = {
         write(bytes, 0);
         open(Call::CufftPlan, None).map_or(ALLOC_FAILED, |()| 0)

@@ -141,15 +141,18 @@ mod tests {
             parameters(b"_Z4funciPfS_"),
             Some(vec![Scalar, Pointers(1), Pointers(1)])
         );
-        let elementwise = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm3EEEEviT0_T1_";
+        let elementwise = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctor\
+              IfEESt5arrayIPcLm3EEEEviT0_T1_";
         assert_eq!(
             parameters(elementwise),
             Some(vec![Scalar, Class, Pointers(3)])
         );
         let reduction =
-            b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_14func_wrapper_tIfNS0_11sum_functorIfffEEEEjfLi4ELi4EEEEEvT1_";
+            b"_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_14func_wrapper_tIf\
+              NS0_11sum_functorIfffEEEEjfLi4ELi4EEEEEvT1_";
         assert_eq!(parameters(reduction), Some(vec![Operands]));
-        let list = b"_ZN2at6native12_GLOBAL__N_125multi_tensor_apply_kernelINS1_18TensorListMetadataILi2EEEEEvT_";
+        let list = b"_ZN2at6native12_GLOBAL__N_125multi_tensor_apply_kernelINS1_18TensorList\
+              MetadataILi2EEEEEvT_";
         assert_eq!(parameters(list), Some(vec![Operands]));
         assert_eq!(parameters(b"not_a_mangled_name"), None);
     }

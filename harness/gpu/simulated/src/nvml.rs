@@ -122,86 +122,145 @@ export! {
         Ok(())
     });
     nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) =
-        nvml("nvmlSystemGetCudaDriverVersion_v2", || put(version, machine().settings.cuda.driver_version()));
-    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) = nvml(THIS, || write_text(text, len, machine().settings.driver_release()));
+        nvml("nvmlSystemGetCudaDriverVersion_v2", || {
+            put(version, machine().settings.cuda.driver_version())
+        });
+    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) =
+        nvml(THIS, || write_text(text, len, machine().settings.driver_release()));
     /// Only the process outside of the run has a name.
     nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) =
-        nvml(THIS, || if pid == OTHER_PROCESS { write_text(text, len, "other-process") } else { Err(Error::NotFound) });
-    nvmlDeviceGetCount_v2(count: Out<'_, c_uint>) = nvml(THIS, || put(count, machine().settings.devices));
-    nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: Out<'_, usize>) = get(THIS, index as usize + 1, handle, |number| number as usize + 1);
+        nvml(THIS, || {
+            if pid == OTHER_PROCESS {
+                write_text(text, len, "other-process")
+            } else {
+                Err(Error::NotFound)
+            }
+        });
+    nvmlDeviceGetCount_v2(count: Out<'_, c_uint>) =
+        nvml(THIS, || put(count, machine().settings.devices));
+    nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: Out<'_, usize>) =
+        get(THIS, index as usize + 1, handle, |number| number as usize + 1);
     /// The PCI domain has eight or four digits.
     nvmlDeviceGetHandleByPciBusId_v2(address: Text<'_>, handle: Out<'_, usize>) =
-        find(THIS, address, handle, |number| vec![pci_address(number), pci_address(number)[4..].to_owned()]);
-    nvmlDeviceGetHandleByUUID(name: Text<'_>, handle: Out<'_, usize>) = find(THIS, name, handle, |number| vec![uuid_text(number)]);
-    nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) = of_device(THIS, handle, |number| write_text(text, len, &uuid_text(number)));
+        find(THIS, address, handle, |number| {
+            vec![pci_address(number), pci_address(number)[4..].to_owned()]
+        });
+    nvmlDeviceGetHandleByUUID(name: Text<'_>, handle: Out<'_, usize>) =
+        find(THIS, name, handle, |number| vec![uuid_text(number)]);
+    nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) =
+        of_device(THIS, handle, |number| write_text(text, len, &uuid_text(number)));
     nvmlDeviceGetName(handle: usize, text: *mut c_char, len: c_uint) =
         of_device(THIS, handle, |_| write_text(text, len, machine().settings.device_name()));
-    nvmlDeviceGetIndex(handle: usize, index: Out<'_, c_uint>) = get(THIS, handle, index, |number| number);
-    nvmlDeviceGetCudaComputeCapability(handle: usize, major: Out<'_, c_int>, minor: Out<'_, c_int>) = of_device(THIS, handle, |_| {
-        let [first, second] = <[u32; 2]>::from(machine().settings.gpu.capability).map(u32::cast_signed);
+    nvmlDeviceGetIndex(handle: usize, index: Out<'_, c_uint>) =
+        get(THIS, handle, index, |number| number);
+    nvmlDeviceGetCudaComputeCapability(
+        handle: usize, major: Out<'_, c_int>, minor: Out<'_, c_int>
+    ) = of_device(THIS, handle, |_| {
+        let [first, second] =
+            <[u32; 2]>::from(machine().settings.gpu.capability).map(u32::cast_signed);
         put(major, first).and(put(minor, second))
     });
-    nvmlDeviceGetMemoryInfo(handle: usize, memory: Out<'_, nvmlMemory_t>) = get(THIS, handle, memory, |number| {
-        let (total, used) = total_and_used(number);
-        nvmlMemory_t { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
-    });
-    nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: Option<&mut nvmlMemory_v2_t>) = of_device(THIS, handle, |number| {
-        let memory = memory.filter(|memory| memory.version == version_of::<nvmlMemory_v2_t>(2)).ok_or(Error::InvalidArgument)?;
-        let (total, used) = total_and_used(number);
-        (memory.total, memory.reserved, memory.free, memory.used) = (total.0, 0, total.saturating_sub(used).0, used.0);
-        Ok(())
-    });
-    nvmlDeviceGetComputeRunningProcesses(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<nvmlProcessInfo_v1_t>) =
-        processes(THIS, handle, count, infos, |pid, used| nvmlProcessInfo_v1_t { pid, usedGpuMemory: used });
-    nvmlDeviceGetComputeRunningProcesses_v3(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<nvmlProcessInfo_t>) =
-        processes(THIS, handle, count, infos, |pid, used| {
-            nvmlProcessInfo_t { pid, usedGpuMemory: used, gpuInstanceId: !0, computeInstanceId: !0 }
+    nvmlDeviceGetMemoryInfo(handle: usize, memory: Out<'_, nvmlMemory_t>) =
+        get(THIS, handle, memory, |number| {
+            let (total, used) = total_and_used(number);
+            nvmlMemory_t { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
         });
+    nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: Option<&mut nvmlMemory_v2_t>) =
+        of_device(THIS, handle, |number| {
+            let memory = memory
+                .filter(|memory| memory.version == version_of::<nvmlMemory_v2_t>(2))
+                .ok_or(Error::InvalidArgument)?;
+            let (total, used) = total_and_used(number);
+            (memory.total, memory.reserved, memory.free, memory.used) =
+                (total.0, 0, total.saturating_sub(used).0, used.0);
+            Ok(())
+        });
+    nvmlDeviceGetComputeRunningProcesses(
+        handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<nvmlProcessInfo_v1_t>
+    ) = processes(THIS, handle, count, infos, |pid, used| nvmlProcessInfo_v1_t {
+        pid,
+        usedGpuMemory: used,
+    });
+    nvmlDeviceGetComputeRunningProcesses_v3(
+        handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<nvmlProcessInfo_t>
+    ) = processes(THIS, handle, count, infos, |pid, used| nvmlProcessInfo_t {
+        pid,
+        usedGpuMemory: used,
+        gpuInstanceId: !0,
+        computeInstanceId: !0,
+    });
     nvmlDeviceGetMigMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) =
-        of_device(THIS, handle, |_| put(current, machine().settings.mig.into()).and(put(pending, machine().settings.mig.into())));
+        of_device(THIS, handle, |_| {
+            put(current, machine().settings.mig.into())
+                .and(put(pending, machine().settings.mig.into()))
+        });
     /// Error correction is on.
     nvmlDeviceGetEccMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) =
         of_device(THIS, handle, |_| put(current, 1).and(put(pending, 1)));
     /// The rates are zero because work takes no time.
-    nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<'_, [c_uint; 2]>) = get(THIS, handle, rates, |_| [0, 0]);
+    nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<'_, [c_uint; 2]>) =
+        get(THIS, handle, rates, |_| [0, 0]);
     /// A device has one sensor, with the number 0.
-    nvmlDeviceGetTemperature(handle: usize, sensor: c_int, celsius: Out<'_, c_uint>) = of_device(THIS, handle, |_| match sensor {
-        0 => put(celsius, machine().settings.sensors.celsius),
-        _ => Err(Error::InvalidArgument),
-    });
-    nvmlDeviceGetTemperatureV(handle: usize, temperature: Option<&mut nvmlTemperature_t>) = of_device(THIS, handle, |_| {
-        let of_version = |place: &&mut nvmlTemperature_t| place.version == version_of::<nvmlTemperature_t>(1) && place.sensorType == 0;
-        let place = temperature.filter(of_version).ok_or(Error::InvalidArgument)?;
-        place.temperature = machine().settings.sensors.celsius.cast_signed();
-        Ok(())
-    });
-    nvmlDeviceGetPowerUsage(handle: usize, milliwatts: Out<'_, c_uint>) = get(THIS, handle, milliwatts, |_| machine().settings.sensors.power_mw);
+    nvmlDeviceGetTemperature(handle: usize, sensor: c_int, celsius: Out<'_, c_uint>) =
+        of_device(THIS, handle, |_| match sensor {
+            0 => put(celsius, machine().settings.sensors.celsius),
+            _ => Err(Error::InvalidArgument),
+        });
+    nvmlDeviceGetTemperatureV(handle: usize, temperature: Option<&mut nvmlTemperature_t>) =
+        of_device(THIS, handle, |_| {
+            let of_version = |place: &&mut nvmlTemperature_t| {
+                place.version == version_of::<nvmlTemperature_t>(1) && place.sensorType == 0
+            };
+            let place = temperature.filter(of_version).ok_or(Error::InvalidArgument)?;
+            place.temperature = machine().settings.sensors.celsius.cast_signed();
+            Ok(())
+        });
+    nvmlDeviceGetPowerUsage(handle: usize, milliwatts: Out<'_, c_uint>) =
+        get(THIS, handle, milliwatts, |_| machine().settings.sensors.power_mw);
     /// Kind 2 is the clock of the memory.
-    nvmlDeviceGetClockInfo(handle: usize, kind: c_int, megahertz: Out<'_, c_uint>) = get(THIS, handle, megahertz, |_| {
-        let gpu = machine().settings.gpu;
-        (if kind == 2 { gpu.memory_clock_khz } else { gpu.clock_khz }) / 1000
-    });
+    nvmlDeviceGetClockInfo(handle: usize, kind: c_int, megahertz: Out<'_, c_uint>) =
+        get(THIS, handle, megahertz, |_| {
+            let gpu = machine().settings.gpu;
+            (if kind == 2 { gpu.memory_clock_khz } else { gpu.clock_khz }) / 1000
+        });
     /// The second name is older.
-    nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, reasons: Out<'_, u64>) =
-        get(THIS, handle, reasons, |_| machine().settings.sensors.reasons);
+    nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetCurrentClocksThrottleReasons(
+        handle: usize, reasons: Out<'_, u64>
+    ) = get(THIS, handle, reasons, |_| machine().settings.sensors.reasons);
     nvmlDeviceGetFieldValues(handle: usize, count: c_int, values: *mut nvmlFieldValue_t) =
-        of_device(THIS, handle, |_| read_fields(usize::try_from(count).map_err(|_| Error::InvalidArgument)?, values));
+        of_device(THIS, handle, |_| {
+            read_fields(usize::try_from(count).map_err(|_| Error::InvalidArgument)?, values)
+        });
     /// Neither power (policy 0) nor heat (policy 1) reduces the clocks.
-    nvmlDeviceGetViolationStatus(handle: usize, policy: c_uint, status: Out<'_, nvmlViolationTime_t>) = of_device(THIS, handle, |_| match policy {
+    nvmlDeviceGetViolationStatus(
+        handle: usize, policy: c_uint, status: Out<'_, nvmlViolationTime_t>
+    ) = of_device(THIS, handle, |_| match policy {
         0 | 1 => put(status, nvmlViolationTime_t { referenceTime: 0, violationTime: 0 }),
         _ => Err(Error::InvalidArgument),
     });
-    nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) = answer(Err(Error::NotSupported));
-    nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) = answer(Err(Error::NotSupported));
+    nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) =
+        answer(Err(Error::NotSupported));
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) =
+        answer(Err(Error::NotSupported));
     nvmlDeviceGetGpuFabricInfoV(_: usize, _: *mut c_void) = answer(Err(Error::NotSupported));
     /// The status is 0, or 1: the chipset does not support peer-to-peer access.
     nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) =
         answer(put(status, c_int::from(!machine().settings.gpu.reaches_peers())));
-    nvmlDeviceGetPciInfo_v3(handle: usize, into: Out<'_, nvmlPciInfo_t>) = get(THIS, handle, into, |number| {
-        let address = pci_address(number);
-        let (bus, busIdLegacy, busId) = (pci_bus(number), text_of(&address[4..]), text_of(&address));
-        nvmlPciInfo_t { busIdLegacy, domain: 0, bus, device: 0, pciDeviceId: 0, pciSubSystemId: 0, busId }
-    });
+    nvmlDeviceGetPciInfo_v3(handle: usize, into: Out<'_, nvmlPciInfo_t>) =
+        get(THIS, handle, into, |number| {
+            let address = pci_address(number);
+            let (bus, busIdLegacy, busId) =
+                (pci_bus(number), text_of(&address[4..]), text_of(&address));
+            nvmlPciInfo_t {
+                busIdLegacy,
+                domain: 0,
+                bus,
+                device: 0,
+                pciDeviceId: 0,
+                pciSubSystemId: 0,
+                busId,
+            }
+        });
 }
 
 fn initialize() -> c_int {
@@ -305,8 +364,8 @@ fn processes<T>(
         }
         for (index, (pid, used)) in processes.into_iter().enumerate() {
             put(
-                // SAFETY: the program passes an array of `count` elements or null, and the length was
-                // checked.
+                // SAFETY: the program passes an array of `count` elements or null, and the length
+                // was checked.
                 unsafe { infos.wrapping_add(index).as_mut() },
                 entry(pid, used.0),
             )?;

@@ -41,32 +41,39 @@ export! {
         let version = if machine().settings.cuda == Cuda::V13 { (13, 0) } else { (12, 8) };
         answer(write(major, version.0) && write(minor, version.1))
     };
-    nvrtcGetNumSupportedArchs(count: Out<'_, c_int>) = answer(write(count, architectures().len() as c_int));
+    nvrtcGetNumSupportedArchs(count: Out<'_, c_int>) =
+        answer(write(count, architectures().len() as c_int));
     /// The program passes an array of this length.
     nvrtcGetSupportedArchs(list: *mut c_int) = {
         if !list.is_null() {
             // SAFETY: the array is as long as `nvrtcGetNumSupportedArchs` says.
-            unsafe { ptr::copy_nonoverlapping(architectures().as_ptr(), list, architectures().len()) };
+            unsafe {
+                ptr::copy_nonoverlapping(architectures().as_ptr(), list, architectures().len())
+            };
         }
         answer(!list.is_null())
     };
     nvrtcCreateProgram(
-        program: Out<'_, *mut u8>, _: *const c_char, _: *const c_char, _: c_int, _: *const *const c_char, _: *const *const c_char
+        program: Out<'_, *mut u8>, _: *const c_char, _: *const c_char, _: c_int,
+        _: *const *const c_char, _: *const *const c_char
     ) = answer(write(program, new_object()));
     nvrtcDestroyProgram(program: Option<&mut *mut u8>) = {
         // SAFETY: `nvrtcCreateProgram` created the object, and the program destroys it once.
         program.into_iter().for_each(|program| unsafe { delete_object(*program) });
         0
     };
-    nvrtcGetCUBINSize, nvrtcGetPTXSize(_: usize, size: Out<'_, usize>) = answer(write(size, BINARY));
-    nvrtcGetCUBIN, nvrtcGetPTX(_: usize, binary: Out<'_, [u8; BINARY]>) = answer(write(binary, [0; BINARY]));
+    nvrtcGetCUBINSize, nvrtcGetPTXSize(_: usize, size: Out<'_, usize>) =
+        answer(write(size, BINARY));
+    nvrtcGetCUBIN, nvrtcGetPTX(_: usize, binary: Out<'_, [u8; BINARY]>) =
+        answer(write(binary, [0; BINARY]));
     /// The log is empty and has only its terminator.
     nvrtcGetProgramLogSize(_: usize, size: Out<'_, usize>) = answer(write(size, 1));
     nvrtcGetProgramLog(_: usize, log: Out<'_, u8>) = answer(write(log, 0));
     /// Returns the expression itself.
     nvrtcGetLoweredName(_: usize, expression: Text<'_>, lowered: Out<'_, *const c_char>) =
         answer(expression.get().is_some_and(|name| write(lowered, kept(name))));
-    nvrtcGetErrorString(status: c_int) -> *const c_char = if status == 0 { c"NVRTC_SUCCESS".as_ptr() } else { c"NVRTC_ERROR".as_ptr() };
+    nvrtcGetErrorString(status: c_int) -> *const c_char =
+        if status == 0 { c"NVRTC_SUCCESS".as_ptr() } else { c"NVRTC_ERROR".as_ptr() };
 }
 
 fn kept(name: &CStr) -> *const c_char {

@@ -238,8 +238,8 @@ const unsafe fn elements<'a, T>(into: *mut c_void, count: usize) -> &'a mut [T] 
     unsafe { std::slice::from_raw_parts_mut(into.cast(), count) }
 }
 
-/// The bytes by which FlashAttention drops the scores of `rows` × `columns` of one head. Each of 32
-/// threads draws 16 bytes for a tile of 16 × 32 scores.
+/// The bytes by which FlashAttention drops the scores of `rows` × `columns` of one head. Each of
+/// 32 threads draws 16 bytes for a tile of 16 × 32 scores.
 fn flash_bytes(seed: u64, offset: u64, [rows, columns]: [usize; 2], into: &mut [u8]) {
     for first_row in (0..rows).step_by(16) {
         for first_column in (0..columns).step_by(32) {

@@ -78,8 +78,9 @@ fn count(number: c_longlong) -> u64 {
 
 export! {
     cusparseCreateCsr(
-        matrix: Out<'_, *mut u8>, rows: c_longlong, columns: c_longlong, nonzeros: c_longlong, _: *const c_void, _: *const c_void,
-        _: *const c_void, _: c_int, index: c_int, _: c_int, kind: c_int
+        matrix: Out<'_, *mut u8>, rows: c_longlong, columns: c_longlong, nonzeros: c_longlong,
+        _: *const c_void, _: *const c_void, _: *const c_void, _: c_int, index: c_int, _: c_int,
+        kind: c_int
     ) = {
         let [rows, columns, nonzeros] = [rows, columns, nonzeros].map(count);
         // `cusparseIndexType_t` is 2 for 32 bits and 3 for 64.
@@ -87,19 +88,23 @@ export! {
         describe(matrix, Matrix { rows, columns, nonzeros, index, kind })
     };
     cusparseCreateDnMat(
-        matrix: Out<'_, *mut u8>, _: c_longlong, columns: c_longlong, _: c_longlong, _: *const c_void, _: c_int, _: c_int
+        matrix: Out<'_, *mut u8>, _: c_longlong, columns: c_longlong, _: c_longlong,
+        _: *const c_void, _: c_int, _: c_int
     ) = describe(matrix, Dense { columns: count(columns) });
     cusparseSpMM_bufferSize(
-        _: usize, operation: c_int, _: c_int, _: *const c_void, matrix: Option<&Matrix>, _: usize, _: *const c_void, result: Option<&Dense>, _: c_int,
-        algorithm: c_int, bytes: Out<'_, u64>
-    ) = answer(matrix.zip(result).is_some_and(|(matrix, result)| write(bytes, matrix.with_matrix(operation != 0, *result, algorithm))));
+        _: usize, operation: c_int, _: c_int, _: *const c_void, matrix: Option<&Matrix>, _: usize,
+        _: *const c_void, result: Option<&Dense>, _: c_int, algorithm: c_int, bytes: Out<'_, u64>
+    ) = answer(matrix.zip(result).is_some_and(|(matrix, result)| {
+        write(bytes, matrix.with_matrix(operation != 0, *result, algorithm))
+    }));
     cusparseSpMV_bufferSize(
-        _: usize, operation: c_int, _: *const c_void, matrix: Option<&Matrix>, _: usize, _: *const c_void, _: usize, _: c_int, _: c_int,
-        bytes: Out<'_, u64>
+        _: usize, operation: c_int, _: *const c_void, matrix: Option<&Matrix>, _: usize,
+        _: *const c_void, _: usize, _: c_int, _: c_int, bytes: Out<'_, u64>
     ) = answer(matrix.is_some_and(|matrix| write(bytes, matrix.with_vector(operation != 0))));
     /// The product of dense matrices at the places of a sparse one. 96 % of 91,544 sizes were 1.
     cusparseSDDMM_bufferSize(
-        _: usize, _: c_int, _: c_int, _: *const c_void, _: usize, _: usize, _: *const c_void, _: usize, _: c_int, _: c_int, bytes: Out<'_, u64>
+        _: usize, _: c_int, _: c_int, _: *const c_void, _: usize, _: usize, _: *const c_void,
+        _: usize, _: c_int, _: c_int, bytes: Out<'_, u64>
     ) = answer(write(bytes, 1));
 }
 

@@ -274,8 +274,8 @@ impl Torch {
             Some(if dimensions == 0 {
                 &[][..]
             } else {
-                // SAFETY: a tensor has a size and a stride for each dimension. It outlives the value,
-                // and its shape does not change while the slices exist.
+                // SAFETY: a tensor has a size and a stride for each dimension. It outlives the
+                // value, and its shape does not change while the slices exist.
                 unsafe { slice::from_raw_parts(start, dimensions) }
             })
         };
@@ -777,7 +777,8 @@ impl Operation {
             Results::Changed | Results::Written => {}
             Results::Number => results.copy_from_slice(values.stack.all()),
             Results::Copied => {
-                let computed = mem::replace(&mut values.stack.end, values.stack.start); // `take_over` removes their references.
+                // `take_over` removes their references.
+                let computed = mem::replace(&mut values.stack.end, values.stack.start);
                 let computed = Stack {
                     end: computed,
                     ..values.stack
@@ -1043,7 +1044,8 @@ impl Probe {
         // SAFETY: the address of an object of C++ that is at least this large.
         let list_of = unsafe { &*ptr::with_exposed_provenance::<List>(list.payload) };
         let is_list = list_of.counts.load(Ordering::Relaxed) as u32 > 0
-            && matches!(list_of.elements.all(), [element] if element.tag == TENSOR && element.payload == tensor.payload);
+            && matches!(list_of.elements.all(), [element]
+                if element.tag == TENSOR && element.payload == tensor.payload);
         let [ints, numbers] = [ints, numbers].map(|list_value| {
             // SAFETY: as above.
             unsafe { &*ptr::with_exposed_provenance::<List>(list_value.payload) }
@@ -1211,7 +1213,11 @@ export! {
     /// thread.
     harness_values_accepted() -> () = {
         if let Some((operation, signature)) = IN_PYTHON.take() {
-            let unused = |accepted: &&AtomicU64| accepted.compare_exchange(0, signature, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            let unused = |accepted: &&AtomicU64| {
+                accepted
+                    .compare_exchange(0, signature, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok()
+            };
             let _ = operation.accepted.iter().find(unused);
         }
     };

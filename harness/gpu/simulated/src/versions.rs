@@ -87,15 +87,20 @@ fn written(library: Library, value: Out<'_, c_int>, refusal: c_int) -> c_int {
 
 // The refusals are the libraries' statuses for an invalid value.
 export! {
-    cublasGetProperty, cublasLtGetProperty(kind: c_int, value: Out<'_, c_int>) = property(Library::Cublas, kind, value, 7);
+    cublasGetProperty, cublasLtGetProperty(kind: c_int, value: Out<'_, c_int>) =
+        property(Library::Cublas, kind, value, 7);
     cufftGetProperty(kind: c_int, value: Out<'_, c_int>) = property(Library::Cufft, kind, value, 4);
     cufftGetVersion(version: Out<'_, c_int>) = written(Library::Cufft, version, 4);
-    curandGetProperty(kind: c_int, value: Out<'_, c_int>) = property(Library::Curand, kind, value, 103);
+    curandGetProperty(kind: c_int, value: Out<'_, c_int>) =
+        property(Library::Curand, kind, value, 103);
     curandGetVersion(version: Out<'_, c_int>) = written(Library::Curand, version, 103);
-    cusolverGetProperty(kind: c_int, value: Out<'_, c_int>) = property(Library::Cusolver, kind, value, 3);
+    cusolverGetProperty(kind: c_int, value: Out<'_, c_int>) =
+        property(Library::Cusolver, kind, value, 3);
     cusolverGetVersion(version: Out<'_, c_int>) = written(Library::Cusolver, version, 3);
-    cusparseGetProperty(kind: c_int, value: Out<'_, c_int>) = property(Library::Cusparse, kind, value, 3);
-    cusparseGetVersion(_: *mut c_void, version: Out<'_, c_int>) = written(Library::Cusparse, version, 3);
+    cusparseGetProperty(kind: c_int, value: Out<'_, c_int>) =
+        property(Library::Cusparse, kind, value, 3);
+    cusparseGetVersion(_: *mut c_void, version: Out<'_, c_int>) =
+        written(Library::Cusparse, version, 3);
     cuptiGetVersion(version: Out<'_, u32>) = {
         let cuda: Cuda = machine().settings.cuda;
         if write(version, CUPTI[cuda as usize]) { 0 } else { 1 }

@@ -18,11 +18,12 @@
 //! use harness_allocator::units::Bytes;
 //!
 //! let device = SimDevice::new(SimConfig::default()); // or `harness_cuda::CudaDevice::open(0)?`
-//! let allocator = SharedAllocator::new(CachingAllocator::new(Config::parse("expandable_segments:True")?), device);
-//! let allocation = allocator.allocate(Request::new(Bytes::mib(64)))?; // on the default stream; `.on(stream)` names another one
-//! let address: u64 = allocation.ptr().0; // for kernels and `cuMemcpy*`
-//! allocator.free(allocation.ptr())?; // from any thread, also while work of that stream uses the memory
-//! assert_eq!(allocator.stats().allocated_bytes.all.peak, 64 << 20);
+//! let allocator =
+//! SharedAllocator::new(CachingAllocator::new(Config::parse("expandable_segments:True")?), device);
+//! let allocation = allocator.allocate(Request::new(Bytes::mib(64)))?; // on the default stream;
+//! `.on(stream)` names another one let address: u64 = allocation.ptr().0; // for kernels and
+//! `cuMemcpy*` allocator.free(allocation.ptr())?; // from any thread, also while work of that
+//! stream uses the memory assert_eq!(allocator.stats().allocated_bytes.all.peak, 64 << 20);
 //! # assert_ne!(address, 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -33,8 +34,11 @@
 //!
 //! | your program has | use | free takes |
 //! |---|---|---|
-//! | several host threads, or only addresses | [`allocator::shared::SharedAllocator`], which owns its device | the address |
-//! | one thread, or its own lock | [`allocator::Allocator`], which borrows the device for each call and has the fastest hits | the allocation |
+//! | several threads, or only addresses | [`allocator::shared::SharedAllocator`] | the address |
+//! | one thread, or its own lock | [`allocator::Allocator`] | the allocation |
+//!
+//! A `SharedAllocator` owns its device. An `Allocator` borrows the device for each call, and has
+//! the fastest hits.
 //!
 //! # Which allocator
 //!

@@ -126,7 +126,8 @@ impl MemoryStats {
 
 /// Declares the counters of an allocator, and the keys that select one of them.
 macro_rules! memory_stats {
-    (pooled { $(#[doc = $doc:literal] $field:ident: $family:ident,)* } counters { $(#[doc = $text:literal] $number:ident: $counter:ident,)* }) => {
+    (pooled { $(#[doc = $doc:literal] $field:ident: $family:ident,)* }
+     counters { $(#[doc = $text:literal] $number:ident: $counter:ident,)* }) => {
         /// The running counters of an allocator. Field names are the first part of the keys of
         /// `torch.cuda.memory_stats()`
         /// (<https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html>).

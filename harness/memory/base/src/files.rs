@@ -42,22 +42,40 @@ impl Document {
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere)]
+    #[error(
+        "cannot write to `{}`: {source}. Make it writable, or {}.",
+        path.display(),
+        document.elsewhere,
+    )]
     Unwritable {
         path: PathBuf,
         source: io::Error,
         document: Document,
     },
-    #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or {}.", path.display(), document.elsewhere)]
+    #[error(
+        "cannot write to `{}`: the disk is full ({source}). Free some space, or {}.",
+        path.display(),
+        document.elsewhere,
+    )]
     DiskFull {
         path: PathBuf,
         source: io::Error,
         document: Document,
     },
     /// A file of this name exists, but the folder is not a report of the harness.
-    #[error("`{}` already exists and was not written by `{}`: move it, or {}.", path.display(), document.writer, document.elsewhere)]
+    #[error(
+        "`{}` already exists and was not written by `{}`: move it, or {}.",
+        path.display(),
+        document.writer,
+        document.elsewhere,
+    )]
     Foreign { path: PathBuf, document: Document },
-    #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer, document.elsewhere)]
+    #[error(
+        "`{}` is being written by another `{}`: wait until it ends, or {}.",
+        path.display(),
+        document.writer,
+        document.elsewhere,
+    )]
     Busy { path: PathBuf, document: Document },
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
@@ -71,7 +89,13 @@ pub enum StoreError {
         found: u32,
         supported: u32,
     },
-    #[error("`{}` does not hold {}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.name, document.file_name, document.writer)]
+    #[error(
+        "`{}` does not hold {}: {source}. Name a `{}` that `{}` wrote, or its folder.",
+        path.display(),
+        document.name,
+        document.file_name,
+        document.writer,
+    )]
     Malformed {
         path: PathBuf,
         source: serde_json::Error,

@@ -17,8 +17,8 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Like [`printable_lines`], but keeps color codes (`ESC [ … m`) if `colors` is set. All output to
-/// a terminal passes through here.
+/// Like [`printable_lines`], but keeps color codes (`ESC [ … m`) if `colors` is set. All output
+/// to a terminal passes through here.
 pub fn for_terminal(text: &str, colors: bool) -> Cow<'_, str> {
     if !colors {
         return printable_lines(text);
@@ -47,7 +47,8 @@ pub fn for_terminal(text: &str, colors: bool) -> Cow<'_, str> {
 /// that XML 1.0 forbids (<https://www.w3.org/TR/xml/#charsets>).
 pub const fn acts(character: char) -> bool {
     matches!(character, '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}')
-        || matches!(character, '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(character,
+            '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
         || matches!(character, '\u{fffe}' | '\u{ffff}')
 }
 

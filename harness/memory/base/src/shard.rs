@@ -107,7 +107,9 @@ mod tests {
         for wrong in ["0/3", "4/3", "1/0", "1", "a/b", "-1/2", "1/2/3"] {
             assert!(wrong.parse::<Shard>().is_err(), "{wrong}");
         }
-        insta::assert_snapshot!("4/3".parse::<Shard>().expect_err("3 shards have no fourth"), @"shard 4 of 3 does not exist: shards are numbered from 1 to 3; write the shard and the number of shards, as in `1/2` and `2/2`");
+        let error = "4/3".parse::<Shard>().expect_err("3 shards have no fourth");
+        insta::assert_snapshot!(error, @"shard 4 of 3 does not exist: shards are numbered from 1 \
+             to 3; write the shard and the number of shards, as in `1/2` and `2/2`");
     }
 
     #[test]
@@ -122,7 +124,10 @@ mod tests {
     proptest! {
         #[test]
         fn every_name_belongs_to_exactly_one_part(name in ".*", count in 1_u32..20) {
-            prop_assert_eq!((1..=count).filter(|&index| Shard { index, count }.has(&name)).count(), 1);
+            prop_assert_eq!(
+                (1..=count).filter(|&index| Shard { index, count }.has(&name)).count(),
+                1
+            );
         }
     }
 }

@@ -13,9 +13,21 @@ use serde::{Deserialize, Serialize};
 /// Declares an enum from a table: variant, name in scenarios and records, and description, which
 /// the method `$about` returns.
 macro_rules! described {
-    ($(#[$attribute:meta])* $Enum:ident, $about:ident: $($variant:ident = $name:literal: $text:literal,)*) => {
+    ($(#[$attribute:meta])* $Enum:ident, $about:ident:
+     $($variant:ident = $name:literal: $text:literal,)*) => {
         $(#[$attribute])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            PartialEq,
+            Eq,
+            PartialOrd,
+            Ord,
+            Hash,
+            serde::Serialize,
+            serde::Deserialize,
+        )]
         pub enum $Enum { $(#[serde(rename = $name)] $variant,)* }
 
         impl $Enum {

@@ -131,7 +131,8 @@ fn write_snapshot(front: &Front, path: &CStr) -> Result<(), Failure> {
 
 /// Exports the functions of one allocator. `harness_allocator.h` documents them.
 macro_rules! export {
-    ($allocators:ident of $kind:expr; $malloc:ident $free:ident $record_stream:ident $release_stream:ident $empty_cache:ident
+    ($allocators:ident of $kind:expr;
+     $malloc:ident $free:ident $record_stream:ident $release_stream:ident $empty_cache:ident
      $set_memory_fraction:ident $stats:ident $snapshot:ident) => {
         static $allocators: Allocators = Allocators::of($kind);
 
@@ -207,14 +208,19 @@ macro_rules! export {
 }
 
 export! { CACHING of Kind::Caching;
-harness_caching_malloc harness_caching_free harness_caching_record_stream harness_caching_release_stream harness_caching_empty_cache
-harness_caching_set_memory_fraction harness_caching_stats harness_caching_snapshot }
+    harness_caching_malloc harness_caching_free harness_caching_record_stream
+    harness_caching_release_stream harness_caching_empty_cache harness_caching_set_memory_fraction
+    harness_caching_stats harness_caching_snapshot
+}
 export! { BFC of Kind::Bfc;
-harness_bfc_malloc harness_bfc_free harness_bfc_record_stream harness_bfc_release_stream harness_bfc_empty_cache
-harness_bfc_set_memory_fraction harness_bfc_stats harness_bfc_snapshot }
+    harness_bfc_malloc harness_bfc_free harness_bfc_record_stream harness_bfc_release_stream
+    harness_bfc_empty_cache harness_bfc_set_memory_fraction harness_bfc_stats harness_bfc_snapshot
+}
 export! { RMM_POOL of Kind::RmmPool;
-harness_rmm_pool_malloc harness_rmm_pool_free harness_rmm_pool_record_stream harness_rmm_pool_release_stream harness_rmm_pool_empty_cache
-harness_rmm_pool_set_memory_fraction harness_rmm_pool_stats harness_rmm_pool_snapshot }
+    harness_rmm_pool_malloc harness_rmm_pool_free harness_rmm_pool_record_stream
+    harness_rmm_pool_release_stream harness_rmm_pool_empty_cache
+    harness_rmm_pool_set_memory_fraction harness_rmm_pool_stats harness_rmm_pool_snapshot
+}
 
 /// Returns the last failure of the calling thread.
 #[unsafe(no_mangle)]

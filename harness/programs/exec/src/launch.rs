@@ -112,8 +112,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Kills the program if one of its processes lacks our library or has a CUDA runtime that cannot
-    /// be replaced, which makes its end an error, or if its ranks hang.
+    /// Kills the program if one of its processes lacks our library or has a CUDA runtime that
+    /// cannot be replaced, which makes its end an error, or if its ranks hang.
     pub(crate) fn look(&self, program: pid_t) {
         let mut processes = process::descendants(program);
         processes.push(program);

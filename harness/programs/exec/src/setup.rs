@@ -171,7 +171,8 @@ impl Setup {
         }
     }
 
-    /// Returns the settings of a machine with one GPU of this kind, with the program's CUDA release.
+    /// Returns the settings of a machine with one GPU of this kind, with the program's CUDA
+    /// release.
     pub fn settings(&self, gpu: &'static Gpu, memory: Bytes) -> Settings {
         let default = Settings::new(gpu, memory);
         let cuda = self.cuda;

@@ -1,9 +1,10 @@
 //! Makes a stub library for each NVIDIA library that a program needs or opens.
 //!
-//! A stub library defines the names that the program imports and, for driver and runtime, all functions
-//! of CUDA, because programs compile code at run time that links against them. It omits the names
-//! that the core library has, except in the file for linkers. Every stub library depends on the core, so the dynamic linker finds
-//! the other names there. The core's symbols are unversioned and also satisfy versioned references.
+//! A stub library defines the names that the program imports and, for driver and runtime, all
+//! functions of CUDA, because programs compile code at run time that links against them. It omits
+//! the names that the core library has, except in the file for linkers. Every stub library depends
+//! on the core, so the dynamic linker finds the other names there. The core's symbols are
+//! unversioned and also satisfy versioned references.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -49,10 +49,18 @@ pub enum TorchError {
         "run the program without `harness exec` first, or name its Python with `--python PATH`"
     ))]
     Broken { python: PathBuf, reason: String },
-    #[error("torch {version} in `{}` is too old: install {}.{} or later", folder.display(), OLDEST.0, OLDEST.1)]
+    #[error(
+        "torch {version} in `{}` is too old: install {}.{} or later",
+        folder.display(),
+        OLDEST.0,
+        OLDEST.1,
+    )]
     #[diagnostic(help("install a newer torch"))]
     TooOld { version: String, folder: PathBuf },
-    #[error("torch {version} in `{}` is built for {target}: install a PyTorch built for CUDA", folder.display())]
+    #[error(
+        "torch {version} in `{}` is built for {target}: install a PyTorch built for CUDA",
+        folder.display(),
+    )]
     #[diagnostic(help("{CUDA_BUILD}"))]
     NotCuda {
         version: String,

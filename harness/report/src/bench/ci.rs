@@ -70,11 +70,16 @@ pub fn smaller_is_better(run: &BenchRun) -> String {
             Quantity::Memory => ("bytes", 1.0),
         };
         figures.push(json!({
-            "name": format!("{} / {} / {} ({})", suite.name, entry.case(), entry.arm, words::slug(entry.quantity)),
+            "name": format!(
+                "{} / {} / {} ({})", suite.name, entry.case(), entry.arm,
+                words::slug(entry.quantity)
+            ),
             "unit": unit,
             "value": summary.median as f64 / scale,
             "range": format!("± {}", summary.high.saturating_sub(summary.low) as f64 / 2.0 / scale),
-            "extra": format!("n = {}\n{}\n{}", summary.count, words::commit(&run.build), run.machine.device),
+            "extra": format!(
+                "n = {}\n{}\n{}", summary.count, words::commit(&run.build), run.machine.device
+            ),
         }));
     }
     let mut text = serde_json::to_string_pretty(&Value::Array(figures))

@@ -12,11 +12,13 @@ use crate::explain::html::STYLE;
 use crate::words::{Align, Grid, NOTHING};
 
 /// A narrow screen shows each row as a list of its cells.
-const OWN_STYLE: &str = "body{padding-bottom:2rem}td{overflow-wrap:anywhere;min-width:4rem}td.number{min-width:0}th.number{white-space:normal}\
+const OWN_STYLE: &str = "body{padding-bottom:2rem}td{overflow-wrap:anywhere;min-width:4rem}\
+td.number{min-width:0}th.number{white-space:normal}\
 @media (max-width:700px){table,tbody,tr,td{display:block}thead{display:none}tr{padding:.5rem \
 0;border-bottom:1px solid var(--line)}\
 td,th.number,td.number{border:0;padding:.05rem \
-0;text-align:left;white-space:normal;min-width:0}td::before{content:attr(data-head) \": \";color:var(--muted)}}";
+0;text-align:left;white-space:normal;min-width:0}\
+td::before{content:attr(data-head) \": \";color:var(--muted)}}";
 
 /// Rows of a table; the Parquet file has all snapshots.
 const ROWS: usize = 2000;

@@ -166,7 +166,10 @@ fn the_parquet_file_has_a_row_per_snapshot_with_its_fields() {
         "{}",
         read[0]
     );
-    assert!(read[1].contains("cures: [\"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\", \"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\"]"), "{}", read[1]);
+    let cures = "cures: [\
+         \"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:128\", \
+         \"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\"]";
+    assert!(read[1].contains(cures), "{}", read[1]);
     assert!(
         read[2].contains("cures: []")
             && read[5].contains("problem: \"the file ends at byte 2311\""),

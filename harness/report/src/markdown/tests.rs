@@ -343,23 +343,46 @@ proptest! {
         let shape = |records: &Records| {
             let text = markdown(records);
             let headings = Parser::new_ext(&text, Options::ENABLE_TABLES)
-                .filter(|event| matches!(event, Event::Start(Tag::Heading { level: HeadingLevel::H1 | HeadingLevel::H2, .. })))
+                .filter(|event| {
+                    matches!(
+                        event,
+                        Event::Start(Tag::Heading {
+                            level: HeadingLevel::H1 | HeadingLevel::H2,
+                            ..
+                        })
+                    )
+                })
                 .count();
-            let tables: Vec<(usize, Vec<usize>)> = tables(&text).iter().map(|table| (table.len(), table.iter().map(Vec::len).collect())).collect();
+            let tables: Vec<(usize, Vec<usize>)> = tables(&text)
+                .iter()
+                .map(|table| (table.len(), table.iter().map(Vec::len).collect()))
+                .collect();
             (headings, tables, text)
         };
         let (headings, tables_, rendered) = shape(&records);
         let (plain_headings, plain_tables, _) = shape(&examples::every_ending());
         prop_assert_eq!(headings, plain_headings);
         prop_assert_eq!(tables_.len(), plain_tables.len());
-        prop_assert!(tables_.iter().all(|(_, widths)| widths.iter().all(|width| *width == widths[0])));
+        prop_assert!(
+            tables_.iter().all(|(_, widths)| widths.iter().all(|width| *width == widths[0]))
+        );
         let words = format!(": {}", text.trim());
-        let steps = tables(&rendered).into_iter().filter(|table| table[0][0] == "step").flat_map(|table| table.into_iter().skip(1));
+        let steps = tables(&rendered)
+            .into_iter()
+            .filter(|table| table[0][0] == "step")
+            .flat_map(|table| table.into_iter().skip(1));
         for row in steps.filter(|row| !text.is_empty() && row[0] != "…") {
             // The reader sees the text itself, but for the backticks that mark code and line
             // breaks.
-            let squeeze = |text: &str| text.chars().filter(|c| *c != '`' && !c.is_whitespace()).collect::<String>();
-            prop_assert!(squeeze(&row[2]).ends_with(&squeeze(&words)), "{:?} became {:?}", words, row[2]);
+            let squeeze = |text: &str| {
+                text.chars().filter(|c| *c != '`' && !c.is_whitespace()).collect::<String>()
+            };
+            prop_assert!(
+                squeeze(&row[2]).ends_with(&squeeze(&words)),
+                "{:?} became {:?}",
+                words,
+                row[2]
+            );
         }
     }
 }

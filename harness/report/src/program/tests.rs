@@ -27,13 +27,14 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     let settings = Settings::new(Gpu::named("a100-40").unwrap(), Bytes::gib(1));
     let torch = TorchRecord {
         version: "2.11.0+cu130".to_owned(),
- other_library: None,
+        other_library: None,
         rank: None,
         started: 0,
         ended_out_of_memory: true,
         ended_by_library: false,
         memory_stats: serde_json::from_value(
-            serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1, "num_alloc_retries": 1}}),
+            serde_json::json!({"0": {"allocated_bytes.all.peak": 300 << 20, "num_ooms": 1,
+                "num_alloc_retries": 1}}),
         )
         .unwrap(),
         statistics: Statistics::Reported,

@@ -54,9 +54,9 @@ fn somebody_elses_report_is_left_alone_and_an_earlier_one_of_ours_is_replaced() 
             .to_string()
             .replace(&*root.path().to_string_lossy(), "…")
     };
-    insta::assert_snapshot!(told(save_into(root.path(), &one_scenario())), @"`…/report.md` already \
-         exists and was not written by `harness run`: move it, or choose another place with \
-         `--report DIR`.");
+    insta::assert_snapshot!(told(save_into(root.path(), &one_scenario())), @"`…/report.md` \
+         already exists and was not written by `harness run`: move it, or choose another place \
+         with `--report DIR`.");
     assert_eq!(
         told(check_folder(root.path())),
         told(save_into(root.path(), &one_scenario()))
@@ -189,8 +189,12 @@ fn a_place_that_cannot_be_written_to_is_named_with_what_to_do() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("taken");
     fs::write(&file, "a file, not a folder").unwrap();
-    insta::assert_snapshot!(told(&save_new(&file, &one_scenario()).unwrap_err(), root.path()), @"cannot write to `…/taken`: not a directory. Make it writable, or choose another place with `--report DIR`.");
-    insta::assert_snapshot!(told(&save_into(&file.join("below"), &one_scenario()).unwrap_err(), root.path()), @"cannot write to `…/taken/below`: Not a directory (os error 20). Make it writable, or choose another place with `--report DIR`.");
+    let refused = told(&save_new(&file, &one_scenario()).unwrap_err(), root.path());
+    insta::assert_snapshot!(refused, @"cannot write to `…/taken`: not a directory. Make it \
+         writable, or choose another place with `--report DIR`.");
+    let refused = save_into(&file.join("below"), &one_scenario()).unwrap_err();
+    insta::assert_snapshot!(told(&refused, root.path()), @"cannot write to `…/taken/below`: Not a \
+         directory (os error 20). Make it writable, or choose another place with `--report DIR`.");
     assert_eq!(fs::read_to_string(&file).unwrap(), "a file, not a folder");
 }
 
@@ -207,14 +211,18 @@ fn records_that_cannot_be_read_are_refused_with_a_sentence() {
          line 2: it ends in the middle of a record. Copy it again, or run again.");
     insta::assert_snapshot!(refusal(""), @"`…/records.json` is cut off at line 1: it ends in the \
          middle of a record. Copy it again, or run again.");
-    insta::assert_snapshot!(refusal(r#"{"version": 99, "everything": "else"}"#), @"`…/records.json` has version 99, this harness reads up to version 1: use the harness that wrote it, or a newer one.");
+    insta::assert_snapshot!(refusal(r#"{"version": 99, "everything": "else"}"#), @"\
+         `…/records.json` has version 99, this harness reads up to version 1: use the harness \
+         that wrote it, or a newer one.");
     insta::assert_snapshot!(refusal(r#"{"version": 1, "harness": "0.1.0"}"#), @"`…/records.json` \
          does not hold records: missing field `runs` at line 1 column 34. Name a `records.json` \
          that `harness run` wrote, or its folder.");
     insta::assert_snapshot!(refusal("# A report"), @"`…/records.json` does not hold records: \
          expected value at line 1 column 1. Name a `records.json` that `harness run` wrote, or its \
          folder.");
-    insta::assert_snapshot!(told(&read(&root.path().join("missing")).unwrap_err(), root.path()), @"cannot read `…/missing`: No such file or directory (os error 2)");
+    let missing = read(&root.path().join("missing")).unwrap_err();
+    insta::assert_snapshot!(told(&missing, root.path()), @"cannot read `…/missing`: No such file \
+         or directory (os error 2)");
 }
 
 #[test]

@@ -589,7 +589,10 @@ fn forms(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "anyOf": [
             { "enum": names },
-            { "type": "object", "properties": maps, "additionalProperties": false, "minProperties": 1, "maxProperties": 1 }
+            {
+                "type": "object", "properties": maps, "additionalProperties": false,
+                "minProperties": 1, "maxProperties": 1,
+            }
         ]
     })
 }
@@ -643,7 +646,8 @@ fn settings_schema(kind: AllocatorKind) -> Value {
                 .map(|setting| (setting.name.to_owned(), setting_schema(setting))),
         );
     }
-    serde_json::json!({ "type": "object", "description": about(kind), "properties": fields, "additionalProperties": false })
+    serde_json::json!({ "type": "object", "description": about(kind), "properties": fields,
+        "additionalProperties": false })
 }
 
 #[cfg(feature = "schema")]
@@ -664,7 +668,8 @@ fn library_schema() -> Value {
     );
     let needed: Vec<&str> = needed.collect();
     serde_json::json!({
-        "type": "object", "description": LIBRARY_ABOUT, "properties": fields, "required": needed, "additionalProperties": false
+        "type": "object", "description": LIBRARY_ABOUT, "properties": fields, "required": needed,
+        "additionalProperties": false
     })
 }
 
@@ -673,10 +678,12 @@ fn setting_schema(setting: &Setting) -> Value {
     let description = format!("{} Takes {}.", about_setting(setting), setting.takes);
     match setting.name {
         "roundup_power2_divisions" => {
-            serde_json::json!({ "description": description, "type": ["integer", "string", "array"] })
+            serde_json::json!({ "description": description,
+                "type": ["integer", "string", "array"] })
         }
         _ if setting.takes.contains("`True`") => {
-            serde_json::json!({ "description": description, "anyOf": [{ "type": "boolean" }, { "enum": ["True", "False"] }] })
+            serde_json::json!({ "description": description,
+                "anyOf": [{ "type": "boolean" }, { "enum": ["True", "False"] }] })
         }
         "backend" => serde_json::json!({ "description": description, "const": "native" }),
         _ => serde_json::json!({ "description": description, "type": ["number", "string"] }),

@@ -64,7 +64,10 @@ scalars! {
     NameText = "name", { "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$" };
     /// An amount of memory: a number with B, KiB, MiB, GiB, TiB, PiB or EiB, as in `400MiB` or
     /// `1.5GiB`. A plain integer is bytes. Decimal units such as MB are errors.
-    SizeText = "size", { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string", "pattern": "^[0-9][0-9_.]* ?([KMGTPE]i)?B$|^[0-9][0-9_]*$" }] };
+    SizeText = "size", { "anyOf": [
+        { "type": "integer", "minimum": 0 },
+        { "type": "string", "pattern": "^[0-9][0-9_.]* ?([KMGTPE]i)?B$|^[0-9][0-9_]*$" },
+    ] };
     /// A size, or a formula that evaluates to a size. It may use `+`, `-`, `*`, `/`, parentheses,
     /// `min`, `max`, parameters, loop variables and known metrics: `4MiB * batch / 8`,
     /// `storm.failed_request`, `device.free - 2MiB`. Fractions of a byte are dropped.
@@ -72,7 +75,9 @@ scalars! {
     /// A whole number, or a formula of parameters that evaluates to one: `64` or `2 * batch`.
     CountText = "count", { "type": ["integer", "string"] };
     /// The name of a buffer, or of one numbered buffer: `weights`, `kv[3]`, `kv[i]`, `kv[i - 1]`.
-    BufferText = "buffer", { "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}(\\[.+\\])?$" };
+    BufferText = "buffer", {
+        "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}(\\[.+\\])?$"
+    };
     /// A time span: a number with ns, us, ms, s or min, at most one hour: `5ms`.
     DurationText = "duration", { "type": "string", "pattern": "^[0-9]+([.][0-9]*)? \
          *(ns|us|µs|ms|s|m|min)$" };

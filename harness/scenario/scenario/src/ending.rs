@@ -165,7 +165,8 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
 #[cfg(feature = "schema")]
 fn endings(_: &mut SchemaGenerator) -> Schema {
     let causes: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
-    let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } }, "required": ["oom"], "additionalProperties": false });
+    let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } },
+        "required": ["oom"], "additionalProperties": false });
     by_case(
         &serde_json::json!({ "anyOf": [{ "enum": ["fits", "oom", "any"] }, cause] }),
         &["oom"],
@@ -192,11 +193,13 @@ pub(crate) fn by_case(value: &serde_json::Value, reserved: &[&str]) -> Schema {
         .map(|key| serde_json::json!({ "required": [key] }))
         .collect();
     let map = serde_json::json!({
-        "type": "object", "properties": arms, "additionalProperties": value, "minProperties": 1, "not": { "anyOf": not_reserved }
+        "type": "object", "properties": arms, "additionalProperties": value, "minProperties": 1,
+        "not": { "anyOf": not_reserved }
     });
     let either = serde_json::json!({ "anyOf": [value, map] });
     let devices = serde_json::json!({
-        "type": "object", "properties": { SIMULATED: either, GPU: either }, "required": [SIMULATED, GPU], "additionalProperties": false
+        "type": "object", "properties": { SIMULATED: either, GPU: either },
+        "required": [SIMULATED, GPU], "additionalProperties": false
     });
     json_schema!({ "anyOf": [value, map, devices] })
 }

@@ -91,7 +91,8 @@ impl AskedFault {
         processes: impl Iterator<Item = &'a ProcessName> + Clone,
     ) -> Result<PlannedFault, NoProcess> {
         let process = self.process.as_ref().map(|name| {
-            processes.clone().find(|process| process.name() == name).cloned().ok_or_else(|| NoProcess {
+            processes.clone().find(|process| process.name() == name).cloned()
+                .ok_or_else(|| NoProcess {
                 fault: self.text.clone(),
                 scenario: scenario.to_owned(),
                 process: name.clone(),

@@ -242,7 +242,9 @@ fn current_name(name: &str) -> &str {
 }
 
 macro_rules! metrics {
-    ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
+    ($(#[$meta:meta])* $type:ident {
+        $($variant:ident = $name:literal, $unit:ident: $about:literal;)*
+    }) => {
         named_enum! {
             $(#[$meta])*
             #[derive(Serialize, Deserialize)]

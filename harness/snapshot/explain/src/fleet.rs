@@ -250,8 +250,8 @@ pub struct Row {
     pub analysis: Analysis,
 }
 
-/// The job and the rank in a path: `JOB-rank3-gpu0-….pickle` as `harness.observe` names its files,
-/// or `JOB/rank3.pickle`. Without a rank, each file is a job.
+/// The job and the rank in a path: `JOB-rank3-gpu0-….pickle` as `harness.observe` names its
+/// files, or `JOB/rank3.pickle`. Without a rank, each file is a job.
 pub fn job_of(file: &str) -> (String, Option<u32>) {
     let (folder, name) = file.rsplit_once('/').unwrap_or(("", file));
     let with_folder = |prefix: &str| match (folder, prefix) {

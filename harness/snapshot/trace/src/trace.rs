@@ -1,10 +1,11 @@
 //! Reads and writes allocation traces, version 1. Each line is one operation; `#` starts a comment.
 //!
 //! ```text
-//! a ID SIZE STREAM   allocate               f ID   free          r ID STREAM   record_stream
-//! s STREAM           synchronize a stream   d      synchronize   e             empty_cache
-//! m FRACTION         memory fraction        p      reset peaks   x BYTES       external memory: positive takes, negative releases
-//! g+ POOL  g- POOL   enter and leave a private pool               gr POOL       release a private pool
+//! a ID SIZE STREAM   allocate               f ID   free          r ID STREAM   record_stream s
+//! STREAM           synchronize a stream   d      synchronize   e             empty_cache m
+//! FRACTION         memory fraction        p      reset peaks   x BYTES       external memory:
+//! positive takes, negative releases g+ POOL  g- POOL   enter and leave a private pool             
+//!  gr POOL       release a private pool
 //! ```
 
 use std::{fmt, str::FromStr};

@@ -2,7 +2,8 @@
 //! pass, every request is a cache hit. Compare only figures of one run, because the machine's speed
 //! drifts. One operation is one allocation or one free.
 //!
-//! * `free blocks/…`: cost of a hit with more free blocks in the pool. It may grow logarithmically.
+//! * `free blocks/…`: cost of a hit with more free blocks in the pool. It may grow
+//! logarithmically.
 //! * `segments/…`: cost of a hit with more segments. It must not grow, except for processor cache
 //!   misses.
 //! * `streams/…`: cost of a hit with more streams that have memory. It must not grow. `far` uses
@@ -194,7 +195,9 @@ fn traces(criterion: &mut Criterion) {
 fn all_traces() -> Vec<(&'static str, Vec<TraceEvent>)> {
     macro_rules! traces {
         ($($name:literal)*) => {
-            vec![$(($name, packed(include_bytes!(concat!("../../../../scenarios/bench/traces/", $name, ".txt.gz"))))),*]
+            vec![$(($name, packed(include_bytes!(concat!(
+                "../../../../scenarios/bench/traces/", $name, ".txt.gz"
+            ))))),*]
         };
     }
     traces![

@@ -111,8 +111,10 @@ fn storm(operations: u64, idle: u64) -> Scenario {
 needs: {{ memory: 64GiB }}
 streams: [idle]
 steps:
-  - storm: {{ id: still, operations: {idle}, sizes: {{ min: 64KiB, max: 4MiB }}, live: 60GiB, lifetime: {{ min: 1000000, max: 1000000 }}, streams: [idle] }}
-  - storm: {{ id: storm, operations: {operations}, sizes: {{ min: 4KiB, max: 16MiB }}, live: 2GiB, lifetime: {{ min: 10, max: 1000 }} }}
+  - storm: {{ id: still, operations: {idle}, sizes: {{ min: 64KiB, max: 4MiB }}, live: 60GiB,
+        lifetime: {{ min: 1000000, max: 1000000 }}, streams: [idle] }}
+  - storm: {{ id: storm, operations: {operations}, sizes: {{ min: 4KiB, max: 16MiB }}, live: 2GiB,
+        lifetime: {{ min: 10, max: 1000 }} }}
 "
     );
     Scenario::parse(&text, Path::new("storm.yaml")).expect("the scenario is valid")

@@ -471,7 +471,8 @@ fn broken_cases_fail_and_unsupported_cases_are_skipped() {
 /// One entry, measured with the host's clock in ten rounds after two warm-up rounds. Each visit
 /// requests one device.
 fn ten_rounds(refuse: fn(u64) -> Option<DeviceError>) -> (SuiteRecord, u64) {
-    let text = "about: x\nneeds: { memory: 64MiB }\nrounds: { least: 10, most: 10 }\nbudget: 60s\narms: [caching]
+    let text = "about: x\nneeds: { memory: 64MiB }
+rounds: { least: 10, most: 10 }\nbudget: 60s\narms: [caching]
 time: [latency: { sizes: [1MiB], cases: [hit] }]\n";
     let suite = Suite::parse(text, &catalogue().join("test.yaml")).unwrap();
     let mut provider = TestProvider {

@@ -205,7 +205,8 @@ fn each_arm_of_pytorchs_settings_meets_pytorch_with_the_same_ones() {
     };
     let suite = r#"about: x
 needs: { memory: 64MiB }
-arms: [bfc, expandable, caching: { name: again, conf: "expandable_segments:True" }, caching: { name: rounded, conf: "roundup_power2_divisions:8" }]
+arms: [bfc, expandable, caching: { name: again, conf: "expandable_segments:True" },
+  caching: { name: rounded, conf: "roundup_power2_divisions:8" }]
 rounds: { least: 2, most: 2 }
 time: [latency: { sizes: [2MiB], cases: [miss] }]
 "#;

@@ -36,13 +36,19 @@ macro_rules! functions {
 
         impl Driver {
             fn look_up(find: impl Fn(&str) -> Option<Address>) -> Self {
-                Self { $($basic: find(stringify!($basic)),)+ $($further: find(stringify!($further)),)+ }
+                Self {
+                    $($basic: find(stringify!($basic)),)+
+                    $($further: find(stringify!($further)),)+
+                }
             }
 
             fn missing(&self, only_for_allocation: bool) -> Vec<&'static str> {
-                let basic = [$((stringify!($basic), self.$basic)),+];
-                let further = [$((stringify!($further), self.$further)),+].into_iter().filter(|_| !only_for_allocation);
-                basic.into_iter().chain(further).filter(|(_, found)| found.is_none()).map(|(name, _)| name).collect()
+                let mut functions = vec![$((stringify!($basic), self.$basic)),+];
+                if !only_for_allocation {
+                    functions.extend([$((stringify!($further), self.$further)),+]);
+                }
+                functions.retain(|(_, found)| found.is_none());
+                functions.into_iter().map(|(name, _)| name).collect()
             }
         }
     };
@@ -50,15 +56,19 @@ macro_rules! functions {
 
 functions! {
     for_allocation:
-        cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetUuid_v2
-        cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent cuCtxGetCurrent cuCtxSynchronize
+        cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceTotalMem_v2
+        cuDeviceGetAttribute cuDeviceGetUuid_v2 cuDevicePrimaryCtxRetain
+        cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent cuCtxGetCurrent cuCtxSynchronize
         cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2;
     further:
-        cuMemAddressReserve cuMemAddressFree cuMemGetAllocationGranularity cuMemCreate cuMemRelease cuMemMap cuMemSetAccess cuMemUnmap
-        cuMemPoolCreate cuMemPoolDestroy cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo cuMemAllocFromPoolAsync cuMemFreeAsync
+        cuMemAddressReserve cuMemAddressFree cuMemGetAllocationGranularity cuMemCreate
+        cuMemRelease cuMemMap cuMemSetAccess cuMemUnmap cuMemPoolCreate cuMemPoolDestroy
+        cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolTrimTo cuMemAllocFromPoolAsync
+        cuMemFreeAsync
         cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemHostAlloc cuMemFreeHost cuMemsetD8Async
         cuStreamCreate cuStreamDestroy_v2 cuStreamGetCtx cuStreamSynchronize cuStreamWaitEvent
-        cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime
+        cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
+        cuEventElapsedTime
         cuModuleLoadData cuModuleUnload cuModuleGetFunction cuModuleGetGlobal_v2 cuLaunchKernel
 }
 
@@ -71,7 +81,8 @@ functions! {
 macro_rules! cuda {
     (any $argument:expr) => { _ };
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {{
-        let declared: unsafe fn($(cuda!(any $argument)),*) -> cudarc::driver::sys::CUresult = cudarc::driver::sys::$function;
+        let declared: unsafe fn($(cuda!(any $argument)),*) -> cudarc::driver::sys::CUresult =
+            cudarc::driver::sys::$function;
         $crate::device::driver::call($driver.$function, stringify!($function), |address| {
             // SAFETY: the address is that of this function, and cudarc checks the types of the
             // arguments, which live as described above.

@@ -1,6 +1,6 @@
-//! The CUDA runtime that is linked into a program or a library, as `nvcc` does by default. Its calls
-//! do not pass the dynamic linker. Before code of the object runs, this module writes a jump at the
-//! beginning of each function of that runtime, which continues in ours.
+//! The CUDA runtime that is linked into a program or a library, as `nvcc` does by default. Its
+//! calls do not pass the dynamic linker. Before code of the object runs, this module writes a jump
+//! at the beginning of each function of that runtime, which continues in ours.
 //!
 //! The functions come from the symbol table of the file. A stripped object keeps its runtime; its
 //! first use is an error (`entry_points`).

@@ -155,8 +155,8 @@ impl Object {
     }
 
     /// What attention needs beyond what the frontend adds: 256 bytes, and the gradients of keys and
-    /// values for each head of the queries if heads share keys and values. An H200 with torch 2.11.0+cu130
-    /// needs exactly this in 12 shapes.
+    /// values for each head of the queries if heads share keys and values. An H200 with torch
+    /// 2.11.0+cu130 needs exactly this in 12 shapes.
     fn attention_workspace(&self) -> i64 {
         let operations = self.objects(attribute::GRAPH_OPERATIONS);
         if operations
@@ -249,7 +249,10 @@ unsafe fn handle(pointer: *const Object) -> Handle {
 export! {
     cudnnBackendCreateDescriptor(kind: c_int, descriptor: Out<'_, *const Object>) = {
         if let Some(library) = library() {
-            return descriptor.map_or_else(|| answer(false), |place| library.create(kind, place.as_mut_ptr().cast()));
+            return descriptor.map_or_else(
+                || answer(false),
+                |place| library.create(kind, place.as_mut_ptr().cast()),
+            );
         }
         answer(write(descriptor, Arc::into_raw(Arc::new(Object { kind, state: Mutex::default() }))))
     };

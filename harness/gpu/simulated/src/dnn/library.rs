@@ -221,7 +221,12 @@ fn description(settings: &Settings) -> String {
         .map(|(name, number)| format!(r#""{name}":{},"#, of(*number)))
         .collect();
     format!(
-        r#"{{{numbers}"maxGridSize":{:?},"maxBlockSize":{:?},"deviceVer":{},"driverVer":{},"totalGlobalMem":{},"deviceName":"{}","cudaDeviceId":0,"oversizedSharedMemoryPerBlock":0}}"#,
+        concat!(
+            r#"{{{}"maxGridSize":{:?},"maxBlockSize":{:?},"deviceVer":{},"driverVer":{},"#,
+            r#""totalGlobalMem":{},"deviceName":"{}","cudaDeviceId":0,"#,
+            r#""oversizedSharedMemoryPerBlock":0}}"#,
+        ),
+        numbers,
         [5, 6, 7].map(of),
         [2, 3, 4].map(of),
         100 * of(75) + 10 * of(76),

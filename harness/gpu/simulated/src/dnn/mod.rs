@@ -30,7 +30,8 @@ export! {
         };
         answer(write(value, level))
     };
-    cudnnGetCudartVersion() -> usize = usize::try_from(machine().settings.cuda.driver_version()).unwrap_or(0);
+    cudnnGetCudartVersion() -> usize =
+        usize::try_from(machine().settings.cuda.driver_version()).unwrap_or(0);
     cudnnGetErrorString(status: c_int) -> *const c_char =
         match status {
             0 => c"CUDNN_STATUS_SUCCESS",
@@ -59,7 +60,8 @@ unsafe extern "C" fn cudnnDestroy(handle: *mut u8) -> c_int {
 export! {
     /// A handle is an object of `unmodelled.tsv` that starts with its stream.
     cudnnSetStream(handle: Out<'_, usize>, stream: usize) = answer(write(handle, stream));
-    cudnnGetStream(handle: Option<&usize>, stream: Out<'_, usize>) = answer(handle.is_some_and(|handle| write(stream, *handle)));
+    cudnnGetStream(handle: Option<&usize>, stream: Out<'_, usize>) =
+        answer(handle.is_some_and(|handle| write(stream, *handle)));
 }
 
 /// The most dimensions of a tensor.
@@ -114,7 +116,8 @@ unsafe extern "C" fn cudnnSetTensorNdDescriptor(
 
 export! {
     cudnnGetTensorNdDescriptor(
-        tensor: Option<&Tensor>, requested: c_int, kind: Out<'_, c_int>, count: Out<'_, c_int>, sizes: *mut c_int, strides: *mut c_int
+        tensor: Option<&Tensor>, requested: c_int, kind: Out<'_, c_int>, count: Out<'_, c_int>,
+        sizes: *mut c_int, strides: *mut c_int
     ) = {
         let Some(tensor) = tensor else { return answer(false) };
         tensor.copy_numbers(&tensor.sizes, sizes, requested);
@@ -138,7 +141,8 @@ unsafe extern "C" fn cudnnSetFilterNdDescriptor(
 
 export! {
     cudnnGetFilterNdDescriptor(
-        filter: Option<&Tensor>, requested: c_int, kind: Out<'_, c_int>, format: Out<'_, c_int>, count: Out<'_, c_int>, sizes: *mut c_int
+        filter: Option<&Tensor>, requested: c_int, kind: Out<'_, c_int>, format: Out<'_, c_int>,
+        count: Out<'_, c_int>, sizes: *mut c_int
     ) = {
         let Some(filter) = filter else { return answer(false) };
         filter.copy_numbers(&filter.sizes, sizes, requested);

@@ -1,9 +1,9 @@
 //! Recurrent networks: the layout of their weights in the buffer of the program, and their
 //! temporary memory.
 //!
-//! The sizes of the temporary memory follow formulas. They equal all of 463,402 sizes that cuDNN 9.19
-//! gave on an H200 for networks without projections, with the standard algorithm and the one for
-//! small states. `sizes.tsv` has a selection.
+//! The sizes of the temporary memory follow formulas. They equal all of 463,402 sizes that cuDNN
+//! 9.19 gave on an H200 for networks without projections, with the standard algorithm and the one
+//! for small states. `sizes.tsv` has a selection.
 //!
 //! The matrices come first, by layer and direction: the input's, the hidden state's, and the
 //! projection. The biases follow in the same order.
@@ -376,16 +376,32 @@ struct Weights {
 
 export! {
     cudnnSetRNNDescriptor_v8(
-        network: Out<'_, Network>, algorithm: c_int, cell: c_int, bias: c_int, direction: c_int, _: c_int, kind: c_int, _: c_int, _: c_int, input:
-        c_int, hidden: c_int, projection: c_int, layers: c_int, dropout: Option<&f32>, _: c_uint
+        network: Out<'_, Network>, algorithm: c_int, cell: c_int, bias: c_int, direction: c_int,
+        _: c_int, kind: c_int, _: c_int, _: c_int, input: c_int, hidden: c_int, projection: c_int,
+        layers: c_int, dropout: Option<&f32>, _: c_uint
     ) = {
         let biased = c_int::from(bias != 0);
         let drops = dropout.is_some_and(|probability| *probability > 0.0);
-        answer(write(network, Network { algorithm, cell, biased, two_directions: direction, kind, input, hidden, projection, layers, drops }))
+        answer(write(
+            network,
+            Network {
+                algorithm,
+                cell,
+                biased,
+                two_directions: direction,
+                kind,
+                input,
+                hidden,
+                projection,
+                layers,
+                drops,
+            },
+        ))
     };
     /// Layout 1 packs sequences of several lengths.
     cudnnSetRNNDataDescriptor(
-        sequences: Out<'_, Sequences>, _: c_int, layout: c_int, steps: c_int, batch: c_int, _: c_int, lengths: *const c_int, _: *const c_void
+        sequences: Out<'_, Sequences>, _: c_int, layout: c_int, steps: c_int, batch: c_int,
+        _: c_int, lengths: *const c_int, _: *const c_void
     ) = {
         let packed = layout == 1 && !lengths.is_null();
         let [steps, batch] = [steps, batch].map(|size| usize::try_from(size).unwrap_or(0));
@@ -400,7 +416,8 @@ export! {
     };
     /// A descriptor of dropout starts with its probability.
     cudnnSetDropoutDescriptor, cudnnRestoreDropoutDescriptor(
-        dropout: Out<'_, f32>, _: usize, probability: f32, _: *const c_void, _: usize, _: c_ulonglong
+        dropout: Out<'_, f32>, _: usize, probability: f32, _: *const c_void, _: usize,
+        _: c_ulonglong
     ) = answer(write(dropout, probability));
 }
 
@@ -409,14 +426,28 @@ export! {
         answer(network.is_some_and(|network| write(bytes, network.bytes())));
     /// Both pairs of outputs may be null.
     cudnnGetRNNWeightParams(
-        _: usize, network: Option<&Network>, pseudo_layer: c_int, _: usize, space: usize, number: c_int, matrix: Option<&mut Tensor>,
-        matrix_address: Out<'_, usize>, bias: Option<&mut Tensor>, bias_address: Out<'_, usize>
+        _: usize, network: Option<&Network>, pseudo_layer: c_int, _: usize, space: usize,
+        number: c_int, matrix: Option<&mut Tensor>, matrix_address: Out<'_, usize>,
+        bias: Option<&mut Tensor>, bias_address: Out<'_, usize>
     ) = {
         let Some(network) = network else { return answer(false) };
-        let (pseudo_layer, number) = (usize::try_from(pseudo_layer).unwrap_or(0), usize::try_from(number).unwrap_or(0));
+        let (pseudo_layer, number) =
+            (usize::try_from(pseudo_layer).unwrap_or(0), usize::try_from(number).unwrap_or(0));
         let weights = network.weights(pseudo_layer, number);
-        put(matrix, matrix_address, network.kind, [weights.rows, weights.columns], Some(space + weights.matrix));
-        put(bias, bias_address, network.kind, [weights.hidden, 1], weights.bias.map(|offset| space + offset));
+        put(
+            matrix,
+            matrix_address,
+            network.kind,
+            [weights.rows, weights.columns],
+            Some(space + weights.matrix),
+        );
+        put(
+            bias,
+            bias_address,
+            network.kind,
+            [weights.hidden, 1],
+            weights.bias.map(|offset| space + offset),
+        );
         0
     };
 }
@@ -444,8 +475,8 @@ fn put(
 export! {
     /// Only training keeps memory for the backward pass.
     cudnnGetRNNTempSpaceSizes(
-        _: usize, network: Option<&Network>, training: c_int, sequences: Option<&Sequences>, workspace: Out<'_, usize>,
-        reserve: Out<'_, usize>
+        _: usize, network: Option<&Network>, training: c_int, sequences: Option<&Sequences>,
+        workspace: Out<'_, usize>, reserve: Out<'_, usize>
     ) = {
         let (Some(network), Some(sequences)) = (network, sequences) else { return answer(false) };
         let bytes = network.workspace(sequences, training != 0);

@@ -17,18 +17,30 @@ use crate::runtime::{allocate, allocate_managed, free};
 use crate::world::{Machine, State, current_device, machine};
 
 export! {
-    cuMemAllocManaged(address: Out<'_, usize>, size: usize, _: c_uint) = request(THIS, address, Some(Bytes(size as u64)), allocate_managed);
-    cuMemAllocPitch_v2(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, _: c_uint) =
-        by_kernel_mode(THIS, || answer(rows(address, pitch, width, height)), || Err(Code::NotSupported));
+    cuMemAllocManaged(address: Out<'_, usize>, size: usize, _: c_uint) =
+        request(THIS, address, Some(Bytes(size as u64)), allocate_managed);
+    cuMemAllocPitch_v2(
+        address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, _: c_uint
+    ) = by_kernel_mode(
+        THIS,
+        || answer(rows(address, pitch, width, height)),
+        || Err(Code::NotSupported),
+    );
     cuArrayCreate_v2(array: Out<'_, usize>, descriptor: Option<&FlatDescriptor>) =
         create(array, descriptor.map(|flat| ArrayDescriptor::from(*flat)), 1);
-    cuArray3DCreate_v2(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>) = create(array, descriptor.copied(), 1);
-    cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint) = create(array, descriptor.copied(), levels);
+    cuArray3DCreate_v2(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>) =
+        create(array, descriptor.copied(), 1);
+    cuMipmappedArrayCreate(
+        array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint
+    ) = create(array, descriptor.copied(), levels);
     cuArrayGetDescriptor_v2(into: Out<'_, FlatDescriptor>, array: usize) =
-        answer(descriptor(array).and_then(|ArrayDescriptor { width, height, format, channels, .. }| {
-            put(into, FlatDescriptor { width, height, format, channels })
-        }));
-    cuArray3DGetDescriptor_v2(into: Out<'_, ArrayDescriptor>, array: usize) = answer(descriptor(array).and_then(|found| put(into, found)));
+        answer(descriptor(array).and_then(
+            |ArrayDescriptor { width, height, format, channels, .. }| {
+                put(into, FlatDescriptor { width, height, format, channels })
+            },
+        ));
+    cuArray3DGetDescriptor_v2(into: Out<'_, ArrayDescriptor>, array: usize) =
+        answer(descriptor(array).and_then(|found| put(into, found)));
     cuArrayDestroy, cuMipmappedArrayDestroy(array: usize) = {
         machine().delay(Call::Free);
         call("cuArrayDestroy", || answer(allow_unsafe().and_then(|()| free(array as u64))))

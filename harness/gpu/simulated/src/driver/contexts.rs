@@ -23,32 +23,54 @@ const ARRAY_ACCESS: c_int = 4;
 export! {
     cuCtxCreate_v2(context: Out<'_, usize>, _: c_uint, index: c_int) =
         of_device(THIS, index, |_| put(context, create_context(index as usize)?));
-    cuCtxCreate_v3(context: Out<'_, usize>, _: *const c_void, _: c_int, flags: c_uint, index: c_int) = cuCtxCreate_v2(context, flags, index);
-    cuCtxCreate_v4(context: Out<'_, usize>, _: *const c_void, flags: c_uint, index: c_int) = cuCtxCreate_v2(context, flags, index);
+    cuCtxCreate_v3(
+        context: Out<'_, usize>, _: *const c_void, _: c_int, flags: c_uint, index: c_int
+    ) = cuCtxCreate_v2(context, flags, index);
+    cuCtxCreate_v4(context: Out<'_, usize>, _: *const c_void, flags: c_uint, index: c_int) =
+        cuCtxCreate_v2(context, flags, index);
     cuCtxDestroy, cuCtxDestroy_v2(context: usize) = call(THIS, || answer(destroy_context(context)));
     cuCtxGetId(context: usize, id: Out<'_, c_ulonglong>) = call(THIS, || {
-        let checked = if context == 0 { Ok(current_context()) } else { checked_device(context).map(|_| context) };
+        let checked = if context == 0 {
+            Ok(current_context())
+        } else {
+            checked_device(context).map(|_| context)
+        };
         answer(checked.and_then(|context| put(id, context as c_ulonglong)))
     });
     cuCtxGetApiVersion(context: usize, version: Out<'_, c_uint>) =
         call(THIS, || answer(device_of_context(context).and_then(|_| put(version, 3020))));
     /// Synchronizes the device, which has one order of work for all contexts.
-    cuCtxSynchronize_v2(context: usize) =
-        by_kernel_mode(THIS, || checked_device(context).map_or_else(|refused| answer(Err(refused)), |_| runtime::cudaDeviceSynchronize()), || Err(Code::NotSupported));
+    cuCtxSynchronize_v2(context: usize) = by_kernel_mode(
+        THIS,
+        || {
+            checked_device(context)
+                .map_or_else(|refused| answer(Err(refused)), |_| runtime::cudaDeviceSynchronize())
+        },
+        || Err(Code::NotSupported),
+    );
     /// Destroys created contexts of the device too.
-    cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2(index: c_int) =
-        by_kernel_mode(THIS, || answer(device(index).and_then(|_| reset(index as usize))), || Err(Code::NotSupported));
+    cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2(index: c_int) = by_kernel_mode(
+        THIS,
+        || answer(device(index).and_then(|_| reset(index as usize))),
+        || Err(Code::NotSupported),
+    );
     cudaDeviceReset() = remember(reset(current_device()));
-    cuCtxEnablePeerAccess(context: usize, flags: c_uint) = call(THIS, || answer(peer(context).and_then(|peer| enable(peer, flags))));
+    cuCtxEnablePeerAccess(context: usize, flags: c_uint) =
+        call(THIS, || answer(peer(context).and_then(|peer| enable(peer, flags))));
     cuCtxDisablePeerAccess(context: usize) = call(THIS, || answer(peer(context).and_then(disable)));
-    cudaDeviceEnablePeerAccess(index: c_int, flags: c_uint) = remember(device(index).and_then(|_| enable(index as usize, flags)));
-    cudaDeviceDisablePeerAccess(index: c_int) = remember(device(index).and_then(|_| disable(index as usize)));
-    cuDeviceGetP2PAttribute, cudaDeviceGetP2PAttribute(value: Out<'_, c_int>, attribute: c_int, first: c_int, second: c_int) =
-        remember(device(first).and(device(second)).and_then(|_| match attribute {
-            PERFORMANCE_RANK => put(value, 0),
-            ACCESS_SUPPORTED | NATIVE_ATOMICS | ARRAY_ACCESS => put(value, c_int::from(first != second && machine().settings.gpu.reaches_peers())),
-            _ => Err(Code::InvalidValue),
-        }));
+    cudaDeviceEnablePeerAccess(index: c_int, flags: c_uint) =
+        remember(device(index).and_then(|_| enable(index as usize, flags)));
+    cudaDeviceDisablePeerAccess(index: c_int) =
+        remember(device(index).and_then(|_| disable(index as usize)));
+    cuDeviceGetP2PAttribute, cudaDeviceGetP2PAttribute(
+        value: Out<'_, c_int>, attribute: c_int, first: c_int, second: c_int
+    ) = remember(device(first).and(device(second)).and_then(|_| match attribute {
+        PERFORMANCE_RANK => put(value, 0),
+        ACCESS_SUPPORTED | NATIVE_ATOMICS | ARRAY_ACCESS => {
+            put(value, c_int::from(first != second && machine().settings.gpu.reaches_peers()))
+        }
+        _ => Err(Code::InvalidValue),
+    }));
     cuDeviceGetByPCIBusId, cudaDeviceGetByPCIBusId(index: Out<'_, c_int>, address: Text<'_>) =
         remember(named(address).and_then(|found| put(index, found)));
 }

@@ -169,23 +169,32 @@ fn fill(
 }
 
 export! {
-    cuMemcpy2DAsync_v2(given: Option<&FlatCopy>, stream: usize) = copy(THIS, given.map(|flat| (*flat).into()), stream);
+    cuMemcpy2DAsync_v2(given: Option<&FlatCopy>, stream: usize) =
+        copy(THIS, given.map(|flat| (*flat).into()), stream);
     /// Any alignment of rows is accepted.
-    cuMemcpy2D_v2, cuMemcpy2DUnaligned_v2(given: Option<&FlatCopy>) = and_wait(|| cuMemcpy2DAsync_v2(given, 0));
-    cuMemcpy3DAsync_v2, cuMemcpy3DPeerAsync(given: Option<&BoxCopy>, stream: usize) = copy(THIS, given.copied(), stream);
-    cuMemcpy3D_v2, cuMemcpy3DPeer(given: Option<&BoxCopy>) = and_wait(|| cuMemcpy3DAsync_v2(given, 0));
-    cuMemsetD2D8Async(to: usize, pitch: usize, byte: u8, width: usize, height: usize, stream: usize) =
-        fill(THIS, Corner::of_rows(to, pitch), [width, height], &[byte], stream);
-    cuMemsetD2D16Async(to: usize, pitch: usize, half: c_ushort, width: usize, height: usize, stream: usize) =
-        fill(THIS, Corner::of_rows(to, pitch), [width, height], &half.to_le_bytes(), stream);
-    cuMemsetD2D32Async(to: usize, pitch: usize, word: c_uint, width: usize, height: usize, stream: usize) =
-        fill(THIS, Corner::of_rows(to, pitch), [width, height], &word.to_le_bytes(), stream);
+    cuMemcpy2D_v2, cuMemcpy2DUnaligned_v2(given: Option<&FlatCopy>) =
+        and_wait(|| cuMemcpy2DAsync_v2(given, 0));
+    cuMemcpy3DAsync_v2, cuMemcpy3DPeerAsync(given: Option<&BoxCopy>, stream: usize) =
+        copy(THIS, given.copied(), stream);
+    cuMemcpy3D_v2, cuMemcpy3DPeer(given: Option<&BoxCopy>) =
+        and_wait(|| cuMemcpy3DAsync_v2(given, 0));
+    cuMemsetD2D8Async(
+        to: usize, pitch: usize, byte: u8, width: usize, height: usize, stream: usize
+    ) = fill(THIS, Corner::of_rows(to, pitch), [width, height], &[byte], stream);
+    cuMemsetD2D16Async(
+        to: usize, pitch: usize, half: c_ushort, width: usize, height: usize, stream: usize
+    ) = fill(THIS, Corner::of_rows(to, pitch), [width, height], &half.to_le_bytes(), stream);
+    cuMemsetD2D32Async(
+        to: usize, pitch: usize, word: c_uint, width: usize, height: usize, stream: usize
+    ) = fill(THIS, Corner::of_rows(to, pitch), [width, height], &word.to_le_bytes(), stream);
     cuMemsetD2D8_v2(to: usize, pitch: usize, byte: u8, width: usize, height: usize) =
         synchronously(|| cuMemsetD2D8Async(to, pitch, byte, width, height, 0));
     cuMemsetD2D16_v2(to: usize, pitch: usize, half: c_ushort, width: usize, height: usize) =
         synchronously(|| cuMemsetD2D16Async(to, pitch, half, width, height, 0));
     cuMemsetD2D32_v2(to: usize, pitch: usize, word: c_uint, width: usize, height: usize) =
         synchronously(|| cuMemsetD2D32Async(to, pitch, word, width, height, 0));
-    cuMemsetD16Async(to: usize, half: c_ushort, count: usize, stream: usize) = cuMemsetD2D16Async(to, 0, half, count, 1, stream);
-    cuMemsetD16_v2(to: usize, half: c_ushort, count: usize) = synchronously(|| cuMemsetD16Async(to, half, count, 0));
+    cuMemsetD16Async(to: usize, half: c_ushort, count: usize, stream: usize) =
+        cuMemsetD2D16Async(to, 0, half, count, 1, stream);
+    cuMemsetD16_v2(to: usize, half: c_ushort, count: usize) =
+        synchronously(|| cuMemsetD16Async(to, half, count, 0));
 }

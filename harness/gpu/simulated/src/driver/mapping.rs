@@ -73,26 +73,40 @@ fn mapping(
 }
 
 export! {
-    cuMemGetAllocationGranularity(granularity: Out<'_, usize>, properties: Option<&AllocationProperties>, _: c_int) = mapping(THIS, |machine, _| {
+    cuMemGetAllocationGranularity(
+        granularity: Out<'_, usize>, properties: Option<&AllocationProperties>, _: c_int
+    ) = mapping(THIS, |machine, _| {
         properties.ok_or(Code::InvalidValue)?.device(machine)?;
         put(granularity, GRANULARITY)
     });
     /// Ignores the requested address, as a driver may do.
-    cuMemAddressReserve(address: Out<'_, usize>, size: usize, alignment: usize, _: usize, flags: c_ulonglong) = mapping(THIS, |machine, state| {
+    cuMemAddressReserve(
+        address: Out<'_, usize>, size: usize, alignment: usize, _: usize, flags: c_ulonglong
+    ) = mapping(THIS, |machine, state| {
         if flags != 0 || !(alignment == 0 || alignment.is_power_of_two()) {
             return Err(Code::InvalidValue);
         }
         if alignment > GRANULARITY && machine.executes_kernels() {
             return Err(Code::NotSupported);
         }
-        let start = state.devices.get_mut(current_device()).ok_or(Code::NoDevice)?.reserve(Bytes(size as u64))?;
+        let start = state
+            .devices
+            .get_mut(current_device())
+            .ok_or(Code::NoDevice)?
+            .reserve(Bytes(size as u64))?;
         put(address, start as usize)
     });
-    cuMemAddressFree(address: usize, size: usize) =
-        mapping(THIS, |_, state| state.device_at(address as u64)?.unreserve(address as u64, Bytes(size as u64)));
-    cuMemCreate(handle: Out<'_, u64>, size: usize, properties: Option<&AllocationProperties>, flags: c_ulonglong) = {
+    cuMemAddressFree(address: usize, size: usize) = mapping(THIS, |_, state| {
+        state.device_at(address as u64)?.unreserve(address as u64, Bytes(size as u64))
+    });
+    cuMemCreate(
+        handle: Out<'_, u64>, size: usize, properties: Option<&AllocationProperties>,
+        flags: c_ulonglong
+    ) = {
         machine().delay(Call::Create);
-        mapping(THIS, |machine, state| put(handle, create(machine, state, Bytes(size as u64), properties, flags)?))
+        mapping(THIS, |machine, state| {
+            put(handle, create(machine, state, Bytes(size as u64), properties, flags)?)
+        })
     };
     cuMemRelease(handle: u64) = mapping(THIS, |machine, state| {
         let index = device_of_page(handle);
@@ -100,37 +114,61 @@ export! {
         note_frees(machine, state, index, u64::from(freed));
         Ok(())
     });
-    cuMemMap(address: usize, size: usize, offset: usize, handle: u64, flags: c_ulonglong) = mapping(THIS, |_, state| match (offset, flags) {
-        (0, 0) => state.device_at(address as u64)?.map(address as u64, Bytes(size as u64), handle),
-        _ => Err(Code::InvalidValue),
-    });
+    cuMemMap(address: usize, size: usize, offset: usize, handle: u64, flags: c_ulonglong) =
+        mapping(THIS, |_, state| match (offset, flags) {
+            (0, 0) => {
+                state.device_at(address as u64)?.map(address as u64, Bytes(size as u64), handle)
+            }
+            _ => Err(Code::InvalidValue),
+        });
     /// Does not wait. If kernels execute, pending work that uses the range breaks the context.
     cuMemUnmap(address: usize, size: usize) = {
         machine().delay(Call::Unmap);
         mapping(THIS, |machine, state| unmap(machine, state, address as u64, size as u64))
     };
-    cuMemSetAccess(address: usize, size: usize, allowed: *const AccessDescription, count: usize) = mapping(THIS, |machine, state| {
-        let memory = state.device_at(address as u64)?;
-        // SAFETY: the program passes `count` descriptions.
-        (0..count).map(|index| unsafe { allowed.add(index).read() }).try_for_each(|AccessDescription { location_kind, location, flags }| {
-            let here = location_kind == 1 && usize::try_from(location) == Ok(memory.index());
-            match here && flags == READ_AND_WRITE {
-                true => memory.allow(address as u64, Bytes(size as u64)),
-                false if machine.executes_kernels() => Err(Code::NotSupported),
-                false => Ok(()),
-            }
-        })
-    });
+    cuMemSetAccess(address: usize, size: usize, allowed: *const AccessDescription, count: usize) =
+        mapping(THIS, |machine, state| {
+            let memory = state.device_at(address as u64)?;
+            // SAFETY: the program passes `count` descriptions.
+            (0..count).map(|index| unsafe { allowed.add(index).read() }).try_for_each(
+                |AccessDescription { location_kind, location, flags }| {
+                    let here =
+                        location_kind == 1 && usize::try_from(location) == Ok(memory.index());
+                    match here && flags == READ_AND_WRITE {
+                        true => memory.allow(address as u64, Bytes(size as u64)),
+                        false if machine.executes_kernels() => Err(Code::NotSupported),
+                        false => Ok(()),
+                    }
+                },
+            )
+        });
     /// Sharing memory between processes is not supported.
-    cuMemExportToShareableHandle(_: *mut c_void, _: u64, _: c_int, _: c_ulonglong) = answer(Err(Code::NotSupported));
-    cuMemImportFromShareableHandle(_: *mut u64, _: *mut c_void, _: c_int) = answer(Err(Code::NotSupported));
+    cuMemExportToShareableHandle(_: *mut c_void, _: u64, _: c_int, _: c_ulonglong) =
+        answer(Err(Code::NotSupported));
+    cuMemImportFromShareableHandle(_: *mut u64, _: *mut c_void, _: c_int) =
+        answer(Err(Code::NotSupported));
     cuMemRetainAllocationHandle(handle: Out<'_, u64>, address: usize) = {
-        let retained = machine().state().device_at(address as u64).and_then(|memory| memory.retain(address as u64));
+        let retained = machine()
+            .state()
+            .device_at(address as u64)
+            .and_then(|memory| memory.retain(address as u64));
         answer(retained.and_then(|number| put(handle, number)))
     };
-    cuMemGetAllocationPropertiesFromHandle(properties: Out<'_, AllocationProperties>, handle: u64) = {
+    cuMemGetAllocationPropertiesFromHandle(
+        properties: Out<'_, AllocationProperties>, handle: u64
+    ) = {
         let location = c_int::try_from(device_of_page(handle)).unwrap_or(0);
-        answer(put(properties, AllocationProperties { kind: 1, handle_types: 0, location_kind: 1, location, metadata: null_mut(), flags: [0; 8] }))
+        answer(put(
+            properties,
+            AllocationProperties {
+                kind: 1,
+                handle_types: 0,
+                location_kind: 1,
+                location,
+                metadata: null_mut(),
+                flags: [0; 8],
+            },
+        ))
     };
 }
 

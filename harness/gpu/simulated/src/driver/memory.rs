@@ -22,15 +22,19 @@ const DEVICE_TO_HOST: c_int = 2;
 const BY_ADDRESS: c_int = 4;
 
 export! {
-    cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>) = in_context(THIS, |_, state| {
-        let (left, all) = state.free_and_total()?;
-        put(free_bytes, left.0 as usize).and(put(total, all.0 as usize))
-    });
+    cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>) =
+        in_context(THIS, |_, state| {
+            let (left, all) = state.free_and_total()?;
+            put(free_bytes, left.0 as usize).and(put(total, all.0 as usize))
+        });
     cuMemAlloc_v2(address: Out<'_, usize>, size: usize) = {
         machine().delay(Call::Malloc);
         in_context(THIS, |machine, state| {
             state.streams.allow_unsafe(Caller::current())?;
-            put_address(address, allocate(machine, state, current_device(), (Call::Malloc, Bytes(size as u64))))
+            put_address(
+                address,
+                allocate(machine, state, current_device(), (Call::Malloc, Bytes(size as u64))),
+            )
         })
     };
     cuMemFree_v2(address: usize) = free_and_wait(address as u64);
@@ -48,15 +52,21 @@ export! {
     /// If kernels execute, waits for all work, because a copy may use the memory.
     cuMemFreeHost(address: usize) = {
         let free = || allow_unsafe().and_then(|()| machine().state().host.free(address));
-        by_kernel_mode(THIS, || answer(free()), || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free()))
+        by_kernel_mode(
+            THIS,
+            || answer(free()),
+            || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free()),
+        )
     };
-    cuMemHostRegister, cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) = in_context(THIS, |_, state| {
-        state.streams.allow_unsafe(Caller::current())?;
-        state.host.register(address, size);
-        Ok(())
+    cuMemHostRegister, cuMemHostRegister_v2(address: usize, size: usize, _: c_uint) =
+        in_context(THIS, |_, state| {
+            state.streams.allow_unsafe(Caller::current())?;
+            state.host.register(address, size);
+            Ok(())
+        });
+    cuMemHostUnregister(address: usize) = in_context(THIS, |_, state| {
+        state.streams.allow_unsafe(Caller::current()).and_then(|()| state.host.unregister(address))
     });
-    cuMemHostUnregister(address: usize) =
-        in_context(THIS, |_, state| state.streams.allow_unsafe(Caller::current()).and_then(|()| state.host.unregister(address)));
     cuMemHostGetDevicePointer_v2(device: Out<'_, usize>, host: usize, _: c_uint) =
         in_context(THIS, |_, state| put(device, state.host.device_pointer(host)?));
     cuMemHostGetFlags(flags: Out<'_, c_uint>, host: usize) = in_context(THIS, |_, state| {
@@ -65,30 +75,69 @@ export! {
     });
     cuMemcpyDtoHAsync_v2(to: usize, from: usize, size: usize, stream: usize) = {
         let (address, len) = (from as u64, size as u64);
-        let execute = || transfer(Work::ToHost { address, len, to }, (address, len, AccessKind::Read), to, stream);
-        by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, DEVICE_TO_HOST, stream), execute)
+        let execute = || {
+            transfer(
+                Work::ToHost { address, len, to },
+                (address, len, AccessKind::Read),
+                to,
+                stream,
+            )
+        };
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemcpyAsync(to, from, size, DEVICE_TO_HOST, stream),
+            execute,
+        )
     };
     cuMemcpyHtoDAsync_v2(to: usize, from: usize, size: usize, stream: usize) = {
         let (address, len) = (to as u64, size as u64);
-        let execute = || transfer(Work::ToDevice { address, len, from }, (address, len, AccessKind::Write), from, stream);
-        by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream), execute)
+        let execute = || {
+            transfer(
+                Work::ToDevice { address, len, from },
+                (address, len, AccessKind::Write),
+                from,
+                stream,
+            )
+        };
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream),
+            execute,
+        )
     };
-    cuMemcpyHtoD_v2(to: usize, from: usize, size: usize) = and_wait(|| cuMemcpyHtoDAsync_v2(to, from, size, 0));
-    cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) = and_wait(|| cuMemcpyDtoHAsync_v2(to, from, size, 0));
+    cuMemcpyHtoD_v2(to: usize, from: usize, size: usize) =
+        and_wait(|| cuMemcpyHtoDAsync_v2(to, from, size, 0));
+    cuMemcpyDtoH_v2(to: usize, from: usize, size: usize) =
+        and_wait(|| cuMemcpyDtoHAsync_v2(to, from, size, 0));
     cuMemcpyDtoDAsync_v2, cuMemcpyAsync(to: usize, from: usize, size: usize, stream: usize) =
-        by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, BY_ADDRESS, stream), || Err(Code::NotSupported));
-    cuMemcpyDtoD_v2, cuMemcpy(to: usize, from: usize, size: usize) = and_wait(|| cuMemcpyAsync(to, from, size, 0));
-    cuMemcpyPeerAsync(to: usize, _: usize, from: usize, _: usize, size: usize, stream: usize) = cuMemcpyAsync(to, from, size, stream);
-    cuMemcpyPeer(to: usize, _: usize, from: usize, _: usize, size: usize) = cuMemcpy(to, from, size);
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemcpyAsync(to, from, size, BY_ADDRESS, stream),
+            || Err(Code::NotSupported),
+        );
+    cuMemcpyDtoD_v2, cuMemcpy(to: usize, from: usize, size: usize) =
+        and_wait(|| cuMemcpyAsync(to, from, size, 0));
+    cuMemcpyPeerAsync(to: usize, _: usize, from: usize, _: usize, size: usize, stream: usize) =
+        cuMemcpyAsync(to, from, size, stream);
+    cuMemcpyPeer(to: usize, _: usize, from: usize, _: usize, size: usize) =
+        cuMemcpy(to, from, size);
     cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) = {
         let work = Work::Set { address: to as u64, len: count as u64, byte };
-        by_kernel_mode(THIS, || runtime::cudaMemsetAsync(to, byte.into(), count, stream), || on_gpu(|gpu| gpu.submit(stream, work)))
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemsetAsync(to, byte.into(), count, stream),
+            || on_gpu(|gpu| gpu.submit(stream, work)),
+        )
     };
-    cuMemsetD8_v2(to: usize, byte: u8, count: usize) = synchronously(|| cuMemsetD8Async(to, byte, count, 0));
-    cuMemsetD32Async(address: usize, word: c_uint, count: usize, stream: usize) = set_words(address, word, count, stream);
-    cuMemsetD32_v2(address: usize, word: c_uint, count: usize) = synchronously(|| set_words(address, word, count, 0));
-    cuStreamWriteValue32, cuStreamWriteValue32_v2(stream: usize, address: usize, word: c_uint, _: c_uint) =
-        set_words(address, word, 1, stream);
+    cuMemsetD8_v2(to: usize, byte: u8, count: usize) =
+        synchronously(|| cuMemsetD8Async(to, byte, count, 0));
+    cuMemsetD32Async(address: usize, word: c_uint, count: usize, stream: usize) =
+        set_words(address, word, count, stream);
+    cuMemsetD32_v2(address: usize, word: c_uint, count: usize) =
+        synchronously(|| set_words(address, word, count, 0));
+    cuStreamWriteValue32, cuStreamWriteValue32_v2(
+        stream: usize, address: usize, word: c_uint, _: c_uint
+    ) = set_words(address, word, 1, stream);
 }
 
 /// Runs a call in the order of the legacy stream, which no capture takes.

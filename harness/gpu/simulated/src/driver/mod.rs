@@ -60,39 +60,63 @@ fn of_device(
 }
 
 export! {
-    cuGetProcAddress_v2(name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, _: c_ulonglong, status: Out<'_, c_int>) =
-        answer(find(name, version, function, status).and_then(|found| if found { Ok(()) } else { Err(Code::NotFound) }));
-    cuGetProcAddress(name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, flags: c_ulonglong) =
-        cuGetProcAddress_v2(name, function, version, flags, None);
+    cuGetProcAddress_v2(
+        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, _: c_ulonglong,
+        status: Out<'_, c_int>
+    ) = answer(
+        find(name, version, function, status)
+            .and_then(|found| if found { Ok(()) } else { Err(Code::NotFound) }),
+    );
+    cuGetProcAddress(
+        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_int, flags: c_ulonglong
+    ) = cuGetProcAddress_v2(name, function, version, flags, None);
     cuInit(flags: c_uint) = call(THIS, || answer(initialize(flags)));
     /// Works before `cuInit`.
-    cuDriverGetVersion(version: Out<'_, c_int>) = call(THIS, || answer(put(version, machine().settings.cuda.driver_version())));
-    cuDeviceGetCount(count: Out<'_, c_int>) =
-        call(THIS, || answer(initialized().and_then(|()| put(count, machine().visible.len() as c_int))));
-    cuDeviceGet(handle: Out<'_, c_int>, index: c_int) = of_device(THIS, index, |_| put(handle, index));
-    cuDeviceGetName(text: *mut u8, len: c_int, index: c_int) = of_device(THIS, index, |_| write_name(text, len));
+    cuDriverGetVersion(version: Out<'_, c_int>) =
+        call(THIS, || answer(put(version, machine().settings.cuda.driver_version())));
+    cuDeviceGetCount(count: Out<'_, c_int>) = call(THIS, || {
+        answer(initialized().and_then(|()| put(count, machine().visible.len() as c_int)))
+    });
+    cuDeviceGet(handle: Out<'_, c_int>, index: c_int) =
+        of_device(THIS, index, |_| put(handle, index));
+    cuDeviceGetName(text: *mut u8, len: c_int, index: c_int) =
+        of_device(THIS, index, |_| write_name(text, len));
     cuDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
         of_device(THIS, index, |device| put_attribute(value, number, device));
-    cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(bytes, machine().memory().0 as usize));
-    cuDeviceGetUuid, cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) = of_device(THIS, index, |number| put(into, uuid(number)));
-    cuDevicePrimaryCtxGetState(_: c_int, flags: Out<'_, c_uint>, active: Out<'_, c_int>) = answer(put(flags, 0).and(put(active, 1)));
-    cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(context, retain(index as usize)));
-    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(index: c_int) = of_device(THIS, index, |_| release(index as usize));
+    cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) =
+        of_device(THIS, index, |_| put(bytes, machine().memory().0 as usize));
+    cuDeviceGetUuid, cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) =
+        of_device(THIS, index, |number| put(into, uuid(number)));
+    cuDevicePrimaryCtxGetState(_: c_int, flags: Out<'_, c_uint>, active: Out<'_, c_int>) =
+        answer(put(flags, 0).and(put(active, 1)));
+    cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) =
+        of_device(THIS, index, |_| put(context, retain(index as usize)));
+    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(index: c_int) =
+        of_device(THIS, index, |_| release(index as usize));
     cuCtxGetCurrent(context: Out<'_, usize>) = answer(put(context, current_context()));
     cuCtxSetCurrent(context: usize) = call(THIS, || answer(set_context(context)));
-    cuCtxPushCurrent, cuCtxPushCurrent_v2(context: usize) = call(THIS, || answer(push_context(context)));
+    cuCtxPushCurrent, cuCtxPushCurrent_v2(context: usize) =
+        call(THIS, || answer(push_context(context)));
     /// The popped context may have no place.
-    cuCtxPopCurrent, cuCtxPopCurrent_v2(context: Out<'_, usize>) = call(THIS, || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
-    cuCtxGetDevice(handle: Out<'_, c_int>) = answer(put(handle, c_int::try_from(current_device()).unwrap_or(0)));
+    cuCtxPopCurrent, cuCtxPopCurrent_v2(context: Out<'_, usize>) =
+        call(THIS, || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
+    cuCtxGetDevice(handle: Out<'_, c_int>) =
+        answer(put(handle, c_int::try_from(current_device()).unwrap_or(0)));
     /// Compilers query and set limits; any value works.
-    cuCtxGetLimit, cudaDeviceGetLimit(value: Out<'_, usize>, _: c_int) = answer(put(value, 1 << 10));
+    cuCtxGetLimit, cudaDeviceGetLimit(value: Out<'_, usize>, _: c_int) =
+        answer(put(value, 1 << 10));
     cuCtxSetLimit(_: c_int, _: usize) = 0;
-    cuCtxGetDevice_v2(handle: Out<'_, c_int>, context: usize) = call(THIS, || answer(device_of_context(context).and_then(|device| put(handle, device))));
-    cuStreamGetCtx_v2(stream: usize, context: Out<'_, usize>, _: Out<'_, usize>) = cuStreamGetCtx(stream, context);
-    cuStreamGetCtx(stream: usize, context: Out<'_, usize>) =
-        call(THIS, || answer(device_of(stream).and_then(|device| put(context, context_of(device)))));
-    cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) = answer(put(text, message(number).as_ptr()));
-    cuGetErrorName(number: c_int, text: Out<'_, *const c_char>) = answer(put(text, name(number).as_ptr()));
+    cuCtxGetDevice_v2(handle: Out<'_, c_int>, context: usize) =
+        call(THIS, || answer(device_of_context(context).and_then(|device| put(handle, device))));
+    cuStreamGetCtx_v2(stream: usize, context: Out<'_, usize>, _: Out<'_, usize>) =
+        cuStreamGetCtx(stream, context);
+    cuStreamGetCtx(stream: usize, context: Out<'_, usize>) = call(THIS, || {
+        answer(device_of(stream).and_then(|device| put(context, context_of(device))))
+    });
+    cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) =
+        answer(put(text, message(number).as_ptr()));
+    cuGetErrorName(number: c_int, text: Out<'_, *const c_char>) =
+        answer(put(text, name(number).as_ptr()));
 }
 
 /// The program passes an array of `len` characters.

@@ -24,53 +24,88 @@ struct LaunchConfig {
 }
 
 export! {
-    cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
-        output_by_kernel_mode(THIS, module, |module| answer(create(module, image.address())), || load(image));
-    cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) =
-        cuModuleLoadData(module, image);
+    cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) = output_by_kernel_mode(
+        THIS,
+        module,
+        |module| answer(create(module, image.address())),
+        || load(image),
+    );
+    cuModuleLoadDataEx(
+        module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void
+    ) = cuModuleLoadData(module, image);
     cuModuleLoadFatBinary(module: Out<'_, usize>, image: *const c_void) =
-        by_kernel_mode(THIS, || answer(create(module, image.expose_provenance())), || Err(Code::NotSupported));
+        by_kernel_mode(
+            THIS,
+            || answer(create(module, image.expose_provenance())),
+            || Err(Code::NotSupported),
+        );
     /// If kernels execute, modules are loaded only from memory.
     cuModuleLoad(module: Out<'_, usize>, file: Text<'_>) =
         by_kernel_mode(THIS, || answer(load_file(module, file)), || Err(Code::NotSupported));
     /// Lazy loading, the driver's default.
     cuModuleGetLoadingMode(mode: Out<'_, c_int>) = answer(put(mode, 2));
-    cuModuleUnload(module: usize) = by_kernel_mode(THIS, || answer(unload(module)), || on_gpu(|gpu| gpu.execution.unload(module)));
+    cuModuleUnload(module: usize) = by_kernel_mode(
+        THIS,
+        || answer(unload(module)),
+        || on_gpu(|gpu| gpu.execution.unload(module)),
+    );
     cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =
-        output_by_kernel_mode(THIS, place, |place| answer(put_function(place, module, name)), || function(module, name));
+        output_by_kernel_mode(
+            THIS,
+            place,
+            |place| answer(put_function(place, module, name)),
+            || function(module, name),
+        );
     /// The address of a variable, which takes no memory if kernels are no-ops.
-    cuModuleGetGlobal_v2(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) =
-        call(THIS, || answer(variable(module, name).map(|found| write_variable(address, size, found))));
-    cuLibraryGetGlobal, cudaLibraryGetGlobal(address: Out<'_, u64>, size: Out<'_, usize>, library: usize, name: Text<'_>) =
-        remember(variable(library, name).map(|found| write_variable(address, size, found)));
+    cuModuleGetGlobal_v2(
+        address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>
+    ) = call(THIS, || {
+        answer(variable(module, name).map(|found| write_variable(address, size, found)))
+    });
+    cuLibraryGetGlobal, cudaLibraryGetGlobal(
+        address: Out<'_, u64>, size: Out<'_, usize>, library: usize, name: Text<'_>
+    ) = remember(variable(library, name).map(|found| write_variable(address, size, found)));
     cuFuncSetCacheConfig(_: usize, _: c_int) = 0;
     cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
         answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
-    cuLaunchKernelEx(config: Option<&LaunchConfig>) = config.map_or_else(|| answer(Err(Code::InvalidValue)), |config| launch(config.stream));
+    cuLaunchKernelEx(config: Option<&LaunchConfig>) =
+        config.map_or_else(|| answer(Err(Code::InvalidValue)), |config| launch(config.stream));
     cuLaunchCooperativeKernel(
-        _: usize, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, stream: usize
+        _: usize, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint, _: c_uint,
+        stream: usize
     ) = launch(stream);
     /// Libraries are modules, and their kernels are functions.
     cuLibraryLoadData(
-        library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void,
-        _: c_uint
-    ) = by_kernel_mode(THIS, || answer(create(library, image.expose_provenance())), || Err(Code::NotSupported));
+        library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint,
+        _: *const c_int, _: *const c_void, _: c_uint
+    ) = by_kernel_mode(
+        THIS,
+        || answer(create(library, image.expose_provenance())),
+        || Err(Code::NotSupported),
+    );
     cuLibraryLoadFromFile(
-        library: Out<'_, usize>, file: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+        library: Out<'_, usize>, file: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint,
+        _: *const c_int, _: *const c_void, _: c_uint
     ) = by_kernel_mode(THIS, || answer(load_file(library, file)), || Err(Code::NotSupported));
     cudaLibraryLoadData(
-        library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void,
-        _: c_uint
+        library: Out<'_, usize>, image: *const c_void, _: *const c_int, _: *const c_void, _: c_uint,
+        _: *const c_int, _: *const c_void, _: c_uint
     ) = remember(create(library, image.expose_provenance()));
     cudaLibraryLoadFromFile(
-        library: Out<'_, usize>, file: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint, _: *const c_int, _: *const c_void, _: c_uint
+        library: Out<'_, usize>, file: Text<'_>, _: *const c_int, _: *const c_void, _: c_uint,
+        _: *const c_int, _: *const c_void, _: c_uint
     ) = remember(load_file(library, file));
     cudaLibraryUnload(library: usize) = remember(unload(library));
-    cudaLibraryGetKernel(kernel: Out<'_, usize>, library: usize, name: Text<'_>) = remember(put_function(kernel, library, name));
-    cudaLibraryGetUnifiedFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) = remember(put(place, object));
-    cuLibraryUnload(library: usize) = by_kernel_mode(THIS, || answer(unload(library)), || Err(Code::NotSupported));
-    cuLibraryGetKernel(kernel: Out<'_, usize>, library: usize, name: Text<'_>) = answer(put_function(kernel, library, name));
-    cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize) = answer(put(place, object));
+    cudaLibraryGetKernel(kernel: Out<'_, usize>, library: usize, name: Text<'_>) =
+        remember(put_function(kernel, library, name));
+    cudaLibraryGetUnifiedFunction(place: Out<'_, usize>, object: usize, _: Text<'_>) =
+        remember(put(place, object));
+    cuLibraryUnload(library: usize) =
+        by_kernel_mode(THIS, || answer(unload(library)), || Err(Code::NotSupported));
+    cuLibraryGetKernel(kernel: Out<'_, usize>, library: usize, name: Text<'_>) =
+        answer(put_function(kernel, library, name));
+    cuLibraryGetModule, cuKernelGetFunction(place: Out<'_, usize>, object: usize) =
+        answer(put(place, object));
     cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 

@@ -1,5 +1,5 @@
-//! Attributes of functions, and the blocks that a multiprocessor runs at once. Those of kernels with
-//! metadata follow from it; others have 32 registers, a model.
+//! Attributes of functions, and the blocks that a multiprocessor runs at once. Those of kernels
+//! with metadata follow from it; others have 32 registers, a model.
 
 use std::ffi::{c_int, c_uint};
 
@@ -126,24 +126,32 @@ fn available(function: usize, blocks: c_int, block: c_int) -> Result<usize, Code
 type SharedMemoryOf = Option<extern "C" fn(c_int) -> usize>;
 
 export! {
-    cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, function: usize) = answer(put(value, function_attribute(number, function)));
-    cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) = cuFuncGetAttribute(value, number, kernel);
-    cuFuncSetAttribute(function: usize, number: c_int, value: c_int) = answer(set_function_attribute(number, value, function));
-    cuKernelSetAttribute(number: c_int, value: c_int, kernel: usize, _: c_int) = cuFuncSetAttribute(kernel, number, value);
+    cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, function: usize) =
+        answer(put(value, function_attribute(number, function)));
+    cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) =
+        cuFuncGetAttribute(value, number, kernel);
+    cuFuncSetAttribute(function: usize, number: c_int, value: c_int) =
+        answer(set_function_attribute(number, value, function));
+    cuKernelSetAttribute(number: c_int, value: c_int, kernel: usize, _: c_int) =
+        cuFuncSetAttribute(kernel, number, value);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: Out<'_, c_int>, function: usize, block: c_int, dynamic: usize
     ) = remember(put(blocks, active_blocks(function, block, dynamic)));
-    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         blocks: Out<'_, c_int>, function: usize, block: c_int, dynamic: usize, _: c_uint
     ) = remember(put(blocks, active_blocks(function, block, dynamic)));
     cuOccupancyMaxPotentialBlockSize(
-        grid: Out<'_, c_int>, block: Out<'_, c_int>, function: usize, size: SharedMemoryOf, dynamic: usize, limit: c_int
+        grid: Out<'_, c_int>, block: Out<'_, c_int>, function: usize, size: SharedMemoryOf,
+        dynamic: usize, limit: c_int
     ) = {
-        let (all, chosen) = potential(function, |block| size.map_or(dynamic, |size| size(block)), limit);
+        let (all, chosen) =
+            potential(function, |block| size.map_or(dynamic, |size| size(block)), limit);
         answer(put(grid, all).and(put(block, chosen)))
     };
     cuOccupancyMaxPotentialBlockSizeWithFlags(
-        grid: Out<'_, c_int>, block: Out<'_, c_int>, function: usize, size: SharedMemoryOf, dynamic: usize, limit: c_int, _: c_uint
+        grid: Out<'_, c_int>, block: Out<'_, c_int>, function: usize, size: SharedMemoryOf,
+        dynamic: usize, limit: c_int, _: c_uint
     ) = cuOccupancyMaxPotentialBlockSize(grid, block, function, size, dynamic, limit);
     cudaOccupancyAvailableDynamicSMemPerBlock, cuOccupancyAvailableDynamicSMemPerBlock(
         bytes: Out<'_, usize>, function: usize, blocks: c_int, block: c_int

@@ -38,42 +38,95 @@ fn with_pool<T>(
 export! {
     cuMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
         properties.map_or(answer(Err(Code::InvalidValue)), |wanted| create_pool(pool, wanted));
-    cuMemPoolDestroy(pool: usize) = by_kernel_mode(THIS, || runtime::cudaMemPoolDestroy(pool), || destroy_pool(pool));
+    cuMemPoolDestroy(pool: usize) =
+        by_kernel_mode(THIS, || runtime::cudaMemPoolDestroy(pool), || destroy_pool(pool));
     cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
-        by_kernel_mode(THIS, || runtime::cudaMemPoolGetAttribute(pool, attribute, value), || figure(pool, attribute, value));
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemPoolGetAttribute(pool, attribute, value),
+            || figure(pool, attribute, value),
+        );
     cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
-        by_kernel_mode(THIS, || runtime::cudaMemPoolSetAttribute(pool, attribute, value), || set(pool, attribute, value));
-    cuMemPoolTrimTo(pool: usize, keep: usize) = by_kernel_mode(THIS, || runtime::cudaMemPoolTrimTo(pool, keep), || trim_pool(pool, keep));
-    cuMemAllocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) = output_by_kernel_mode(
-        THIS,
-        address,
-        |address| runtime::cudaMallocFromPoolAsync(address, size, pool, stream),
-        || allocate_from_pool(size, pool, stream),
-    );
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemPoolSetAttribute(pool, attribute, value),
+            || set(pool, attribute, value),
+        );
+    cuMemPoolTrimTo(pool: usize, keep: usize) =
+        by_kernel_mode(THIS, || runtime::cudaMemPoolTrimTo(pool, keep), || trim_pool(pool, keep));
+    cuMemAllocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) =
+        output_by_kernel_mode(
+            THIS,
+            address,
+            |address| runtime::cudaMallocFromPoolAsync(address, size, pool, stream),
+            || allocate_from_pool(size, pool, stream),
+        );
     cuMemAllocAsync(address: Out<'_, usize>, size: usize, stream: usize) =
-        output_by_kernel_mode(THIS, address, |address| runtime::cudaMallocAsync(address, size, stream), || Err(Code::NotSupported));
-    cuDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) =
-        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaDeviceGetDefaultMemPool(pool, index), || Err(Code::NotSupported));
-    cuDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) =
-        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaDeviceGetMemPool(pool, index), || Err(Code::NotSupported));
-    cuDeviceSetMemPool(index: c_int, pool: usize) =
-        by_kernel_mode(THIS, || runtime::cudaDeviceSetMemPool(index, pool), || Err(Code::NotSupported));
+        output_by_kernel_mode(
+            THIS,
+            address,
+            |address| runtime::cudaMallocAsync(address, size, stream),
+            || Err(Code::NotSupported),
+        );
+    cuDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) = output_by_kernel_mode(
+        THIS,
+        pool,
+        |pool| runtime::cudaDeviceGetDefaultMemPool(pool, index),
+        || Err(Code::NotSupported),
+    );
+    cuDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) = output_by_kernel_mode(
+        THIS,
+        pool,
+        |pool| runtime::cudaDeviceGetMemPool(pool, index),
+        || Err(Code::NotSupported),
+    );
+    cuDeviceSetMemPool(index: c_int, pool: usize) = by_kernel_mode(
+        THIS,
+        || runtime::cudaDeviceSetMemPool(index, pool),
+        || Err(Code::NotSupported),
+    );
     cuMemGetDefaultMemPool(pool: Out<'_, usize>, place: Option<&Location>, kind: c_int) =
-        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaMemGetDefaultMemPool(pool, place, kind), || Err(Code::NotSupported));
+        output_by_kernel_mode(
+            THIS,
+            pool,
+            |pool| runtime::cudaMemGetDefaultMemPool(pool, place, kind),
+            || Err(Code::NotSupported),
+        );
     cuMemGetMemPool(pool: Out<'_, usize>, place: Option<&Location>, kind: c_int) =
-        output_by_kernel_mode(THIS, pool, |pool| runtime::cudaMemGetMemPool(pool, place, kind), || Err(Code::NotSupported));
+        output_by_kernel_mode(
+            THIS,
+            pool,
+            |pool| runtime::cudaMemGetMemPool(pool, place, kind),
+            || Err(Code::NotSupported),
+        );
     cuMemSetMemPool(place: Option<&Location>, kind: c_int, pool: usize) =
-        by_kernel_mode(THIS, || runtime::cudaMemSetMemPool(place, kind, pool), || Err(Code::NotSupported));
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemSetMemPool(place, kind, pool),
+            || Err(Code::NotSupported),
+        );
     cuMemPoolSetAccess(pool: usize, access: *const c_void, count: usize) =
-        by_kernel_mode(THIS, || runtime::cudaMemPoolSetAccess(pool, access, count), || Err(Code::NotSupported));
+        by_kernel_mode(
+            THIS,
+            || runtime::cudaMemPoolSetAccess(pool, access, count),
+            || Err(Code::NotSupported),
+        );
     cuMemPoolGetAccess(flags: Out<'_, c_int>, pool: usize, place: *const c_void) =
-        output_by_kernel_mode(THIS, flags, |flags| runtime::cudaMemPoolGetAccess(flags, pool, place), || Err(Code::NotSupported));
-    cuMemFreeAsync(address: usize, stream: usize) =
-        by_kernel_mode(THIS, || runtime::cudaFreeAsync(address, stream), || free_in_order(address as u64, stream));
+        output_by_kernel_mode(
+            THIS,
+            flags,
+            |flags| runtime::cudaMemPoolGetAccess(flags, pool, place),
+            || Err(Code::NotSupported),
+        );
+    cuMemFreeAsync(address: usize, stream: usize) = by_kernel_mode(
+        THIS,
+        || runtime::cudaFreeAsync(address, stream),
+        || free_in_order(address as u64, stream),
+    );
 }
 
-/// If kernels execute, only pools of unshared pinned memory (kind 1) on this device (location kind 1)
-/// without a limit are supported.
+/// If kernels execute, only pools of unshared pinned memory (kind 1) on this device (location kind
+/// 1) without a limit are supported.
 fn create_pool(pool: Out<'_, usize>, wanted: &PoolProperties) -> c_int {
     let create = |gpu: &mut Gpu<'_>| {
         let here =

@@ -17,25 +17,53 @@ const WITHOUT_TIMING: c_uint = 2;
 
 export! {
     cuCtxSynchronize() = by_kernel_mode(THIS, || runtime::cudaDeviceSynchronize(), synchronize);
-    cuStreamCreate(stream: Out<'_, usize>, flags: c_uint) =
-        output_by_kernel_mode(THIS, stream, |stream| runtime::cudaStreamCreateWithFlags(stream, flags), || create_stream(flags));
+    cuStreamCreate(stream: Out<'_, usize>, flags: c_uint) = output_by_kernel_mode(
+        THIS,
+        stream,
+        |stream| runtime::cudaStreamCreateWithFlags(stream, flags),
+        || create_stream(flags),
+    );
     /// Queued work of the stream still runs.
-    cuStreamDestroy, cuStreamDestroy_v2(stream: usize) =
-        by_kernel_mode(THIS, || runtime::cudaStreamDestroy(stream), || on_gpu(|gpu| gpu.destroy_stream(stream)));
-    cuStreamSynchronize(stream: usize) = by_kernel_mode(THIS, || runtime::cudaStreamSynchronize(stream), || synchronize_stream(stream));
-    cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) =
-        by_kernel_mode(THIS, || runtime::cudaStreamWaitEvent(stream, event, flags), || wait_event(stream, event));
-    cuEventCreate(event: Out<'_, usize>, flags: c_uint) =
-        output_by_kernel_mode(THIS, event, |event| runtime::cudaEventCreateWithFlags(event, flags), || create_event(flags));
-    cuEventDestroy, cuEventDestroy_v2(event: usize) =
-        by_kernel_mode(THIS, || runtime::cudaEventDestroy(event), || with_event(event, |gpu, id| gpu.sim().destroy_event(id)));
-    cuEventRecord(event: usize, stream: usize) =
-        by_kernel_mode(THIS, || runtime::cudaEventRecord(event, stream), || record_event(event, stream));
-    cuEventQuery(event: usize) = by_kernel_mode(THIS, || runtime::cudaEventQuery(event), || query_event(event));
-    cuEventSynchronize(event: usize) = by_kernel_mode(THIS, || runtime::cudaEventSynchronize(event), || synchronize_event(event));
+    cuStreamDestroy, cuStreamDestroy_v2(stream: usize) = by_kernel_mode(
+        THIS,
+        || runtime::cudaStreamDestroy(stream),
+        || on_gpu(|gpu| gpu.destroy_stream(stream)),
+    );
+    cuStreamSynchronize(stream: usize) = by_kernel_mode(
+        THIS,
+        || runtime::cudaStreamSynchronize(stream),
+        || synchronize_stream(stream),
+    );
+    cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) = by_kernel_mode(
+        THIS,
+        || runtime::cudaStreamWaitEvent(stream, event, flags),
+        || wait_event(stream, event),
+    );
+    cuEventCreate(event: Out<'_, usize>, flags: c_uint) = output_by_kernel_mode(
+        THIS,
+        event,
+        |event| runtime::cudaEventCreateWithFlags(event, flags),
+        || create_event(flags),
+    );
+    cuEventDestroy, cuEventDestroy_v2(event: usize) = by_kernel_mode(
+        THIS,
+        || runtime::cudaEventDestroy(event),
+        || with_event(event, |gpu, id| gpu.sim().destroy_event(id)),
+    );
+    cuEventRecord(event: usize, stream: usize) = by_kernel_mode(
+        THIS,
+        || runtime::cudaEventRecord(event, stream),
+        || record_event(event, stream),
+    );
+    cuEventQuery(event: usize) =
+        by_kernel_mode(THIS, || runtime::cudaEventQuery(event), || query_event(event));
+    cuEventSynchronize(event: usize) =
+        by_kernel_mode(THIS, || runtime::cudaEventSynchronize(event), || synchronize_event(event));
     /// If kernels execute, both events must be recorded, done and with timing. The time is negative
     /// if the end is earlier than the start.
-    cuEventElapsedTime, cuEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = output_by_kernel_mode(
+    cuEventElapsedTime, cuEventElapsedTime_v2(
+        milliseconds: Out<'_, c_float>, start: usize, end: usize
+    ) = output_by_kernel_mode(
         THIS,
         milliseconds,
         |milliseconds| runtime::cudaEventElapsedTime(milliseconds, start, end),

@@ -76,47 +76,76 @@ fn answer(written: bool) -> c_int {
 export! {
     ncclGetVersion(version: Out<'_, c_int>) = answer(write(version, VERSION));
     ncclGetUniqueId(id: Out<'_, UniqueId>) = answer(write(id, UniqueId::new()));
-    ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int) = create(into, ranks, rank, Some(id.0[0]));
-    ncclCommInitRankConfig(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int, _: *const c_void) =
+    ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int) =
         create(into, ranks, rank, Some(id.0[0]));
+    ncclCommInitRankConfig(
+        into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int, _: *const c_void
+    ) = create(into, ranks, rank, Some(id.0[0]));
     ncclCommInitRankScalable(
-        into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, _: c_int, ids: Option<&UniqueId>, _: *const c_void
+        into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, _: c_int,
+        ids: Option<&UniqueId>, _: *const c_void
     ) = create(into, ranks, rank, ids.map(|first| first.0[0]));
     ncclCommDestroy(communicator: Option<Box<Communicator>>) = {
         settle();
         communicator.map_or(0, |communicator| communicator.leave(false))
     };
-    ncclCommAbort(communicator: Option<Box<Communicator>>) = communicator.map_or(0, |communicator| communicator.leave(true));
+    ncclCommAbort(communicator: Option<Box<Communicator>>) =
+        communicator.map_or(0, |communicator| communicator.leave(true));
     ncclCommRevoke(communicator: &Communicator, _: c_int) = communicator.leave(true);
     ncclCommFinalize(_: *const Communicator) = {
         settle();
         0
     };
     ncclCommGetUniqueId(_: *const Communicator, id: Out<'_, UniqueId>) = ncclGetUniqueId(id);
-    ncclMemAlloc(address: Out<'_, usize>, size: usize) = cuda_status(runtime::cudaMalloc(address, size));
+    ncclMemAlloc(address: Out<'_, usize>, size: usize) =
+        cuda_status(runtime::cudaMalloc(address, size));
     ncclMemFree(address: usize) = cuda_status(runtime::cudaFree(address));
-    ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) = answer(write(count, communicator.ranks as c_int));
-    ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) = answer(write(rank, communicator.rank as c_int));
-    ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
-        communicator.gather(call(Operation::AllGather, None, count, kind), from, to);
-    ncclGather(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.gather(call(Operation::Gather, Some(root), count, kind), from, to);
-    ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
-        communicator.all_to_all(call(Operation::AllToAll, None, count, kind), from, to);
-    ncclScatter(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.scatter(call(Operation::Scatter, Some(root), count, kind), from, to);
-    ncclReduceScatter(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, communicator: &Communicator, _: usize) =
+    ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) =
+        answer(write(count, communicator.ranks as c_int));
+    ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) =
+        answer(write(rank, communicator.rank as c_int));
+    ncclAllGather(
+        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize
+    ) = communicator.gather(call(Operation::AllGather, None, count, kind), from, to);
+    ncclGather(
+        from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
+        _: usize
+    ) = communicator.gather(call(Operation::Gather, Some(root), count, kind), from, to);
+    ncclAlltoAll(
+        from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize
+    ) = communicator.all_to_all(call(Operation::AllToAll, None, count, kind), from, to);
+    ncclScatter(
+        from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
+        _: usize
+    ) = communicator.scatter(call(Operation::Scatter, Some(root), count, kind), from, to);
+    ncclReduceScatter(
+        from: usize, to: usize, count: usize, kind: c_int, operation: c_int,
+        communicator: &Communicator, _: usize
+    ) =
         communicator.reduce(call(Operation::ReduceScatter, None, count, kind), from, to, operation);
-    ncclAllReduce(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, communicator: &Communicator, _: usize) =
-        communicator.reduce(call(Operation::AllReduce, None, count, kind), from, to, operation);
-    ncclReduce(from: usize, to: usize, count: usize, kind: c_int, operation: c_int, root: c_int, communicator: &Communicator, _: usize) =
+    ncclAllReduce(
+        from: usize, to: usize, count: usize, kind: c_int, operation: c_int,
+        communicator: &Communicator, _: usize
+    ) = communicator.reduce(call(Operation::AllReduce, None, count, kind), from, to, operation);
+    ncclReduce(
+        from: usize, to: usize, count: usize, kind: c_int, operation: c_int, root: c_int,
+        communicator: &Communicator, _: usize
+    ) =
         communicator.reduce(call(Operation::Reduce, Some(root), count, kind), from, to, operation);
-    ncclRedOpCreatePreMulSum(operation: Out<'_, c_int>, scalar: *const u8, kind: c_int, residence: c_int, _: *const Communicator) = {
+    ncclRedOpCreatePreMulSum(
+        operation: Out<'_, c_int>, scalar: *const u8, kind: c_int, residence: c_int,
+        _: *const Communicator
+    ) = {
         let len = element(kind);
         let bytes = match residence {
             // SAFETY: the program passes an element in host memory.
             1 => Some(unsafe { slice::from_raw_parts(scalar, len) }.to_vec()),
-            _ => contents::read(&mut machine().state(), scalar.expose_provenance() as u64, len, known),
+            _ => contents::read(
+                &mut machine().state(),
+                scalar.expose_provenance() as u64,
+                len,
+                known,
+            ),
         };
         let mut factors = FACTORS.lock().unwrap_or_else(PoisonError::into_inner);
         factors.push(bytes.map_or(1.0, |bytes| reduce::number(&bytes, kind)));
@@ -125,13 +154,21 @@ export! {
     ncclRedOpDestroy(_: c_int, _: *const Communicator) = 0;
     ncclGroupStart() = in_group(|group| group.depth += 1);
     ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
-    ncclBroadcast(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) =
-        communicator.broadcast(call(Operation::Broadcast, Some(root), count, kind), from, to);
-    ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
-        ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
-    ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) =
+    ncclBroadcast(
+        from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
+        _: usize
+    ) = communicator.broadcast(call(Operation::Broadcast, Some(root), count, kind), from, to);
+    ncclBcast(
+        buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator,
+        stream: usize
+    ) = ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
+    ncclSend(
+        from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize
+    ) =
         communicator.send(peer as usize, Buffer { address: from, bytes: count * element(kind) });
-    ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) =
+    ncclRecv(
+        to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize
+    ) =
         communicator.receive(peer as usize, Buffer { address: to, bytes: count * element(kind) });
 }
 

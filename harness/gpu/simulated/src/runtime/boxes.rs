@@ -224,26 +224,52 @@ fn copy_between_peers(given: Option<&PeerCopyParameters>, stream: Option<usize>)
 }
 
 export! {
-    cudaMallocPitch(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize) = remember(
-        allocate_rows(width, Some(height)).and_then(|(start, distance)| put(pitch, distance).and(put_address(address, Ok(start as u64))))
-    );
-    cudaMalloc3D(into: Out<'_, Pitched>, sizes: Sizes) = remember(
-        allocate_rows(sizes.width, sizes.height.checked_mul(sizes.depth))
-            .and_then(|(start, pitch)| put(into, Pitched { start, pitch, width: sizes.width, height: sizes.height }))
-    );
-    cudaMemcpy2D(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int) =
-        remember(copy_box(Corner::of_rows(to, to_pitch), Corner::of_rows(from, from_pitch), [width, height, 1], None));
-    cudaMemcpy2DAsync(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int, stream: usize) =
-        remember(copy_box(Corner::of_rows(to, to_pitch), Corner::of_rows(from, from_pitch), [width, height, 1], Some(stream)));
+    cudaMallocPitch(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize) =
+        remember(allocate_rows(width, Some(height)).and_then(|(start, distance)| {
+            put(pitch, distance).and(put_address(address, Ok(start as u64)))
+        }));
+    cudaMalloc3D(into: Out<'_, Pitched>, sizes: Sizes) =
+        remember(allocate_rows(sizes.width, sizes.height.checked_mul(sizes.depth)).and_then(
+            |(start, pitch)| {
+                put(into, Pitched { start, pitch, width: sizes.width, height: sizes.height })
+            },
+        ));
+    cudaMemcpy2D(
+        to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize,
+        _: c_int
+    ) = remember(copy_box(
+        Corner::of_rows(to, to_pitch),
+        Corner::of_rows(from, from_pitch),
+        [width, height, 1],
+        None,
+    ));
+    cudaMemcpy2DAsync(
+        to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize,
+        _: c_int, stream: usize
+    ) = remember(copy_box(
+        Corner::of_rows(to, to_pitch),
+        Corner::of_rows(from, from_pitch),
+        [width, height, 1],
+        Some(stream),
+    ));
     cudaMemcpy3D(given: Option<&CopyParameters>) = copy_given(given, None);
-    cudaMemcpy3DAsync(given: Option<&CopyParameters>, stream: usize) = copy_given(given, Some(stream));
+    cudaMemcpy3DAsync(given: Option<&CopyParameters>, stream: usize) =
+        copy_given(given, Some(stream));
     cudaMemcpy3DPeer(given: Option<&PeerCopyParameters>) = copy_between_peers(given, None);
-    cudaMemcpy3DPeerAsync(given: Option<&PeerCopyParameters>, stream: usize) = copy_between_peers(given, Some(stream));
+    cudaMemcpy3DPeerAsync(given: Option<&PeerCopyParameters>, stream: usize) =
+        copy_between_peers(given, Some(stream));
     cudaMemset2D(to: usize, pitch: usize, value: c_int, width: usize, height: usize) =
         remember(fill_box(Corner::of_rows(to, pitch), [width, height, 1], &[value as u8], None));
-    cudaMemset2DAsync(to: usize, pitch: usize, value: c_int, width: usize, height: usize, stream: usize) =
-        remember(fill_box(Corner::of_rows(to, pitch), [width, height, 1], &[value as u8], Some(stream)));
-    cudaMemset3D(to: Pitched, value: c_int, sizes: Sizes) = remember(fill_box(to.corner(), sizes.extent(), &[value as u8], None));
+    cudaMemset2DAsync(
+        to: usize, pitch: usize, value: c_int, width: usize, height: usize, stream: usize
+    ) = remember(fill_box(
+        Corner::of_rows(to, pitch),
+        [width, height, 1],
+        &[value as u8],
+        Some(stream),
+    ));
+    cudaMemset3D(to: Pitched, value: c_int, sizes: Sizes) =
+        remember(fill_box(to.corner(), sizes.extent(), &[value as u8], None));
     cudaMemset3DAsync(to: Pitched, value: c_int, sizes: Sizes, stream: usize) =
         remember(fill_box(to.corner(), sizes.extent(), &[value as u8], Some(stream)));
 }

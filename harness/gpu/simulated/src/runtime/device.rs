@@ -32,28 +32,41 @@ pub(crate) fn put_attribute(value: Out<'_, c_int>, number: c_int, device: u32) -
 
 export! {
     cudaGetDeviceCount(count: Out<'_, c_int>) = remember(count_devices(count));
-    cudaGetDevice(index: Out<'_, c_int>) = remember(put(index, c_int::try_from(current_device()).unwrap_or(0)));
+    cudaGetDevice(index: Out<'_, c_int>) =
+        remember(put(index, c_int::try_from(current_device()).unwrap_or(0)));
     cudaSetDevice(index: c_int) = remember(set_device(index));
-    cudaGetDeviceProperties, cudaGetDeviceProperties_v2(into: *mut u8, index: c_int) = remember(write_properties(into, index));
+    cudaGetDeviceProperties, cudaGetDeviceProperties_v2(into: *mut u8, index: c_int) =
+        remember(write_properties(into, index));
     cudaDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
         remember(device(index).and_then(|device| put_attribute(value, number, device)));
-    cudaDeviceCanAccessPeer, cuDeviceCanAccessPeer(can: Out<'_, c_int>, index: c_int, peer: c_int) = remember(
-        device(index).and_then(|first| put(can, c_int::from(device(peer)? != first && machine().settings.gpu.reaches_peers())))
-    );
-    cudaDeviceGetPCIBusId, cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, index: c_int) = remember(write_pci_address(text, len, index));
+    cudaDeviceCanAccessPeer, cuDeviceCanAccessPeer(can: Out<'_, c_int>, index: c_int, peer: c_int) =
+        remember(device(index).and_then(|first| {
+            put(can, c_int::from(device(peer)? != first && machine().settings.gpu.reaches_peers()))
+        }));
+    cudaDeviceGetPCIBusId, cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, index: c_int) =
+        remember(write_pci_address(text, len, index));
     /// Either output may be null.
-    cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) = {
+    cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange(
+        least: Out<'_, c_int>, greatest: Out<'_, c_int>
+    ) = {
         write(least, 0);
         write(greatest, -5);
         0
     };
     /// No profiler is attached.
     cudaProfilerStart, cudaProfilerStop, cuProfilerStart, cuProfilerStop() = 0;
-    cudaDriverGetVersion, cudaRuntimeGetVersion(version: Out<'_, c_int>) = remember(put(version, machine().settings.cuda.driver_version()));
-    cudaGetDriverEntryPoint(name: Text<'_>, function: Out<'_, *mut c_void>, _: c_ulonglong, status: Out<'_, c_int>) =
-        remember(entry_points::find(name, machine().settings.cuda.driver_version(), function, status).map(drop));
-    cudaGetDriverEntryPointByVersion(name: Text<'_>, function: Out<'_, *mut c_void>, version: c_uint, _: c_ulonglong, status: Out<'_, c_int>) =
-        remember(entry_points::find(name, version.cast_signed(), function, status).map(drop));
+    cudaDriverGetVersion, cudaRuntimeGetVersion(version: Out<'_, c_int>) =
+        remember(put(version, machine().settings.cuda.driver_version()));
+    cudaGetDriverEntryPoint(
+        name: Text<'_>, function: Out<'_, *mut c_void>, _: c_ulonglong, status: Out<'_, c_int>
+    ) = remember(
+        entry_points::find(name, machine().settings.cuda.driver_version(), function, status)
+            .map(drop),
+    );
+    cudaGetDriverEntryPointByVersion(
+        name: Text<'_>, function: Out<'_, *mut c_void>, version: c_uint, _: c_ulonglong,
+        status: Out<'_, c_int>
+    ) = remember(entry_points::find(name, version.cast_signed(), function, status).map(drop));
 }
 
 fn count_devices(count: Out<'_, c_int>) -> Result<(), Code> {

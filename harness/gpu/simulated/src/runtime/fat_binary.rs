@@ -96,7 +96,8 @@ pub(crate) unsafe fn code_bytes(image: usize) -> Bytes {
     }
 }
 
-/// The kernels and variables of an image that a program loads. Those of compressed code are unknown.
+/// The kernels and variables of an image that a program loads. Those of compressed code are
+/// unknown.
 ///
 /// # Safety
 /// The address is zero or that of an image.

@@ -19,7 +19,12 @@ use crate::world::{current_device, machine};
 export! {
     cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, mode: c_int) = {
         capture_begins();
-        remember(machine().state().streams.begin_capture(stream, current_device(), mode, Caller::current()))
+        remember(machine().state().streams.begin_capture(
+            stream,
+            current_device(),
+            mode,
+            Caller::current(),
+        ))
     };
     cudaStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph(
         stream: usize, graph: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int
@@ -30,35 +35,47 @@ export! {
         }
         begun
     };
-    cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) = remember(end_capture(stream, graph));
+    cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) =
+        remember(end_capture(stream, graph));
     cudaStreamIsCapturing, cuStreamIsCapturing(stream: usize, status: Out<'_, c_int>) =
         remember(self::status(stream).and_then(|(number, _)| put(status, number)));
     /// After `id`, CUDA 13 passes four outputs: graph, dependencies, edges, count. CUDA 12 passes
     /// three, without edges.
     cudaStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3(
-        stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>, dependencies: Out<'_, usize>, edges: Out<'_, usize>,
-        count: Out<'_, usize>
+        stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>,
+        dependencies: Out<'_, usize>, edges: Out<'_, usize>, count: Out<'_, usize>
     ) = remember(capture_info(stream, status, id, [graph, dependencies, edges, count]));
     cudaStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2(
-        stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>, dependencies: Out<'_, usize>, count: Out<'_, usize>
+        stream: usize, status: Out<'_, c_int>, id: Out<'_, c_ulonglong>, graph: Out<'_, usize>,
+        dependencies: Out<'_, usize>, count: Out<'_, usize>
     ) = remember(capture_info(stream, status, id, [graph, dependencies, None, count]));
-    cudaThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) =
-        remember(mode.ok_or(Code::InvalidValue).and_then(exchange_mode));
-    cudaGraphCreate, cuGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) = remember(put(graph, new_object()));
-    cudaGraphGetNodes, cuGraphGetNodes, cudaGraphGetRootNodes, cuGraphGetRootNodes(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) = remember(one_node(graph, nodes, count));
+    cudaThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode(
+        mode: Option<&mut c_int>
+    ) = remember(mode.ok_or(Code::InvalidValue).and_then(exchange_mode));
+    cudaGraphCreate, cuGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) =
+        remember(put(graph, new_object()));
+    cudaGraphGetNodes, cuGraphGetNodes, cudaGraphGetRootNodes, cuGraphGetRootNodes(
+        graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>
+    ) = remember(one_node(graph, nodes, count));
     // The kinds of nodes are the numbers of `CUgraphNodeType`.
-    cuGraphAddKernelNode, cuGraphAddKernelNode_v2(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&0)));
+    cuGraphAddKernelNode, cuGraphAddKernelNode_v2(node: Out<'_, *mut u8>) =
+        remember(add_node(node, Some(&0)));
     cuGraphAddMemcpyNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&1)));
     cuGraphAddMemsetNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&2)));
     cuGraphAddChildGraphNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&4)));
     cuGraphAddEmptyNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&5)));
     cuGraphNodeGetType(node: Option<&c_int>, kind: Out<'_, c_int>) =
         remember(node.ok_or(Code::InvalidValue).and_then(|of| put(kind, *of)));
-    cuGraphAddNode(node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: usize, kind: Option<&c_int>) = remember(add_node(node, kind));
-    cuGraphAddNode_v2(node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: *const c_void, _: usize, kind: Option<&c_int>) =
-        remember(add_node(node, kind));
-    cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong) =
-        remember(put(executable, new_object()));
+    cuGraphAddNode(
+        node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: usize, kind: Option<&c_int>
+    ) = remember(add_node(node, kind));
+    cuGraphAddNode_v2(
+        node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: *const c_void, _: usize,
+        kind: Option<&c_int>
+    ) = remember(add_node(node, kind));
+    cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(
+        executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong
+    ) = remember(put(executable, new_object()));
     cudaGraphLaunch, cuGraphLaunch(_: usize, stream: usize) = {
         let machine = machine();
         machine.tick();

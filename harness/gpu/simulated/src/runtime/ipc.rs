@@ -23,19 +23,24 @@ fn handle(object: u64, size: u64, device: u32, contents: u64) -> Handle {
 }
 
 export! {
-    cudaIpcGetMemHandle, cuIpcGetMemHandle(into: Out<'_, Handle>, address: usize) = with(|machine, state| {
-        let memory = state.device_at(address as u64)?;
-        let (start, size) = memory.range_of(address as u64).ok_or(Code::InvalidValue)?;
-        let number = machine.visible.get(memory.index()).ok_or(Code::InvalidDevice)?;
-        let contents = memory.contents().map_or(0, |contents| contents.descriptor());
-        put(into, handle(start, size.0, *number, contents))
-    });
-    cudaIpcOpenMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2(address: Out<'_, usize>, handle: Handle, _: c_uint) =
-        with(|machine, state| put_address(address, open(machine, state, handle)));
-    cudaIpcCloseMemHandle, cuIpcCloseMemHandle(address: usize) = with(|_, state| close(state, address as u64));
-    cudaIpcGetEventHandle, cuIpcGetEventHandle(into: Out<'_, Handle>, event: usize) = with(|_, _| put(into, handle(event as u64, 0, 0, 0)));
+    cudaIpcGetMemHandle, cuIpcGetMemHandle(into: Out<'_, Handle>, address: usize) =
+        with(|machine, state| {
+            let memory = state.device_at(address as u64)?;
+            let (start, size) = memory.range_of(address as u64).ok_or(Code::InvalidValue)?;
+            let number = machine.visible.get(memory.index()).ok_or(Code::InvalidDevice)?;
+            let contents = memory.contents().map_or(0, |contents| contents.descriptor());
+            put(into, handle(start, size.0, *number, contents))
+        });
+    cudaIpcOpenMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2(
+        address: Out<'_, usize>, handle: Handle, _: c_uint
+    ) = with(|machine, state| put_address(address, open(machine, state, handle)));
+    cudaIpcCloseMemHandle, cuIpcCloseMemHandle(address: usize) =
+        with(|_, state| close(state, address as u64));
+    cudaIpcGetEventHandle, cuIpcGetEventHandle(into: Out<'_, Handle>, event: usize) =
+        with(|_, _| put(into, handle(event as u64, 0, 0, 0)));
     /// Returns a new event, which is done: work takes no time.
-    cudaIpcOpenEventHandle, cuIpcOpenEventHandle(event: Out<'_, usize>, _: Handle) = with(|_, state| put(event, state.streams.create_event()));
+    cudaIpcOpenEventHandle, cuIpcOpenEventHandle(event: Out<'_, usize>, _: Handle) =
+        with(|_, state| put(event, state.streams.create_event()));
 }
 
 /// The unit of reserved addresses.

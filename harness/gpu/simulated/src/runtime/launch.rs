@@ -194,14 +194,24 @@ fn parameters(kernel: usize) -> Option<Arc<[Parameter]>> {
 }
 
 export! {
-    __cudaPopCallConfiguration(grid: Out<'_, Dim3>, block: Out<'_, Dim3>, shared_memory: Out<'_, usize>, stream: Out<'_, usize>) = {
+    __cudaPopCallConfiguration(
+        grid: Out<'_, Dim3>, block: Out<'_, Dim3>, shared_memory: Out<'_, usize>,
+        stream: Out<'_, usize>
+    ) = {
         let top = CONFIGURATIONS.with_borrow_mut(Vec::pop).ok_or(Code::InvalidConfiguration);
-        remember(top.and_then(|top| put(grid, top.0).and(put(block, top.1)).and(put(shared_memory, top.2)).and(put(stream, top.3))))
+        remember(top.and_then(|top| {
+            put(grid, top.0)
+                .and(put(block, top.1))
+                .and(put(shared_memory, top.2))
+                .and(put(stream, top.3))
+        }))
     };
     /// The host function identifies the kernel.
-    __cudaGetKernel, cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) = remember(put(kernel, host_function));
+    __cudaGetKernel, cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) =
+        remember(put(kernel, host_function));
     __cudaLaunchKernel, cudaLaunchKernel, cudaLaunchCooperativeKernel(
-        kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, stream: usize
+        kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize,
+        stream: usize
     ) = launch(kernel, grid, block, arguments, stream);
     cudaLaunchKernelExC(config: &LaunchConfig, kernel: usize, arguments: *const *const c_void) =
         launch(kernel, config.grid, config.block, arguments, config.stream);
@@ -209,13 +219,19 @@ export! {
     cudaGetFuncBySymbol(function: Out<'_, usize>, symbol: usize) = remember(put(function, symbol));
     /// Calls a function of the program in the order of a stream. Work takes no time, so this is
     /// immediate.
-    cudaLaunchHostFunc, cuLaunchHostFunc(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
+    cudaLaunchHostFunc, cuLaunchHostFunc(
+        stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void
+    ) = {
         machine().tick();
         remember(submit(stream).map(|_| function(data)))
     };
-    cudaLaunchHostFunc_v2, cuLaunchHostFunc_v2(stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void, _: c_uint) =
-        cudaLaunchHostFunc(stream, function, data);
-    cudaStreamAddCallback, cuStreamAddCallback(stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void, _: c_uint) = {
+    cudaLaunchHostFunc_v2, cuLaunchHostFunc_v2(
+        stream: usize, function: extern "C" fn(*mut c_void), data: *mut c_void, _: c_uint
+    ) = cudaLaunchHostFunc(stream, function, data);
+    cudaStreamAddCallback, cuStreamAddCallback(
+        stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void,
+        _: c_uint
+    ) = {
         machine().tick();
         // No stream captures a callback.
         remember(allow_unsafe().and_then(|()| submit(stream)).map(|_| function(stream, 0, data)))

@@ -93,20 +93,27 @@ pub(crate) fn allocate_on_host(
 
 export! {
     cudaMalloc(address: Out<'_, usize>, size: usize) = request(address, size);
-    cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) = remember(put_address(address, request_managed(size)));
+    cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) =
+        remember(put_address(address, request_managed(size)));
     cudaFree(address: usize) = give_back(address, Call::Free);
     cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = with(|_, state| {
         let (left, all) = state.free_and_total()?;
         put(free, left.0 as usize).and(put(total, all.0 as usize))
     });
-    cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) = remember(request_on_host(address, size));
+    cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) =
+        remember(request_on_host(address, size));
     cudaMallocHost(address: Out<'_, usize>, size: usize) = remember(request_on_host(address, size));
-    cudaFreeHost(address: usize) =
-        remember(if address == 0 { Ok(()) } else { allow_unsafe().and_then(|()| machine().state().host.free(address)) });
+    cudaFreeHost(address: usize) = remember(if address == 0 {
+        Ok(())
+    } else {
+        allow_unsafe().and_then(|()| machine().state().host.free(address))
+    });
     cudaHostRegister(address: usize, size: usize, _: c_uint) =
         remember(allow_unsafe().map(|()| machine().state().host.register(address, size)));
-    cudaHostUnregister(address: usize) = remember(allow_unsafe().and_then(|()| machine().state().host.unregister(address)));
-    cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = with(|_, state| put(device, state.host.device_pointer(host)?));
+    cudaHostUnregister(address: usize) =
+        remember(allow_unsafe().and_then(|()| machine().state().host.unregister(address)));
+    cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) =
+        with(|_, state| put(device, state.host.device_pointer(host)?));
 }
 
 /// Allocates device memory for a program. Zero bytes give a null pointer.
@@ -342,18 +349,23 @@ fn set_bytes(to: usize, value: c_int, size: usize, stream: Option<usize>) -> Res
 }
 
 export! {
-    cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) = remember(copy_and_wait(to, from, size));
-    cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, stream: usize) = remember(queue_copy(to, from, size, Some(stream)));
-    cudaMemcpyPeer(to: usize, _: c_int, from: usize, _: c_int, size: usize) = remember(copy_and_wait(to, from, size));
+    cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) =
+        remember(copy_and_wait(to, from, size));
+    cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, stream: usize) =
+        remember(queue_copy(to, from, size, Some(stream)));
+    cudaMemcpyPeer(to: usize, _: c_int, from: usize, _: c_int, size: usize) =
+        remember(copy_and_wait(to, from, size));
     cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, stream: usize) =
         remember(queue_copy(to, from, size, Some(stream)));
-    cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) = with(|_, state| put_address(address, symbol_address(state, symbol)));
+    cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) =
+        with(|_, state| put_address(address, symbol_address(state, symbol)));
     cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _: usize, _: c_int) = {
         machine().tick();
         remember(allow_synchronous())
     };
     cudaMemset(to: usize, value: c_int, size: usize) = remember(set_bytes(to, value, size, None));
-    cudaMemsetAsync(to: usize, value: c_int, size: usize, stream: usize) = remember(set_bytes(to, value, size, Some(stream)));
+    cudaMemsetAsync(to: usize, value: c_int, size: usize, stream: usize) =
+        remember(set_bytes(to, value, size, Some(stream)));
 }
 
 /// Addresses for a variable in device code. Its size is unknown, and larger variables do not exist.

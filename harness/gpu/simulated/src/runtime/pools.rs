@@ -25,13 +25,15 @@ export! {
         let pool = machine().state().pools.current(current_device());
         allocate_from(address, size, pool, stream)
     };
-    cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) = allocate_from(address, size, pool, stream);
-    cudaFreeAsync(address: usize, stream: usize) =
-        submit(stream).map_or_else(|refused| remember(Err(refused)), |_| give_back(address, Call::FreeAsync));
+    cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) =
+        allocate_from(address, size, pool, stream);
+    cudaFreeAsync(address: usize, stream: usize) = submit(stream)
+        .map_or_else(|refused| remember(Err(refused)), |_| give_back(address, Call::FreeAsync));
     cudaDeviceGetDefaultMemPool(pool: Out<'_, usize>, index: c_int) =
         remember(device(index).and_then(|_| put(pool, Pools::of_device(index as usize))));
-    cudaDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) =
-        remember(device(index).and_then(|_| put(pool, machine().state().pools.current(index as usize))));
+    cudaDeviceGetMemPool(pool: Out<'_, usize>, index: c_int) = remember(
+        device(index).and_then(|_| put(pool, machine().state().pools.current(index as usize))),
+    );
     cudaDeviceSetMemPool(index: c_int, pool: usize) =
         with(|_, state| device(index).and_then(|_| state.pools.choose(index as usize, pool)));
     /// CUDA 13: the pools of a place, which are supported for devices.
@@ -43,10 +45,14 @@ export! {
         of_place(place, kind, |device| cudaDeviceSetMemPool(device, pool));
     cudaMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
         with(|_, state| put(pool, create(state, properties.ok_or(Code::InvalidValue)?)?));
-    cudaMemPoolDestroy(pool: usize) = remember(allow_unsafe().and_then(|()| machine().state().pools.destroy(pool)));
-    cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) = with(|_, state| attribute_of(state, pool, attribute, value));
-    cudaMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const c_void) = with(|_, state| set_attribute(state, pool, attribute, value));
-    cudaMemPoolSetAccess(pool: usize, _: *const c_void, _: usize) = with(|_, state| state.pools.get(pool).map(drop));
+    cudaMemPoolDestroy(pool: usize) =
+        remember(allow_unsafe().and_then(|()| machine().state().pools.destroy(pool)));
+    cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
+        with(|_, state| attribute_of(state, pool, attribute, value));
+    cudaMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const c_void) =
+        with(|_, state| set_attribute(state, pool, attribute, value));
+    cudaMemPoolSetAccess(pool: usize, _: *const c_void, _: usize) =
+        with(|_, state| state.pools.get(pool).map(drop));
     /// A device can access the pools of all devices that it reaches.
     cudaMemPoolGetAccess(flags: Out<'_, c_int>, pool: usize, _: *const c_void) =
         with(|_, state| state.pools.get(pool).and_then(|_| put(flags, READ_AND_WRITE)));

@@ -70,28 +70,43 @@ fn not_ready(machine: &Machine, state: &mut State) -> Code {
 }
 
 export! {
-    cudaStreamCreateWithPriority, cuStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) =
-        with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
-    cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) = cudaStreamCreateWithPriority(stream, flags, 0);
+    cudaStreamCreateWithPriority, cuStreamCreateWithPriority(
+        stream: Out<'_, usize>, flags: c_uint, priority: c_int
+    ) = with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
+    cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) =
+        cudaStreamCreateWithPriority(stream, flags, 0);
     cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
     cudaStreamDestroy(stream: usize) = with(|_, state| state.streams.destroy(stream));
     cudaStreamQuery, cuStreamQuery(stream: usize) = with(|machine, state| {
         let idle = state.streams.is_idle(stream, current_device(), machine.settings.events)?;
         if idle { Ok(()) } else { Err(not_ready(machine, state)) }
     });
-    cudaStreamSynchronize(stream: usize) = with_settled(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()));
-    cudaDeviceSynchronize() = with_settled(|machine, state| state.streams.wait_for_device(current_device(), machine.now()));
+    cudaStreamSynchronize(stream: usize) = with_settled(|machine, state| {
+        state.streams.wait_for(stream, current_device(), machine.now())
+    });
+    cudaDeviceSynchronize() = with_settled(|machine, state| {
+        state.streams.wait_for_device(current_device(), machine.now())
+    });
     cudaStreamWaitEvent(stream: usize, event: usize, flags: c_uint) =
         remember(machine().state().streams.wait_in_stream(stream, current_device(), event, flags));
     cudaStreamGetPriority, cuStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
         with(|_, state| put(priority, state.streams.stream(stream, current_device())?.priority));
     cudaStreamGetFlags, cuStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) =
         with(|_, state| put(flags, state.streams.stream(stream, current_device())?.flags));
-    cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) = with(|_, state| put(event, state.streams.create_event()));
+    cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) =
+        with(|_, state| put(event, state.streams.create_event()));
     cudaEventCreate(event: Out<'_, usize>) = cudaEventCreateWithFlags(event, 0);
     cudaEventRecord(event: usize, stream: usize) = cudaEventRecordWithFlags(event, stream, 0);
     cudaEventRecordWithFlags, cuEventRecordWithFlags(event: usize, stream: usize, flags: c_uint) =
-        with(|machine, state| state.streams.record(event, stream, current_device(), flags, (machine.tick(), machine.late_by())));
+        with(|machine, state| {
+            state.streams.record(
+                event,
+                stream,
+                current_device(),
+                flags,
+                (machine.tick(), machine.late_by()),
+            )
+        });
     /// Potentially unsafe during a capture, also for events outside of it.
     cudaEventQuery(event: usize) = with(|machine, state| {
         state.streams.allow_event(event)?;
@@ -99,14 +114,21 @@ export! {
         let answer = state.streams.query(event, machine.settings.events, machine.now());
         answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })
     });
-    cudaEventSynchronize(event: usize) = with_settled(|_, state| state.streams.wait_for_event(event));
+    cudaEventSynchronize(event: usize) =
+        with_settled(|_, state| state.streams.wait_for_event(event));
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
     /// Returns a model: [`WORK`] per piece of work between the events, plus injected latencies.
     /// Never zero, because programs divide by it.
-    cudaEventElapsedTime, cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = with(|_, state| {
+    cudaEventElapsedTime, cudaEventElapsedTime_v2(
+        milliseconds: Out<'_, c_float>, start: usize, end: usize
+    ) = with(|_, state| {
         let (start, early) = state.streams.recorded_at(start)?.ok_or(Code::InvalidHandle)?;
         let (end, late) = state.streams.recorded_at(end)?.ok_or(Code::InvalidHandle)?;
-        put(milliseconds, end.saturating_sub(start).max(1) as c_float * WORK + late.saturating_sub(early).0 as c_float / 1e6)
+        put(
+            milliseconds,
+            end.saturating_sub(start).max(1) as c_float * WORK
+                + late.saturating_sub(early).0 as c_float / 1e6,
+        )
     });
 }
 

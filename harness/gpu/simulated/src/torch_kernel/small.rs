@@ -820,7 +820,8 @@ impl Run<'_> {
         false
     }
 
-    /// Computes and stores the results of the GPU's kernel. The elements of lists are in their place.
+    /// Computes and stores the results of the GPU's kernel. The elements of lists are in their
+    /// place.
     fn finish(mut self, results: &[Value], is_computed: bool) {
         let (known, operation) = (self.known, self.operation);
         let is_new = |value: &Value| {

@@ -3,13 +3,13 @@
 //!
 //! It models `BFCAllocator` (`third_party/xla/xla/tsl/framework/bfc_allocator.h` in
 //! <https://github.com/tensorflow/tensorflow>). Its decisions on one stream equal those recorded
-//! from TensorFlow 2.21. <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth> documents
-//! the options of the GPU process.
+//! from TensorFlow 2.21. <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth>
+//! documents the options of the GPU process.
 //!
 //! * Sizes are multiples of 256 B. TensorFlow sorts free chunks into 21 bins by size, bin i from
-//!   256 B · 2^i, each ordered by size, then address. A search starts at the bin of the request and
-//!   goes upward. It finds the smallest chunk that fits, at the lowest address. One ordered index
-//!   gives the same result here.
+//!   256 B · 2^i, each ordered by size, then address. A search starts at the bin of the request
+//!   and goes upward. It finds the smallest chunk that fits, at the lowest address. One ordered
+//!   index gives the same result here.
 //! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted.
 //!   Otherwise the whole chunk is allocated.
 //! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until

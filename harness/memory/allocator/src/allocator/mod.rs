@@ -23,7 +23,11 @@ pub mod wrapper;
 /// memory limit.
 macro_rules! answered_by {
     ($($table:ident).+) => {
-        fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
+        fn set_memory_fraction(
+            &mut self,
+            device: &dyn Device,
+            fraction: $crate::allocator::MemoryFraction,
+        ) {
             self.$($table).+.limit = fraction.limit(device.info().total);
         }
 
@@ -39,7 +43,10 @@ macro_rules! answered_by {
             self.$($table).+.snapshot()
         }
 
-        fn segment_at(&self, address: $crate::device::DevicePtr) -> Option<$crate::stats::SegmentInfo> {
+        fn segment_at(
+            &self,
+            address: $crate::device::DevicePtr,
+        ) -> Option<$crate::stats::SegmentInfo> {
             self.$($table).+.segment_at(address)
         }
     };
@@ -322,7 +329,8 @@ impl MemoryFraction {
         (self.0 < 1.0).then(|| self.of(total))
     }
 
-    /// floor(fraction · total), computed as in PyTorch: the product in double precision, truncated.
+    /// floor(fraction · total), computed as in PyTorch: the product in double precision,
+    /// truncated.
     pub fn of(self, total: Bytes) -> Bytes {
         Bytes((self.0 * total.0 as f64) as u64)
     }

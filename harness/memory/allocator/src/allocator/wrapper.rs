@@ -25,7 +25,9 @@ wrapper! {
         fn segment_at(address: DevicePtr) -> Option<SegmentInfo>;
         fn driver_pool() -> Option<PoolId>;
     &mut self:
-        fn allocate(device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
+        fn allocate(
+            device: &mut dyn Device, request: Request
+        ) -> Result<Allocation, AllocatorError>;
         fn free(device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
         fn record_stream(allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
         fn release_stream(device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;

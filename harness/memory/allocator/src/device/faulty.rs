@@ -161,7 +161,10 @@ impl<D: TestDevice> Faulty<D> {
 
 /// Methods that only count a call, with its size and stream, before the device makes it.
 macro_rules! counted {
-    ($($method:ident($($name:ident: $type:ty),*) -> $output:ty = $call:ident($size:expr, $stream:expr) $(on $part:ident)?;)*) => {$(
+    ($(
+        $method:ident($($name:ident: $type:ty),*) -> $output:ty =
+            $call:ident($size:expr, $stream:expr) $(on $part:ident)?;
+    )*) => {$(
         fn $method(&mut self, $($name: $type),*) -> Result<$output, DeviceError> {
             self.call_of(Call { call: DeviceCall::$call, size: $size, stream: $stream })?;
             self.inner$(.$part()?)?.$method($($name),*)
@@ -268,30 +271,26 @@ impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner.mapped().is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        self.inner.mapped().is_some().then_some(self as _)
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner.pooled().is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        self.inner.pooled().is_some().then_some(self as _)
     }
 }
 
 impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
     counted! {
         create_timed_event() -> EventId = CreateEvent(None, None);
-        fill(stream: StreamId, range: MemoryRange, tag: Tag) -> () = LaunchKernel(None, Some(stream));
-        verify_later(stream: StreamId, range: MemoryRange, tag: Tag) -> () = LaunchKernel(None, Some(stream));
+        fill(stream: StreamId, range: MemoryRange, tag: Tag) -> () =
+            LaunchKernel(None, Some(stream));
+        verify_later(stream: StreamId, range: MemoryRange, tag: Tag) -> () =
+            LaunchKernel(None, Some(stream));
         busy(stream: StreamId, duration: Nanos) -> () = LaunchKernel(None, Some(stream));
-        copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> () = CopyToHost(None, Some(stream));
-        copy_to_device(stream: StreamId, from: HostId, to: MemoryRange) -> () = CopyToDevice(None, Some(stream));
+        copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> () =
+            CopyToHost(None, Some(stream));
+        copy_to_device(stream: StreamId, from: HostId, to: MemoryRange) -> () =
+            CopyToDevice(None, Some(stream));
     }
 
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
@@ -408,8 +407,10 @@ impl<D: TestDevice> MappedDevice for Faulty<D> {
 impl<D: TestDevice> PooledDevice for Faulty<D> {
     counted! {
         create_pool(release_threshold: Bytes) -> PoolId = CreatePool(None, None) on required_pooled;
-        malloc_async(pool: PoolId, size: Bytes, stream: StreamId) -> DevicePtr = MallocAsync(Some(size), Some(stream)) on required_pooled;
-        free_async(ptr: DevicePtr, stream: StreamId) -> () = FreeAsync(None, Some(stream)) on required_pooled;
+        malloc_async(pool: PoolId, size: Bytes, stream: StreamId) -> DevicePtr =
+            MallocAsync(Some(size), Some(stream)) on required_pooled;
+        free_async(ptr: DevicePtr, stream: StreamId) -> () =
+            FreeAsync(None, Some(stream)) on required_pooled;
         trim_pool(pool: PoolId, keep: Bytes) -> () = TrimPool(None, None) on required_pooled;
         pool_reserved(pool: PoolId) -> Bytes = PoolAttribute(None, None) on required_pooled;
         pool_memory(pool: PoolId) -> PoolMemory = PoolAttribute(None, None) on required_pooled;

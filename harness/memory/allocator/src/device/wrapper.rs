@@ -27,10 +27,9 @@
 //!     }
 //! }
 //!
-//! let mut device = Counting { inner: SimDevice::new(SimConfig::default()), requested: Bytes::ZERO };
-//! let ptr = device.malloc(Bytes::mib(2))?;
-//! device.free(ptr)?;
-//! assert_eq!(device.requested, Bytes::mib(2));
+//! let mut device = Counting { inner: SimDevice::new(SimConfig::default()), requested: Bytes::ZERO
+//! }; let ptr = device.malloc(Bytes::mib(2))?; device.free(ptr)?; assert_eq!(device.requested,
+//! Bytes::mib(2));
 //! # Ok::<(), DeviceError>(())
 //! ```
 //!
@@ -100,7 +99,9 @@ wrapper! {
         fn host_alloc(size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError>;
         fn host_free(host: HostId) -> Result<(), DeviceError>;
         fn copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError>;
-        fn copy_to_device(stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError>;
+        fn copy_to_device(
+            stream: StreamId, from: HostId, to: MemoryRange
+        ) -> Result<(), DeviceError>;
 }
 
 impl<D: Device + ?Sized> DeviceWrapper for Box<D> {

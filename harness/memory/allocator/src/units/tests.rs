@@ -8,7 +8,8 @@ fn only_binary_units_are_accepted() {
     assert_eq!(Bytes::parse("16777215.5KiB"), Ok(Bytes(17_179_868_672)));
     assert_eq!(Bytes::parse("18446744073709551615B"), Ok(Bytes(u64::MAX)));
     assert!(
-        matches!(Bytes::parse("600MB"), Err(ParseBytesError::DecimalUnit { suggestion, .. }) if suggestion == "600MiB")
+        matches!(Bytes::parse("600MB"), Err(ParseBytesError::DecimalUnit { suggestion, .. })
+            if suggestion == "600MiB")
     );
     assert!(matches!(
         Bytes::parse("-1"),

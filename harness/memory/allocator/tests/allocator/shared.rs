@@ -166,7 +166,9 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn with_one_thread_every_figure_equals_that_of_the_plain_allocator(config in configs(), ops in operations()) {
+    fn with_one_thread_every_figure_equals_that_of_the_plain_allocator(
+        config in configs(), ops in operations()
+    ) {
         let mut pair = Pair::new(&config, Bytes::mib(128));
         ops.iter().try_for_each(|op| pair.apply(op))?;
     }

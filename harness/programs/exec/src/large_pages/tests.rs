@@ -56,7 +56,8 @@ fn a_moved_mapping_keeps_its_bytes_and_is_anonymous() {
     move_to_large_pages(&part).unwrap();
     assert_eq!(parts(), []);
     assert!(
-        // SAFETY: the memory mapped above; part of it now lies on other pages at the same addresses.
+        // SAFETY: the memory mapped above; part of it now lies on other pages at the same
+        // addresses.
         unsafe { std::slice::from_raw_parts(start.cast::<u8>().cast_const(), bytes.len()) }
             == bytes
     );

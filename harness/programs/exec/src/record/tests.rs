@@ -9,8 +9,9 @@ use super::*;
 
 fn torch(ended_out_of_memory: bool, rank: Option<&str>) -> String {
     let stats = json!({"0": {"num_ooms": 2, "num_alloc_retries": 3}, "1": {"num_ooms": 1}});
-    json!({"version": "2.11.0", "rank": rank, "ended_out_of_memory": ended_out_of_memory, "memory_stats": stats, "problem": null})
-        .to_string()
+    json!({"version": "2.11.0", "rank": rank, "ended_out_of_memory": ended_out_of_memory,
+        "memory_stats": stats, "problem": null})
+    .to_string()
 }
 
 #[test]
@@ -65,8 +66,9 @@ fn the_files_of_processes_form_a_record_and_truncated_ones_are_ignored() {
 fn a_killed_process_has_the_statistics_in_its_allocators_memory_and_those_before_resets() {
     let run = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &[u8]| fs::write(run.path().join(name), text).unwrap();
-    let early = json!({"version": "2.11.0", "rank": null, "ended_out_of_memory": false, "memory_stats": {}, "problem": null,
-        "statistics": "at_least", "resets": 2, "earlier": {"0": {"allocated_bytes.all.peak": 5 << 20, "num_ooms": 1}}});
+    let early = json!({"version": "2.11.0", "rank": null, "ended_out_of_memory": false,
+        "memory_stats": {}, "problem": null, "statistics": "at_least", "resets": 2,
+        "earlier": {"0": {"allocated_bytes.all.peak": 5 << 20, "num_ooms": 1}}});
     for pid in [9, 10] {
         write(&format!("torch-{pid}.json"), early.to_string().as_bytes());
     }

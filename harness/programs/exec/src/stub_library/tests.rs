@@ -55,10 +55,24 @@ proptest! {
         absent in "[A-Z]{1,12}",
     ) {
         let nodes = ["libx.so.1", "OTHER"];
-        let symbols: Vec<Symbol> = names.iter().zip(&kinds).map(|(name, (is_function, node))| {
-            symbol(name, nodes.get(*node).copied(), if *is_function { Kind::Function } else { Kind::Variable })
-        }).collect();
-        let library = StubLibrary { soname: "libx.so.1", nodes: nodes.to_vec(), symbols: symbols.iter().collect(), core: "libcore.so" }.bytes();
+        let symbols: Vec<Symbol> = names
+            .iter()
+            .zip(&kinds)
+            .map(|(name, (is_function, node))| {
+                symbol(
+                    name,
+                    nodes.get(*node).copied(),
+                    if *is_function { Kind::Function } else { Kind::Variable },
+                )
+            })
+            .collect();
+        let library = StubLibrary {
+            soname: "libx.so.1",
+            nodes: nodes.to_vec(),
+            symbols: symbols.iter().collect(),
+            core: "libcore.so",
+        }
+        .bytes();
         for Symbol { name, node, kind } in &symbols {
             let kind = if *kind == Kind::Function { elf::STT_FUNC } else { elf::STT_OBJECT };
             prop_assert_eq!(found(&library, name), Some((kind, node.clone())));

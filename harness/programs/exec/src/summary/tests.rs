@@ -10,7 +10,8 @@ use crate::record::{FailedCalls, SlowCalls};
 use crate::torch_record::{AdaptedEngine, TorchRecord};
 
 fn process(pid: u32, rank: Option<&str>) -> Process {
-    let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1, "num_alloc_retries": 1}});
+    let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "num_ooms": 1,
+        "num_alloc_retries": 1}});
     Process {
         refusal: None,
         pid,
@@ -192,7 +193,8 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         name: "JAX".to_owned(),
         allocator: "XLA's BFC allocator".to_owned(),
     });
-    let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30, "reserved_bytes.all.peak": 6_u64 << 30}});
+    let stats = json!({"0": {"allocated_bytes.all.peak": 5_u64 << 30,
+        "reserved_bytes.all.peak": 6_u64 << 30}});
     torch.memory_stats = serde_json::from_value(stats).unwrap();
     assert_eq!(
         of_torch(&process),
@@ -494,7 +496,8 @@ fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
     let shown = text(refused.clone());
     assert!(
         shown.contains(&format!(
-            "{called}: cuDeviceGetLuid was the first call that failed, with error 801 in `python3.11`"
+            "{called}: cuDeviceGetLuid was the first call that failed, with error 801 in \
+             `python3.11`"
         )),
         "{shown}"
     );

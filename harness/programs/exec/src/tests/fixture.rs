@@ -22,9 +22,11 @@ const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [
 ];
 const VARIABLE: &str = "nvshmem_selected_device_transport";
 const SOURCE: &str = "
-extern int cudaMalloc(void **, unsigned long), cudaFictional(void), nvshmem_init(void) __attribute__((weak)), ncclFictional(void), cuFictional(void);
+extern int cudaMalloc(void **, unsigned long), cudaFictional(void), ncclFictional(void);
+extern int nvshmem_init(void) __attribute__((weak)), cuFictional(void);
 extern int nvshmem_selected_device_transport, customer;
-int (*used[])(void) = {(int (*)(void))cudaMalloc, cudaFictional, nvshmem_init, ncclFictional, cuFictional};
+int (*used[])(void) = {(int (*)(void))cudaMalloc, cudaFictional, nvshmem_init, ncclFictional,
+    cuFictional};
 int *variable[] = {&nvshmem_selected_device_transport, &customer};
 ";
 

@@ -71,8 +71,11 @@ impl TempEnvironment {
 /// The answer of an interpreter that has torch.
 fn answer(torch: &Path) -> Value {
     json!({
-        "python": "/usr/bin/python3", "is_64_bit": true, "machine": "x86_64", "has_special_rights": false, "libc": "glibc 2.36", "packages": ["/usr/lib/site-packages"],
-        "torch": { "folder": torch, "version": "2.11.0+cu130", "cuda": "13.0", "hip": null, "requires": [] },
+        "python": "/usr/bin/python3", "is_64_bit": true, "machine": "x86_64",
+        "has_special_rights": false, "libc": "glibc 2.36", "packages": ["/usr/lib/site-packages"],
+        "torch": {
+            "folder": torch, "version": "2.11.0+cu130", "cuda": "13.0", "hip": null, "requires": []
+        },
     })
 }
 

@@ -73,6 +73,9 @@ impl RankData {
         let pools = names(lives.segments.iter().map(|life| life.pool));
         let base = base_address(&lives);
         let config = snapshot.config().unwrap_or_default();
+        let notes = explanation.notes.iter().cloned();
+        let notes = notes.chain(contradictions(&lives));
+        let first_time = events.first().and_then(|event| event.time_us);
         Self(json!({
             "name": name.into(),
             "device": device,
@@ -88,7 +91,7 @@ impl RankData {
             "is_oom": explanation.moment.at == MomentKind::Oom,
             "simulated_times": explanation.has_simulated_times(),
             "settings": explanation.conf,
-            "notes": explanation.notes.iter().cloned().chain(contradictions(&lives)).collect::<Vec<_>>(),
+            "notes": notes.collect::<Vec<_>>(),
             "events": lives.events,
             "times": times.map(encode),
             "peak_moment": peak_moment,
@@ -107,7 +110,7 @@ impl RankData {
             "blocks": blocks(&lives.blocks, base, &streams, &stacks.of_blocks),
             "segments": segments(&lives.segments, base, &streams, &pools),
             "ooms": ooms_of(events, &streams, &stacks),
-            "phases": phases_of(snapshot, device, events.first().and_then(|event| event.time_us).unwrap_or_default()),
+            "phases": phases_of(snapshot, device, first_time.unwrap_or_default()),
         }))
     }
 }
@@ -127,7 +130,8 @@ fn cause(found: &CauseBytes) -> Value {
 fn wait(wait: &Wait) -> Option<Value> {
     let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
     Some(
-        json!({ "site": wait.site, "size": wait.size, "freed": freed, "end": wait.completed_at? as usize + 1 }),
+        json!({ "site": wait.site, "size": wait.size, "freed": freed,
+            "end": wait.completed_at? as usize + 1 }),
     )
 }
 
@@ -351,7 +355,8 @@ fn times_of(events: &[Event]) -> Option<Vec<u64>> {
 fn ooms_of(events: &[Event], streams: &[u64], stacks: &StackTable) -> Vec<Value> {
     let oom = |((index, event), stack): ((usize, &Event), &usize)| {
         let stream = position(streams, &event.stream);
-        json!({ "moment": index + 1, "size": event.size, "device_free": event.address, "stream": stream, "stack": stack })
+        json!({ "moment": index + 1, "size": event.size, "device_free": event.address,
+            "stream": stream, "stack": stack })
     };
     refused(events).zip(&stacks.of_refused).map(oom).collect()
 }

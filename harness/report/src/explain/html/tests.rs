@@ -191,14 +191,24 @@ proptest! {
     /// Random programs on four segments of four slots that lose their first events have the figures
     /// of a plain count.
     #[test]
-    fn every_moment_has_the_figures_of_a_plain_count(steps in prop::collection::vec((0..4_u64, 0..4_u64), 0..200), lost in 0..100_usize) {
+    fn every_moment_has_the_figures_of_a_plain_count(
+        steps in prop::collection::vec((0..4_u64, 0..4_u64), 0..200), lost in 0..100_usize
+    ) {
         let mut held: BTreeMap<u64, [BlockState; 4]> = BTreeMap::new();
         let (mut events, mut expected) = (Vec::new(), vec![figures(0, 0, 0)]);
         for (place, slot) in steps {
             let (start, address) = (place << 22, (place << 22) + slot * 1024);
             let action = match held.get_mut(&start) {
-                None => { held.insert(start, [BlockState::Inactive; 4]); Action::SegmentAlloc }
-                Some(slots) if slot == 0 && slots.iter().all(|state| *state == BlockState::Inactive) => { held.remove(&start); Action::SegmentFree }
+                None => {
+                    held.insert(start, [BlockState::Inactive; 4]);
+                    Action::SegmentAlloc
+                }
+                Some(slots)
+                    if slot == 0 && slots.iter().all(|state| *state == BlockState::Inactive) =>
+                {
+                    held.remove(&start);
+                    Action::SegmentFree
+                }
                 Some(slots) => {
                     let (next, action) = match slots[slot as usize] {
                         BlockState::Inactive => (BlockState::Allocated, Action::Alloc),
@@ -210,19 +220,41 @@ proptest! {
                 }
             };
             let is_segment = matches!(action, Action::SegmentAlloc | Action::SegmentFree);
-            events.push(if is_segment { event(action, start, 2 << 20) } else { event(action, address, 1024) });
-            let count = |state| 1024 * held.values().flatten().filter(|slot| **slot == state).count() as u64;
-            expected.push(figures(count(BlockState::Allocated), count(BlockState::PendingFree), (2 << 20) * held.len() as u64));
+            events.push(if is_segment {
+                event(action, start, 2 << 20)
+            } else {
+                event(action, address, 1024)
+            });
+            let count = |state| {
+                1024 * held.values().flatten().filter(|slot| **slot == state).count() as u64
+            };
+            expected.push(figures(
+                count(BlockState::Allocated),
+                count(BlockState::PendingFree),
+                (2 << 20) * held.len() as u64,
+            ));
         }
         let lost = lost.min(events.len());
-        let blocks = |start: u64, slots: &[BlockState; 4]| (0..4).map(|slot| block(start + 1024 * slot, 1024, slots[slot as usize])).collect();
-        let segments = held.iter().map(|(&start, slots)| segment(start, 2 << 20, false, blocks(start, slots))).collect();
+        let blocks = |start: u64, slots: &[BlockState; 4]| {
+            (0..4).map(|slot| block(start + 1024 * slot, 1024, slots[slot as usize])).collect()
+        };
+        let segments = held
+            .iter()
+            .map(|(&start, slots)| segment(start, 2 << 20, false, blocks(start, slots)))
+            .collect();
         let lifetimes = Lifetimes::of(&snapshot(segments, events.split_off(lost)), 0);
-        let seen: Vec<Figures> = (0..=lifetimes.events).map(|moment| lifetimes.at(moment)).collect();
+        let seen: Vec<Figures> =
+            (0..=lifetimes.events).map(|moment| lifetimes.at(moment)).collect();
         prop_assert_eq!(&seen, &expected[lost..]);
         prop_assert_eq!(lifetimes.contradictions, Contradictions::default());
-        prop_assert_eq!(lifetimes.peak_allocated().1, seen.iter().map(|at| at.allocated).max().unwrap());
-        prop_assert_eq!(lifetimes.peak_reserved().1, seen.iter().map(|at| at.reserved).max().unwrap());
+        prop_assert_eq!(
+            lifetimes.peak_allocated().1,
+            seen.iter().map(|at| at.allocated).max().unwrap()
+        );
+        prop_assert_eq!(
+            lifetimes.peak_reserved().1,
+            seen.iter().map(|at| at.reserved).max().unwrap()
+        );
     }
 }
 

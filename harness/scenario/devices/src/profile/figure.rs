@@ -5,8 +5,8 @@ use std::{fmt, marker::PhantomData};
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5,
-/// fit_error: { … } }`.
+/// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread:
+/// 12.5, fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, bound = "U: UnitText")]
 pub struct Measured<U> {

@@ -83,9 +83,22 @@ proptest! {
         spread in any::<f64>(),
         median in 0.0..1e6,
     ) {
-        let figure = Measured::new(value, value, Spread::of(spread), FitError { median: Share::of(median), worst: Share::of(spread) });
-        let profile = Profile { device, driver, figures: Figures { malloc: figure, ..figures() }, ..profile() };
-        prop_assert_eq!(parse::<Profile>(&profile.to_yaml(), Path::new("p.yaml")).unwrap(), profile);
+        let figure = Measured::new(
+            value,
+            value,
+            Spread::of(spread),
+            FitError { median: Share::of(median), worst: Share::of(spread) },
+        );
+        let profile = Profile {
+            device,
+            driver,
+            figures: Figures { malloc: figure, ..figures() },
+            ..profile()
+        };
+        prop_assert_eq!(
+            parse::<Profile>(&profile.to_yaml(), Path::new("p.yaml")).unwrap(),
+            profile
+        );
     }
 }
 

@@ -3,12 +3,12 @@
 //! its own type, a [`Quantity`].
 //!
 //! ```text
-//! EXPECTATION = SUM ( == | != | < | <= | > | >= ) SUM ( +- TOLERANCE )?
-//! SUM         = PRODUCT ( ( + | - ) PRODUCT )*
-//! PRODUCT     = VALUE ( ( * | / ) VALUE )*
-//! VALUE       = name | number | percentage | size | duration          reserved.peak, 1.1, 20%, 400MiB, 5ms
+//! EXPECTATION = SUM ( == | != | < | <= | > | >= ) SUM ( +- TOLERANCE )? SUM         = PRODUCT ( (
+//! + | - ) PRODUCT )* PRODUCT     = VALUE ( ( * | / ) VALUE )* VALUE       = name | number |
+//! percentage | size | duration          reserved.peak, 1.1, 20%, 400MiB, 5ms
 //!             | ( SUM ) | min( SUM, … ) | max( SUM, … ) | function( name )
-//! TOLERANCE   = percentage | number | size | duration                 a percentage is of the right side
+//! TOLERANCE   = percentage | number | size | duration                 a percentage is of the right
+//! side
 //! ```
 
 mod parse;

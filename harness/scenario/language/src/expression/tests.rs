@@ -265,7 +265,10 @@ fn values_are_told_in_their_unit() {
 
 proptest::proptest! {
     #[test]
-    fn a_sum_of_literals_is_their_sum(first in 0_u64..1 << 40, rest in proptest::collection::vec((proptest::bool::ANY, 0_u64..1 << 40), 0..20)) {
+    fn a_sum_of_literals_is_their_sum(
+        first in 0_u64..1 << 40,
+        rest in proptest::collection::vec((proptest::bool::ANY, 0_u64..1 << 40), 0..20),
+    ) {
         let mut text = format!("num_ooms + {first}");
         let mut expected = 1 + i128::from(first);
         for (minus, number) in rest {

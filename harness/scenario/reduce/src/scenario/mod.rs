@@ -74,7 +74,11 @@ pub struct Reduced {
 pub enum ReduceError {
     #[error(transparent)]
     Invalid(#[from] FileError),
-    #[error("{}: {} on the simulated device, so there is nothing to reduce", .path.display(), passes_with(.arms, *.goal))]
+    #[error(
+        "{}: {} on the simulated device, so there is nothing to reduce",
+        .path.display(),
+        passes_with(.arms, *.goal),
+    )]
     Passes {
         path: PathBuf,
         arms: Vec<String>,
@@ -95,7 +99,10 @@ pub enum ReduceError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A bug in this program.
-    #[error("{}: the reduced scenario does not end as it declares; please report this", .path.display())]
+    #[error(
+        "{}: the reduced scenario does not end as it declares; please report this",
+        .path.display(),
+    )]
     NotConfirmed { path: PathBuf },
 }
 

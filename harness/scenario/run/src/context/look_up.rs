@@ -92,7 +92,8 @@ impl RunContext {
             .ok_or_else(|| LookUpError::Unknown(metric.to_string()))
     }
 
-    /// Remembers the values that the `growth(…)` metrics of an expectation compare with next time.
+    /// Remembers the values that the `growth(…)` metrics of an expectation compare with next
+    /// time.
     pub(crate) fn remember<'m>(
         &mut self,
         metrics: impl Iterator<Item = &'m Metric>,

@@ -68,12 +68,15 @@ impl Rig {
         self.control.calls(Call::Allocate);
         let (program, device) = self.program_on_device();
         let whole = program.allocator.largest_request(device, free);
+        // Another process may take memory in the meantime.
+        let is_less = |cause: &OomCause| match cause {
+            OomCause::Device { free: left } => *left < free,
+            OomCause::Fraction { .. } => false,
+        };
         match program.allocator.allocate(device, Request::new(whole)) {
             Ok(allocation) => program.allocator.free(device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
-            // Another process has taken memory in the meantime.
-            Err(AllocatorError::OutOfMemory(oom)) if matches!(oom.cause, OomCause::Device { free: left } if left < free) =>
-                {}
+            Err(AllocatorError::OutOfMemory(oom)) if is_less(&oom.cause) => {}
             Err(error) => {
                 let expected = format!("all free memory, {whole}, in one allocation");
                 return self.violated(

@@ -53,7 +53,8 @@ pub use self::{
     private_pools::PoolRefused, program::ProgramId,
 };
 use self::{
-    checking::Checking, curve::Curve, names::Names, program::Program, streams::Queued, times::Times,
+    audit::AuditResult, checking::Checking, curve::Curve, names::Names, program::Program,
+    streams::Queued, times::Times,
 };
 use crate::control::{Call, Control};
 use crate::timeline::Tracer;
@@ -406,7 +407,7 @@ impl Rig {
     /// neither.
     fn check(
         &mut self,
-        check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
+        check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> AuditResult,
     ) -> Result<(), Stop> {
         if self.is_timed() || self.running_programs > 0 {
             return Ok(());

@@ -50,7 +50,8 @@ pub struct Plan {
     pub audit: bool,
     /// Stops after the first failed run.
     pub fail_fast: bool,
-    /// How the user started this program, for the reproduce command: `harness`, or `cargo run --release --`.
+    /// How the user started this program, for the reproduce command: `harness`, or `cargo run
+    /// --release --`.
     pub program: String,
 }
 

@@ -222,7 +222,9 @@ fn freeing_twice_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let (free, leaks) = (free_bytes(device)?, device.leaks());
     let error = device.free(freed);
     assert!(
-        matches!(error, Err(DeviceError::DoubleFree { ptr, .. } | DeviceError::InvalidFree { ptr, .. }) if ptr == freed),
+        matches!(error,
+            Err(DeviceError::DoubleFree { ptr, .. } | DeviceError::InvalidFree { ptr, .. })
+            if ptr == freed),
         "{error:?}"
     );
     assert_eq!(

@@ -244,7 +244,8 @@ fn more_host_memory_than_there_is_names_the_call_that_failed(
 ) -> Outcome {
     for size in [Bytes::ZERO, Bytes(u64::MAX)] {
         let refused = device.host_alloc(size, memory);
-        let names_it = matches!(&refused, Err(DeviceError::HostMemory { call, requested, .. }) if *call == memory.call() && *requested == size);
+        let names_it = matches!(&refused, Err(DeviceError::HostMemory { call, requested, .. })
+            if *call == memory.call() && *requested == size);
         assert!(names_it, "{size}: {refused:?}");
     }
     assert!(device.leaks().is_empty());

@@ -88,7 +88,8 @@ fn a_broken_structure_is_found_at_the_next_check() {
 #[test]
 fn contents_that_are_lost_are_found_before_the_buffer_is_freed() {
     let at_the_end = failed_at(&run(Lie::LosesContents, "", false));
-    assert!(at_the_end.is_some_and(|(step, invariant)| step > 14 && invariant == Invariant::ContentsAreIntact), "{at_the_end:?}");
+    assert!(at_the_end.is_some_and(|(step, invariant)| step > 14
+        && invariant == Invariant::ContentsAreIntact), "{at_the_end:?}");
     assert_eq!(
         failed_at(&run(
             Lie::LosesContents,

@@ -287,7 +287,8 @@ fn steps_meanwhile_are_done_one_after_each_operation_and_the_rest_at_the_end() {
 #[test]
 fn external_memory_that_grows_while_a_training_runs_makes_its_batch_smaller() {
     let run = passes(
-        "  - train: { id: t, parameters: 2MiB, activations_per_sample: 1MiB, batch: 32, iterations: 6, on_oom: { halve_batch: { retries: 3, empty_cache: true } } }
+        "  - train: { id: t, parameters: 2MiB, activations_per_sample: 1MiB, batch: 32,
+        iterations: 6, on_oom: { halve_batch: { retries: 3, empty_cache: true } } }
     meanwhile:
       - external_memory: 10MiB
       - external_memory: 30MiB
@@ -481,7 +482,8 @@ fn an_expectation_between_allocators_may_be_known_to_fail_too() {
         .map(|run| run.verdict)
         .collect::<Vec<_>>();
     assert!(
-        matches!(&verdicts[..], [Verdict::Passed, Verdict::FailedAsExpected { first, .. }] if first.rule == Rule::BetweenArms),
+        matches!(&verdicts[..], [Verdict::Passed, Verdict::FailedAsExpected { first, .. }]
+            if first.rule == Rule::BetweenArms),
         "{verdicts:?}"
     );
     assert_eq!(

@@ -116,7 +116,8 @@ fn a_cache_filled_during_the_warm_up_is_no_leak() {
     steps:
       - alloc: { buffer: batch, size: 2MiB * i }
       - free: batch
-  - train: { id: release_gradient, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: [8, 3, 5], iterations: 13, leak_check: {} }",
+  - train: { id: release_gradient, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB,
+        batch: [8, 3, 5], iterations: 13, leak_check: {} }",
     );
     let notes: Vec<&String> = run
         .steps
@@ -165,7 +166,8 @@ fn a_comparison_lists_what_has_grown_since_a_measure() {
   - free: weights
   - compare: { since: warm, id: since_warm }
   - compare: { since: start, id: in_all }
-  - expect: [ nothing.grown_sites == 0, since_warm.grown_sites == 2, since_warm.grown_bytes == 13MiB, in_all.grown_bytes == allocated ]",
+  - expect: [ nothing.grown_sites == 0, since_warm.grown_sites == 2,
+        since_warm.grown_bytes == 13MiB, in_all.grown_bytes == allocated ]",
     );
     let table = &run
         .steps

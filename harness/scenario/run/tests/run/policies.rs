@@ -241,7 +241,8 @@ fn what_was_given_back_and_lost_is_told() {
     steps:
       - alloc: { buffer: \"p[i]\", size: 16MiB, stream: side }
   - free: p
-  - train: { id: t, parameters: 2MiB, layers: 1, activations_per_sample: 20MiB, batch: 4, iterations: 1, on_oom: { halve_batch: { retries: 2, empty_cache: true } } }
+  - train: { id: t, parameters: 2MiB, layers: 1, activations_per_sample: 20MiB, batch: 4,
+        iterations: 1, on_oom: { halve_batch: { retries: 2, empty_cache: true } } }
   - expect: [ t.retry_time > 0, t.effective_batch == 1, t.final_batch == 1 ]",
     );
     let recovery = recovery(&run);
@@ -263,7 +264,8 @@ fn what_was_given_back_and_lost_is_told() {
 /// In 64 MiB, a batch of 32 with 2 MiB per sample does not fit.
 fn saved_by(policies: &str) -> Recovery {
     let steps = format!(
-        "  - train: {{ id: t, parameters: 1MiB, layers: 16, activations_per_sample: 2MiB, batch: 32, iterations: 3, on_oom: {policies} }}
+        "  - train: {{ id: t, parameters: 1MiB, layers: 16, activations_per_sample: 2MiB, batch: 32,
+        iterations: 3, on_oom: {policies} }}
   - expect: [ t.iterations == 3, t.retained_after_oom == 0, t.retries_without_progress == 0 ]"
     );
     recovery(&passes(&steps)).clone()

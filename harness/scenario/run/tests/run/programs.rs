@@ -238,7 +238,8 @@ fn the_end_of_a_run_is_checked_for_every_program() {
         }
         let found = findings(rig.finish());
         assert!(
-            matches!(found.as_slice(), [(Invariant::EverythingGoesBack, expected)] if expected.contains(&format!("program {}", keeper + 1)))
+            matches!(found.as_slice(), [(Invariant::EverythingGoesBack, expected)]
+                if expected.contains(&format!("program {}", keeper + 1)))
         );
         rig.close(Vec::new(), Vec::new()).unwrap();
     }

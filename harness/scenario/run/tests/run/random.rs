@@ -18,11 +18,13 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => Just(Bytes(MEMORY.0 + 1)),
     ];
     let op = prop_oneof![
-        8 => (slot.clone(), size, stream.clone()).prop_map(|(slot, size, stream)| Op::Alloc(slot, size, stream)),
+        8 => (slot.clone(), size, stream.clone())
+            .prop_map(|(slot, size, stream)| Op::Alloc(slot, size, stream)),
         4 => slot.clone().prop_map(Op::Fill),
         3 => (slot.clone(), stream.clone()).prop_map(|(slot, stream)| Op::HandOver(slot, stream)),
         1 => slot.clone().prop_map(Op::Verify),
-        1 => (stream, 1_u64..10).prop_map(|(stream, millis)| Op::Work(stream, Nanos::millis(millis))),
+        1 => (stream, 1_u64..10)
+            .prop_map(|(stream, millis)| Op::Work(stream, Nanos::millis(millis))),
         6 => slot.prop_map(Op::Free),
         1 => Just(Op::Synchronize),
         1 => Just(Op::EmptyCache),
@@ -72,7 +74,9 @@ proptest! {
     }
 
     #[test]
-    fn no_program_makes_pytorchs_allocator_break_an_invariant_whatever_its_settings(program in ops(), config in settings()) {
+    fn no_program_makes_pytorchs_allocator_break_an_invariant_whatever_its_settings(
+        program in ops(), config in settings()
+    ) {
         let arm = AllocatorSpec::caching(config);
         prop_assert_eq!(Machine::new(arm.build()).run(&program), Ok(()), "{}", arm);
     }

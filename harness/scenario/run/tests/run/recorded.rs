@@ -94,7 +94,8 @@ steps:
     steps:
       - alloc: { buffer: static, size: 40MiB }
   - alloc: { buffer: large, size: 200MiB, expect: oom }
-  - storm: { id: noise, operations: 3, sizes: { min: 1MiB, max: 2MiB }, live: 8MiB, lifetime: { min: 9, max: 9 } }
+  - storm: { id: noise, operations: 3, sizes: { min: 1MiB, max: 2MiB }, live: 8MiB, \
+        lifetime: { min: 9, max: 9 } }
 ";
 
 #[test]
@@ -248,7 +249,8 @@ steps:
   - program: other
     steps:
       - alloc: { buffer: theirs, size: 30MiB }
-  - storm: { id: noise, operations: 2, sizes: { min: 1MiB, max: 2MiB }, live: 8MiB, lifetime: { min: 9, max: 9 } }
+  - storm: { id: noise, operations: 2, sizes: { min: 1MiB, max: 2MiB }, live: 8MiB, \
+        lifetime: { min: 9, max: 9 } }
     meanwhile:
       - alloc: { buffer: beside, size: 12MiB }
 ";

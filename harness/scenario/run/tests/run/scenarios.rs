@@ -408,7 +408,8 @@ fn a_retry_that_fits_because_emptying_the_cache_made_pieces_whole_makes_progress
         .collect();
     let freed: String = (0..10).map(|n| format!("  - free: p{n}\n")).collect();
     let run = passes(&format!(
-        "{pieces}{freed}  - train: {{ id: t, parameters: 2MiB, layers: 1, activations_per_sample: 11MiB, batch: 1, iterations: 1 }}
+        "{pieces}{freed}  - train: {{ id: t, parameters: 2MiB, layers: 1,
+        activations_per_sample: 11MiB, batch: 1, iterations: 1 }}
   - train:
       id: u
       parameters: 4KiB
@@ -587,7 +588,8 @@ fn a_policy_that_waits_for_deferred_frees_makes_progress() {
 fn expectations_of_an_allocator_are_held_against_it_only() {
     let scenario = scenario(
         "  - alloc: { buffer: a, size: 3MiB }
-  - expect: { caching: [ reserved_bytes.all.current == 20MiB ], direct: [ reserved_bytes.all.current == 4MiB ] }
+  - expect: { caching: [ reserved_bytes.all.current == 20MiB ], \
+        direct: [ reserved_bytes.all.current == 4MiB ] }
 allocators: [caching, direct]",
     );
     assert_eq!(
@@ -852,7 +854,8 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_the_figures() 
 #[test]
 fn a_training_that_cannot_even_begin_counts_its_failed_request() {
     passes(
-        "  - train: { id: t, parameters: 32MiB, layers: 2, activations_per_sample: 1MiB, batch: 1, iterations: 1, expect: oom }
+        "  - train: { id: t, parameters: 32MiB, layers: 2, activations_per_sample: 1MiB, batch: 1,
+        iterations: 1, expect: oom }
   - expect: [ t.ooms == 1, t.iterations == 0, allocated_bytes.all.current == 0B ]",
     );
 }
@@ -976,8 +979,10 @@ fn filling_a_buffer_changes_no_metric() {
 fn a_storm_whose_sizes_overflow_64_bits_frees_the_block_due_next() {
     let all = u64::MAX;
     let run = passes(&format!(
-        "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B, lifetime: {{ min: 50, max: 60 }} }}
-  - expect: [ s.allocations > 5, s.frees > 5, s.allocations + s.frees + s.ooms == s.operations, s.live_bytes < 64MiB ]"
+        "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B,
+        lifetime: {{ min: 50, max: 60 }} }}
+  - expect: [ s.allocations > 5, s.frees > 5, s.allocations + s.frees + s.ooms == s.operations,
+        s.live_bytes < 64MiB ]"
     ));
     assert_eq!(run.unrecorded_steps, 0);
 }

@@ -119,8 +119,10 @@ fn a_timed_run_asks_the_device_nothing_between_its_first_step_and_its_last() {
   - alloc: { buffer: w, size: 40MiB }
   - external_memory: 4MiB
   - alloc: { buffer: x, size: 60MiB, expect: oom, on_oom: { empty_cache: { retries: 2 } } }
-  - storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 2MiB }, live: 8MiB, lifetime: { min: 9, max: 99 }, fill: true }
-  - train: { id: t, parameters: 4KiB, layers: 2, activations_per_sample: 30MiB, batch: 2, iterations: 1, expect: oom, on_oom: { halve_batch: {} } }
+  - storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 2MiB }, live: 8MiB,
+        lifetime: { min: 9, max: 99 }, fill: true }
+  - train: { id: t, parameters: 4KiB, layers: 2, activations_per_sample: 30MiB, batch: 2,
+        iterations: 1, expect: oom, on_oom: { halve_batch: {} } }
   - pins: { storm: s, id: p }
   - empty_cache
 expect_violation: retry_makes_progress

@@ -1,5 +1,5 @@
-//! Compiles layers to a [`Program`]: the tensors that each layer allocates and saves in PyTorch 2.11,
-//! forward and backward.
+//! Compiles layers to a [`Program`]: the tensors that each layer allocates and saves in PyTorch
+//! 2.11, forward and backward.
 //!
 //! An operation saves the tensors that its formula in PyTorch's `derivatives.yaml` uses
 //! (<https://github.com/pytorch/pytorch/blob/v2.11.0/tools/autograd/derivatives.yaml>). Autocast

@@ -249,7 +249,8 @@ impl Variants for LayerWire {
             .map(|(name, _)| *name)
             .collect();
         let maps = layers.into_iter().map(|(name, fields)| {
-            json_schema!({ "type": "object", "properties": { name: fields }, "required": [name], "additionalProperties": false })
+            json_schema!({ "type": "object", "properties": { name: fields }, "required": [name],
+                "additionalProperties": false })
         });
         let forms: Vec<Schema> = std::iter::once(json_schema!({ "type": "string", "enum": bare }))
             .chain(maps)

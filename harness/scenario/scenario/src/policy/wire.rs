@@ -229,5 +229,7 @@ fn policies(generator: &mut SchemaGenerator) -> Schema {
         .collect();
     let one = serde_json::json!({ "anyOf": [policy, { "enum": bare, "description": "A policy \
          without any field." }] });
-    json_schema!({ "anyOf": [policy, { "enum": bare }, { "type": "array", "minItems": 1, "items": one }] })
+    json_schema!({ "anyOf": [
+        policy, { "enum": bare }, { "type": "array", "minItems": 1, "items": one }
+    ] })
 }

@@ -68,7 +68,11 @@ macro_rules! uses {
         impl StepFields<Use> for $wire {
             const EXAMPLE: &'static str = $example;
 
-            fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Use, Problem> {
+            fn check(
+                &self,
+                step: &Located<StepWire>,
+                checker: &mut Checker<'_>,
+            ) -> Result<Use, Problem> {
                 check_use(&self.0, step.at, $name, checker, $check)
             }
         }

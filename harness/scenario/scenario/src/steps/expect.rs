@@ -98,7 +98,8 @@ impl StepFields<Expect> for ExpectWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 3MiB }
 - expect: allocated == 3MiB
-- expect: [num_ooms == 0, (reserved - allocated) / reserved <= 90%, device.used == start.device.used + reserved +- 2MiB]
+- expect: [num_ooms == 0, (reserved - allocated) / reserved <= 90%,
+      device.used == start.device.used + reserved +- 2MiB]
 - expect: { caching: reserved == 20MiB }
 - expect: { simulated: device.used - start.device.used >= 3MiB, gpu: any }";
 

@@ -45,7 +45,8 @@ impl StepFields<Free> for FreeWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 4MiB }
 - alloc: { buffer: b, size: 4MiB }
-- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
+- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB,
+      lifetime: { min: 1, max: 100 } }
 - free: a
 - free: [b]
 - for: { i: 1..4 }

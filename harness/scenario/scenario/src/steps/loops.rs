@@ -135,7 +135,8 @@ fn values_of_a_variable(_: &mut SchemaGenerator) -> Schema {
     let scalar = serde_json::json!({ "type": ["string", "number"] });
     json_schema!({
         "type": "object", "minProperties": 1, "maxProperties": 1,
-        "additionalProperties": { "anyOf": [scalar, { "type": "array", "items": scalar, "minItems": 1, "maxItems": MAX_VALUES }] }
+        "additionalProperties": { "anyOf": [scalar,
+        { "type": "array", "items": scalar, "minItems": 1, "maxItems": MAX_VALUES }] }
     })
 }
 

@@ -1,7 +1,7 @@
 //! The steps. Each step, or small family of steps, has a file and a row in the table below.
 //!
-//! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the check,
-//! and the checked form that a run executes.
+//! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the
+//! check, and the checked form that a run executes.
 
 mod fields;
 
@@ -85,7 +85,9 @@ macro_rules! steps {
 
             /// Why a process cannot run such a step, if so.
             const fn not_in_processes(self) -> Option<&'static str> {
-                match self { $(Self::$variant => <$wire as StepFields<$checked>>::NOT_IN_PROCESSES),* }
+                match self {
+                    $(Self::$variant => <$wire as StepFields<$checked>>::NOT_IN_PROCESSES),*
+                }
             }
 
             /// Keys that are allowed next to the step's own key.
@@ -94,7 +96,9 @@ macro_rules! steps {
             }
 
             fn takes_no_fields(self) -> bool {
-                match self { $(Self::$variant => <$wire as StepFields<$checked>>::bare().is_some()),* }
+                match self {
+                    $(Self::$variant => <$wire as StepFields<$checked>>::bare().is_some()),*
+                }
             }
 
             #[cfg(feature = "schema")]
@@ -112,23 +116,37 @@ macro_rules! steps {
                 match self { $(Self::$variant(_) => StepKind::$variant),* }
             }
 
-            fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Action, Problem> {
-                match self { $(Self::$variant(wire) => wire.check(step, checker).map(Action::$variant),)* }
+            fn check(
+                &self,
+                step: &Located<StepWire>,
+                checker: &mut Checker<'_>,
+            ) -> Result<Action, Problem> {
+                match self {
+                    $(Self::$variant(wire) => wire.check(step, checker).map(Action::$variant),)*
+                }
             }
 
             fn id(&self) -> Option<&NameText> {
-                match self { $(Self::$variant(wire) => <$wire as StepFields<$checked>>::ID(wire),)* }
+                match self {
+                    $(Self::$variant(wire) => <$wire as StepFields<$checked>>::ID(wire),)*
+                }
             }
 
             /// Reads a step that is written as a bare name.
             fn from_name(name: &str) -> Result<Self, Problem> {
                 match name {
-                    $($name => <$wire as StepFields<$checked>>::bare().map(Self::$variant).ok_or_else(|| StepKind::$variant.needs_fields()),)*
+                    $($name => <$wire as StepFields<$checked>>::bare()
+                        .map(Self::$variant)
+                        .ok_or_else(|| StepKind::$variant.needs_fields()),)*
                     _ => Err(unknown(name, Position::default())),
                 }
             }
 
-            fn from_entry<'de, A: MapAccess<'de>>(name: &str, at: Position, map: &mut A) -> Result<Result<Self, Problem>, A::Error> {
+            fn from_entry<'de, A: MapAccess<'de>>(
+                name: &str,
+                at: Position,
+                map: &mut A,
+            ) -> Result<Result<Self, Problem>, A::Error> {
                 match name {
                     $($name => map.next_value().map(|wire| Ok(Self::$variant(wire))),)*
                     _ => map.next_value::<IgnoredAny>().map(|_| Err(unknown(name, at))),
@@ -151,7 +169,8 @@ steps! {
     Synchronize = "synchronize": streams::SynchronizeWire => streams::Synchronize,
     EmptyCache = "empty_cache": memory::EmptyCacheWire => memory::NoOperand,
     ResetPeakStats = "reset_peak_stats": memory::ResetPeakStatsWire => memory::NoOperand,
-    SetMemoryFraction = "set_memory_fraction": memory::SetMemoryFractionWire => memory::SetMemoryFraction,
+    SetMemoryFraction =
+        "set_memory_fraction": memory::SetMemoryFractionWire => memory::SetMemoryFraction,
     ExternalMemory = "external_memory": memory::ExternalMemoryWire => Amount,
     For = "for": loops::ForWire => loops::Loop,
     Repeat = "repeat": loops::RepeatWire => loops::Loop,
@@ -537,7 +556,8 @@ impl JsonSchema for StepWire {
                 properties.insert(key.to_owned(), schema.to_value());
             }
             forms.push(json_schema!({
-                "type": "object", "properties": properties, "required": [kind.name()], "additionalProperties": false
+                "type": "object", "properties": properties, "required": [kind.name()],
+                "additionalProperties": false
             }));
         }
         json_schema!({ "description": FORM, "oneOf": forms })

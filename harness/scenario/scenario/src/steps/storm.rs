@@ -179,8 +179,8 @@ pub(crate) struct StormWire {
     lifetime: LifetimeWire,
     /// Streams of the requests; one is drawn for each. Default: `default`.
     streams: Option<Vec<NameText>>,
-    /// `fragmented` ends the storm at the first request that fails although reserved − allocated is
-    /// at least its size. The step fails if no request does.
+    /// `fragmented` ends the storm at the first request that fails although reserved − allocated
+    /// is at least its size. The step fails if no request does.
     until: Option<Until>,
     /// Fills every block, and verifies it before its free. Default: `true`.
     fill: Option<bool>,
@@ -215,7 +215,9 @@ fn list_or_range(generator: &mut SchemaGenerator) -> Schema {
         generator.subschema_for::<AmountText>(),
         generator.subschema_for::<RangeWire>(),
     );
-    json_schema!({ "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range] })
+    json_schema!({ "anyOf": [
+        size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range
+    ] })
 }
 
 /// A range of sizes, or the sizes of a recorded trace.
@@ -410,7 +412,8 @@ pub(crate) struct PinsWire {
 
 impl StepFields<StepName> for PinsWire {
     const EXAMPLE: &'static str = "\
-- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
+- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB,
+      lifetime: { min: 1, max: 100 } }
 - pins: { storm: churn, id: pinned }";
 
     const REPORTS: &'static [ReportKey] = &[

@@ -221,7 +221,9 @@ struct CountsWire(#[schemars(schema_with = "count_or_list")] Located<Tree>);
 #[cfg(feature = "schema")]
 fn count_or_list(generator: &mut SchemaGenerator) -> Schema {
     let count = generator.subschema_for::<CountText>();
-    json_schema!({ "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }] })
+    json_schema!({ "anyOf": [
+        count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }
+    ] })
 }
 
 impl CountsWire {

@@ -1,5 +1,5 @@
-//! The catalogue, the schema, the tutorial and the reference match the code. `UPDATE=1 cargo test -p
-//! harness-scenario --test scenario catalogue::` rewrites the schema and the reference.
+//! The catalogue, the schema, the tutorial and the reference match the code. `UPDATE=1 cargo test
+//! -p harness-scenario --test scenario catalogue::` rewrites the schema and the reference.
 
 use std::path::{Path, PathBuf};
 

@@ -1614,7 +1614,8 @@ proptest::proptest! {
     #[test]
     fn no_text_makes_the_parser_panic(text in "\\PC{0,40}", step in "[a-z_]{1,9}") {
         let _ = Scenario::parse(&text, Path::new("any.yaml"));
-        let _ = Scenario::parse(&with_steps(&format!("- expect: '{}'", text.replace('\'', "''"))), Path::new("any.yaml"));
+        let _ = Scenario::parse(&with_steps(&format!("- expect: '{}'", text.replace('\'', "''"))),
+            Path::new("any.yaml"));
         let _ = Scenario::parse(&with_steps(&format!("- {step}: {text}")), Path::new("any.yaml"));
     }
 }

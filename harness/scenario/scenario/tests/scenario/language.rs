@@ -24,9 +24,11 @@ streams: [side]
 seed: 42
 steps:
   - alloc: { buffer: weights, size: 400MiB }
-  - alloc: { buffer: more, size: 2GiB, stream: side, expect: oom, on_oom: { free: { buffers: [weights] } }, id: rescue }
+  - alloc: { buffer: more, size: 2GiB, stream: side, expect: oom, \
+        on_oom: { free: { buffers: [weights] } }, id: rescue }
   - free: weights
-  - storm: { id: churn, operations: 100, sizes: { min: 512B, max: 1MiB }, live: 8MiB, lifetime: { min: 1, max: 9 } }
+  - storm: { id: churn, operations: 100, sizes: { min: 512B, max: 1MiB }, live: 8MiB, \
+        lifetime: { min: 1, max: 9 } }
   - alloc: { buffer: probe, size: churn.failed_request + 1MiB }
   - free: [churn, probe]
   - repeat:
@@ -34,7 +36,8 @@ steps:
       steps:
         - measure: before
         - busy: { stream: side, duration: 5ms }
-        - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ], others: any }
+        - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ], \
+              others: any }
   - empty_cache
 invariants: [ reserved_bytes.all.peak <= start.device.free ]
 expect_violation: retry_makes_progress
@@ -169,9 +172,8 @@ fn fields_are_parsed_and_names_resolved() {
         Ok::<_, ()>(Number::from_integer(1 << 20))
     };
     assert_eq!(probe.size.evaluate(looked_up), Ok(Bytes::mib(2)));
-    assert!(
-        matches!(&both.action, Action::Free(Free::Targets(targets)) if targets[0] == FreeTarget::Storm(churn.id.clone()))
-    );
+    assert!(matches!(&both.action, Action::Free(Free::Targets(targets))
+        if targets[0] == FreeTarget::Storm(churn.id.clone())));
     let Action::Repeat(repeat) = &repeat.action else {
         panic!("repeat")
     };
@@ -318,7 +320,8 @@ fn arms(allocators: &str) -> Vec<(String, Option<String>)> {
 
 #[test]
 fn settings_as_a_string_and_as_fields_are_equal() {
-    let conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8,expandable_segments:True";
+    let conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],\
+         garbage_collection_threshold:0.8,expandable_segments:True";
     let divisions = [
         "[256:1, 512:2, \">:4\"]",
         "[256: 1, 512: 2, \">\": 4]",
@@ -518,7 +521,8 @@ allocators: [caching, direct, bfc]
 skip: { direct: too slow, gpu: not tried }
 expected_to_fail: { bfc: known }
 steps:
-  - alloc: { buffer: a, size: 2GiB, expect: { simulated: { caching: { oom: too_large }, others: oom }, gpu: any } }
+  - alloc: { buffer: a, size: 2GiB, \
+        expect: { simulated: { caching: { oom: too_large }, others: oom }, gpu: any } }
 ";
     let scenario = parse(source);
     let Action::Alloc(alloc) = &scenario.steps[0].action else {
@@ -588,8 +592,10 @@ steps:
   - set_fraction: 0.5
   - work: { duration: 5ms }
   - pressure: 1MiB
-  - infer: { id: i, layers: 1, heads: 1, head_dim: 64, requests: 1, prompt: { min: 1, max: 2 }, output: { min: 1, max: 2 } }
-  - train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 4, iterations: 1, ranks: { count: 2, less: { 1: 112MiB }, agree: true } }
+  - infer: { id: i, layers: 1, heads: 1, head_dim: 64, requests: 1, prompt: { min: 1, max: 2 }, \
+        output: { min: 1, max: 2 } }
+  - train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 4, iterations: 1, \
+        ranks: { count: 2, less: { 1: 112MiB }, agree: true } }
   - expect: i.recomputed_words == 0
 violates: retry_makes_progress
 ";

@@ -96,8 +96,8 @@ fn a_private_pool_is_the_cause_and_its_release_is_the_change() {
     }
 }
 
-/// Another request for that pool would have released the cached memory of the default pool. PyTorch 2.11
-/// does not record the pool of the request.
+/// Another request for that pool would have released the cached memory of the default pool. PyTorch
+/// 2.11 does not record the pool of the request.
 #[test]
 fn a_request_that_left_memory_cached_used_the_private_pool_of_the_one_before() {
     let snapshot = read("request-in-private-pool-2.11");

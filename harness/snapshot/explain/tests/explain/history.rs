@@ -204,7 +204,8 @@ proptest! {
     #[test]
     fn every_state_of_a_program_is_reconstructed(
         operations in prop::collection::vec(operation(), 1..120),
-        conf in prop_oneof![Just(""), Just("max_split_size_mb:32"), Just("roundup_power2_divisions:4")],
+        conf in prop_oneof![Just(""), Just("max_split_size_mb:32"),
+            Just("roundup_power2_divisions:4")]
     ) {
         let mut recorder = Recorder::new(Config::parse(conf).expect("these settings are valid"));
         for operation in operations {
@@ -218,11 +219,22 @@ proptest! {
         let history = History::new(&snapshot, 0, causes::config(&snapshot));
         for (events, expected) in &recorder.states {
             let state = history.state(events.checked_sub(1));
-            prop_assert_eq!(shape_of_segments(&state.segments), shape_of_allocator(expected), "behind {} events", events);
+            prop_assert_eq!(
+                shape_of_segments(&state.segments),
+                shape_of_allocator(expected),
+                "behind {} events",
+                events
+            );
         }
-        let highest = recorder.states.iter().map(|(_, segments)| allocated(segments)).max().unwrap_or_default();
+        let highest = recorder
+            .states
+            .iter()
+            .map(|(_, segments)| allocated(segments))
+            .max()
+            .unwrap_or_default();
         if !recorder.events.is_empty() {
-            let peak = causes::explain(&snapshot, 0, Options { memory: None, at: At::Peak }).expect("there are events");
+            let peak = causes::explain(&snapshot, 0, Options { memory: None, at: At::Peak })
+                .expect("there are events");
             prop_assert_eq!(peak.accounts.allocated, highest);
         }
     }
@@ -295,7 +307,10 @@ fn contradictory_recordings_are_errors() {
             "{name}, swapped {alloc} and {free}"
         );
         // A block is allocated before its segment.
-        let segment = events.windows(2).position(|pair| matches!(pair, [first, second] if matches!(first.action, Action::SegmentAlloc | Action::SegmentMap) && second.action == Action::Alloc));
+        let segment = events.windows(2).position(|pair| {
+            matches!(pair[0].action, Action::SegmentAlloc | Action::SegmentMap)
+                && pair[1].action == Action::Alloc
+        });
         let mut early = snapshot.clone();
         let segment = segment.expect("a segment for a request");
         early.traces[0].swap(segment, segment + 1);

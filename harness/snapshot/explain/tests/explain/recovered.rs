@@ -149,14 +149,21 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
-    fn recovered_programs_match_their_recordings(program in a_program(), conf in prop::sample::select(&CONFS[..])) {
+    fn recovered_programs_match_their_recordings(
+        program in a_program(), conf in prop::sample::select(&CONFS[..])
+    ) {
         let snapshot = recorded(&program, conf);
         let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).expect("a program");
         let prepared = program.prepare().expect("it can be replayed");
         let fidelity = fidelity::check(&prepared, &snapshot).expect("it can be replayed");
         prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", program.operations);
-        let count = |action| snapshot.traces[0].iter().filter(|event| event.action == action).count() as u64;
-        prop_assert_eq!((fidelity.allocations, fidelity.segments), (count(Action::Alloc), count(Action::SegmentAlloc) + count(Action::SegmentMap)));
+        let count = |action| {
+            snapshot.traces[0].iter().filter(|event| event.action == action).count() as u64
+        };
+        prop_assert_eq!(
+            (fidelity.allocations, fidelity.segments),
+            (count(Action::Alloc), count(Action::SegmentAlloc) + count(Action::SegmentMap))
+        );
     }
 }
 
@@ -183,7 +190,8 @@ const WITHOUT_COLLECTION: [&str; 5] = [CONFS[0], CONFS[1], CONFS[2], CONFS[3], C
 proptest! {
     // The owner of a remainder is sometimes ambiguous, so a few in ten thousand programs differ.
     // These are examples.
-    #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(2026), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(2026),
+        ..ProptestConfig::default() })]
     #[test]
     fn late_recordings_are_replayed_as_recorded(
         program in a_program(),
@@ -192,8 +200,11 @@ proptest! {
         memory_is_known in any::<bool>(),
     ) {
         let snapshot = begun_late(recorded(&program, conf), at);
-        let program = RecordedProgram::recover_with(&snapshot, 0, memory_is_known.then_some(MEMORY)).expect("a program");
-        let fidelity = fidelity::check(&program.prepare().expect("it can be replayed"), &snapshot).expect("it can be replayed");
+        let program =
+            RecordedProgram::recover_with(&snapshot, 0, memory_is_known.then_some(MEMORY))
+                .expect("a program");
+        let fidelity = fidelity::check(&program.prepare().expect("it can be replayed"), &snapshot)
+            .expect("it can be replayed");
         prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", program.operations);
     }
 }

@@ -68,7 +68,8 @@ fn second_pass(text: &str) -> (Counts, Seen, MemoryStats) {
 
 #[test]
 fn a_pass_counts_operations_and_frees_live_blocks() {
-    // The second request exceeds the device, so its free and use are ignored. The trace never frees 3.
+    // The second request exceeds the device, so its free and use are ignored. The trace never frees
+    // 3.
     let (counts, seen, stats) =
         second_pass("a 1 512 0\na 2 999999999 0\nr 2 1\nf 2\nr 1 1\nf 1\nf 1\nd\na 3 2048 1\n");
     assert_eq!(

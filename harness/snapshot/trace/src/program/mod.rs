@@ -132,7 +132,11 @@ pub enum Ended {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Note {
-    #[error("the recording starts late, with {} in {} already allocated", count(*blocks, "block"), count(*segments, "segment"))]
+    #[error(
+        "the recording starts late, with {} in {} already allocated",
+        count(*blocks, "block"),
+        count(*segments, "segment"),
+    )]
     StartsLate { segments: usize, blocks: usize },
     #[error("nothing was recorded, so only the final segments are known")]
     NothingRecorded,

@@ -342,7 +342,8 @@ impl Prepared<'_> {
                 && let TraceEvent::Allocate { id, .. } = self.program.operations[index]
             {
                 let allocation = self.program.allocations[id as usize];
-                let ends = matches!(self.program.ended, Ended::Oom { operation, .. } if operation == index);
+                let ends = matches!(self.program.ended, Ended::Oom { operation, .. }
+                    if operation == index);
                 if allocation.refused && !ends {
                     survived_ooms += 1;
                 } else {

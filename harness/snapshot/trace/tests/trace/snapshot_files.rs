@@ -56,12 +56,16 @@ fn recorded_snapshots_match_pytorchs_statistics() {
             .map(|block| block.size.0)
             .sum();
         let seen = serde_json::json!({
-            "events": events.len(), "actions": actions, "segments": snapshot.segments.len(), "with_frames": with_frames,
-            "reserved": reserved, "allocated": allocated, "conf": snapshot.settings.as_ref().unwrap().conf,
+            "events": events.len(), "actions": actions, "segments": snapshot.segments.len(),
+            "with_frames": with_frames,
+            "reserved": reserved, "allocated": allocated,
+            "conf": snapshot.settings.as_ref().unwrap().conf,
         });
         let counted = serde_json::json!({
-            "events": figures["trace_events"], "actions": figures["actions"], "segments": figures["segments"], "with_frames": figures["events_with_frames"],
-            "reserved": side_car["reserved_at_dump"], "allocated": side_car["allocated_at_dump"], "conf": side_car["conf"],
+            "events": figures["trace_events"], "actions": figures["actions"],
+            "segments": figures["segments"], "with_frames": figures["events_with_frames"],
+            "reserved": side_car["reserved_at_dump"], "allocated": side_car["allocated_at_dump"],
+            "conf": side_car["conf"],
         });
         assert_eq!(seen, counted, "{}", path.display());
         assert_eq!(snapshot.notes, Vec::<String>::new(), "{}", path.display());

@@ -453,7 +453,8 @@ fn old_settings_are_converted_to_a_string() {
     ];
     assert_eq!(
         conf(&all),
-        "max_split_size_mb:512,garbage_collection_threshold:0.6,expandable_segments:True,roundup_power2_divisions:8"
+        "max_split_size_mb:512,garbage_collection_threshold:0.6,expandable_segments:True,\
+         roundup_power2_divisions:8"
     );
     assert_eq!(
         conf(&[("roundup_power2_divisions", rounding([0, 2, 4]))]),
@@ -531,7 +532,8 @@ fn truncated_files_are_errors() {
             );
             if length > 2 && !name.ends_with(".gz") {
                 assert!(
-                    matches!(cut, Err(SnapshotError::Truncated { offset }) if offset == length as u64),
+                    matches!(cut, Err(SnapshotError::Truncated { offset })
+                        if offset == length as u64),
                     "{name}, {length} bytes: {cut:?}"
                 );
             }
@@ -811,13 +813,14 @@ fn wrong_lines_of_rmm_logs_are_reported_with_the_accepted_form() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     /// A damaged file that can be read gives a snapshot that survives writing and reading.
     #[test]
     fn damaged_files_never_panic(
         form in 0..FORMS.len(),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..6),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..6)
     ) {
         let mut damaged = bytes(FORMS[form]);
         for (place, byte, kind) in changes {

@@ -342,7 +342,8 @@ fn a_wait_is_visible_to_others_until_it_ends_and_an_aborted_communicator_ends_it
     });
 }
 
-/// The time of collectives: `cargo test -p harness-simulated-gpu --release -- --ignored --nocapture`.
+/// The time of collectives: `cargo test -p harness-simulated-gpu --release -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "prints a measurement"]
 fn the_time_of_a_collective() {

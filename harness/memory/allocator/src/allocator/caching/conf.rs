@@ -5,8 +5,8 @@
 //! `c10/cuda/CUDAAllocatorConfig.cpp` in <https://github.com/pytorch/pytorch>), checked against its
 //! binaries. Spaces are dropped everywhere. The last value of a repeated setting counts. A trailing
 //! comma is allowed. A whole number is read up to the first other character, so `64.5` and `64abc`
-//! are 64 and `-1` is 2⁶⁴ − 1. Settings of pinned host memory and of graph capture are checked but
-//! have no effect here.
+//! are 64 and `-1` is 2⁶⁴ − 1. Settings of pinned host memory and of graph capture are
+//! checked but have no effect here.
 //!
 //! Three things that PyTorch accepts are errors here, because they are always mistakes: a wrong
 //! separator (PyTorch accepts any of `:`, `,`, `[` and `]` for another, such as

@@ -111,8 +111,8 @@ impl Config {
             return Some(BLOCK_UNIT);
         }
         let divisions = self.roundup_power2_divisions[interval(requested)];
-        // The product wraps in PyTorch too: divisions of at least 2⁵⁵ round everything to a power
-        // of two.
+        // The product wraps in PyTorch too: divisions of at least 2⁵⁵ round everything to a
+        // power of two.
         if divisions > 1 && requested > BLOCK_UNIT.wrapping_mul(divisions) {
             return round_to_division(requested, divisions);
         }

@@ -11,8 +11,8 @@ use crate::units::{Bytes, Nanos};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure<T> {
     pub value: T,
-    /// A publication, a measurement with device and date, or `assumed: …` with the reason for this
-    /// order of magnitude.
+    /// A publication, a measurement with device and date, or `assumed: …` with the reason for
+    /// this order of magnitude.
     pub source: Cow<'static, str>,
 }
 
@@ -77,9 +77,14 @@ macro_rules! cost_model {
             };
 
             pub fn figures(&self) -> Vec<CostFigure> {
-                let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
+                let row = |name: &str, value: String, source: &str| CostFigure {
+                    name: name.to_owned(),
+                    value,
+                    source: source.to_owned(),
+                };
+                let context = &self.context_overhead;
                 vec![
-                    row("context overhead", self.context_overhead.value.to_string(), &self.context_overhead.source),
+                    row("context overhead", context.value.to_string(), &context.source),
                     $(row($name, format!("{}{}", self.$time.value, $unit), &self.$time.source),)*
                 ]
             }
@@ -153,7 +158,8 @@ cost_model! {
     /// A copy of one GiB to or from pinned host memory, limited by the link in one direction.
     pinned_copy_per_gib = "copy to or from pinned host memory" " per GiB" PCIE_5,
     /// A copy of one GiB to or from pageable host memory.
-    pageable_copy_per_gib = "copy to or from pageable host memory" " per GiB" figure(Nanos(195_226_000),
+    pageable_copy_per_gib = "copy to or from pageable host memory" " per GiB" figure(
+        Nanos(195_226_000),
         "https://github.com/rapidsai/dask-cuda/pull/98: 5 to 6 GB/s without pinned memory, where \
          11 to 12 GB/s are had with it (PCIe 3.0); \
              taken for every link, since the copy to the driver's own pinned buffer is the \

@@ -337,7 +337,9 @@ proptest! {
     /// the rule, or a region of the next size.
     #[test]
     fn every_request_is_served_as_in_tensorflow(
-        program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, any::<prop::sample::Index>()), 1..120)
+        program in prop::collection::vec(
+            (any::<bool>(), 8_u32..27, 0.5..1.0_f64, any::<prop::sample::Index>()), 1..120
+        )
     ) {
         let total = Bytes::gib(1);
         let mut fixture = default(total);
@@ -366,7 +368,8 @@ proptest! {
                 }
                 None if reserved + Bytes(size) > total => break,
                 None => {
-                    let doubled = (0..).map(|n| next_region << n).find(|&region| region >= size).unwrap();
+                    let doubled =
+                        (0..).map(|n| next_region << n).find(|&region| region >= size).unwrap();
                     let region = doubled.min((total - reserved).0);
                     next_region = if doubled == next_region { doubled * 2 } else { doubled };
                     let made = fixture.allocator.segment_at(allocation.ptr()).unwrap();

@@ -319,10 +319,19 @@ proptest! {
     /// one. If even merging does not help, it gets a region of the next size.
     #[test]
     fn every_request_is_served_as_in_rmm(
-        program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, 0_usize..3, any::<prop::sample::Index>()), 1..120)
+        program in prop::collection::vec(
+            (any::<bool>(), 8_u32..27, 0.5..1.0_f64, 0_usize..3, any::<prop::sample::Index>()),
+            1..120
+        )
     ) {
         let maximum = Bytes::mib(900);
-        let mut fixture = fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(1)), maximum_pool_size: Some(maximum) });
+        let mut fixture = fixture(
+            Bytes::gib(1),
+            RmmPoolConfig {
+                initial_pool_size: Some(Bytes::mib(1)),
+                maximum_pool_size: Some(maximum),
+            },
+        );
         let streams = [StreamId::DEFAULT, fixture.stream(), fixture.stream()];
         for stream in streams {
             let first = fixture.alloc_on(Bytes(256), stream);
@@ -337,10 +346,17 @@ proptest! {
             }
             let stream = streams[stream];
             let size = Bytes(((f64::from(1_u32 << log) * part) as u64).next_multiple_of(256));
-            let best = |of| fixture.free_for(of).into_iter().filter(|&(_, chunk)| chunk >= size).min_by_key(|&(address, chunk)| (chunk, address));
+            let best = |of| {
+                fixture
+                    .free_for(of)
+                    .into_iter()
+                    .filter(|&(_, chunk)| chunk >= size)
+                    .min_by_key(|&(address, chunk)| (chunk, address))
+            };
             let others = streams.into_iter().filter(|&other| other != stream);
             let expected = best(stream).or_else(|| others.into_iter().find_map(best));
-            let (regions, reserved) = (fixture.regions().len(), fixture.regions().iter().copied().sum::<Bytes>());
+            let (regions, reserved) =
+                (fixture.regions().len(), fixture.regions().iter().copied().sum::<Bytes>());
             let Ok(allocation) = fixture.try_alloc(size, stream) else {
                 prop_assert!(expected.is_none());
                 continue;
@@ -350,7 +366,8 @@ proptest! {
                 prop_assert_eq!(allocation.ptr(), address);
             } else if fixture.regions().len() == regions + 1 {
                 let made = fixture.allocator.segment_at(allocation.ptr()).unwrap();
-                let half_way = Bytes((maximum - reserved).checked_round_up(Bytes(256)).unwrap().0 / 2);
+                let half_way =
+                    Bytes((maximum - reserved).checked_round_up(Bytes(256)).unwrap().0 / 2);
                 prop_assert_eq!((made.address, made.size), (allocation.ptr(), size.max(half_way)));
             }
             live.push(allocation);

@@ -154,12 +154,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn bfc_never_reuses_memory_that_another_stream_uses(program in prop::collection::vec(op(), 1..150)) {
+    fn bfc_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
         run(BfcAllocator::default(), &program)?;
     }
 
     #[test]
-    fn rmm_pool_never_reuses_memory_that_another_stream_uses(program in prop::collection::vec(op(), 1..150)) {
+    fn rmm_pool_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
         run(RmmPool::default(), &program)?;
     }
 }

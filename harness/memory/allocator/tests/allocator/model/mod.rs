@@ -36,7 +36,10 @@ enum Op {
 }
 
 fn operations() -> impl Strategy<Value = Vec<Op>> {
-    let sizes = prop_oneof![3 => prop::sample::select(interesting_sizes()), 1 => (10_u64..120).prop_map(|mib| mib << 20)];
+    let sizes = prop_oneof![
+        3 => prop::sample::select(interesting_sizes()),
+        1 => (10_u64..120).prop_map(|mib| mib << 20),
+    ];
     // Most on one stream, because only blocks of one stream merge.
     let streams = prop_oneof![3 => Just(0), 1 => 0..STREAMS];
     let any = any::<prop::sample::Index>;
@@ -79,7 +82,9 @@ prop_compose! {
         fraction in fractions(),
         quirks in prop::sample::select(vec![Quirks::Safe, Quirks::AsTorch]),
         // One version for each set of rules that the model knows.
-        torch in prop::sample::select(vec![TorchVersion::V2_9, TorchVersion::V2_11, TorchVersion::V2_12, TorchVersion::V2_15]),
+        torch in prop::sample::select(vec![
+            TorchVersion::V2_9, TorchVersion::V2_11, TorchVersion::V2_12, TorchVersion::V2_15,
+        ]),
         throw_on_malloc_oom in prop::bool::weighted(0.2),
     ) -> Config {
         Config {
@@ -241,10 +246,13 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
-    fn the_allocator_equals_the_plain_model(config in configs(), capacity in 2_u64..13, operations in operations()) {
+    fn the_allocator_equals_the_plain_model(
+        config in configs(), capacity in 2_u64..13, operations in operations()
+    ) {
         let mut pair = Pair::new(&config, Bytes::mib(32 * capacity)).expect("streams can be made");
         for op in &operations {
             pair.apply(op)?;

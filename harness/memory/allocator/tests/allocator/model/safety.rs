@@ -162,7 +162,8 @@ fn a_size_whose_rounding_exceeds_64_bits_is_too_large() {
         for size in [u64::MAX, u64::MAX - 511, u64::MAX - (2 << 20) + 2] {
             let answer = allocator.allocate(&mut device, Request::new(Bytes(size)));
             assert!(
-                matches!(answer, Err(AllocatorError::TooLarge { requested: Bytes(asked), .. }) if asked == size),
+                matches!(answer, Err(AllocatorError::TooLarge { requested: Bytes(asked), .. })
+                    if asked == size),
                 "{size}: {answer:?}"
             );
         }
@@ -549,7 +550,8 @@ impl Program {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn expandable_segments_keep_all_invariants_in_random_programs(
@@ -568,11 +570,12 @@ proptest! {
             quirks: Default::default(),
             ..config
         };
-        let mut program = Program::new(config, Bytes::mib(32 * capacity)).expect("streams can be \
-             made");
+        let mut program =
+            Program::new(config, Bytes::mib(32 * capacity)).expect("streams can be made");
         for op in &operations {
             program.apply(op).map_err(|error| TestCaseError::fail(format!("{op:?}: {error}")))?;
-            let live: Vec<&Allocation> = program.live.iter().map(|(allocation, ..)| allocation).collect();
+            let live: Vec<&Allocation> =
+                program.live.iter().map(|(allocation, ..)| allocation).collect();
             assert_structure(&program.allocator, &live)?;
         }
         program.finish()?;

@@ -56,7 +56,9 @@ fn selections_are_parsed_and_invalid_ones_are_refused() {
 
 proptest! {
     #[test]
-    fn a_spread_sample_has_the_requested_number_of_distinct_attempts(len in 1_usize..500, count in 1_usize..600) {
+    fn a_spread_sample_has_the_requested_number_of_distinct_attempts(
+        len in 1_usize..500, count in 1_usize..600
+    ) {
         let chosen: BTreeSet<usize> = spread(len, count).collect();
         prop_assert_eq!(chosen.len(), count.min(len));
         prop_assert!(chosen.iter().all(|index| *index < len));

@@ -12,7 +12,9 @@ fn a_rule() -> impl Strategy<Value = BatchRule> {
 
 proptest! {
     #[test]
-    fn batches_fall_strictly_down_to_the_floor_and_never_below(rule in a_rule(), batch in 1_u64..1_000_000, floor in 1_u64..1_000_000) {
+    fn batches_fall_strictly_down_to_the_floor_and_never_below(
+        rule in a_rule(), batch in 1_u64..1_000_000, floor in 1_u64..1_000_000
+    ) {
         let (mut plan, mut known) = (Plan::of_batch(batch), Known::default());
         for _ in 0..200 {
             known.failed(plan.batch);
@@ -27,7 +29,9 @@ proptest! {
     }
 
     #[test]
-    fn bisecting_finds_the_largest_batch_that_fits(batch in 1_u64..100_000, fits in 1_u64..100_000) {
+    fn bisecting_finds_the_largest_batch_that_fits(
+        batch in 1_u64..100_000, fits in 1_u64..100_000
+    ) {
         let (mut plan, mut known) = (Plan::of_batch(batch), Known::default());
         let mut failures = 0;
         for _iteration in 0..64 {

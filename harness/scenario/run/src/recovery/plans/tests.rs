@@ -18,15 +18,23 @@ proptest! {
     }
 
     #[test]
-    fn parts_become_strictly_smaller_and_the_batch_stays(batch in 1_u64..1_000_000, floor in 1_u64..1_000) {
+    fn parts_become_strictly_smaller_and_the_batch_stays(
+        batch in 1_u64..1_000_000, floor in 1_u64..1_000
+    ) {
         let mut plan = Plan::of_batch(batch);
         for _ in 0..25 {
             let Some(next) = split_and_accumulate(&plan, floor) else {
-                prop_assert!(plan.samples_at_once() < 2 * floor + 2, "{plan:?} could be split down \
-                     to {floor}");
+                prop_assert!(
+                    plan.samples_at_once() < 2 * floor + 2,
+                    "{plan:?} could be split down to {floor}"
+                );
                 return Ok(());
             };
-            prop_assert!(next.asks_for_less_than(&plan) && next.batch == batch && next.samples_at_once() >= floor);
+            prop_assert!(
+                next.asks_for_less_than(&plan)
+                    && next.batch == batch
+                    && next.samples_at_once() >= floor
+            );
             plan = next;
         }
         prop_assert!(false, "it does not end");

@@ -33,6 +33,9 @@ const BLOCKS_PER_OPERATION: u64 = 64;
 
 const BLOCKS_PER_STEP: u64 = 1024;
 
+/// The violated invariants of a check, if there are any.
+pub(super) type AuditResult = Result<(), Vec<Finding>>;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub invariant: Invariant,
@@ -179,7 +182,7 @@ impl Audit {
         device: &mut dyn TestDevice,
         request: Request,
         allocation: &Allocation,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         let answered = Request {
             size: allocation.requested(),
             stream: allocation.stream(),
@@ -234,7 +237,7 @@ impl Audit {
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
         address: DevicePtr,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         let Some(entry) = self.live.remove(&address) else {
             return Ok(());
         };
@@ -248,7 +251,7 @@ impl Audit {
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
         counted: bool,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         if self.asleep {
             return Ok(());
         }
@@ -297,7 +300,7 @@ impl Audit {
         &mut self,
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         if self.asleep {
             return Ok(());
         }
@@ -316,7 +319,7 @@ impl Audit {
         &mut self,
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         if self.asleep {
             return Ok(());
         }
@@ -355,7 +358,7 @@ impl Audit {
         &mut self,
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         if self.all_blocks() <= self.budget && !self.when_asked {
             return self.everything(allocator, device);
         }
@@ -368,7 +371,7 @@ impl Audit {
         &mut self,
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         self.outdated = true;
         let stats = allocator.stats();
         let mut findings = Vec::new();
@@ -414,7 +417,7 @@ impl Audit {
         device: &mut dyn TestDevice,
         address: DevicePtr,
         change: i64,
-    ) -> Result<(), Vec<Finding>> {
+    ) -> AuditResult {
         self.add_to_budget(BLOCKS_PER_OPERATION);
         if self.asleep {
             return Ok(());

@@ -110,7 +110,8 @@ fn each_call_fails_once_and_each_end_is_allowed() {
     assert!(
         ends(1, "cudaFree")
             .iter()
-            .all(|(_, end)| matches!(end, FaultOutcome::NamedError { error } if error.starts_with("cudaFree failed")))
+            .all(|(_, end)| matches!(end, FaultOutcome::NamedError { error }
+                if error.starts_with("cudaFree failed")))
     );
 }
 
@@ -373,10 +374,12 @@ const LOOPS: &str = "about: A test.
 needs: { memory: 64MiB }
 allocators: [caching, expandable, direct, rmm_pool, async_pool]
 steps:
-  - train: { id: same, parameters: 4MiB, layers: 2, activations_per_sample: 1MiB, batch: 2, iterations: 4 }
+  - train: { id: same, parameters: 4MiB, layers: 2, activations_per_sample: 1MiB, batch: 2,
+        iterations: 4 }
   - alloc: { buffer: a, size: 4MiB }
   - fill: a
-  - train: { id: less, parameters: 4MiB, layers: 3, activations_per_sample: 2MiB, batch: 16, iterations: 3, on_oom: { halve_batch: { empty_cache: true } } }
+  - train: { id: less, parameters: 4MiB, layers: 3, activations_per_sample: 2MiB, batch: 16,
+        iterations: 3, on_oom: { halve_batch: { empty_cache: true } } }
 ";
 
 /// Checks that skipped calls end like the calls that they repeat, by running every call separately
@@ -473,18 +476,26 @@ fn steps() -> impl Strategy<Value = Vec<String>> {
              side }}\n      - free: ID"
         )
     });
-    let step = prop_oneof![2 => storm, 3 => train, 1 => infer, 2 => kept, 2 => looped, 1 => Just("empty_cache".to_owned())];
+    let step = prop_oneof![2 => storm, 3 => train, 1 => infer, 2 => kept, 2 => looped,
+        1 => Just("empty_cache".to_owned())];
     prop::collection::vec(step, 1..4)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn in_any_scenario_a_repeated_call_ends_like_the_first_one(steps in steps()) {
-        let steps: String = steps.iter().enumerate().map(|(number, step)| format!("  - {}\n", step.replace("ID", &format!("s{number}")))).collect();
-        let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nallocators: [caching, \
-             expandable, bfc]\nstreams: [side]\nsteps:\n{steps}");
+        let steps: String = steps
+            .iter()
+            .enumerate()
+            .map(|(number, step)| format!("  - {}\n", step.replace("ID", &format!("s{number}"))))
+            .collect();
+        let text = format!(
+            "about: A test.\nneeds: {{ memory: 64MiB }}\nallocators: [caching, \
+             expandable, bfc]\nstreams: [side]\nsteps:\n{steps}"
+        );
         // Policies that could never do anything are rejected.
         prop_assume!(Scenario::parse(&text, Path::new("test.yaml")).is_ok());
         assert_nothing_is_lost(&text)?;

@@ -47,7 +47,8 @@ fn passes(steps: &str, allocator: AllocatorKind) {
 
 #[test]
 fn free_memory_in_pinned_segments_stays_after_empty_cache() {
-    let steps = "  - storm: { id: s, operations: 2000, sizes: { min: 256KiB, max: 64MiB }, live: 400MiB, lifetime: { min: 10, max: 200 } }
+    let steps = "  - storm: { id: s, operations: 2000, sizes: { min: 256KiB, max: 64MiB },
+        live: 400MiB, lifetime: { min: 10, max: 200 } }
   - pins: { storm: s, id: p }
   - empty_cache
   - expect: p.free_in_pinned_segments == reserved_bytes.all.current - allocated_bytes.all.current
@@ -58,7 +59,8 @@ fn free_memory_in_pinned_segments_stays_after_empty_cache() {
 
 #[test]
 fn freeing_for_a_request_frees_only_the_pages_it_needs() {
-    let steps = "  - storm: { id: s, operations: 400, sizes: { min: 1MiB, max: 20MiB }, live: 480MiB, lifetime: { min: 10, max: 300 } }
+    let steps = "  - storm: { id: s, operations: 400, sizes: { min: 1MiB, max: 20MiB },
+        live: 480MiB, lifetime: { min: 10, max: 300 } }
   - free: { pinning: s, for: 60MiB, id: f }
   - expect: f.freed_bytes <= 120MiB
   - alloc: { buffer: x, size: 60MiB }

@@ -250,8 +250,10 @@ prop_compose! {
         large in 11_u64..200,
         split in proptest::option::of(0_u64..1 << 45),
         rounding in prop_oneof![Just(0), 0_u64..1 << 45],
-        roundup in prop_oneof![divisions().prop_map(|value| [value; 16]), prop::array::uniform16(divisions())],
-        threshold in proptest::option::of((1_u32..u32::MAX).prop_map(|n| f64::from(n) / f64::from(u32::MAX))),
+        roundup in prop_oneof![divisions().prop_map(|value| [value; 16]),
+            prop::array::uniform16(divisions())],
+        threshold in proptest::option::of((1_u32..u32::MAX)
+            .prop_map(|n| f64::from(n) / f64::from(u32::MAX))),
         fraction in 0.0_f64..=1.0,
         expandable_segments in any::<bool>(),
         expandable_segments_reserve in proptest::option::of(prop_oneof![

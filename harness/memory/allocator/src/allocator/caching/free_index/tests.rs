@@ -22,7 +22,10 @@ fn sizes() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
-    fn it_finds_the_same_blocks_as_an_ordered_set(operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..12_u32), 1..300)) {
+    fn it_finds_the_same_blocks_as_an_ordered_set(
+        operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..12_u32),
+            1..300)
+    ) {
         let (mut stream_pool, mut blocks) = (FreeBlocks::default(), Blocks::new(TieOrder::Address));
         let mut model = BTreeSet::new();
         for (step, (size, choice, kind)) in operations.into_iter().enumerate() {

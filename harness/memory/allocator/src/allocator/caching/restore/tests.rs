@@ -80,21 +80,35 @@ proptest! {
         let (segments, reservations) = (allocator.snapshot(), allocator.reservations());
         // Snapshots do not contain an expandable segment without memory, which a refused request
         // leaves.
-        let has_memory = |range: &MemoryRange| segments.iter().any(|segment| (range.start.0..range.start.0 + range.len.0).contains(&segment.address.0));
+        let has_memory = |range: &MemoryRange| {
+            segments.iter().any(|segment| {
+                (range.start.0..range.start.0 + range.len.0).contains(&segment.address.0)
+            })
+        };
         prop_assume!(reservations.iter().all(has_memory));
         let (mut restored, mut restored_live) =
-            CachingAllocator::restore(config, &segments, &reservations).expect("an allocator had \
-                 this state");
+            CachingAllocator::restore(config, &segments, &reservations)
+                .expect("an allocator had this state");
         prop_assert_eq!(restored.snapshot(), segments);
         let current = |stats: crate::stats::MemoryStats| {
-            [stats.allocated_bytes, stats.reserved_bytes, stats.requested_bytes, stats.inactive_split_bytes, stats.segment, stats.active]
-                .map(|stat| [stat.all.current, stat.small_pool.current, stat.large_pool.current])
+            [
+                stats.allocated_bytes,
+                stats.reserved_bytes,
+                stats.requested_bytes,
+                stats.inactive_split_bytes,
+                stats.segment,
+                stats.active,
+            ]
+            .map(|stat| [stat.all.current, stat.small_pool.current, stat.large_pool.current])
         };
         prop_assert_eq!(current(restored.stats()), current(allocator.stats()));
         let mut same_device = device.clone();
         run(&after, &mut allocator, &mut device, &mut live);
         run(&after, &mut restored, &mut same_device, &mut restored_live);
-        prop_assert_eq!(without_past_requests(restored.snapshot()), without_past_requests(allocator.snapshot()));
+        prop_assert_eq!(
+            without_past_requests(restored.snapshot()),
+            without_past_requests(allocator.snapshot())
+        );
         prop_assert_eq!(current(restored.stats()), current(allocator.stats()));
         let addresses = |live: &[Allocation]| live.iter().map(Allocation::ptr).collect::<Vec<_>>();
         prop_assert_eq!(addresses(&restored_live), addresses(&live));

@@ -36,7 +36,11 @@ proptest! {
         let mut contents = MemoryTags::default();
         let mut bytes = [None; SPACE as usize];
         for (range, tag, forget) in &fills {
-            if *forget { contents.forget(*range) } else { contents.fill(*range, *tag) }
+            if *forget {
+                contents.forget(*range)
+            } else {
+                contents.fill(*range, *tag)
+            }
             for index in 0..range.len.0 {
                 bytes[(range.start.0 + index) as usize] = (!forget).then(|| byte(*tag, index));
             }
@@ -46,9 +50,14 @@ proptest! {
             Some((range, tag, _)) if expect_a_fill => (*range, *tag),
             _ => (verified, expected),
         };
-        let wrong = (0..verified.len.0).find(|&index| bytes[(verified.start.0 + index) as usize] != Some(byte(expected, index)));
+        let wrong = (0..verified.len.0).find(|&index| {
+            bytes[(verified.start.0 + index) as usize] != Some(byte(expected, index))
+        });
         let mismatch = contents.mismatch(verified, expected);
-        prop_assert_eq!(mismatch.as_ref().map(|mismatch| mismatch.at.0), wrong.map(|index| verified.start.0 + index));
+        prop_assert_eq!(
+            mismatch.as_ref().map(|mismatch| mismatch.at.0),
+            wrong.map(|index| verified.start.0 + index)
+        );
         if let (Some(mismatch), Some(index)) = (mismatch, wrong) {
             let found = bytes[(verified.start.0 + index) as usize];
             prop_assert_eq!(mismatch.found.map(|tag| byte(tag, index)), found);
@@ -75,7 +84,11 @@ proptest! {
         contents.copy(range(from, len), range(to, len));
         let copied: Vec<_> = (0..len).map(|offset| byte_at(&contents, to + offset)).collect();
         prop_assert_eq!(copied, expected);
-        prop_assert_eq!(byte_at(&contents, to + len), Some(Tag(7).0.to_le_bytes()[((to + len) % 8) as usize]), "the memory after it keeps its contents");
+        prop_assert_eq!(
+            byte_at(&contents, to + len),
+            Some(Tag(7).0.to_le_bytes()[((to + len) % 8) as usize]),
+            "the memory after it keeps its contents"
+        );
     }
 }
 

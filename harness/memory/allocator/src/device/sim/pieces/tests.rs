@@ -103,16 +103,24 @@ fn a_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
     #[test]
-    fn pieces_are_taken_and_joined_as_by_looking_at_all_of_them(program in prop::collection::vec(a_step(), 1..120)) {
+    fn pieces_are_taken_and_joined_as_by_looking_at_all_of_them(
+        program in prop::collection::vec(a_step(), 1..120)
+    ) {
         let mut races = Races::default();
         let slots: [Slot; STREAMS] = std::array::from_fn(|_| races.add_stream());
-        let (mut pieces, mut plain, mut record) = (Pieces::default(), Plain::default(), VectorClock::default());
+        let (mut pieces, mut plain, mut record) =
+            (Pieces::default(), Plain::default(), VectorClock::default());
         let (mut live, mut chunks) = (Vec::new(), 0);
         for step in program {
             match step {
                 Step::Take { size, stream } => {
                     let taken = pieces.take(Bytes(size), slots[stream], &races);
-                    prop_assert_eq!(taken, plain.take(Bytes(size), slots[stream], &races), "{:?}", step);
+                    prop_assert_eq!(
+                        taken,
+                        plain.take(Bytes(size), slots[stream], &races),
+                        "{:?}",
+                        step
+                    );
                     live.extend(taken);
                 }
                 Step::GiveBack { nth, stream } if !live.is_empty() => {

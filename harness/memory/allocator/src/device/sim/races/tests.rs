@@ -34,9 +34,14 @@ fn a_step() -> impl Strategy<Value = Step> {
     let kind = prop_oneof![Just(AccessKind::Write), Just(AccessKind::Read)];
     let range = (0_u64..12, 1_u64..6);
     prop_oneof![
-        10 => (stream.clone(), kind, range).prop_map(|(stream, kind, (start, len))| Step::Access { stream, kind, start, end: start + len }),
-        6 => (event.clone(), stream.clone()).prop_map(|(event, stream)| Step::Record { event, stream }),
-        6 => (stream.clone(), event.clone()).prop_map(|(stream, event)| Step::Wait { stream, event }),
+        10 => (stream.clone(), kind, range)
+            .prop_map(|(stream, kind, (start, len))| {
+                Step::Access { stream, kind, start, end: start + len }
+            }),
+        6 => (event.clone(), stream.clone())
+            .prop_map(|(event, stream)| Step::Record { event, stream }),
+        6 => (stream.clone(), event.clone())
+            .prop_map(|(stream, event)| Step::Wait { stream, event }),
         2 => event.prop_map(Step::HostWaitsForEvent),
         2 => stream.clone().prop_map(Step::HostWaitsForStream),
         1 => Just(Step::HostWaitsForAll),
@@ -175,15 +180,22 @@ impl Checked {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
     #[test]
-    fn verdicts_agree_with_reachability_in_the_happens_before_graph(program in prop::collection::vec(a_step(), 1..80)) {
+    fn verdicts_agree_with_reachability_in_the_happens_before_graph(
+        program in prop::collection::vec(a_step(), 1..80)
+    ) {
         let mut checked = Checked::new();
         for step in program {
             let Some((result, expected)) = checked.step(step) else { continue };
             match result {
                 Ok(()) => prop_assert!(expected.is_empty(), "{step:?} races with {expected:?}"),
                 Err(Conflict { range, first }) => prop_assert!(
-                    expected.iter().any(|earlier| matches!(*earlier, Step::Access { stream, kind, start, end }
-                        if (stream as u32, kind) == (first.stream.0, first.kind) && start <= range.start.0 && range.end().0 <= end)),
+                    expected.iter().any(|earlier| matches!(
+                        *earlier,
+                        Step::Access { stream, kind, start, end }
+                            if (stream as u32, kind) == (first.stream.0, first.kind)
+                                && start <= range.start.0
+                                && range.end().0 <= end
+                    )),
                     "the detector reports a race of {step:?} with {first:?} on {range}, expected \
                      {expected:?}"
                 ),

@@ -22,7 +22,9 @@ fn a_change() -> impl Strategy<Value = Change> {
 
 proptest! {
     #[test]
-    fn a_range_map_is_an_array_with_a_value_an_address(changes in prop::collection::vec(a_change(), 1..40)) {
+    fn a_range_map_is_an_array_with_a_value_an_address(
+        changes in prop::collection::vec(a_change(), 1..40)
+    ) {
         let mut map = RangeMap::<u8>::default();
         let mut array = [None; SPACE];
         for change in changes {
@@ -44,13 +46,17 @@ proptest! {
             }
             let mut seen = [None; SPACE];
             for (start, end, &value) in map.overlapping(0, SPACE as u64) {
-                prop_assert!(seen[start as usize..end as usize].iter().all(Option::is_none), "entries overlap");
+                prop_assert!(
+                    seen[start as usize..end as usize].iter().all(Option::is_none),
+                    "entries overlap"
+                );
                 seen[start as usize..end as usize].fill(Some(value));
             }
             prop_assert_eq!(seen, array);
         }
         for (start, end) in [(0, 7), (5, 6), (13, 40)] {
-            let inside: usize = map.overlapping(start, end).map(|(from, to, _)| (to - from) as usize).sum();
+            let inside: usize =
+                map.overlapping(start, end).map(|(from, to, _)| (to - from) as usize).sum();
             let expected = array[start as usize..end as usize].iter().flatten().count();
             prop_assert_eq!(inside, expected);
         }

@@ -45,22 +45,37 @@ fn sequences() -> impl Strategy<Value = Vec<Collective>> {
 
 proptest! {
     #[test]
-    fn ranks_with_equal_calls_never_wait(calls in sequences(), ranks in 2..6_usize, in_turns: bool) {
+    fn ranks_with_equal_calls_never_wait(
+        calls in sequences(), ranks in 2..6_usize, in_turns: bool
+    ) {
         let (matcher, mismatch) = matched(&vec![calls.clone(); ranks], in_turns);
         prop_assert_eq!((matcher.matched, mismatch), (calls.len() as u64, None));
     }
 
     #[test]
     fn the_first_difference_is_found(
-        calls in sequences(), ranks in 2..6_usize, odd in 0..6_usize, place: prop::sample::Index, kind in 0..4_u8, in_turns: bool,
+        calls in sequences(), ranks in 2..6_usize, odd in 0..6_usize, place: prop::sample::Index,
+        kind in 0..4_u8, in_turns: bool
     ) {
         let (odd, place) = (odd % ranks, place.index(calls.len()));
         let mut all = vec![calls.clone(); ranks];
         let expected = match kind {
-            0 => { all[odd][place].bytes += Bytes(7); Trouble::Hang }
-            1 => { all[odd][place].iteration += 7; Trouble::Mixed }
-            2 => { all[odd].truncate(place); Trouble::Hang }
-            _ => { all[odd][place].purpose = Purpose::Buckets; Trouble::Hang }
+            0 => {
+                all[odd][place].bytes += Bytes(7);
+                Trouble::Hang
+            }
+            1 => {
+                all[odd][place].iteration += 7;
+                Trouble::Mixed
+            }
+            2 => {
+                all[odd].truncate(place);
+                Trouble::Hang
+            }
+            _ => {
+                all[odd][place].purpose = Purpose::Buckets;
+                Trouble::Hang
+            }
         };
         let (_, mismatch) = matched(&all, in_turns);
         let mismatch = mismatch.expect("they differ");

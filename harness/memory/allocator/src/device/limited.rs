@@ -176,19 +176,11 @@ impl<D: Device> wrapper::DeviceWrapper for Limited<D> {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner.mapped().is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        self.inner.mapped().is_some().then_some(self as _)
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner.pooled().is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        self.inner.pooled().is_some().then_some(self as _)
     }
 }
 

@@ -118,19 +118,15 @@ impl wrapper::DeviceWrapper for Shared {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if Device::mapped(&mut self.inner).is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        Device::mapped(&mut self.inner)
+            .is_some()
+            .then_some(self as _)
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if Device::pooled(&mut self.inner).is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        Device::pooled(&mut self.inner)
+            .is_some()
+            .then_some(self as _)
     }
 }
 

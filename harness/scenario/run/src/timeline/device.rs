@@ -136,6 +136,20 @@ impl TracedDevice {
     }
 }
 
+/// Methods that make one call of the device, or queue one piece of work, with its name and size on
+/// the timeline.
+macro_rules! traced {
+    ($(
+        $method:ident($($name:ident: $type:ty),*) -> $output:ty
+            = $as:ident($($about:expr),+) $(on $part:ident)? $(then $after:ident)?;
+    )*) => {$(
+        fn $method(&mut self, $($name: $type),*) -> Result<$output, DeviceError> {
+            self.$as($($about,)+ |device| device$(.$part()?)?.$method($($name),*))
+                $(.and_then(|answer| self.$after().map(|()| answer)))?
+        }
+    )*};
+}
+
 impl DeviceWrapper for TracedDevice {
     type Inner = dyn TestDevice;
 
@@ -147,113 +161,38 @@ impl DeviceWrapper for TracedDevice {
         &mut *self.inner
     }
 
-    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.call("malloc", Some(size), |device| device.malloc(size))
-    }
-
-    fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
-        self.call("free", None, |device| device.free(ptr))
-    }
-
-    fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
-        self.call("synchronize_event", None, |device| {
-            device.synchronize_event(event)
-        })?;
-        self.collect()
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.call("synchronize_stream", None, |device| {
-            device.synchronize_stream(stream)
-        })?;
-        self.collect()
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.call("synchronize", None, |device| device.synchronize())?;
-        self.collect()
+    traced! {
+        malloc(size: Bytes) -> DevicePtr = call("malloc", Some(size));
+        free(ptr: DevicePtr) -> () = call("free", None);
+        synchronize_event(event: EventId) -> () = call("synchronize_event", None) then collect;
+        synchronize_stream(stream: StreamId) -> () = call("synchronize_stream", None) then collect;
+        synchronize() -> () = call("synchronize", None) then collect;
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        if self.inner_mut().mapped().is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        self.inner_mut().mapped().is_some().then_some(self as _)
     }
 
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
-        if self.inner_mut().pooled().is_some() {
-            Some(self)
-        } else {
-            None
-        }
+        self.inner_mut().pooled().is_some().then_some(self as _)
     }
 }
 
 impl TestDeviceWrapper for TracedDevice {
-    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.work("fill", stream, Some(range.len), |device| {
-            device.fill(stream, range, tag)
-        })
-    }
-
-    fn verify(
-        &mut self,
-        stream: StreamId,
-        range: MemoryRange,
-        tag: Tag,
-    ) -> Result<(), DeviceError> {
-        self.work("verify", stream, Some(range.len), |device| {
-            device.verify(stream, range, tag)
-        })
-    }
-
-    fn verify_later(
-        &mut self,
-        stream: StreamId,
-        range: MemoryRange,
-        tag: Tag,
-    ) -> Result<(), DeviceError> {
-        self.work("read", stream, Some(range.len), |device| {
-            device.verify_later(stream, range, tag)
-        })
-    }
-
-    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
-        self.work("work", stream, None, |device| device.busy(stream, duration))
-    }
-
-    fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
-        self.call("host_alloc", Some(size), |device| {
-            device.host_alloc(size, memory)
-        })
-    }
-
-    fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
-        self.call("host_free", None, |device| device.host_free(host))
-    }
-
-    fn copy_to_host(
-        &mut self,
-        stream: StreamId,
-        from: MemoryRange,
-        to: HostId,
-    ) -> Result<(), DeviceError> {
-        self.work("copy to host", stream, Some(from.len), |device| {
-            device.copy_to_host(stream, from, to)
-        })
-    }
-
-    fn copy_to_device(
-        &mut self,
-        stream: StreamId,
-        from: HostId,
-        to: MemoryRange,
-    ) -> Result<(), DeviceError> {
-        self.work("copy to device", stream, Some(to.len), |device| {
-            device.copy_to_device(stream, from, to)
-        })
+    traced! {
+        fill(stream: StreamId, range: MemoryRange, tag: Tag) -> () =
+            work("fill", stream, Some(range.len));
+        verify(stream: StreamId, range: MemoryRange, tag: Tag) -> () =
+            work("verify", stream, Some(range.len));
+        verify_later(stream: StreamId, range: MemoryRange, tag: Tag) -> () =
+            work("read", stream, Some(range.len));
+        busy(stream: StreamId, duration: Nanos) -> () = work("work", stream, None);
+        host_alloc(size: Bytes, memory: &HostMemory) -> HostId = call("host_alloc", Some(size));
+        host_free(host: HostId) -> () = call("host_free", None);
+        copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> () =
+            work("copy to host", stream, Some(from.len));
+        copy_to_device(stream: StreamId, from: HostId, to: MemoryRange) -> () =
+            work("copy to device", stream, Some(to.len));
     }
 
     fn leaks(&self) -> Leaks {
@@ -266,65 +205,29 @@ impl TestDeviceWrapper for TracedDevice {
 }
 
 impl MappedDevice for TracedDevice {
-    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.call("reserve", Some(size), |device| {
-            device.required_mapped()?.reserve(size)
-        })
-    }
-
-    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.call("unreserve", None, |device| {
-            device.required_mapped()?.unreserve(start)
-        })
-    }
-
-    fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
-        self.call("map", Some(range.len), |device| {
-            device.required_mapped()?.map(range, page)
-        })
-    }
-
-    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        self.call("unmap", Some(range.len), |device| {
-            device.required_mapped()?.unmap(range)
-        })
+    traced! {
+        reserve(size: Bytes) -> DevicePtr = call("reserve", Some(size)) on required_mapped;
+        unreserve(start: DevicePtr) -> () = call("unreserve", None) on required_mapped;
+        map(range: MemoryRange, page: Bytes) -> () =
+            call("map", Some(range.len)) on required_mapped;
+        unmap(range: MemoryRange) -> () = call("unmap", Some(range.len)) on required_mapped;
     }
 }
 
 impl PooledDevice for TracedDevice {
+    traced! {
+        destroy_pool(pool: PoolId) -> () = call("destroy_pool", None) on required_pooled;
+        malloc_async(pool: PoolId, size: Bytes, stream: StreamId) -> DevicePtr =
+            call("malloc_async", Some(size)) on required_pooled;
+        free_async(ptr: DevicePtr, stream: StreamId) -> () =
+            call("free_async", None) on required_pooled;
+        trim_pool(pool: PoolId, keep: Bytes) -> () = call("trim_pool", None) on required_pooled;
+    }
+
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         self.inner_mut()
             .required_pooled()?
             .create_pool(release_threshold)
-    }
-
-    fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
-        self.call("destroy_pool", None, |device| {
-            device.required_pooled()?.destroy_pool(pool)
-        })
-    }
-
-    fn malloc_async(
-        &mut self,
-        pool: PoolId,
-        size: Bytes,
-        stream: StreamId,
-    ) -> Result<DevicePtr, DeviceError> {
-        self.call("malloc_async", Some(size), |device| {
-            device.required_pooled()?.malloc_async(pool, size, stream)
-        })
-    }
-
-    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
-        self.call("free_async", None, |device| {
-            device.required_pooled()?.free_async(ptr, stream)
-        })
-    }
-
-    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
-        self.call("trim_pool", None, |device| {
-            device.required_pooled()?.trim_pool(pool, keep)
-        })
     }
 
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {

@@ -121,10 +121,7 @@ impl<D: Device> DeviceWrapper for Logged<D> {
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
-        self.inner
-            .mapped()
-            .is_some()
-            .then_some(self as &mut dyn MappedDevice)
+        self.inner.mapped().is_some().then_some(self as _)
     }
 }
 

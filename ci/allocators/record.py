@@ -1,10 +1,12 @@
-"""Records the decisions of RMM's pool and TensorFlow's BFC allocator, which run here without a GPU.
+"""Records the decisions of the allocators of TensorFlow, RMM and CuPy, which run here without a GPU.
 
     python3 ci/allocators/record.py FOLDER               writes recordings to FOLDER, with the pinned versions below
+    python3 ci/allocators/record.py FOLDER SEEDS OPERATIONS [ALLOCATOR…]   the same for as many random traces of this length
     python3 ci/allocators/record.py --versions [NAME=VERSION…]   counts operations that other versions decide as the pinned ones
 
-Needs Python 3.11, g++ with C++20, PyPI, and 1 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with `bfc` and `rmm_pool`."""
+Needs Python 3.11, g++ with C++20, PyPI, and 1 GiB below ~/.cache/harness. `harness replay --verify` compares recordings with our allocators."""
 import gzip
+import itertools
 import json
 import os
 import random
@@ -16,7 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("HARNESS_CACHE", Path.home() / ".cache/harness")) / "allocators"
-PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0"}
+PINNED = {"tensorflow-cpu": "2.21.0", "librmm-cu13": "26.10.0", "cupy-cuda13x": "14.2.0"}
+PACKAGE = {"bfc": "tensorflow-cpu", "rmm_pool": "librmm-cu13", "cupy_pool": "cupy-cuda13x"}
 GIB = 1 << 30
 OPERATIONS = 500
 # Name, allocator, streams, kinds of traces, the allocator's memory, the device's memory, options of the recorder.
@@ -34,6 +37,9 @@ CONFIGURATIONS = [
     ("scarce", "rmm_pool", 8, "large pressure", 2 * GIB, 4 * GIB, {"initial": 0, "maximum": 3 * GIB}),
     ("unlimited", "rmm_pool", 1, "mixed pressure", 4 * GIB, None, {"initial": 268435456}),
     ("unlimited_streams", "rmm_pool", 8, "mixed large", 4 * GIB, None, {"initial": 0}),
+    ("unlimited", "cupy_pool", 3, "small mixed pressure", 4 * GIB, None, {}),
+    ("limited", "cupy_pool", 3, "mixed large pressure", 4 * GIB, None, {"limit": 3 * GIB + 5}),
+    ("scarce", "cupy_pool", 8, "large pressure", 2 * GIB, 4 * GIB, {"limit": 3 * GIB}),
     ("tiny", "rmm_pool", 2, "tiny", 4 * GIB, None, {"initial": 0, "maximum": 12800}),
 ]
 # The smallest and the largest request of a kind, and the bytes after which a trace only frees.
@@ -46,9 +52,9 @@ KINDS = {
 }
 
 
-def trace(kind, streams):
+def trace(kind, streams, seed=""):
     low, high, target = KINDS[kind]
-    rng = random.Random(f"{kind} {streams}")
+    rng = random.Random(f"{kind} {streams}{seed}")
     common = [rng.randrange(low, high) for _ in range(12)]
     live, lines, number = {}, [], 0
     while len(lines) < OPERATIONS:
@@ -85,12 +91,14 @@ def installed(packages):
 
 
 def recorder(package, version):
-    """The program that runs this version's allocator."""
+    """The command that runs this version's allocator."""
     folder = installed([f"{package}=={version}"])
+    if package.startswith("cupy"):
+        return ["env", f"PYTHONPATH={folder}", sys.executable, HERE / "cupy_pool.py"]
     source = HERE / ("bfc.cpp" if package == "tensorflow-cpu" else "rmm_pool.cpp")
     program = CACHE / f"{source.stem}-{version}"
     if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
-        return program
+        return [program]
     command = ["g++", "-O1", "-w", "-DNDEBUG", "-o", program, source]
     if package == "tensorflow-cpu":
         library = folder / "tensorflow"
@@ -105,45 +113,51 @@ def recorder(package, version):
         command += [*libraries, "-ldl", "-lrt", "-lpthread"]
         command += [f"-Wl,-rpath,{library.parent}" for library in libraries]
     subprocess.run(command, check=True)
-    return program
+    return [program]
 
 
 def decisions(program, operations, capacity, options):
     with tempfile.NamedTemporaryFile("w", suffix=".trace") as file:
         file.write("\n".join(operations) + "\n")
         file.flush()
-        command = [program, file.name, str(capacity), *(f"{key}={value}" for key, value in options.items())]
+        command = [*program, file.name, str(capacity), *(f"{key}={value}" for key, value in options.items())]
         out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=60)
     return out.stdout.splitlines()
 
 
-def recorded(programs):
+def settings_of(allocator, options):
+    """The settings in a recording, with our names."""
+    if allocator == "bfc":
+        return {"memory_limit": options["limit"], "allow_growth": options.get("growth", 1) == 1, "garbage_collection": options.get("gc", 1) == 1}
+    if allocator == "cupy_pool":
+        return {"limit": options.get("limit")}
+    return {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}
+
+
+def recorded(programs, seeds=("",)):
     """The name, header and decisions of each recording."""
     for name, allocator, streams, kinds, capacity, total, options in CONFIGURATIONS:
-        package = "tensorflow-cpu" if allocator == "bfc" else "librmm-cu13"
+        package = PACKAGE[allocator]
         if package not in programs:
             continue
-        if allocator == "bfc":
-            settings = {"memory_limit": options["limit"], "allow_growth": options.get("growth", 1) == 1, "garbage_collection": options.get("gc", 1) == 1}
-        else:
-            settings = {"initial_pool_size": options["initial"], "maximum_pool_size": options.get("maximum")}
-        for kind in kinds.split():
-            operations = trace(kind, streams)
+        for kind, seed in itertools.product(kinds.split(), seeds):
+            operations = trace(kind, streams, seed)
             lines = decisions(programs[package], operations, capacity, options)
-            header = {"library": f"{package} {PINNED[package]}", "allocator": allocator, "settings": settings, "capacity": capacity}
+            header = {"library": f"{package} {PINNED[package]}", "allocator": allocator, "settings": settings_of(allocator, options), "capacity": capacity}
             header |= {"total": total} if total else {}
-            yield f"{allocator}-{name}-{kind}", header | {"va": "up", "trace": operations}, lines
+            yield f"{allocator}-{name}-{kind}{seed}", header | {"va": "up", "trace": operations}, lines
 
 
-def write(folder):
-    for name, header, lines in recorded({package: recorder(package, version) for package, version in PINNED.items()}):
+def write(folder, allocators, seeds=("",)):
+    programs = {PACKAGE[allocator]: recorder(PACKAGE[allocator], PINNED[PACKAGE[allocator]]) for allocator in allocators}
+    for name, header, lines in recorded(programs, seeds):
         text = "\n".join(json.dumps(part, separators=(",", ":")) for part in [header, *lines]) + "\n"
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def versions(chosen):
     for package, version in chosen:
-        of = "tensorflow-cpu" if package == "tensorflow-cpu" else "librmm-cu13"
+        of = next(pinned for pinned in PINNED if pinned.split("-")[0] == package.split("-")[0])
         pinned = {name: lines for name, _, lines in recorded({of: recorder(of, PINNED[of])})}
         theirs = {name: lines for name, _, lines in recorded({of: recorder(package, version)})}
         differing = []
@@ -157,5 +171,8 @@ def versions(chosen):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--versions"]:
         versions([tuple(name.split("=")) for name in sys.argv[2:]])
+    elif len(sys.argv) > 2:
+        OPERATIONS = int(sys.argv[3])
+        write(Path(sys.argv[1]), sys.argv[4:] or PACKAGE, [f"-{seed}" for seed in range(int(sys.argv[2]))])
     else:
-        write(Path(sys.argv[1]))
+        write(Path(sys.argv[1]), PACKAGE)

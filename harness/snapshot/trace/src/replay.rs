@@ -650,29 +650,32 @@ pub fn verify(
 fn verify_decisions(
     header: &decisions::Header,
     addresses: Option<AddressOrder>,
-    mut lines: impl Iterator<Item = Result<String, RecordingError>>,
+    lines: impl Iterator<Item = Result<String, RecordingError>>,
     malformed: impl Fn(usize, String) -> RecordingError,
 ) -> Result<Comparison, RecordingError> {
     let events = trace::parse_lines(header.trace.iter().map(String::as_str))
         .map_err(|error| malformed(1, error.to_string()))?;
+    let recorded: Vec<String> = (lines.zip(2..))
+        .map(|(line, number)| {
+            serde_json::from_str(&line?)
+                .map_err(|error| malformed(number, format!("not a line of a decision: {error}")))
+        })
+        .collect::<Result<_, _>>()?;
     let mut operations = 0;
     let mut compare = |index: usize, replayed: &str| {
-        let line = index + 2;
-        let recorded = lines
-            .next()
-            .ok_or_else(|| malformed(line, "the recording ends before its trace".to_owned()))??;
-        let recorded: String = serde_json::from_str(&recorded)
-            .map_err(|error| malformed(line, format!("not a line of a decision: {error}")))?;
+        let recorded = recorded.get(index).ok_or_else(|| {
+            malformed(index + 2, "the recording ends before its trace".to_owned())
+        })?;
         operations = index + 1;
         Ok((recorded != replayed).then(|| Difference::Decision {
             operation: operations,
             event: events[index].to_string(),
-            recorded,
+            recorded: recorded.clone(),
             replayed: replayed.to_owned(),
         }))
     };
     let mut compared = Ok(None);
-    let replayed = decisions::replay(header, &events, addresses, |index, line| {
+    let replayed = decisions::replay(header, &events, &recorded, addresses, |index, line| {
         compared = compare(index, line);
         if matches!(compared, Ok(None)) {
             ControlFlow::Continue(())

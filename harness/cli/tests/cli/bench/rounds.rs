@@ -19,7 +19,7 @@ use harness_staging::strict;
 use super::provider::{TestProvider, catalogue, measured, medians, suite, terms, within};
 use super::world::World;
 
-const EVERY_ARM: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct";
+const ARMS: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct";
 
 /// All measures with model times.
 const OF_THE_MODEL: &str = "latency: { sizes: [512B, 2MiB, 64MiB] }
@@ -31,7 +31,7 @@ const OF_THE_MODEL: &str = "latency: { sizes: [512B, 2MiB, 64MiB] }
 
 #[test]
 fn on_a_virtual_clock_two_equal_rounds_are_enough_and_seeds_change_nothing() {
-    let suite = suite(EVERY_ARM, OF_THE_MODEL);
+    let suite = suite(ARMS, OF_THE_MODEL);
     let first = TestProvider::new().run(&suite);
     assert_eq!((first.stopped, first.rounds), (Stopped::Deterministic, 2));
     for entry in &first.entries {
@@ -58,7 +58,7 @@ fn on_a_virtual_clock_two_equal_rounds_are_enough_and_seeds_change_nothing() {
 
 #[test]
 fn arms_of_a_case_stand_next_to_each_other() {
-    let suite = suite(EVERY_ARM, OF_THE_MODEL);
+    let suite = suite(ARMS, OF_THE_MODEL);
     let record = TestProvider::new().run(&suite);
     let mut cases: Vec<(String, Quantity)> = record
         .entries
@@ -97,7 +97,7 @@ fn a_tenth_slower() -> CostModel {
 #[test]
 fn a_driver_that_is_a_tenth_slower_makes_every_model_time_a_tenth_longer() {
     let suite = suite(
-        EVERY_ARM,
+        ARMS,
         "latency: { sizes: [2MiB, 64MiB] }\n  - empty_cache: { segments: [10] }\n  - \
          record_stream: { streams: [1] }",
     );
@@ -371,7 +371,7 @@ fn the_loop_goes_on_until_it_is_precise_or_the_time_is_up() {
 #[test]
 fn an_interruption_ends_the_loop_at_once() {
     let interrupted = terms(0);
-    let suite = suite(EVERY_ARM, OF_THE_MODEL);
+    let suite = suite(ARMS, OF_THE_MODEL);
     let mut visits = 0;
     let record = TestProvider::new().run_with(&suite, &interrupted, |_| {
         visits += 1;

@@ -259,7 +259,7 @@ impl BfcAllocator {
             return Ok(());
         }
         self.regions.stats.num_sync_all_streams += 1;
-        self.wait_for_pending(device)?;
+        self.regions.wait_for(&mut self.pending, device)?;
         // Chunks that were pending may belong to other streams too.
         for other in self.regions.other_streams(stream) {
             let covers = self.regions.frees();
@@ -271,14 +271,6 @@ impl BfcAllocator {
             self.regions.take_over(other, stream, covers);
         }
         Ok(())
-    }
-
-    /// Waits for the events of pending frees and finishes those frees.
-    fn wait_for_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let (done, waited) = self.pending.wait_for(device, |_| true);
-        done.into_iter()
-            .for_each(|chunk| self.regions.complete_free(chunk));
-        waited
     }
 
     /// Releases free regions if that makes room for the request. Returns whether it did.
@@ -294,14 +286,6 @@ impl BfcAllocator {
 
     fn limit(&self, device: &dyn Device) -> Bytes {
         self.regions.limit(device, self.config.memory_limit)
-    }
-
-    /// Finishes the frees whose events are complete.
-    fn poll(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let (done, polled) = self.pending.poll(device);
-        done.into_iter()
-            .for_each(|chunk| self.regions.complete_free(chunk));
-        polled
     }
 }
 
@@ -326,9 +310,9 @@ impl Allocator for BfcAllocator {
         if request.size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        let size = regions::rounded(device, request)?;
+        let size = regions::rounded(device, request, CHUNK_UNIT)?;
         if !self.pending.is_empty() {
-            self.poll(device)?;
+            self.regions.poll(&mut self.pending, device)?;
         }
         let chunk = match self.regions.best_fit(request.stream, size) {
             Some(chunk) => chunk,
@@ -339,15 +323,7 @@ impl Allocator for BfcAllocator {
     }
 
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError> {
-        if allocation.is_null() {
-            return Ok(());
-        }
-        let chunk = self.regions.chunk_of(&allocation)?;
-        let streams = self.regions.begin_free(chunk);
-        if streams.is_empty() || !self.pending.add(device, chunk, streams)? {
-            self.regions.complete_free(chunk);
-        }
-        Ok(())
+        self.regions.free(&mut self.pending, device, allocation)
     }
 
     fn record_stream(
@@ -368,7 +344,7 @@ impl Allocator for BfcAllocator {
             return Ok(());
         }
         if_exists(device.synchronize_stream(stream))?;
-        self.poll(device)?;
+        self.regions.poll(&mut self.pending, device)?;
         if let Some(frontier) = self.frontiers.remove(&stream) {
             self.events.give_back(frontier.event);
         }
@@ -380,7 +356,7 @@ impl Allocator for BfcAllocator {
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if !self.pending.is_empty() {
             self.regions.stats.num_sync_all_streams += 1;
-            self.wait_for_pending(device)?;
+            self.regions.wait_for(&mut self.pending, device)?;
         }
         self.regions.release(device, 0).map(drop)
     }

@@ -1,4 +1,4 @@
-//! Regions of device memory that are cut into chunks, for both best-fit allocators. Each of them
+//! Regions of device memory that are cut into chunks, for all best-fit allocators. Each of them
 //! decides when to cut, when to take from another stream and when to call the driver. This module
 //! has the structure and its counters.
 //!
@@ -13,26 +13,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory, slab::Slab,
+    Allocation, AllocatorError, Handle, OomCause, Request, live::out_of_memory,
+    pending::PendingFrees, slab::Slab,
 };
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of both modeled
+/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of most modeled
 /// allocators (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
 pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
 
 /// Rounds a request up to whole units.
 /// Fails with [`AllocatorError::TooLarge`] if the result exceeds 64 bits.
-pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, AllocatorError> {
+pub(super) fn rounded(
+    device: &dyn Device,
+    request: Request,
+    unit: Bytes,
+) -> Result<u64, AllocatorError> {
     let too_large = || AllocatorError::TooLarge {
         requested: request.size,
         total: device.info().total,
     };
     request
         .size
-        .checked_round_up(CHUNK_UNIT)
+        .checked_round_up(unit)
         .map(|size| size.0)
         .ok_or_else(too_large)
 }
@@ -120,6 +125,20 @@ impl Regions {
             .map(|chunk| chunk.id)
     }
 
+    /// The free chunk at an address, if it fits as well as the best one: same stream and size.
+    /// Logarithmic in free chunks.
+    pub(super) fn equal_fit(&self, best: ChunkId, address: DevicePtr) -> Option<ChunkId> {
+        let Chunk { stream, size, .. } = self[best];
+        let from = FreeChunk {
+            stream,
+            size,
+            address: address.0,
+            id: ChunkId(0),
+        };
+        let found = self.free.range(from..).next()?;
+        ((found.stream, found.size, found.address) == (stream, size, address.0)).then_some(found.id)
+    }
+
     /// Allocates a free chunk, cut to `size`. The rest stays free for the chunk's stream.
     /// Logarithmic in free chunks.
     pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
@@ -190,6 +209,47 @@ impl Regions {
         self.stats.active_bytes.decrease(POOL, size);
         self.stats.requested_bytes.decrease(POOL, requested);
         self.merge(id);
+    }
+
+    /// Frees an allocation, or adds it to the pending frees if other streams use it. Ignores the
+    /// null allocation. Fails like [`Regions::chunk_of`].
+    pub(super) fn free(
+        &mut self,
+        pending: &mut PendingFrees<ChunkId>,
+        device: &mut dyn Device,
+        allocation: Allocation,
+    ) -> Result<(), DeviceError> {
+        if allocation.is_null() {
+            return Ok(());
+        }
+        let chunk = self.chunk_of(&allocation)?;
+        let streams = self.begin_free(chunk);
+        if streams.is_empty() || !pending.add(device, chunk, streams)? {
+            self.complete_free(chunk);
+        }
+        Ok(())
+    }
+
+    /// Finishes the frees whose events are complete.
+    pub(super) fn poll(
+        &mut self,
+        pending: &mut PendingFrees<ChunkId>,
+        device: &mut dyn Device,
+    ) -> Result<(), DeviceError> {
+        let (done, polled) = pending.poll(device);
+        done.into_iter().for_each(|chunk| self.complete_free(chunk));
+        polled
+    }
+
+    /// Waits for the events of all pending frees and finishes those frees.
+    pub(super) fn wait_for(
+        &mut self,
+        pending: &mut PendingFrees<ChunkId>,
+        device: &mut dyn Device,
+    ) -> Result<(), DeviceError> {
+        let (done, waited) = pending.wait_for(device, |_| true);
+        done.into_iter().for_each(|chunk| self.complete_free(chunk));
+        waited
     }
 
     /// Returns true if the stream has free chunks. Logarithmic in free chunks.

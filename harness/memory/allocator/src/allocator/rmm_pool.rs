@@ -326,7 +326,7 @@ impl Allocator for RmmPool {
         if request.size == Bytes::ZERO {
             return Ok(Allocation::null(request));
         }
-        let size = regions::rounded(device, request)?;
+        let size = regions::rounded(device, request, CHUNK_UNIT)?;
         let chunk = match self.regions.best_fit(request.stream, size) {
             Some(chunk) => chunk,
             None => self.find(device, request, size)?,

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 
 use super::caching::{self, ConfError, Config, TorchVersion, TorchVersionError};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
-use super::{Allocator, async_pool, bfc, direct, rmm_pool};
+use super::{Allocator, async_pool, bfc, cupy_pool, direct, rmm_pool};
 use crate::named::named_enum;
 
 named_enum! {
@@ -20,6 +20,8 @@ named_enum! {
         Bfc = "bfc",
         /// The pool memory resource of RMM, the RAPIDS Memory Manager.
         RmmPool = "rmm_pool",
+        /// CuPy's memory pool.
+        CupyPool = "cupy_pool",
         /// The driver's stream-ordered pool.
         AsyncPool = "async_pool",
         /// One driver allocation and one driver free per request.
@@ -44,7 +46,12 @@ impl AllocatorKind {
             Self::AsyncPool => {
                 Some("the driver reports the size of its pool, but not its free blocks")
             }
-            Self::Caching | Self::Expandable | Self::Bfc | Self::RmmPool | Self::Direct => None,
+            Self::Caching
+            | Self::Expandable
+            | Self::Bfc
+            | Self::RmmPool
+            | Self::CupyPool
+            | Self::Direct => None,
         }
     }
 
@@ -174,6 +181,7 @@ impl AllocatorSpec {
             Which::Kind(AllocatorKind::RmmPool, _) => {
                 Box::new(rmm_pool::RmmPool::new(rmm_pool::RmmPoolConfig::default()))
             }
+            Which::Kind(AllocatorKind::CupyPool, _) => Box::new(cupy_pool::CupyPool::default()),
             Which::Kind(AllocatorKind::AsyncPool, _) => {
                 Box::new(async_pool::AsyncPoolAllocator::default())
             }
@@ -193,6 +201,7 @@ impl AllocatorSpec {
             Which::Kind(
                 AllocatorKind::Bfc
                 | AllocatorKind::RmmPool
+                | AllocatorKind::CupyPool
                 | AllocatorKind::AsyncPool
                 | AllocatorKind::Direct,
                 _,

@@ -122,12 +122,14 @@ fn a_storm_costs_the_audit_the_same_with_every_allocator() {
         let mut machine = Machine::new(Box::new(Counted(kind.build(), Arc::clone(&read))));
         let mut rng = ChaCha8Rng::seed_from_u64(2);
         let mut live = [false; LIVE];
-        // These programs have little memory, so their blocks are small; `direct` and the driver's
-        // pool have room for fewer.
-        let slots = if matches!(kind, AllocatorKind::Direct | AllocatorKind::AsyncPool) {
-            30
-        } else {
-            LIVE
+        // These programs have little memory, so their blocks are small. There is room for fewer of
+        // them if each takes pages of its own.
+        let slots = match kind {
+            AllocatorKind::Direct | AllocatorKind::AsyncPool | AllocatorKind::CupyPool => 30,
+            AllocatorKind::Caching
+            | AllocatorKind::Expandable
+            | AllocatorKind::Bfc
+            | AllocatorKind::RmmPool => LIVE,
         };
         for _ in 0..OPERATIONS {
             let slot = rng.random_range(0..slots);

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use harness_allocator::allocator::bfc::{BfcAllocator, BfcConfig};
+use harness_allocator::allocator::cupy_pool::{CupyPool, CupyPoolConfig};
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
@@ -38,6 +39,7 @@ pub(super) struct Header {
 enum Settings {
     Bfc(BfcSettings),
     RmmPool(RmmPoolSettings),
+    CupyPool(CupyPoolSettings),
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -55,9 +57,15 @@ struct RmmPoolSettings {
     maximum_pool_size: Option<u64>,
 }
 
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CupyPoolSettings {
+    limit: Option<u64>,
+}
+
 impl Settings {
-    fn build(&self) -> Box<dyn Allocator> {
-        match *self {
+    fn build(&self) -> Model {
+        let decided: Box<dyn Allocator> = match *self {
             Self::Bfc(settings) => Box::new(BfcAllocator::new(BfcConfig {
                 allow_growth: settings.allow_growth,
                 memory_limit: Some(Bytes(settings.memory_limit)),
@@ -67,6 +75,28 @@ impl Settings {
                 initial_pool_size: Some(Bytes(settings.initial_pool_size)),
                 maximum_pool_size: settings.maximum_pool_size.map(Bytes),
             })),
+            Self::CupyPool(settings) => {
+                return Model::Cupy(Box::new(CupyPool::new(CupyPoolConfig {
+                    limit: settings.limit.map(Bytes),
+                })));
+            }
+        };
+        Model::Decided(decided)
+    }
+}
+
+enum Model {
+    /// Its rules decide everything.
+    Decided(Box<dyn Allocator>),
+    /// Addresses on the host decide between equal chunks, so it takes the recorded one of them.
+    Cupy(Box<CupyPool>),
+}
+
+impl Model {
+    fn allocator(&mut self) -> &mut (dyn Allocator + 'static) {
+        match self {
+            Self::Decided(allocator) => &mut **allocator,
+            Self::Cupy(pool) => &mut **pool,
         }
     }
 }
@@ -75,6 +105,7 @@ impl Settings {
 pub(super) fn replay(
     header: &Header,
     events: &[TraceEvent],
+    recorded: &[String],
     addresses: Option<AddressOrder>,
     each: impl FnMut(usize, &str) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
@@ -86,7 +117,8 @@ pub(super) fn replay(
     });
     let mut executor = Executor::new(events, &mut device)?;
     let mut target = Recorded {
-        allocator: header.settings.build(),
+        model: header.settings.build(),
+        recorded: recorded.iter(),
         device: Logged {
             inner: device,
             streams: executor.streams().clone(),
@@ -107,7 +139,7 @@ struct Lines<F> {
     each: F,
 }
 
-impl<F: FnMut(usize, &str) -> ControlFlow<()>> Observer<Recorded> for Lines<F> {
+impl<F: FnMut(usize, &str) -> ControlFlow<()>> Observer<Recorded<'_>> for Lines<F> {
     /// `each` stopped the replay.
     type Error = ();
 
@@ -116,7 +148,7 @@ impl<F: FnMut(usize, &str) -> ControlFlow<()>> Observer<Recorded> for Lines<F> {
         index: usize,
         kind: Kind,
         outcome: Outcome,
-        target: &mut Recorded,
+        target: &mut Recorded<'_>,
     ) -> Result<(), ()> {
         let line = &mut target.device.line;
         match (kind, outcome) {
@@ -128,35 +160,44 @@ impl<F: FnMut(usize, &str) -> ControlFlow<()>> Observer<Recorded> for Lines<F> {
         }
         let flow = (self.each)(index, line);
         line.clear();
+        target.recorded.next();
         if flow.is_break() { Err(()) } else { Ok(()) }
     }
 }
 
-struct Recorded {
-    allocator: Box<dyn Allocator>,
+struct Recorded<'a> {
+    model: Model,
+    /// The recorded lines from that of the current operation on.
+    recorded: std::slice::Iter<'a, String>,
     device: Logged,
 }
 
-impl Target for Recorded {
+impl Target for Recorded<'_> {
     type Live = Allocation;
     type Allocator = dyn Allocator;
 
     fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
-        let allocation = self.allocator.allocate(&mut self.device, request)?;
+        let line = self.recorded.as_slice().first();
+        if let Model::Cupy(pool) = &mut self.model
+            && let Some(place) = line.and_then(|line| self.device.place(line))
+        {
+            pool.choose(place);
+        }
+        let allocation = (self.model.allocator()).allocate(&mut self.device, request)?;
         self.device.note_place(&allocation);
         Ok(allocation)
     }
 
     fn free(&mut self, live: Allocation) -> Result<(), DeviceError> {
-        self.allocator.free(&mut self.device, live)
+        self.model.allocator().free(&mut self.device, live)
     }
 
     fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        self.allocator.record_stream(live, stream)
+        self.model.allocator().record_stream(live, stream)
     }
 
     fn with<R>(&mut self, call: impl FnOnce(&mut Self::Allocator, &mut dyn TestDevice) -> R) -> R {
-        call(&mut *self.allocator, &mut self.device)
+        call(self.model.allocator(), &mut self.device)
     }
 }
 
@@ -175,6 +216,14 @@ impl Logged {
     fn note(&mut self, call: std::fmt::Arguments<'_>) {
         // Writing to a string never fails.
         let _ = write!(self.line, "{call}");
+    }
+
+    /// The address in a recorded line, if its region exists.
+    fn place(&self, line: &str) -> Option<DevicePtr> {
+        let (_, place) = line.rsplit_once("at ")?;
+        let (region, offset) = place.split_once(' ')?.0.split_once('+')?;
+        let (start, _) = self.regions.get(region.parse::<usize>().ok()?)?;
+        Some(start.offset(Bytes(offset.parse().ok()?)))
     }
 
     fn note_place(&mut self, allocation: &Allocation) {

@@ -199,6 +199,7 @@ fn every_allocator_can_be_recorded() {
         AllocatorKind::Direct,
         AllocatorKind::Bfc,
         AllocatorKind::RmmPool,
+        AllocatorKind::CupyPool,
     ] {
         let (snapshot, stats) = recorded(kind.build(), "");
         assert_eq!(

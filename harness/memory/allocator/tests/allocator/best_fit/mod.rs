@@ -1,7 +1,8 @@
-//! The best-fit allocators `bfc` and `rmm_pool`: the figures that TensorFlow and RMM document,
-//! alone and in random programs. No stream gets memory that another one still uses.
+//! The best-fit allocators `bfc`, `rmm_pool` and `cupy_pool`: the figures that their libraries
+//! document, alone and in random programs. No stream gets memory that another one still uses.
 
 mod bfc;
+mod cupy_pool;
 mod rmm_pool;
 mod streams;
 

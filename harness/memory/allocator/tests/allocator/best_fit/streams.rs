@@ -1,7 +1,9 @@
 //! Random programs on several streams. The device refuses every access that is not ordered after
 //! the one before it.
 
-use harness_allocator::allocator::{Allocation, Allocator, bfc::BfcAllocator, rmm_pool::RmmPool};
+use harness_allocator::allocator::{
+    Allocation, Allocator, bfc::BfcAllocator, cupy_pool::CupyPool, rmm_pool::RmmPool,
+};
 use harness_allocator::device::{StreamId, Tag};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::{Bytes, Nanos};
@@ -165,5 +167,12 @@ proptest! {
         program in prop::collection::vec(op(), 1..150)
     ) {
         run(RmmPool::default(), &program)?;
+    }
+
+    #[test]
+    fn cupy_pool_never_reuses_memory_that_another_stream_uses(
+        program in prop::collection::vec(op(), 1..150)
+    ) {
+        run(CupyPool::default(), &program)?;
     }
 }

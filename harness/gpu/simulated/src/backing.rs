@@ -35,35 +35,40 @@ struct Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping has this size, and its entry is gone.
+        let before = self.host % PAGE;
+        // SAFETY: the mapping begins with this page and has this size, and its entry is gone.
         unsafe {
             libc::munmap(
-                ptr::with_exposed_provenance_mut(self.host),
-                self.size as usize,
+                ptr::with_exposed_provenance_mut(self.host - before),
+                self.size as usize + before,
             )
         };
     }
 }
 
+/// The unit of mappings. Parts of a file that share a page have it in both of their mappings.
+const PAGE: usize = 4096;
+
 /// Maps a part of a file. Pages use memory once they are written or read.
 fn map(file: &File, offset: u64, size: u64) -> io::Result<usize> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let before = offset % PAGE as u64;
     // SAFETY: the mapping is new.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
-            size as usize,
+            (size + before) as usize,
             access,
             flags,
             file.as_raw_fd(),
-            offset as libc::off_t,
+            (offset - before) as libc::off_t,
         )
     };
     if start == libc::MAP_FAILED {
         Err(io::Error::last_os_error())
     } else {
-        Ok(start.expose_provenance())
+        Ok(start.expose_provenance() + before as usize)
     }
 }
 

@@ -226,8 +226,12 @@ impl DeviceMemory {
         Ok(start)
     }
 
+    /// Frees an allocation, also one of a pool.
     pub(crate) fn free(&mut self, start: u64) -> Result<Bytes, Code> {
-        let size = self.allocations.remove(&start).ok_or(Code::InvalidValue)?;
+        let Some(size) = self.allocations.remove(&start) else {
+            let number = self.free_in_order(start, StreamId::DEFAULT)?;
+            return self.finish_free(start, number).ok_or(Code::InvalidValue);
+        };
         self.sim.free(DevicePtr(start - self.shift))?;
         self.contents
             .iter_mut()
@@ -279,6 +283,13 @@ impl DeviceMemory {
         address < end
     }
 
+    /// Start and size of the live pool allocation around an address.
+    pub(crate) fn pooled_around(&self, address: u64) -> Option<(u64, Bytes)> {
+        let (&(start, _), pooled) = self.pooled.range(..=(address, u64::MAX)).next_back()?;
+        let is_around = !pooled.freed && address - start < pooled.size.0;
+        is_around.then_some((start, pooled.size))
+    }
+
     /// Start and size of the allocation or mapping around an address.
     pub(crate) fn range_of(&self, address: u64) -> Option<(u64, Bytes)> {
         let allocation = self
@@ -287,7 +298,8 @@ impl DeviceMemory {
             .next_back()
             .map(|(&start, &size)| (start, size));
         let around = |range: &(u64, Bytes)| address - range.0 < range.1.0;
-        allocation.filter(around).or_else(|| {
+        let found = allocation.filter(around);
+        found.or_else(|| self.pooled_around(address)).or_else(|| {
             self.mapping_around(address)
                 .map(|(start, mapped)| (start, self.pages[&mapped.page].size))
         })
@@ -470,6 +482,7 @@ impl DeviceMemory {
         self.next_pooled += 1;
         self.pooled
             .insert((start, self.next_pooled), Pooled { size, freed: false });
+        self.add_contents(start, size);
         Ok(start)
     }
 
@@ -489,6 +502,9 @@ impl DeviceMemory {
 
     /// Completes the free of a pool allocation. Returns its size.
     pub(crate) fn finish_free(&mut self, start: u64, number: u64) -> Option<Bytes> {
+        self.contents
+            .iter_mut()
+            .for_each(|contents| contents.remove(start));
         self.pooled
             .remove(&(start, number))
             .map(|pooled| pooled.size)

@@ -1,15 +1,22 @@
-//! [`Pools`]: the stream-ordered pools of devices whose kernels are no-ops. They cache nothing.
+//! [`Pools`]: the stream-ordered pools of devices whose kernels are no-ops. Their memory is that of
+//! pools of `SimDevice`.
+//!
+//! Work takes no time, so a free is complete at once and any stream reuses the memory. With the
+//! default attributes a driver does so too: it may wait for another stream's free on the device.
 
-use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_uint};
 
-use harness_allocator::{device::sim::GRANULARITY, units::Bytes};
+use harness_allocator::device::sim::SimDevice;
+use harness_allocator::device::{PoolId, PoolMemory, PooledDevice as _};
+use harness_allocator::units::Bytes;
 
 use crate::{code::Code, handles::Handles};
 
 const POOLS: Handles = Handles::starting_at(0x7_0000_0000);
 /// The numbers of a device's pools; the first is its default pool.
 const PER_DEVICE: usize = 1 << 20;
+
 /// The pools of all devices, by number.
 #[derive(Debug)]
 pub(crate) struct Pools {
@@ -18,49 +25,77 @@ pub(crate) struct Pools {
     last: usize,
     /// By device, if the program has chosen one.
     current: BTreeMap<usize, usize>,
-    /// The pool and the size of each allocation.
-    allocations: BTreeMap<u64, (usize, Bytes)>,
+    /// The pool of each allocation.
+    allocations: BTreeMap<u64, usize>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Pool {
+    /// The pool of the simulated device, from the first allocation on.
+    id: Option<PoolId>,
     /// The most bytes; zero for all.
     most: Bytes,
+    /// The kinds of handles by which other processes may import it.
+    pub(crate) handle_types: c_uint,
+    /// Another process allocates from it.
+    is_imported: bool,
     /// Which blocks may be reused: attributes 1 to 3.
     pub(crate) reuse: [c_int; 3],
     pub(crate) release_threshold: u64,
-    pub(crate) used: Usage,
-    pub(crate) reserved: Usage,
+    /// Allocations that are not freed.
+    live: u64,
     /// The program has destroyed it. It lives until its last allocation is freed.
     is_destroyed: bool,
-}
-
-/// Current and highest bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Usage {
-    pub(crate) now: u64,
-    pub(crate) high: u64,
-}
-
-impl Usage {
-    const fn add(&mut self, bytes: u64) {
-        self.now += bytes;
-        if self.now > self.high {
-            self.high = self.now;
-        }
-    }
 }
 
 impl Default for Pool {
     fn default() -> Self {
         Self {
+            id: None,
             most: Bytes::ZERO,
+            handle_types: 0,
+            is_imported: false,
             reuse: [1; 3],
             release_threshold: 0,
-            used: Usage::default(),
-            reserved: Usage::default(),
+            live: 0,
             is_destroyed: false,
         }
+    }
+}
+
+impl Pool {
+    /// The pool of the simulated device, which it creates if necessary.
+    pub(crate) fn open(&mut self, sim: &mut SimDevice) -> Result<PoolId, Code> {
+        if self.is_imported {
+            return Err(Code::InvalidValue);
+        }
+        if let Some(id) = self.id {
+            return Ok(id);
+        }
+        let id = sim.create_pool(Bytes(self.release_threshold))?;
+        sim.limit_pool(id, self.most)?;
+        self.id = Some(id);
+        Ok(id)
+    }
+
+    pub(crate) fn set_threshold(&mut self, sim: &mut SimDevice, bytes: u64) -> Result<(), Code> {
+        self.release_threshold = bytes;
+        self.id.map_or(
+            Ok(()),
+            |id| Ok(sim.set_release_threshold(id, Bytes(bytes))?),
+        )
+    }
+
+    pub(crate) fn memory(&self, sim: &mut SimDevice) -> Result<PoolMemory, Code> {
+        Ok(match self.id {
+            Some(id) => sim.pool_memory(id)?,
+            None => PoolMemory::default(),
+        })
+    }
+
+    /// The pool of the simulated device, if memory has been allocated from it.
+    pub(crate) const fn id(&self) -> Option<PoolId> {
+        self.id
     }
 }
 
@@ -85,9 +120,10 @@ impl Pools {
         POOLS.handle(device * PER_DEVICE)
     }
 
-    /// The pool of a handle.
-    pub(crate) fn get(&mut self, handle: usize) -> Result<&mut Pool, Code> {
-        self.numbered(handle).map(|(_, pool)| pool)
+    /// The device and the pool of a handle.
+    pub(crate) fn get(&mut self, handle: usize) -> Result<(usize, &mut Pool), Code> {
+        let (number, pool) = self.numbered(handle)?;
+        Ok((device_of_pool(number), pool))
     }
 
     fn numbered(&mut self, handle: usize) -> Result<(usize, &mut Pool), Code> {
@@ -99,61 +135,77 @@ impl Pools {
             .ok_or(Code::InvalidValue)
     }
 
-    /// The device of a pool that has space for an allocation.
-    pub(crate) fn device_with_space(&mut self, handle: usize, size: Bytes) -> Result<usize, Code> {
-        let (number, pool) = self.numbered(handle)?;
-        if pool.most > Bytes::ZERO && pool.reserved.now + reserved(size) > pool.most.0 {
-            return Err(Code::OutOfMemory);
-        }
-        Ok(device_of_pool(number))
+    /// The devices that have pools with memory.
+    pub(crate) fn devices(&self) -> BTreeSet<usize> {
+        let used = self.pools.iter().filter(|(_, pool)| pool.id.is_some());
+        used.map(|(number, _)| device_of_pool(*number)).collect()
     }
 
     /// Notes an allocation from a pool.
-    pub(crate) fn note(&mut self, handle: usize, start: u64, size: Bytes) {
+    pub(crate) fn note(&mut self, handle: usize, start: u64) {
         if let Ok((number, pool)) = self.numbered(handle) {
-            pool.used.add(size.0);
-            pool.reserved.add(reserved(size));
-            self.allocations.insert(start, (number, size));
+            pool.live += 1;
+            self.allocations.insert(start, number);
         }
     }
 
     /// Makes a pool the one of the allocations on its device that name no pool.
     pub(crate) fn choose(&mut self, device: usize, handle: usize) -> Result<(), Code> {
-        let (number, _) = self.numbered(handle)?;
-        if device_of_pool(number) != device {
+        let (number, pool) = self.numbered(handle)?;
+        if device_of_pool(number) != device || pool.is_imported {
             return Err(Code::InvalidValue);
         }
         self.current.insert(device, number);
         Ok(())
     }
 
-    pub(crate) fn create(&mut self, device: usize, most: Bytes) -> usize {
+    fn add(&mut self, device: usize, pool: Pool) -> usize {
         self.last += 1;
         let number = device * PER_DEVICE + self.last;
-        let pool = Pool {
-            most,
-            ..Pool::default()
-        };
         self.pools.insert(number, pool);
         POOLS.handle(number)
+    }
+
+    pub(crate) fn create(&mut self, device: usize, most: Bytes, handle_types: c_uint) -> usize {
+        let pool = Pool {
+            most,
+            handle_types,
+            ..Pool::default()
+        };
+        self.add(device, pool)
+    }
+
+    /// Adds a pool of another process.
+    pub(crate) fn import(&mut self, device: usize) -> usize {
+        let pool = Pool {
+            is_imported: true,
+            ..Pool::default()
+        };
+        self.add(device, pool)
     }
 
     pub(crate) fn current(&self, device: usize) -> usize {
         POOLS.handle(*self.current.get(&device).unwrap_or(&(device * PER_DEVICE)))
     }
 
-    pub(crate) fn destroy(&mut self, handle: usize) -> Result<(), Code> {
+    /// Destroys a pool. Returns the one of the simulated device to destroy, with its device.
+    pub(crate) fn destroy(&mut self, handle: usize) -> Result<Option<(usize, PoolId)>, Code> {
         let (number, pool) = self.numbered(handle)?;
         if number.is_multiple_of(PER_DEVICE) {
             return Err(Code::InvalidValue);
         }
         pool.is_destroyed = true;
-        if pool.used.now == 0 {
-            self.pools.remove(&number);
-        }
         // The device's default pool becomes the current one.
         self.current.retain(|_, current| *current != number);
-        Ok(())
+        Ok(self.remove_unused(number))
+    }
+
+    /// Removes a destroyed pool without allocations.
+    fn remove_unused(&mut self, number: usize) -> Option<(usize, PoolId)> {
+        let is_unused = |pool: &&Pool| pool.is_destroyed && pool.live == 0;
+        self.pools.get(&number).filter(is_unused)?;
+        let removed = self.pools.remove(&number)?;
+        Some((device_of_pool(number), removed.id?))
     }
 
     /// Destroys the pools of a device and empties its default pool.
@@ -161,28 +213,17 @@ impl Pools {
         self.pools
             .retain(|number, _| device_of_pool(*number) != device);
         self.allocations
-            .retain(|_, (number, _)| device_of_pool(*number) != device);
+            .retain(|_, number| device_of_pool(*number) != device);
         self.pools.insert(device * PER_DEVICE, Pool::default());
         self.current.remove(&device);
     }
 
-    /// Notes that an allocation is freed.
-    pub(crate) fn forget(&mut self, start: u64) {
-        let Some((number, size)) = self.allocations.remove(&start) else {
-            return;
-        };
-        if let Some(pool) = self.pools.get_mut(&number) {
-            pool.used.now -= size.0;
-            pool.reserved.now -= reserved(size);
-            if pool.is_destroyed && pool.used.now == 0 {
-                self.pools.remove(&number);
-            }
-        }
+    /// Notes that an allocation is freed. Returns the pool to destroy, likewise.
+    pub(crate) fn forget(&mut self, start: u64) -> Option<(usize, PoolId)> {
+        let number = self.allocations.remove(&start)?;
+        self.pools.get_mut(&number)?.live -= 1;
+        self.remove_unused(number)
     }
-}
-
-fn reserved(size: Bytes) -> u64 {
-    size.0.next_multiple_of(GRANULARITY.0)
 }
 
 #[cfg(test)]
@@ -190,31 +231,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_counts_what_it_holds_until_its_last_allocation_is_freed() {
+    fn a_pool_lives_until_its_last_allocation_is_freed() {
         let mut pools = Pools::new(2);
-        let pool = pools.create(1, Bytes(4 << 20));
+        let pool = pools.create(1, Bytes::mib(4), 0);
         assert_eq!(pools.choose(0, pool), Err(Code::InvalidValue));
         pools.choose(1, pool).expect("the pool is on this device");
         assert_eq!(
             (pools.current(0), pools.current(1)),
             (Pools::of_device(0), pool)
         );
-        assert_eq!(pools.device_with_space(pool, Bytes(3 << 20)), Ok(1));
-        pools.note(pool, 7, Bytes(3 << 20));
-        assert_eq!(
-            pools.device_with_space(pool, Bytes(1)),
-            Err(Code::OutOfMemory)
-        );
-        let figures = pools
-            .get(pool)
-            .map(|pool| (pool.used.now, pool.reserved.now));
-        assert_eq!(figures, Ok((3 << 20, 4 << 20)));
-        assert_eq!(pools.destroy(pool), Ok(()));
+        pools.note(pool, 7);
+        assert_eq!(pools.destroy(pool), Ok(None));
         assert_eq!(pools.destroy(pool), Err(Code::InvalidValue));
         assert_eq!(pools.current(1), Pools::of_device(1));
         assert_eq!(pools.pools.len(), 3);
-        pools.forget(7);
+        assert_eq!(pools.forget(7), None);
         assert_eq!(pools.pools.len(), 2);
         assert_eq!(pools.destroy(Pools::of_device(0)), Err(Code::InvalidValue));
+    }
+
+    #[test]
+    fn another_process_allocates_from_an_imported_pool() {
+        let mut pools = Pools::new(1);
+        let imported = pools.import(0);
+        assert_eq!(pools.choose(0, imported), Err(Code::InvalidValue));
+        assert_eq!(pools.destroy(imported), Ok(None));
     }
 }

@@ -14,6 +14,7 @@ use std::{
     time::Instant,
 };
 
+use harness_allocator::device::Device as _;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::loaded::Loaded;
@@ -384,6 +385,16 @@ impl State {
         let result = act(memory);
         self.account.released(*number, memory.held());
         result
+    }
+
+    /// Releases the memory of pools above their thresholds, after a wait of the host.
+    pub(crate) fn release_pools(&mut self, machine: &Machine) -> Result<(), Code> {
+        for index in self.pools.devices() {
+            self.release(index, |memory| Ok(memory.sim().synchronize()?))?;
+            let used = self.devices[index].used();
+            machine.counters.count_frees(index, used, 0);
+        }
+        Ok(())
     }
 
     /// Destroys everything on a device, so that later calls create it again.

@@ -95,9 +95,63 @@ unsafe extern "C" {
         dynamic: usize,
         limit: c_int,
     ) -> c_int;
+    fn cudaDeviceSynchronize() -> c_int;
+    fn cudaMallocAsync(address: *mut usize, size: usize, stream: usize) -> c_int;
+    fn cudaMallocFromPoolAsync(
+        address: *mut usize,
+        size: usize,
+        pool: usize,
+        stream: usize,
+    ) -> c_int;
+    fn cudaFreeAsync(address: usize, stream: usize) -> c_int;
+    fn cudaDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) -> c_int;
+    fn cudaMemPoolCreate(pool: *mut usize, properties: *const PoolProperties) -> c_int;
+    fn cudaMemPoolTrimTo(pool: usize, keep: usize) -> c_int;
+    fn cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut u64) -> c_int;
+    fn cudaMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const u64) -> c_int;
+    fn cuMemPoolExportToShareableHandle(
+        descriptor: *mut c_int,
+        pool: usize,
+        kind: c_int,
+        flags: u64,
+    ) -> c_int;
+    fn cuMemPoolImportFromShareableHandle(
+        pool: *mut usize,
+        descriptor: usize,
+        kind: c_int,
+        flags: u64,
+    ) -> c_int;
+    fn cuMemPoolExportPointer(data: *mut [u8; 64], address: usize) -> c_int;
+    fn cuMemPoolImportPointer(address: *mut usize, pool: usize, data: *const [u8; 64]) -> c_int;
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: usize) -> c_int;
     fn cuIpcOpenMemHandle_v2(address: *mut usize, handle: IpcHandle, flags: c_uint) -> c_int;
     fn cuIpcCloseMemHandle(address: usize) -> c_int;
+}
+
+/// `cudaMemPoolProps`: pinned memory of the first device.
+#[repr(C)]
+struct PoolProperties {
+    kind: c_int,
+    handle_types: c_int,
+    location_kind: c_int,
+    location: c_int,
+    attributes: usize,
+    most: usize,
+    rest: [u64; 7],
+}
+
+impl PoolProperties {
+    const fn new(handle_types: c_int, most: usize) -> Self {
+        Self {
+            kind: 1,
+            handle_types,
+            location_kind: 1,
+            location: 0,
+            attributes: 0,
+            most,
+            rest: [0; 7],
+        }
+    }
 }
 
 /// `CUipcMemHandle`.
@@ -691,9 +745,7 @@ fn another_process_opens_memory_by_its_handle() {
     let mut word = [0_u8; 4];
     let into = word.as_mut_ptr().expose_provenance();
     if let Ok(given) = env::var(HANDLE) {
-        for (byte, text) in bytes.iter_mut().zip(given.split(',')) {
-            *byte = text.parse().unwrap();
-        }
+        bytes = parsed(&given);
         // SAFETY: the places are valid.
         unsafe {
             assert_eq!(
@@ -714,13 +766,7 @@ fn another_process_opens_memory_by_its_handle() {
         assert_eq!(cuMemsetD8_v2(memory, 7, 4), 0);
         assert_eq!(cuIpcGetMemHandle(&raw mut bytes, memory), 0);
     }
-    let mut child = Command::new(env::current_exe().unwrap());
-    child.args(env::args_os().skip(1));
-    let output = child
-        .env(HANDLE, bytes.map(|byte| byte.to_string()).join(","))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
+    passes_again(HANDLE, &printed(bytes));
 }
 
 #[test]
@@ -785,4 +831,143 @@ fn functions_have_the_registers_and_shared_memory_of_their_machine_code() {
         // CUDA_ERROR_INVALID_HANDLE.
         assert_eq!([0; 2].map(|_| cuModuleUnload(module)), [0, 400]);
     }
+}
+
+fn printed(bytes: [u8; 64]) -> String {
+    bytes.map(|byte| byte.to_string()).join(",")
+}
+
+fn parsed(text: &str) -> [u8; 64] {
+    let bytes: Vec<u8> = text.split(',').map(|byte| byte.parse().unwrap()).collect();
+    bytes.try_into().unwrap()
+}
+
+/// Runs this program again in a child process, with a variable.
+fn passes_again(variable: &str, value: &str) {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(env::args_os().skip(1));
+    let output = child.env(variable, value).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+/// Attributes of a pool.
+const RELEASE_THRESHOLD: c_int = 4;
+const RESERVED: c_int = 5;
+const USED: c_int = 7;
+const USED_HIGH: c_int = 8;
+
+fn in_mib(pool: usize, attribute: c_int) -> u64 {
+    let mut value = u64::MAX;
+    // SAFETY: the place is valid.
+    let code = unsafe { cudaMemPoolGetAttribute(pool, attribute, &raw mut value) };
+    assert_eq!(code, 0);
+    value >> 20
+}
+
+#[test]
+fn small_asynchronous_allocations_share_the_memory_of_their_pool() {
+    const TEST: &str = "small_asynchronous_allocations_share_the_memory_of_their_pool";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut pool, mut address) = (0, 0);
+    // SAFETY: all places are valid.
+    unsafe {
+        assert_eq!(cudaDeviceGetDefaultMemPool(&raw mut pool, 0), 0);
+        let allocated: Vec<usize> = (0..700)
+            .map(|_| {
+                assert_eq!(cudaMallocAsync(&raw mut address, MIB, 0), 0);
+                address
+            })
+            .collect();
+        assert_eq!(
+            [USED, RESERVED].map(|number| in_mib(pool, number)),
+            [700, 704]
+        );
+        for address in allocated {
+            assert_eq!(cudaFreeAsync(address, 0), 0);
+        }
+        assert_eq!(cudaFreeAsync(address, 0), INVALID_VALUE);
+        assert_eq!(
+            [USED, RESERVED].map(|number| in_mib(pool, number)),
+            [0, 704]
+        );
+        // A wait of the host releases what is above the threshold of 0.
+        assert_eq!((cudaDeviceSynchronize(), free_memory()), (0, 1024 * MIB));
+        assert_eq!(
+            [USED_HIGH, RESERVED].map(|number| in_mib(pool, number)),
+            [700, 0]
+        );
+        let most = u64::MAX;
+        assert_eq!(
+            cudaMemPoolSetAttribute(pool, RELEASE_THRESHOLD, &raw const most),
+            0
+        );
+        assert_eq!(cudaMallocAsync(&raw mut address, 2 * MIB, 0), 0);
+        assert_eq!((cudaFree(address), cudaDeviceSynchronize()), (0, 0));
+        assert_eq!(in_mib(pool, RESERVED), 32);
+        assert_eq!((cudaMemPoolTrimTo(pool, 0), free_memory()), (0, 1024 * MIB));
+        // A pool of 4 MiB.
+        let properties = PoolProperties::new(0, 4 * MIB);
+        assert_eq!(cudaMemPoolCreate(&raw mut pool, &raw const properties), 0);
+        let mut allocate = |size: usize| cudaMallocFromPoolAsync(&raw mut address, size, pool, 0);
+        assert_eq!([5 * MIB, 3 * MIB, 2 * MIB].map(&mut allocate), [2, 0, 2]);
+        assert_eq!(in_mib(pool, RESERVED), 4);
+    }
+}
+
+#[test]
+fn another_process_imports_a_pool_and_its_memory() {
+    const TEST: &str = "another_process_imports_a_pool_and_its_memory";
+    const HANDLE: &str = "SIMULATED_GPU_TEST_POOL";
+    if !is_program(TEST) {
+        return Run {
+            values: Values::Cpu,
+            ..Run::new()
+        }
+        .passes(TEST);
+    }
+    let (mut pool, mut address, mut data, mut word) = (0, 0, [0_u8; 64], [0_u8; 4]);
+    let into = word.as_mut_ptr().expose_provenance();
+    if let Ok(given) = env::var(HANDLE) {
+        let (descriptor, bytes) = given.split_once(' ').unwrap();
+        data = parsed(bytes);
+        // SAFETY: all places are valid.
+        unsafe {
+            let descriptor = descriptor.parse().unwrap();
+            assert_eq!(
+                cuMemPoolImportFromShareableHandle(&raw mut pool, descriptor, 1, 0),
+                0
+            );
+            let refused = cudaMallocFromPoolAsync(&raw mut address, MIB, pool, 0);
+            assert_eq!(refused, INVALID_VALUE);
+            assert_eq!(
+                cuMemPoolImportPointer(&raw mut address, pool, &raw const data),
+                0
+            );
+            assert_eq!((cuMemcpyDtoH_v2(into, address, 4), word), (0, [7; 4]));
+            assert_eq!(
+                [0; 2].map(|_| cudaFreeAsync(address, 0)),
+                [0, INVALID_VALUE]
+            );
+        }
+        return;
+    }
+    let (mut first, mut descriptor) = (0, -1);
+    let properties = PoolProperties::new(1, 0);
+    // SAFETY: all places are valid, and the child gets the descriptor.
+    unsafe {
+        assert_eq!(cudaMemPoolCreate(&raw mut pool, &raw const properties), 0);
+        for place in [&raw mut first, &raw mut address] {
+            assert_eq!(cudaMallocFromPoolAsync(place, 1000, pool, 0), 0);
+        }
+        assert_eq!((address - first, cuMemsetD8_v2(address, 7, 4)), (1024, 0));
+        assert_eq!(
+            cuMemPoolExportToShareableHandle(&raw mut descriptor, pool, 1, 0),
+            0
+        );
+        assert_eq!(cuMemPoolExportPointer(&raw mut data, address), 0);
+        assert_eq!(libc::fcntl(descriptor, libc::F_SETFD, 0), 0);
+    }
+    passes_again(HANDLE, &format!("{descriptor} {}", printed(data)));
 }

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::{ptr, slice};
 
-use harness_allocator::units::Bytes;
+use harness_allocator::{device::PooledDevice as _, units::Bytes};
 use harness_gpu_settings::{export, ffi::Out};
 
+use super::ipc::close;
 use super::streams::{allow_synchronous, allow_unsafe, submit, with};
 use crate::code::{Code, put, put_address, remember};
 use crate::memory::{DeviceMemory, device_of};
@@ -51,6 +52,9 @@ pub(crate) fn free(start: u64) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     let state = &mut *machine.state();
+    if close(state, start).is_ok() {
+        return Ok(()); // It belongs to another process.
+    }
     let start = state.host.free_managed(start as usize).unwrap_or(start);
     free_on_device(machine, state, start)
 }
@@ -60,7 +64,9 @@ pub(crate) fn free_on_device(machine: &Machine, state: &mut State, start: u64) -
     let size = state.release(index, |memory| memory.free(start))?;
     count_free(machine, &mut state.devices[index]);
     state.note_free(machine, index);
-    state.pools.forget(start);
+    if let Some((device, pool)) = state.pools.forget(start) {
+        state.release(device, |memory| Ok(memory.sim().destroy_pool(pool)?))?;
+    }
     state.contexts.forget(start);
     state.arrays.remove(&(start as usize));
     state.copied.forget(start, size.0);

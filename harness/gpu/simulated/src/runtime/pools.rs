@@ -1,18 +1,19 @@
-//! Stream-ordered allocation, as a simple model: allocations and frees take effect immediately, and
-//! pools cache nothing. Each device has its default pool and those of the program.
+//! Stream-ordered allocation: allocations and frees take effect immediately. Each device has its
+//! default pool and those of the program.
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use harness_allocator::device::{PooledDevice as _, StreamId};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::{export, ffi::Out};
 
 use super::device::device;
-use super::memory::{allocate, give_back};
+use super::memory::give_back;
 use super::streams::{allow_unsafe, submit, with};
 use crate::clock::captures::Caller;
 use crate::code::{Code, put, put_address, remember};
 use crate::pools::Pools;
-use crate::world::{State, current_device, machine};
+use crate::world::{Machine, State, current_device, machine};
 use harness_gpu_settings::calls::Call;
 
 /// `cudaMemLocationTypeDevice`.
@@ -46,7 +47,7 @@ export! {
     cudaMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
         with(|_, state| put(pool, create(state, properties.ok_or(Code::InvalidValue)?)?));
     cudaMemPoolDestroy(pool: usize) =
-        remember(allow_unsafe().and_then(|()| machine().state().pools.destroy(pool)));
+        remember(allow_unsafe().and_then(|()| destroy(&mut machine().state(), pool)));
     cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
         with(|_, state| attribute_of(state, pool, attribute, value));
     cudaMemPoolSetAttribute(pool: usize, attribute: c_int, value: *const c_void) =
@@ -56,7 +57,9 @@ export! {
     /// A device can access the pools of all devices that it reaches.
     cudaMemPoolGetAccess(flags: Out<'_, c_int>, pool: usize, _: *const c_void) =
         with(|_, state| state.pools.get(pool).and_then(|_| put(flags, READ_AND_WRITE)));
-    cudaMemPoolTrimTo(pool: usize, _: usize) = with(|_, state| state.pools.get(pool).map(drop));
+    /// Frees of which the host has not waited count as used.
+    cudaMemPoolTrimTo(pool: usize, keep: usize) =
+        with(|machine, state| trim(machine, state, pool, Bytes(keep as u64)));
 }
 
 /// `cudaMemPoolProps` and `CUmemPoolProps`.
@@ -95,7 +98,24 @@ fn create(state: &mut State, wanted: &PoolProperties) -> Result<usize, Code> {
     }
     device(wanted.location)?;
     let most = Bytes(wanted.most as u64);
-    Ok(state.pools.create(wanted.location as usize, most))
+    let pools = &mut state.pools;
+    Ok(pools.create(wanted.location as usize, most, wanted.handle_types))
+}
+
+fn destroy(state: &mut State, pool: usize) -> Result<(), Code> {
+    match state.pools.destroy(pool)? {
+        Some((device, id)) => state.release(device, |memory| Ok(memory.sim().destroy_pool(id)?)),
+        None => Ok(()),
+    }
+}
+
+fn trim(machine: &Machine, state: &mut State, pool: usize, keep: Bytes) -> Result<(), Code> {
+    let (device, pool) = state.pools.get(pool)?;
+    let Some(id) = pool.id() else { return Ok(()) };
+    state.release(device, |memory| Ok(memory.sim().trim_pool(id, keep)?))?;
+    let used = state.devices[device].used();
+    machine.counters.count_frees(device, used, 0);
+    Ok(())
 }
 
 /// Allocates for a program from a pool, on the pool's device. Zero bytes give a null pointer.
@@ -105,12 +125,16 @@ fn allocate_from(address: Out<'_, usize>, size: usize, pool: usize, stream: usiz
     let size = Bytes(size as u64);
     let allocated = submit(stream).and_then(|_| {
         let state = &mut *machine.state();
-        let device = state.pools.device_with_space(pool, size)?;
+        let (device, known) = state.pools.get(pool)?;
         if size == Bytes::ZERO {
             return Ok(0);
         }
-        let start = allocate(machine, state, device, (Call::MallocAsync, size))?;
-        state.pools.note(pool, start, size);
+        let memory = state.devices.get_mut(device).ok_or(Code::InvalidDevice)?;
+        let id = known.open(memory.sim())?;
+        let start = state.request(machine, (Call::MallocAsync, size), device, |memory| {
+            memory.allocate_in_order(size, id, StreamId::DEFAULT)
+        })?;
+        state.pools.note(pool, start);
         Ok(start)
     });
     remember(put_address(address, allocated))
@@ -124,10 +148,12 @@ fn attribute_of(
     attribute: c_int,
     value: *mut c_void,
 ) -> Result<(), Code> {
-    let pool = state.pools.get(pool)?;
+    let (device, pool) = state.pools.get(pool)?;
     if value.is_null() {
         return Err(Code::InvalidValue);
     }
+    let memory = state.devices.get_mut(device).ok_or(Code::InvalidDevice)?;
+    let memory = pool.memory(memory.sim())?;
     let figure = match attribute {
         // SAFETY: the program passes a number of this size.
         1..=3 => unsafe {
@@ -137,10 +163,10 @@ fn attribute_of(
             return Ok(());
         },
         4 => pool.release_threshold,
-        5 => pool.reserved.now,
-        6 => pool.reserved.high,
-        7 => pool.used.now,
-        8 => pool.used.high,
+        5 => memory.reserved.0,
+        6 => memory.reserved_high.0,
+        7 => memory.used.0,
+        8 => memory.used_high.0,
         _ => return Err(Code::InvalidValue),
     };
     // SAFETY: the program passes a number of this size.
@@ -155,7 +181,7 @@ fn set_attribute(
     attribute: c_int,
     value: *const c_void,
 ) -> Result<(), Code> {
-    let pool = state.pools.get(pool)?;
+    let (device, pool) = state.pools.get(pool)?;
     if value.is_null() {
         return Err(Code::InvalidValue);
     }
@@ -165,10 +191,14 @@ fn set_attribute(
         return Ok(());
     }
     // SAFETY: the other attributes have this size.
-    match (attribute, unsafe { value.cast::<u64>().read() }) {
-        (4, threshold) => pool.release_threshold = threshold,
-        (6, 0) => pool.reserved.high = pool.reserved.now,
-        (8, 0) => pool.used.high = pool.used.now,
+    let wanted = unsafe { value.cast::<u64>().read() };
+    let memory = state.devices.get_mut(device).ok_or(Code::InvalidDevice)?;
+    let sim = memory.sim();
+    match (attribute, wanted, pool.id()) {
+        (4, threshold, _) => pool.set_threshold(sim, threshold)?,
+        (6, 0, Some(id)) => sim.reset_reserved_high(id)?,
+        (8, 0, Some(id)) => sim.reset_used_high(id)?,
+        (6 | 8, 0, None) => {}
         _ => return Err(Code::InvalidValue),
     }
     Ok(())

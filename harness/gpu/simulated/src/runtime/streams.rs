@@ -58,7 +58,7 @@ pub(crate) fn allow_synchronous() -> Result<(), Code> {
 /// Runs a call in which the host waits for the device, and so for collectives.
 fn with_settled(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     nccl::settle();
-    with(body)
+    with(|machine, state| body(machine, state).and_then(|()| state.release_pools(machine)))
 }
 
 /// Counts a query that found pending work.

@@ -43,6 +43,8 @@ pub(super) struct SimPools {
 #[derive(Clone, Debug)]
 struct Pool {
     threshold: Bytes,
+    /// The most reserved bytes; zero for all.
+    most: Bytes,
     chunks: BTreeMap<u64, Bytes>,
     pieces: Pieces,
     memory: PoolMemory,
@@ -112,6 +114,26 @@ impl SimDevice {
         Ok(())
     }
 
+    /// Limits the reserved bytes of a pool to a multiple of [`GRANULARITY`]. Zero is no limit.
+    pub fn limit_pool(&mut self, pool: PoolId, most: Bytes) -> Result<(), DeviceError> {
+        self.pools.get(pool)?.most = most.checked_round_up(GRANULARITY).unwrap_or_default();
+        Ok(())
+    }
+
+    /// Makes the highest reserved bytes the current ones.
+    pub fn reset_reserved_high(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        let memory = &mut self.pools.get(pool)?.memory;
+        memory.reserved_high = memory.reserved;
+        Ok(())
+    }
+
+    /// Makes the highest used bytes the current ones.
+    pub fn reset_used_high(&mut self, pool: PoolId) -> Result<(), DeviceError> {
+        let memory = &mut self.pools.get(pool)?.memory;
+        memory.used_high = memory.used;
+        Ok(())
+    }
+
     /// Releases the memory above the thresholds, after a wait of the host.
     pub(super) fn pools_release(&mut self) {
         let over: Vec<_> = self
@@ -143,7 +165,16 @@ impl SimDevice {
     /// or address space.
     fn grow_pool(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
         let free = self.free_bytes();
-        let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else {
+        let known = self.pools.get(pool)?;
+        let room = match known.most {
+            Bytes::ZERO => free,
+            most => free.min(most.saturating_sub(known.memory.reserved)),
+        };
+        // Near its limit, a pool grows by less.
+        let unit = if room < free { GRANULARITY } else { CHUNK };
+        let chunk = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= room);
+        let chunk = chunk.or_else(|| size.checked_round_up(unit).filter(|chunk| *chunk <= room));
+        let Some(chunk) = chunk else {
             return Ok(false);
         };
         let Some(start) = self.pools.addresses.take(chunk) else {
@@ -194,6 +225,7 @@ impl PooledDevice for SimDevice {
             number,
             Pool {
                 threshold: release_threshold,
+                most: Bytes::ZERO,
                 chunks,
                 pieces,
                 memory,

@@ -345,8 +345,9 @@ def _write_statistics(torch, is_end=True):
     _write("torch-%d.json" % os.getpid(), write)
 
 
-# The statistics of the library other than torch that the process uses, by the time that it closes its devices.
-_of_library = {}
+# The last statistics of each library other than torch, by its name, and why a library has none. A library closes its devices at the end.
+_of_libraries = {}
+_problems = {}
 
 
 def _has_used_torch():
@@ -355,50 +356,76 @@ def _has_used_torch():
     return hasattr(cuda, "is_initialized") and cuda.is_initialized()
 
 
-def _write_statistics_of_library(is_end=True):
-    """Writes the statistics of the first imported library that has used a GPU, unless torch writes its own."""
+def _used_devices():
+    """The devices from which this process itself requested memory. A library opens a device, and fails in a forked child, if it is asked for others."""
+    try:
+        with open(os.path.join(_ATTEMPTS, "%d.attempts" % os.getpid()), "rb") as file:
+            return sorted(set(file.read()[2::_ATTEMPT_BYTES]))
+    except FileNotFoundError:
+        return []
+
+
+def _ask_libraries():
+    devices = _used_devices()
+    for library in _libraries.imported() if devices else ():
+        try:
+            found = library.statistics(sys.modules[library.MODULE], devices)
+        except Exception as error:
+            _problems[library.NAME] = str(error)
+            continue
+        found = {device: stats for device, stats in found.items() if any(stats.values())}
+        if found:
+            _of_libraries[library.NAME] = found
+
+
+def _sum_of_libraries():
+    """The statistics of all libraries. Of several, the peak of the sum is unknown, and what one does not report."""
+    if len(_of_libraries) < 2:
+        return next(iter(_of_libraries.values()), {})
+    published = [set().union(*found.values()) for found in _of_libraries.values()]
+    names = {name for name in set.intersection(*published) if name.endswith(".current")}
+    devices = {device for found in _of_libraries.values() for device in found}
+    return {device: {name: sum(found.get(device, {}).get(name, 0) for found in _of_libraries.values()) for name in names} for device in devices}
+
+
+def _write_statistics_of_libraries(is_end=True, asks=True):
+    """Writes the statistics of the imported libraries that have used a GPU, unless torch writes its own. Names all libraries if none has any."""
     import json
 
-    libraries = _libraries.imported()
-    if not libraries or _has_used_torch():
+    if not _libraries.imported() or _has_used_torch():
         return
-    for library in libraries:
-        try:
-            found = library.statistics(sys.modules[library.MODULE])
-        except Exception as error:
-            found, _of_library["problem"] = {}, str(error)
-        if found or "library" not in _of_library:
-            _of_library.update(library={"name": library.NAME, "allocator": library.ALLOCATOR}, memory_stats=found)
-            _of_library["version"] = sys.modules[library.MODULE].__version__
-        if found:
-            break
-    base = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": {}, "problem": None}
+    if asks:
+        _ask_libraries()
+    named = [library for library in _libraries.imported() if not _of_libraries or library.NAME in _of_libraries]
+    found = {"rank": os.environ.get("RANK"), "ended_out_of_memory": False, "memory_stats": _sum_of_libraries()}
+    found["problem"] = next(iter(_problems.values()), None) if not _of_libraries else None
+    found["library"] = {"name": " and ".join(library.NAME for library in named), "allocator": " and ".join(library.ALLOCATOR for library in named)}
+    found["version"] = sys.modules[named[0].MODULE].__version__ if len(named) == 1 else ""
     with open("/proc/self/stat") as stat:
-        base["started"] = int(stat.read().rpartition(")")[2].split()[19])
-    base["statistics"] = "reported" if is_end else "at_least"
-    base.update(_of_library)
-    base.update(_how_it_ended() if is_end else {})
-    _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, json.dumps(base)))
-
-
-def _write_end_of_library():
-    """Writes how the process ended. The library may have closed its devices, so its earlier statistics stay."""
-    for library in _libraries.imported():
-        library.statistics = staticmethod(lambda module: {})
-    _write_statistics_of_library()
+        found["started"] = int(stat.read().rpartition(")")[2].split()[19])
+    found["statistics"] = "reported" if is_end else "at_least"
+    found.update(_how_it_ended() if is_end else {})
+    _write("torch-%d.json" % os.getpid(), lambda path: _write_text(path, json.dumps(found)))
 
 
 def _note_library(module):
-    """Writes the statistics of a library before the library's own exit handler, which closes its devices."""
-    _write_statistics_of_library(is_end=False)
-    atexit.register(_write_statistics_of_library)
+    """Names a library, in case that the process is killed, and writes its statistics before its own exit handler, which closes its devices."""
+    _write_statistics_of_libraries(is_end=False, asks=False)
+    atexit.register(_write_statistics_of_libraries)
+
+
+def _forget_libraries():
+    """The statistics of a parent are not those of its child."""
+    _of_libraries.clear()
+    _problems.clear()
 
 
 def _at_exit():
     torch = sys.modules.get("torch")
     # A torch whose import failed has no version.
     if not hasattr(torch, "__version__") or not hasattr(torch, "cuda") or (_libraries.imported() and not _has_used_torch()):
-        _write_end_of_library()
+        # The libraries may have closed their devices.
+        _write_statistics_of_libraries(asks=False)
         others = [name for name in _OTHER_FRAMEWORKS if name in sys.modules]
         if others:
             _mark(*others)
@@ -432,8 +459,8 @@ def _write_at_abrupt_ends():
                 torch = sys.modules.get("torch")
                 if hasattr(torch, "cuda") and torch.cuda.is_initialized():
                     _at_exit()
-                elif not hasattr(torch, "cuda"):
-                    _write_statistics_of_library()
+                elif _used_devices():
+                    _write_statistics_of_libraries()
             except Exception:
                 pass  # A torch whose import has not finished.
             return end(*args, **kwargs)
@@ -643,6 +670,9 @@ def _keep_peaks_before_exec():
     if os.path.exists(path):
         with open(path) as file:
             before = json.load(file)
+        # That of another library, which this process imported before it used torch, has other figures.
+        if "library" in before:
+            return
         _resets.extend(range(before["resets"]))
         for found, kept in [(of, _earlier.setdefault(device, {})) for key in ("earlier", "memory_stats") for device, of in before[key].items()]:
             for name in [quantity + ".all.peak" for quantity in _WITH_PEAKS]:
@@ -939,6 +969,7 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     _libraries = _own_module("libraries")
     _mark()
     os.register_at_fork(after_in_child=_mark)
+    os.register_at_fork(after_in_child=_forget_libraries)
     atexit.register(_at_exit)
     _write_at_abrupt_ends()
     _note_exits()

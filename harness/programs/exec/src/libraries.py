@@ -1,5 +1,6 @@
 # What the hook knows of libraries that use the GPU without torch: their public statistics, and their errors if memory runs out.
-# The statistics have the names of `torch.cuda.memory_stats`. What a library does not report is missing.
+# The statistics have the names of `torch.cuda.memory_stats`. What a library does not report is missing. `devices` are those from which the process
+# requested memory.
 import sys
 
 _ALLOCATED, _RESERVED = "allocated_bytes.all", "reserved_bytes.all"
@@ -18,15 +19,15 @@ class _Jax:
         return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and str(error).startswith("RESOURCE_EXHAUSTED")
 
     @staticmethod
-    def statistics(jax):
+    def statistics(jax, devices):
         from jax._src import xla_bridge
 
         # Otherwise the question for devices would open them.
         if not xla_bridge.backends_are_initialized():
             return {}
         names = {_ALLOCATED + ".peak": "peak_bytes_in_use", _ALLOCATED + ".current": "bytes_in_use", _RESERVED + ".peak": "peak_pool_bytes"}
-        devices = [device for device in jax.local_devices() if device.platform == "gpu"]
-        return {str(device.local_hardware_id): _named(device.memory_stats() or {}, names) for device in devices}
+        opened = [device for device in jax.local_devices() if device.platform == "gpu"]
+        return {str(device.local_hardware_id): _named(device.memory_stats() or {}, names) for device in opened}
 
 
 class _TensorFlow:
@@ -37,14 +38,14 @@ class _TensorFlow:
         return type(error).__name__ == "ResourceExhaustedError" and str(type(error).__module__).startswith("tensorflow.")
 
     @staticmethod
-    def statistics(tensorflow):
+    def statistics(tensorflow, devices):
         from tensorflow.python.eager import context
 
         if not context.context()._initialized:
             return {}
-        devices = [device.name.rpartition("device:")[2] for device in tensorflow.config.list_logical_devices("GPU")]
+        opened = [device.name.rpartition("device:")[2] for device in tensorflow.config.list_logical_devices("GPU")]
         names = {_ALLOCATED + ".peak": "peak", _ALLOCATED + ".current": "current"}
-        return {name.rpartition(":")[2]: _named(tensorflow.config.experimental.get_memory_info(name), names) for name in devices}
+        return {name.rpartition(":")[2]: _named(tensorflow.config.experimental.get_memory_info(name), names) for name in opened}
 
 
 class _CuPy:
@@ -55,12 +56,12 @@ class _CuPy:
         return type(error).__name__ == "OutOfMemoryError" and str(type(error).__module__).startswith("cupy.")
 
     @staticmethod
-    def statistics(cupy):
+    def statistics(cupy, devices):
         pool, found = cupy.get_default_memory_pool(), {}
-        for device in range(cupy.cuda.runtime.getDeviceCount()):
+        for device in devices:
             with cupy.cuda.Device(device):
                 found[str(device)] = {_ALLOCATED + ".current": pool.used_bytes(), _RESERVED + ".current": pool.total_bytes()}
-        return {device: stats for device, stats in found.items() if any(stats.values())}
+        return found
 
 
 class _OnnxRuntime:
@@ -71,7 +72,7 @@ class _OnnxRuntime:
         return str(type(error).__module__).startswith("onnxruntime.") and "Failed to allocate memory" in str(error)
 
     @staticmethod
-    def statistics(onnxruntime):
+    def statistics(onnxruntime, devices):
         return {}
 
 

@@ -125,7 +125,8 @@ impl Program {
         self.versions().into_iter().filter_map(of_library).collect()
     }
 
-    /// Returns the installed packages with their versions.
+    /// Returns the installed packages with their versions. Python imports a package from the first
+    /// folder that has it.
     fn versions(&self) -> BTreeMap<String, String> {
         let entries = self
             .packages
@@ -135,12 +136,15 @@ impl Program {
             .flatten()
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok());
-        names
-            .filter_map(|name| {
-                let (name, version) = name.strip_suffix(".dist-info")?.rsplit_once('-')?;
-                Some((name.to_lowercase().replace('-', "_"), version.to_owned()))
-            })
-            .collect()
+        let versions = names.filter_map(|name| {
+            let (name, version) = name.strip_suffix(".dist-info")?.rsplit_once('-')?;
+            Some((name.to_lowercase().replace('-', "_"), version.to_owned()))
+        });
+        let mut found = BTreeMap::new();
+        versions.for_each(|(name, version)| {
+            found.entry(name).or_insert(version);
+        });
+        found
     }
 
     /// Returns the versions of NVIDIA's installed libraries for a CUDA release, as in

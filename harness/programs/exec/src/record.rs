@@ -358,9 +358,11 @@ impl Record {
         for process in processes.values_mut() {
             let kept = kept.remove(&process.pid).flatten();
             // Without the hook, as with Python's option -I, only the allocator's memory is there.
+            // What it contains is not of another library.
             process.torch = process
                 .torch
                 .take()
+                .filter(|torch| kept.is_none() || torch.other_library.is_none())
                 .or_else(|| kept.is_some().then(TorchRecord::unnamed))
                 .map(|torch| torch.complete(kept));
         }

@@ -163,7 +163,9 @@ def _finds_unboxed(library):
     for name, overload, expected, call in _watched():
         schema = next(schema for schema in _C._jit_get_schemas_for_operator(f"aten::{name}") if schema.overload_name == overload)
         names = (ctypes.c_char_p * 2)(schema.name.encode(), overload.encode())
-        function = library.harness_small_watch(names, _types(schema))
+        types = _types(schema)
+        # Another version may have a type without a letter.
+        function = library.harness_small_watch(names, types) if types is not None else 0
         if not function:
             return False
         try:

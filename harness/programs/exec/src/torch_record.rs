@@ -69,7 +69,7 @@ pub struct TorchRecord {
     pub engines: Vec<AdaptedEngine>,
 }
 
-/// A library other than torch that uses the GPU.
+/// A library other than torch that uses the GPU, or the names of several, then without a version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherLibrary {
     pub name: String,

@@ -56,6 +56,20 @@ fn installed_libraries_have_their_versions() {
 }
 
 #[test]
+fn a_package_in_two_folders_has_the_version_of_the_first() {
+    let (first, program) = packages(&["nvidia_cudnn_cu13-9.19.0.56"]);
+    let (second, _) = packages(&["nvidia_cudnn_cu13-9.28.1.4", "nvidia_cublas-13.1.0.3"]);
+    let program = Program {
+        packages: [&first, &second].map(|of| of.path().to_owned()).into(),
+        ..program
+    };
+    assert_eq!(
+        program.versions_of_libraries(Cuda::V13),
+        "cublas=13.1.0.3,cudnn=9.19.0.56"
+    );
+}
+
+#[test]
 fn cudnn_is_the_installed_one_without_torch() {
     let (_folder, program) = packages(&["nvidia_cudnn_cu13-9.28.1.4"]);
     assert_eq!(program.cudnn(Cuda::V13), Some(92_801));

@@ -1,9 +1,9 @@
 //! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an
 //! environment variable.
 
-use std::ffi::{CStr, CString, OsString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::{
-    env, fmt, fs, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, process, str::FromStr,
+    env, fmt, fs, io, os::unix::ffi::OsStrExt as _, path::Path, path::PathBuf, str::FromStr,
 };
 
 use harness_allocator::device::faulty::{ANY, Numbered};
@@ -53,17 +53,22 @@ pub fn mark_loaded() {
     }
 }
 
+/// Writes a file that appears with all of its text, also if several threads write it or the process
+/// is killed meanwhile.
+pub fn publish(file: &Path, text: &str) -> io::Result<()> {
+    // SAFETY: the call only returns a number.
+    let thread = unsafe { libc::gettid() };
+    let unfinished = file.with_extension(format!("{thread}.unfinished"));
+    fs::write(&unfinished, text)?;
+    fs::rename(unfinished, file)
+}
+
 /// Ends the process, because a CUDA runtime that is linked into it would fail in its own way.
 /// `harness` ends the program with the reason.
 pub fn end_for_linked_runtime(reason: &str) -> ! {
-    // Harness ends the program as soon as the file exists, so it appears with its text.
-    let tell = |run: OsString| {
-        let file = Path::new(&run).join(LINKED_RUNTIME);
-        let unfinished = file.with_extension(process::id().to_string());
-        fs::write(&unfinished, reason)?;
-        fs::rename(unfinished, file)
-    };
-    let told = env::var_os(RUN).is_some_and(|run| tell(run).is_ok());
+    // Harness ends the program as soon as the file exists.
+    let told = env::var_os(RUN)
+        .is_some_and(|run| publish(&Path::new(&run).join(LINKED_RUNTIME), reason).is_ok());
     if !told {
         eprintln!("simulated GPU: {reason}");
     }

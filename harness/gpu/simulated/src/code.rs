@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
+use std::sync::OnceLock;
 
 use harness_gpu_settings::ffi::{Out, write};
 
@@ -153,6 +154,13 @@ const TEXTS: [(i32, &CStr, &CStr); 31] = [
     ),
 ];
 
+/// Called with each error that a function of the runtime returns.
+static ON_ERROR: OnceLock<fn(c_int)> = OnceLock::new();
+
+pub(crate) fn on_error(act: fn(c_int)) {
+    let _ = ON_ERROR.set(act);
+}
+
 thread_local! {
     static LAST: Cell<c_int> = const { Cell::new(0) };
 }
@@ -167,6 +175,9 @@ pub(crate) fn remember(result: Result<(), Code>) -> c_int {
     let number = answer(result);
     if number != 0 {
         LAST.set(number);
+        if let Some(act) = ON_ERROR.get() {
+            act(number);
+        }
     }
     number
 }

@@ -11,7 +11,10 @@ use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, answer, put};
 use crate::runtime::memory::free_on_device;
-use crate::world::{CREATED, CURRENT, Machine, State, current_device, machine, set_current_device};
+use crate::world::{
+    CREATED, CURRENT, FUNCTION, Machine, State, current_device, machine, note_refusal,
+    set_current_device,
+};
 use crate::{
     calls::append, execution::Execution, handles::Handles, kernels::Work, memory::DeviceMemory,
 };
@@ -35,19 +38,19 @@ pub(crate) struct Gpu<'a> {
     pub(crate) execution: &'a mut Execution,
 }
 
-/// Errors that programs expect in normal work.
-const EXPECTED: [Code; 3] = [Code::OutOfMemory, Code::NotReady, Code::InvalidContext];
-
 /// Runs a call unless the settings inject an error into it.
 pub(crate) fn call(function: &'static str, body: impl FnOnce() -> c_int) -> c_int {
-    let machine = machine();
-    let result = machine.calls.injected_error(function).unwrap_or_else(body);
-    if result > 0 && !EXPECTED.iter().any(|code| *code as c_int == result) {
-        machine
-            .counters
-            .note_refusal(function.as_bytes(), result.unsigned_abs().into());
-    }
+    let outer = FUNCTION.replace(function);
+    let result = unless_injected(function, body);
+    note_refusal(result);
+    FUNCTION.set(outer);
     result
+}
+
+/// Runs a call, of NVML too, unless the settings inject an error into it.
+pub(crate) fn unless_injected(function: &'static str, body: impl FnOnce() -> c_int) -> c_int {
+    let injected = machine().calls.injected_error(function);
+    injected.unwrap_or_else(body)
 }
 
 pub(crate) fn in_context(

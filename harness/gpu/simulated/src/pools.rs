@@ -141,6 +141,12 @@ impl Pools {
         used.map(|(number, _)| device_of_pool(*number)).collect()
     }
 
+    /// The pool of an allocation.
+    pub(crate) fn of_allocation(&self, start: u64) -> Option<usize> {
+        let number = self.allocations.get(&start)?;
+        Some(POOLS.handle(*number))
+    }
+
     /// Notes an allocation from a pool.
     pub(crate) fn note(&mut self, handle: usize, start: u64) {
         if let Ok((number, pool)) = self.numbered(handle) {

@@ -9,6 +9,7 @@ use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
     env,
+    ffi::c_int,
     path::PathBuf,
     ptr,
     time::Instant,
@@ -17,13 +18,14 @@ use std::{
 use harness_allocator::device::Device as _;
 use harness_allocator::units::{Bytes, Nanos};
 
+use crate::code::{Code, on_error};
 use crate::loaded::Loaded;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use crate::opened::{Handle, Opened};
 use crate::pools::Pools;
 use crate::{
-    calls::Calls, clock::Streams, code::Code, contexts::Contexts, copied::CopiedBytes,
-    execution::Execution, host::HostMemory, torch_allocator,
+    calls::Calls, clock::Streams, contexts::Contexts, copied::CopiedBytes, execution::Execution,
+    host::HostMemory, torch_allocator,
 };
 use harness_gpu_settings::arrays::ArrayDescriptor;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
@@ -92,11 +94,23 @@ pub(crate) fn machine() -> &'static Machine {
         let machine = *FIRST.get_or_init(|| {
             // SAFETY: the function is the C library's, and this library is never unloaded.
             unsafe { keep_usable_after_fork::<State>(libc::pthread_atfork) };
+            on_error(note_refusal);
             Box::leak(Box::new(Machine::of_environment()))
         });
         MACHINE.store(ptr::from_ref(machine).cast_mut(), Ordering::Release);
         machine
     })
+}
+
+/// Errors that programs expect in normal work.
+const EXPECTED: [Code; 3] = [Code::OutOfMemory, Code::NotReady, Code::InvalidContext];
+
+/// Notes a result of CUDA that shows why a library may not use the GPU.
+pub(crate) fn note_refusal(result: c_int) {
+    if result > 0 && !EXPECTED.iter().any(|code| *code as c_int == result) {
+        let counters = &machine().counters;
+        counters.note_refusal(FUNCTION.get().as_bytes(), result.unsigned_abs().into());
+    }
 }
 
 fn created() -> Option<&'static Machine> {
@@ -520,6 +534,8 @@ fn visible(count: u32, variable: Option<&str>) -> Vec<u32> {
 }
 
 thread_local! {
+    /// The function of the driver that the thread is calling.
+    pub(crate) static FUNCTION: Cell<&'static str> = const { Cell::new("a function of the runtime") };
     /// The device of the thread's current context.
     pub(crate) static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
     /// The handle of the current context, if the program created it.

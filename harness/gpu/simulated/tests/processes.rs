@@ -126,6 +126,28 @@ unsafe extern "C" {
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: usize) -> c_int;
     fn cuIpcOpenMemHandle_v2(address: *mut usize, handle: IpcHandle, flags: c_uint) -> c_int;
     fn cuIpcCloseMemHandle(address: usize) -> c_int;
+    fn cudaSetDevice(device: c_int) -> c_int;
+    fn cuStreamGetCtx_v2(stream: usize, context: *mut usize, green: *mut usize) -> c_int;
+    fn cudaStreamBeginCapture(stream: usize, mode: c_int) -> c_int;
+    fn cudaStreamBeginCaptureToGraph(
+        stream: usize,
+        graph: usize,
+        dependencies: *const c_void,
+        edges: *const c_void,
+        count: usize,
+        mode: c_int,
+    ) -> c_int;
+    fn cudaStreamEndCapture(stream: usize, graph: *mut usize) -> c_int;
+    fn cudaGraphCreate(graph: *mut usize, flags: c_uint) -> c_int;
+    fn cudaGraphDestroy(graph: usize) -> c_int;
+    fn cuGraphAddNode(
+        node: *mut usize,
+        graph: usize,
+        dependencies: *const c_void,
+        count: usize,
+        kind: *const c_int,
+    ) -> c_int;
+    fn cuGraphNodeGetType(node: usize, kind: *mut c_int) -> c_int;
 }
 
 /// `cudaMemPoolProps`: pinned memory of the first device.
@@ -970,4 +992,121 @@ fn another_process_imports_a_pool_and_its_memory() {
         assert_eq!(libc::fcntl(descriptor, libc::F_SETFD, 0), 0);
     }
     passes_again(HANDLE, &format!("{descriptor} {}", printed(data)));
+}
+
+#[test]
+fn a_capture_ends_with_its_graph_on_any_device_and_the_next_has_another() {
+    const TEST: &str = "a_capture_ends_with_its_graph_on_any_device_and_the_next_has_another";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut stream, mut given, mut got, mut next) = (0, 0, 0, 0);
+    // SAFETY: the places are valid, and each graph is destroyed once.
+    unsafe {
+        assert_eq!(cudaStreamCreate(&raw mut stream), 0);
+        assert_eq!(cudaGraphCreate(&raw mut given, 0), 0);
+        let none = ptr::null();
+        assert_eq!(
+            cudaStreamBeginCaptureToGraph(stream, given, none, none, 0, 0),
+            0
+        );
+        assert_eq!(cudaSetDevice(1), 0);
+        assert_eq!(
+            (cudaStreamEndCapture(stream, &raw mut got), got),
+            (0, given)
+        );
+        assert_eq!(cudaSetDevice(0), 0);
+        assert_eq!(cudaStreamBeginCapture(stream, 0), 0);
+        assert_eq!(cudaStreamEndCapture(stream, &raw mut next), 0);
+        assert_ne!(next, given);
+        assert_eq!([given, next].map(|graph| cudaGraphDestroy(graph)), [0, 0]);
+    }
+}
+
+#[test]
+fn a_node_lives_as_long_as_its_graph_and_one_with_graphs_is_not_supported() {
+    const TEST: &str = "a_node_lives_as_long_as_its_graph_and_one_with_graphs_is_not_supported";
+    /// `CU_GRAPH_NODE_TYPE_CONDITIONAL` and `CUDA_ERROR_NOT_SUPPORTED`.
+    const CONDITIONAL: (c_int, c_int) = (13, 801);
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let none = ptr::null();
+    let (mut graph, mut node, mut kind) = (0, 0, -1);
+    let mut seen = std::collections::BTreeSet::new();
+    // SAFETY: the places are valid, and each graph is destroyed once.
+    unsafe {
+        for _ in 0..64 {
+            assert_eq!(cudaGraphCreate(&raw mut graph, 0), 0);
+            for of in [0, 5] {
+                assert_eq!(
+                    cuGraphAddNode(&raw mut node, graph, none, 0, &raw const of),
+                    0
+                );
+                assert_eq!((cuGraphNodeGetType(node, &raw mut kind), kind), (0, of));
+                seen.insert(node);
+            }
+            let (kind, code) = CONDITIONAL;
+            assert_eq!(
+                cuGraphAddNode(&raw mut node, graph, none, 0, &raw const kind),
+                code
+            );
+            assert_eq!(cudaGraphDestroy(graph), 0);
+        }
+    }
+    assert!(seen.len() < 128, "nodes are freed with their graph");
+}
+
+#[test]
+fn a_request_beyond_the_maximum_of_a_pool_is_counted_as_failed() {
+    const TEST: &str = "a_request_beyond_the_maximum_of_a_pool_is_counted_as_failed";
+    const POOL: c_int = 17;
+    if !is_program(TEST) {
+        let run = Run::new();
+        run.passes(TEST);
+        let devices = &run.counters()[0].devices;
+        assert_eq!((devices[0].mallocs, devices[0].failed), (3, 2));
+        return;
+    }
+    let properties = PoolProperties::new(0, 4 * MIB);
+    let (mut pool, mut address, mut of, mut green) = (0, 0, 1, 1_usize);
+    // SAFETY: the places are valid.
+    unsafe {
+        assert_eq!(cudaMemPoolCreate(&raw mut pool, &raw const properties), 0);
+        for (size, code) in [(3 * MIB, 0), (2 * MIB, 2), (usize::MAX, 2)] {
+            let mut got = 0;
+            assert_eq!(cudaMallocFromPoolAsync(&raw mut got, size, pool, 0), code);
+            address = address.max(got);
+        }
+        assert_eq!(
+            (
+                cuPointerGetAttribute((&raw mut of).cast(), POOL, address + 8),
+                of
+            ),
+            (0, pool)
+        );
+        let mut context = 0;
+        assert_eq!(cuStreamGetCtx_v2(0, &raw mut context, &raw mut green), 0);
+    }
+    assert_eq!(green, 0);
+}
+
+#[test]
+fn a_request_without_a_device_has_the_same_error_by_all_functions() {
+    const TEST: &str = "a_request_without_a_device_has_the_same_error_by_all_functions";
+    /// `cudaErrorNoDevice`.
+    const NO_DEVICE: c_int = 100;
+    if !is_program(TEST) {
+        let output = Run::new()
+            .command(TEST)
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        return;
+    }
+    let mut address = 0;
+    // SAFETY: the place is valid.
+    let by_stream = unsafe { cudaMallocAsync(&raw mut address, MIB, 0) };
+    assert_eq!([malloc(MIB).0, by_stream], [NO_DEVICE; 2]);
 }

@@ -141,8 +141,13 @@ def _watch(event, arguments, events=frozenset(_EVENTS)):
 
 def _write():
     """Writes the effect into the folder of the run, for the process that repeats it."""
-    with open(os.path.join(_RUN, "effect-%d" % os.getpid()), "x") as file:
+    path = os.path.join(_RUN, "effect-%d" % os.getpid())
+    if os.path.exists(path):
+        return  # That of the program before `exec`.
+    # A killed process leaves no empty effect.
+    with open(path + ".unfinished", "w") as file:
         file.write(first)
+    os.replace(path + ".unfinished", path)
 
 
 def stop():

@@ -64,3 +64,21 @@ fn errors_list_the_accepted_settings() {
         "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"
     );
 }
+
+#[test]
+fn a_file_for_another_process_appears_with_all_of_its_text() {
+    let folder = tempfile::tempdir().expect("create a folder");
+    let file = folder.path().join("reason");
+    let text = "a reason".repeat(1 << 10);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..64).for_each(|_| publish(&file, &text).expect("publish")));
+        }
+        for _ in 0..256 {
+            match fs::read_to_string(&file) {
+                Ok(read) => assert!(read == text, "{} bytes", read.len()),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+            }
+        }
+    });
+}

@@ -6,12 +6,12 @@
 //! first use is an error (`entry_points`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::{fmt, fs::File, ptr};
+use std::{fmt, fs, fs::File, ptr};
 
 use harness_gpu_settings::functions::of_runtime;
 use harness_gpu_settings::settings::end_for_linked_runtime;
@@ -468,19 +468,43 @@ extern "C" fn continue_in_runtime() {
 /// Finds the function in the program's namespace. No lock of ours is held, because the dynamic
 /// linker's lock may belong to a thread that waits for it here.
 extern "C" fn find(target: &Target) {
-    // SAFETY: the names are strings that live forever, and the library stays loaded.
-    let address = unsafe {
-        let library = libc::dlmopen(libc::LM_ID_BASE, target.runtime, libc::RTLD_NOW);
-        if library.is_null() {
-            ptr::null_mut()
-        } else {
-            libc::dlsym(library, target.name)
-        }
-    };
-    if address.is_null() {
+    // SAFETY: the name is a string that lives forever.
+    let library = unsafe { libc::dlmopen(libc::LM_ID_BASE, target.runtime, libc::RTLD_NOW) };
+    if library.is_null() {
         end_for_linked_runtime("the library of the simulated CUDA runtime cannot be loaded");
     }
+    // SAFETY: the name is a string that lives forever, and the library stays loaded.
+    let address = unsafe { libc::dlsym(library, target.name) };
+    if address.is_null() {
+        // SAFETY: as above.
+        let name = unsafe { CStr::from_ptr(target.name) }.to_string_lossy();
+        end_for_linked_runtime(&format!(
+            "the simulated CUDA runtime has no function `{name}`"
+        ));
+    }
     target.address.store(address, Ordering::Release);
+}
+
+/// The file of the program. If a command starts the dynamic linker with the program as an argument,
+/// that linker is the executed file, and only the mappings show the program.
+fn program() -> PathBuf {
+    // SAFETY: the call only reads what the kernel and the dynamic linker wrote.
+    let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
+    let maps = fs::read("/proc/self/maps").unwrap_or_default();
+    mapped_file(&maps, headers).unwrap_or_else(|| PathBuf::from("/proc/self/exe"))
+}
+
+/// Returns the file that is mapped at an address.
+fn mapped_file(maps: &[u8], address: u64) -> Option<PathBuf> {
+    let line = maps.split(|byte| *byte == b'\n').find(|line| {
+        let range = line.split(|byte| *byte == b' ').next().unwrap_or_default();
+        let ends = str::from_utf8(range).ok().and_then(|it| it.split_once('-'));
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        ends.and_then(|(start, end)| Some(number(start)?..number(end)?))
+            .is_some_and(|range| range.contains(&address))
+    })?;
+    let path = line.iter().position(|byte| *byte == b'/')?;
+    Some(PathBuf::from(OsStr::from_bytes(&line[path..])))
 }
 
 /// Replaces the runtime that is linked into an object by the library of its release, or ends the
@@ -494,7 +518,7 @@ pub(super) unsafe fn replace<'a>(
     library: impl Fn(&str) -> Option<&'a Path>,
 ) {
     let path = if path.is_empty() {
-        PathBuf::from("/proc/self/exe")
+        program()
     } else {
         PathBuf::from(path)
     };
@@ -513,5 +537,24 @@ pub(super) unsafe fn replace<'a>(
             "the CUDA runtime that is linked into `{}` cannot be replaced: {obstacle}",
             path.display()
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_the_file_that_contains_its_headers() {
+        let maps = b"00400000-00401000 r--p 00000000 fe:00 7      /home/a b/prog\n\
+            7f0000000000-7f0000001000 r--p 00000000 fe:00 8  /lib64/ld-linux-x86-64.so.2\n\
+            7ffc00000000-7ffc00001000 rw-p 00000000 00:00 0  [stack]\n";
+        let file = |address| mapped_file(maps, address);
+        assert_eq!(file(0x40_0040), Some(PathBuf::from("/home/a b/prog")));
+        assert_eq!([0, 0x7ffc_0000_0000].map(file), [None, None]);
+        assert_eq!(
+            program(),
+            fs::canonicalize("/proc/self/exe").unwrap_or_default()
+        );
     }
 }

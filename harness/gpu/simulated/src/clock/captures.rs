@@ -93,6 +93,8 @@ pub(super) struct Place {
 pub(super) struct Capture {
     /// The stream in which it began.
     origin: usize,
+    /// The graph of the program that it adds to.
+    graph: Option<usize>,
     thread: u64,
     mode: Mode,
     is_valid: bool,
@@ -346,6 +348,7 @@ impl Streams {
             id,
             Capture {
                 origin,
+                graph: None,
                 thread,
                 mode,
                 is_valid: true,
@@ -356,13 +359,22 @@ impl Streams {
         Ok(())
     }
 
-    /// Ends a capture in its stream. All work in it must come before the end.
+    /// Makes the capture in a stream add to a graph of the program.
+    pub(crate) fn capture_to(&mut self, handle: usize, current: usize, graph: usize) {
+        let id = self.place(key(handle, current)).map(|place| place.id);
+        if let Some(capture) = id.and_then(|id| self.captures.get_mut(&id)) {
+            capture.graph = Some(graph);
+        }
+    }
+
+    /// Ends a capture in its stream. All work in it must come before the end. Returns the graph of
+    /// the program that it added to.
     pub(crate) fn end_capture(
         &mut self,
         handle: usize,
         current: usize,
         Caller { thread, .. }: Caller,
-    ) -> Result<(), Code> {
+    ) -> Result<Option<usize>, Code> {
         let stream = key(handle, current);
         self.stream(handle, current)?;
         let Some(Place { id, before }) = self.place(stream).cloned() else {
@@ -383,7 +395,13 @@ impl Streams {
         if mode != Mode::Relaxed && began != thread {
             return Err(self.invalidated(&[id], Code::CaptureWrongThread));
         }
-        let Some(Capture { is_valid, work, .. }) = self.leave(id) else {
+        let Some(Capture {
+            is_valid,
+            graph,
+            work,
+            ..
+        }) = self.leave(id)
+        else {
             return Err(Code::IllegalState);
         };
         if !is_valid {
@@ -393,7 +411,7 @@ impl Streams {
             .iter()
             .all(|(stream, work)| before.get(stream).is_some_and(|before| before >= work));
         if is_joined {
-            Ok(())
+            Ok(graph)
         } else {
             Err(Code::CaptureUnjoined)
         }

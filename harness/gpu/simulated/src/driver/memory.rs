@@ -221,9 +221,13 @@ fn pointer_attribute(number: c_int, address: usize) -> Result<Attribute, Code> {
         9 => Attribute::Word(u32::try_from(device).unwrap_or(0)),
         11 => Attribute::Long(range_of(address)?.0 as u64),
         12 => Attribute::Long(range_of(address)?.1 as u64),
-        // The address is mapped (13), and the allocation has no pool (17).
+        // The address is mapped (13). Not all allocations have a pool (17).
         13 => Attribute::Word(1),
-        17 => Attribute::Long(0),
+        17 => {
+            let start = range_of(address)?.0 as u64;
+            let pool = machine().state().pools.of_allocation(start);
+            Attribute::Long(pool.unwrap_or(0) as u64)
+        }
         _ => return Err(Code::InvalidValue),
     })
 }

@@ -108,8 +108,11 @@ export! {
     cuCtxSetLimit(_: c_int, _: usize) = 0;
     cuCtxGetDevice_v2(handle: Out<'_, c_int>, context: usize) =
         call(THIS, || answer(device_of_context(context).and_then(|device| put(handle, device))));
-    cuStreamGetCtx_v2(stream: usize, context: Out<'_, usize>, _: Out<'_, usize>) =
-        cuStreamGetCtx(stream, context);
+    /// No stream belongs to a green context.
+    cuStreamGetCtx_v2(stream: usize, context: Out<'_, usize>, green: Out<'_, usize>) = {
+        write(green, 0);
+        cuStreamGetCtx(stream, context)
+    };
     cuStreamGetCtx(stream: usize, context: Out<'_, usize>) = call(THIS, || {
         answer(device_of(stream).and_then(|device| put(context, context_of(device))))
     });

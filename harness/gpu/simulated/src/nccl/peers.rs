@@ -19,7 +19,7 @@ use harness_gpu_settings::collectives::{
     Call, HEAD, Message, PREFIX, Published, Rank, Ranks, SIZES, STACK_SIGNAL, STACKS, Wait,
     data_file, stack_file,
 };
-use harness_gpu_settings::mapping::Mapped;
+use harness_gpu_settings::{mapping::Mapped, settings::publish};
 
 /// The longest sleep within a wait. Longer waits record their Python stack.
 const LOOK: Duration = Duration::from_millis(100);
@@ -357,11 +357,8 @@ impl Peers {
                     theirs,
                 }
                 .to_string();
-                fs::write(
-                    self.path
-                        .with_file_name(format!("{SIZES}{}", std::process::id())),
-                    note,
-                )?;
+                let name = format!("{SIZES}{}", std::process::id());
+                publish(&self.path.with_file_name(name), &note)?;
             }
             *place = (offset, len);
         }

@@ -31,7 +31,8 @@ export! {
     ) = {
         let begun = cudaStreamBeginCapture(stream, mode);
         if begun == 0 {
-            graphs().insert((current_device(), stream), graph);
+            let mut state = machine().state();
+            state.streams.capture_to(stream, current_device(), graph);
         }
         begun
     };
@@ -58,21 +59,25 @@ export! {
         graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>
     ) = remember(one_node(graph, nodes, count));
     // The kinds of nodes are the numbers of `CUgraphNodeType`.
-    cuGraphAddKernelNode, cuGraphAddKernelNode_v2(node: Out<'_, *mut u8>) =
-        remember(add_node(node, Some(&0)));
-    cuGraphAddMemcpyNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&1)));
-    cuGraphAddMemsetNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&2)));
-    cuGraphAddChildGraphNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&4)));
-    cuGraphAddEmptyNode(node: Out<'_, *mut u8>) = remember(add_node(node, Some(&5)));
+    cuGraphAddKernelNode, cuGraphAddKernelNode_v2(node: Out<'_, *mut u8>, graph: usize) =
+        remember(add_node(node, graph, Some(&0)));
+    cuGraphAddMemcpyNode(node: Out<'_, *mut u8>, graph: usize) =
+        remember(add_node(node, graph, Some(&1)));
+    cuGraphAddMemsetNode(node: Out<'_, *mut u8>, graph: usize) =
+        remember(add_node(node, graph, Some(&2)));
+    cuGraphAddChildGraphNode(node: Out<'_, *mut u8>, graph: usize) =
+        remember(add_node(node, graph, Some(&4)));
+    cuGraphAddEmptyNode(node: Out<'_, *mut u8>, graph: usize) =
+        remember(add_node(node, graph, Some(&5)));
     cuGraphNodeGetType(node: Option<&c_int>, kind: Out<'_, c_int>) =
         remember(node.ok_or(Code::InvalidValue).and_then(|of| put(kind, *of)));
     cuGraphAddNode(
-        node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: usize, kind: Option<&c_int>
-    ) = remember(add_node(node, kind));
+        node: Out<'_, *mut u8>, graph: usize, _: *const c_void, _: usize, kind: Option<&c_int>
+    ) = remember(add_node(node, graph, kind));
     cuGraphAddNode_v2(
-        node: Out<'_, *mut u8>, _: usize, _: *const c_void, _: *const c_void, _: usize,
+        node: Out<'_, *mut u8>, graph: usize, _: *const c_void, _: *const c_void, _: usize,
         kind: Option<&c_int>
-    ) = remember(add_node(node, kind));
+    ) = remember(add_node(node, graph, kind));
     cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(
         executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong
     ) = remember(put(executable, new_object()));
@@ -86,25 +91,26 @@ export! {
         remember(submit(stream).map(drop))
     };
     cudaGraphDestroy, cuGraphDestroy, cudaGraphExecDestroy, cuGraphExecDestroy(object: usize) = {
-        // SAFETY: a function here created the graph or executable graph, and the program destroys
-        // it once.
-        unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
+        for object in nodes().remove(&object).unwrap_or_default().into_iter().chain([object]) {
+            // SAFETY: a function here created the graph, its nodes or the executable graph. The
+            // program destroys a graph once, and nodes are only in the list of theirs.
+            unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
+        }
         0
     };
 }
 
-/// The graphs of the program that captures add to, by device and stream.
-static GRAPHS: Mutex<BTreeMap<(usize, usize), usize>> = Mutex::new(BTreeMap::new());
+/// The nodes of each graph. They are destroyed with it.
+static NODES: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::new(BTreeMap::new());
 
-fn graphs() -> MutexGuard<'static, BTreeMap<(usize, usize), usize>> {
-    GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
+fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
+    NODES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends a capture. The graph of a failed one is null.
 fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
     put(again(&mut graph), ptr::null_mut())?;
-    let given = graphs().remove(&(current_device(), stream));
-    machine()
+    let given = machine()
         .state()
         .streams
         .end_capture(stream, current_device(), Caller::current())?;
@@ -144,18 +150,23 @@ fn capture_info(
     Ok(())
 }
 
-/// The kinds of nodes that allocate and free memory, at the start of a node's parameters.
-const MEMORY_NODES: [c_int; 2] = [10, 11];
+/// The kinds of nodes that allocate and free memory, at the start of a node's parameters, and that
+/// contain other graphs, which a program reads from the parameters.
+const UNSUPPORTED_NODES: [c_int; 3] = [10, 11, 13];
 
 /// Adds a node that does nothing, with its kind at its start. No node allocates memory.
-fn add_node(node: Out<'_, *mut u8>, kind: Option<&c_int>) -> Result<(), Code> {
+fn add_node(node: Out<'_, *mut u8>, graph: usize, kind: Option<&c_int>) -> Result<(), Code> {
     match kind {
         None => Err(Code::InvalidValue),
-        Some(kind) if MEMORY_NODES.contains(kind) => Err(Code::NotSupported),
+        Some(kind) if UNSUPPORTED_NODES.contains(kind) => Err(Code::NotSupported),
         Some(kind) => {
             let object = new_object();
             // SAFETY: objects are larger and aligned to 16 bytes, and nobody else has this one yet.
             unsafe { object.cast::<c_int>().write(*kind) };
+            nodes()
+                .entry(graph)
+                .or_default()
+                .push(object.expose_provenance());
             put(node, object)
         }
     }

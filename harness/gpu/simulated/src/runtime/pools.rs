@@ -123,7 +123,12 @@ fn allocate_from(address: Out<'_, usize>, size: usize, pool: usize, stream: usiz
     let machine = machine();
     machine.delay(Call::MallocAsync);
     let size = Bytes(size as u64);
-    let allocated = submit(stream).and_then(|_| {
+    let submitted = if machine.visible.is_empty() {
+        Err(Code::NoDevice)
+    } else {
+        submit(stream)
+    };
+    let allocated = submitted.and_then(|_| {
         let state = &mut *machine.state();
         let (device, known) = state.pools.get(pool)?;
         if size == Bytes::ZERO {

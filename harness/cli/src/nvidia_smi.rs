@@ -22,7 +22,7 @@ pub(super) fn run() -> ExitCode {
         .map(|argument| argument.to_string_lossy().into_owned())
         .collect();
     let printed = smi::run(&arguments);
-    match terminal::print(printed.text.trim_end()) {
+    match terminal::print(&printed.text) {
         Ok(()) => printed.code.into(),
         Err(error) => terminal::fail(error.into()).into(),
     }

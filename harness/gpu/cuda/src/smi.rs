@@ -63,8 +63,8 @@ enum What {
 struct Asked {
     what: What,
     format: Vec<String>,
-    /// The number, the UUID or the address of the only GPU.
-    only: Option<String>,
+    /// The numbers, UUIDs or addresses of the only GPUs; all without any.
+    only: Vec<String>,
 }
 
 impl Asked {
@@ -94,8 +94,8 @@ impl Asked {
                     asked.format = format;
                     mem::take(&mut asked.what)
                 }),
-                "-i" | "--id" => value().map(|only| {
-                    asked.only = Some(only);
+                "-i" | "--id" => list().map(|only| {
+                    asked.only = only;
                     mem::take(&mut asked.what)
                 }),
                 _ => None,
@@ -106,7 +106,17 @@ impl Asked {
         if is_query && !asked.has("csv") {
             return Err(format!("a query needs `--format=csv`: {KNOWN}"));
         }
-        Ok(asked)
+        let unknown = match &asked.what {
+            What::Gpus(fields) => unknown_field(&GPU_FIELDS, fields),
+            What::Apps(fields) => unknown_field(&APP_FIELDS, fields),
+            What::Table | What::List => None,
+        };
+        match unknown {
+            Some(field) => Err(format!(
+                "Field \"{field}\" is not a valid field to query.\n"
+            )),
+            None => Ok(asked),
+        }
     }
 
     fn has(&self, format: &str) -> bool {
@@ -116,14 +126,16 @@ impl Asked {
     /// Returns the text, or what is wrong with the arguments.
     fn answer(&self, nvml: &'static Nvml) -> Result<Result<String, String>, NvmlError> {
         let mut devices = Vec::new();
+        let mut missing: Vec<&String> = self.only.iter().collect();
         for index in 0..nvml.device_count()? {
             let device = nvml.device_by_index(index)?;
             let names = [index.to_string(), device.uuid()?, device.pci_info()?.bus_id];
-            if self.only.as_ref().is_none_or(|only| names.contains(only)) {
+            if self.only.is_empty() || self.only.iter().any(|only| names.contains(only)) {
                 devices.push((index, device));
             }
+            missing.retain(|only| !names.contains(only));
         }
-        if devices.is_empty() {
+        if devices.is_empty() || !missing.is_empty() {
             return Ok(Err("No devices were found\n".to_owned()));
         }
         match &self.what {
@@ -142,16 +154,17 @@ impl Asked {
                     .collect::<Result<String, _>>()
                     .map(Ok)
             }
-            What::Gpus(fields) => self.csv(fields, || {
+            What::Gpus(fields) => {
                 let row = |(index, device): &(u32, Device<'_>)| {
                     fields
                         .iter()
                         .map(|field| of_gpu(nvml, *index, device, field))
                         .collect()
                 };
-                devices.iter().map(row).collect()
-            }),
-            What::Apps(fields) => self.csv(fields, || {
+                let rows: Result<Vec<_>, _> = devices.iter().map(row).collect();
+                Ok(Ok(self.csv(&GPU_FIELDS, fields, &rows?)))
+            }
+            What::Apps(fields) => {
                 let mut rows = Vec::new();
                 for (_, device) in &devices {
                     for process in device.running_compute_processes()? {
@@ -162,125 +175,139 @@ impl Asked {
                         let row = fields
                             .iter()
                             .map(|field| of_app(device, process.pid, used, field));
-                        rows.push(row.collect::<Result<_, _>>()?);
+                        rows.push(row.collect::<Result<Vec<_>, _>>()?);
                     }
                 }
-                Ok(rows)
-            }),
+                Ok(Ok(self.csv(&APP_FIELDS, fields, &rows)))
+            }
         }
     }
 
-    /// Prints rows. A field that is not known is `None` in the first row.
-    fn csv(
-        &self,
-        fields: &[String],
-        rows: impl FnOnce() -> Result<Vec<Vec<Option<Value>>>, NvmlError>,
-    ) -> Result<Result<String, String>, NvmlError> {
-        let rows = rows()?;
+    /// Prints rows, each with a value per field, after a line with the fields and their units.
+    fn csv(&self, known: &[Field], fields: &[String], rows: &[Vec<Option<String>>]) -> String {
+        let unit = |field: &String| {
+            known
+                .iter()
+                .find(|known| known.0 == field)
+                .map_or("", |it| it.1)
+        };
         let mut text = String::new();
-        for (number, row) in rows.into_iter().enumerate() {
-            if let Some(place) = row.iter().position(Option::is_none) {
-                let field = &fields[place];
-                return Ok(Err(format!(
-                    "Field \"{field}\" is not a valid field to query.\n"
-                )));
-            }
-            let row: Vec<Value> = row.into_iter().flatten().collect();
-            if number == 0 && !self.has("noheader") {
-                let head = fields
-                    .iter()
-                    .zip(&row)
-                    .map(|(field, value)| match value.unit {
-                        "" => field.clone(),
-                        unit => format!("{field} [{unit}]"),
-                    });
-                let _ = writeln!(text, "{}", head.collect::<Vec<_>>().join(", "));
-            }
-            let cells = row.iter().map(|value| match value.unit {
-                "" => value.text.clone(),
-                _ if self.has("nounits") || value.text == NOT_AVAILABLE => value.text.clone(),
-                unit => format!("{} {unit}", value.text),
+        if !self.has("noheader") {
+            let head = fields.iter().map(|field| match unit(field) {
+                "" => field.clone(),
+                unit => format!("{field} [{unit}]"),
             });
+            let _ = writeln!(text, "{}", head.collect::<Vec<_>>().join(", "));
+        }
+        for row in rows {
+            let cells = fields
+                .iter()
+                .zip(row)
+                .map(|(field, value)| match (value, unit(field)) {
+                    (None, _) => NOT_AVAILABLE.to_owned(),
+                    (Some(value), "") => value.clone(),
+                    (Some(value), _) if self.has("nounits") => value.clone(),
+                    (Some(value), unit) => format!("{value} {unit}"),
+                });
             let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join(", "));
         }
-        Ok(Ok(text))
+        text
     }
 }
 
-struct Value {
-    text: String,
-    unit: &'static str,
+/// A field of a query, with the unit of its values.
+type Field = (&'static str, &'static str);
+
+const GPU_FIELDS: [Field; 23] = [
+    ("index", ""),
+    ("count", ""),
+    ("name", ""),
+    ("gpu_name", ""),
+    ("uuid", ""),
+    ("gpu_uuid", ""),
+    ("driver_version", ""),
+    ("pci.bus_id", ""),
+    ("gpu_bus_id", ""),
+    ("compute_cap", ""),
+    ("memory.total", "MiB"),
+    ("memory.used", "MiB"),
+    ("memory.free", "MiB"),
+    ("utilization.gpu", "%"),
+    ("utilization.memory", "%"),
+    ("temperature.gpu", ""),
+    ("power.draw", "W"),
+    ("compute_mode", ""),
+    ("mig.mode.current", ""),
+    ("pstate", ""),
+    ("serial", ""),
+    ("persistence_mode", ""),
+    ("fan.speed", "%"),
+];
+const APP_FIELDS: [Field; 8] = [
+    ("pid", ""),
+    ("process_name", ""),
+    ("name", ""),
+    ("used_memory", "MiB"),
+    ("used_gpu_memory", "MiB"),
+    ("gpu_uuid", ""),
+    ("gpu_name", ""),
+    ("gpu_bus_id", ""),
+];
+
+/// Returns the first field that a query does not know.
+fn unknown_field<'a>(known: &[Field], fields: &'a [String]) -> Option<&'a String> {
+    let is_known = |field: &&String| known.iter().any(|known| known.0 == field.as_str());
+    fields.iter().find(|field| !is_known(field))
 }
 
-fn plain(text: impl ToString) -> Value {
-    Value {
-        text: text.to_string(),
-        unit: "",
-    }
-}
-
-fn in_unit<T: ToString>(value: Option<T>, unit: &'static str) -> Value {
-    Value {
-        text: value.map_or_else(|| NOT_AVAILABLE.to_owned(), |value| value.to_string()),
-        unit,
-    }
-}
-
-/// The value of a field of `--query-gpu`; `None` if the field is not known.
+/// The value of a field of [`GPU_FIELDS`]; `None` if it is not available.
 fn of_gpu(
     nvml: &Nvml,
     index: u32,
     device: &Device<'_>,
     field: &str,
-) -> Result<Option<Value>, NvmlError> {
+) -> Result<Option<String>, NvmlError> {
     let memory = || device.memory_info();
+    let rates = || device.utilization_rates().ok();
     Ok(Some(match field {
-        "index" => plain(index),
-        "count" => plain(nvml.device_count()?),
-        "name" | "gpu_name" => plain(device.name()?),
-        "uuid" | "gpu_uuid" => plain(device.uuid()?),
-        "driver_version" => plain(nvml.sys_driver_version()?),
-        "pci.bus_id" | "gpu_bus_id" => plain(device.pci_info()?.bus_id),
-        "compute_cap" => plain(capability(device)?),
-        "memory.total" => in_unit(Some(memory()?.total / MIB), "MiB"),
-        "memory.used" => in_unit(Some(memory()?.used.div_ceil(MIB)), "MiB"),
-        "memory.free" => in_unit(Some(memory()?.free / MIB), "MiB"),
-        "utilization.gpu" => in_unit(device.utilization_rates().ok().map(|rates| rates.gpu), "%"),
-        "utilization.memory" => in_unit(
-            device.utilization_rates().ok().map(|rates| rates.memory),
-            "%",
-        ),
-        "temperature.gpu" => plain(in_unit(temperature(device), "").text),
-        "power.draw" => in_unit(power(device), "W"),
-        "compute_mode" => plain("Default"),
-        "mig.mode.current" => plain("Disabled"),
-        "pstate" | "serial" | "persistence_mode" | "fan.speed" => plain(NOT_AVAILABLE),
+        "index" => index.to_string(),
+        "count" => nvml.device_count()?.to_string(),
+        "name" | "gpu_name" => device.name()?,
+        "uuid" | "gpu_uuid" => device.uuid()?,
+        "driver_version" => nvml.sys_driver_version()?,
+        "pci.bus_id" | "gpu_bus_id" => device.pci_info()?.bus_id,
+        "compute_cap" => capability(device)?,
+        "memory.total" => (memory()?.total / MIB).to_string(),
+        "memory.used" => memory()?.used.div_ceil(MIB).to_string(),
+        "memory.free" => (memory()?.free / MIB).to_string(),
+        "utilization.gpu" => return Ok(rates().map(|rates| rates.gpu.to_string())),
+        "utilization.memory" => return Ok(rates().map(|rates| rates.memory.to_string())),
+        "temperature.gpu" => return Ok(temperature(device).map(|celsius| celsius.to_string())),
+        "power.draw" => return Ok(power(device)),
+        "compute_mode" => "Default".to_owned(),
+        "mig.mode.current" => "Disabled".to_owned(),
         _ => return Ok(None),
     }))
 }
 
-/// The value of a field of `--query-compute-apps`.
+/// The value of a field of [`APP_FIELDS`]; `None` if it is not available.
 fn of_app(
     device: &Device<'_>,
     pid: u32,
     used: Option<u64>,
     field: &str,
-) -> Result<Option<Value>, NvmlError> {
-    Ok(Some(match field {
-        "pid" => plain(pid),
-        "process_name" | "name" => {
-            let name = std::fs::read_link(format!("/proc/{pid}/exe"));
-            plain(name.map_or_else(
-                |_| NOT_AVAILABLE.to_owned(),
-                |name| name.display().to_string(),
-            ))
-        }
-        "used_memory" | "used_gpu_memory" => in_unit(used.map(|bytes| bytes.div_ceil(MIB)), "MiB"),
-        "gpu_uuid" => plain(device.uuid()?),
-        "gpu_name" => plain(device.name()?),
-        "gpu_bus_id" => plain(device.pci_info()?.bus_id),
-        _ => return Ok(None),
-    }))
+) -> Result<Option<String>, NvmlError> {
+    Ok(match field {
+        "pid" => Some(pid.to_string()),
+        "process_name" | "name" => std::fs::read_link(format!("/proc/{pid}/exe"))
+            .ok()
+            .map(|name| name.display().to_string()),
+        "used_memory" | "used_gpu_memory" => used.map(|bytes| bytes.div_ceil(MIB).to_string()),
+        "gpu_uuid" => Some(device.uuid()?),
+        "gpu_name" => Some(device.name()?),
+        "gpu_bus_id" => Some(device.pci_info()?.bus_id),
+        _ => None,
+    })
 }
 
 fn capability(device: &Device<'_>) -> Result<String, NvmlError> {
@@ -288,13 +315,15 @@ fn capability(device: &Device<'_>) -> Result<String, NvmlError> {
     Ok(format!("{}.{}", capability.major, capability.minor))
 }
 
+/// The temperature in degrees Celsius. A simulated GPU reports 0 for what it does not know.
 fn temperature(device: &Device<'_>) -> Option<u32> {
-    device.temperature(TemperatureSensor::Gpu).ok()
+    let celsius = device.temperature(TemperatureSensor::Gpu).ok();
+    celsius.filter(|celsius| *celsius > 0)
 }
 
-/// The power in watts.
+/// The power in watts, likewise.
 fn power(device: &Device<'_>) -> Option<String> {
-    let milliwatts = device.power_usage().ok()?;
+    let milliwatts = device.power_usage().ok().filter(|power| *power > 0)?;
     Some(format!(
         "{}.{:02}",
         milliwatts / 1000,
@@ -316,17 +345,20 @@ fn table(nvml: &Nvml, devices: &[(u32, Device<'_>)]) -> Result<String, NvmlError
     text += &line;
     for (index, device) in devices {
         let memory = device.memory_info()?;
-        let rates = device.utilization_rates().map_or(0, |rates| rates.gpu);
-        let degrees =
-            temperature(device).map_or_else(|| "N/A".to_owned(), |celsius| format!("{celsius}C"));
-        let watts = power(device).unwrap_or_else(|| "N/A".to_owned());
+        let or_unknown = |value: Option<String>, unit| {
+            value.map_or_else(|| "N/A".to_owned(), |value| value + unit)
+        };
+        let rates = device.utilization_rates().ok();
+        let rates = or_unknown(rates.map(|rates| rates.gpu.to_string()), "%");
+        let degrees = or_unknown(temperature(device).map(|celsius| celsius.to_string()), "C");
+        let watts = or_unknown(power(device), "W");
         text += &row(format!(
             "{index:>3}  {:<40} {}",
             device.name()?,
             device.pci_info()?.bus_id
         ));
         text += &row(format!(
-            "N/A  {degrees:>4}  {watts:>7}W  {:>7}MiB / {:>7}MiB  {rates:>3}%",
+            "N/A  {degrees:>4}  {watts:>8}  {:>7}MiB / {:>7}MiB  {rates:>4}",
             memory.used.div_ceil(MIB),
             memory.total / MIB
         ));
@@ -356,15 +388,34 @@ mod tests {
 
     #[test]
     fn a_query_names_its_fields_and_its_format() {
-        let asked = parse("--query-gpu=name,memory.total --format csv,noheader -i 1");
+        let asked = parse("--query-gpu=name,memory.total --format csv,noheader -i 0,1");
         let names = ["name", "memory.total"].map(str::to_owned);
         let expected = Asked {
             what: What::Gpus(names.into()),
             format: ["csv", "noheader"].map(str::to_owned).into(),
-            only: Some("1".to_owned()),
+            only: ["0", "1"].map(str::to_owned).into(),
         };
         assert_eq!(asked, Ok(expected));
         assert_eq!(parse("-L").map(|asked| asked.what), Ok(What::List));
+    }
+
+    #[test]
+    fn a_query_without_rows_has_a_header_and_an_unknown_field_is_refused() {
+        let asked = parse("--query-compute-apps=pid,used_memory --format=csv").unwrap_or_default();
+        let fields = ["pid", "used_memory"].map(str::to_owned);
+        let head = "pid, used_memory [MiB]\n";
+        assert_eq!(asked.csv(&APP_FIELDS, &fields, &[]), head);
+        let row = [Some("7".to_owned()), None].into();
+        assert_eq!(
+            asked.csv(&APP_FIELDS, &fields, &[row]),
+            format!("{head}7, [N/A]\n")
+        );
+        for query in ["compute-apps=pid", "gpu=name"] {
+            assert_eq!(
+                parse(&format!("--query-{query},nosuch --format=csv")),
+                Err("Field \"nosuch\" is not a valid field to query.\n".to_owned())
+            );
+        }
     }
 
     #[test]

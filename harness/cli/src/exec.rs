@@ -37,14 +37,13 @@ use harness_gpu_settings::{
     workspaces::HEADER,
 };
 use harness_report::explain::text;
-use harness_report::program::{self, Program};
+use harness_report::program::{self, Program, REQUIRE_GPU};
 
 use self::baseline::Comparison;
 use super::error::{CliError, Failures};
 use super::program::{name as program_name, shown};
 use super::{arguments, device, exit::Exit, probe, snapshots, terminal};
 
-const REQUIRE_GPU: &str = "--require-gpu";
 pub(crate) const DEFAULT_GPU: &str = "h100-80";
 
 const EXAMPLES: &str = "Examples:
@@ -232,6 +231,9 @@ pub(super) struct Exec {
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+    /// The default of `values` for this shell or repository.
+    #[arg(skip)]
+    settled_values: Option<Values>,
 }
 
 /// The timing of CUDA events, or the range between the extremes.
@@ -258,7 +260,7 @@ impl FromStr for Timing {
 impl Exec {
     pub(super) fn run(mut self) -> Result<ExitCode, Failures> {
         if self.values.is_none() && self.device.is_none() {
-            self.values = values::settled()?;
+            self.settled_values = values::settled()?;
         }
         let has_many = self.many.are_asked_for(&self.alloc_conf, &self.addresses)?;
         let of_one_run = [
@@ -280,6 +282,13 @@ impl Exec {
         let has_several = has_many || self.python.len() > 1;
         if has_several && (self.require_gpu || self.events == Some(Timing::Range)) {
             return Err(for_one("`--require-gpu` and `--events range`").into());
+        }
+        if self.baseline.is_some() && self.events == Some(Timing::Range) {
+            return Err(CliError::input(
+                "`--baseline` compares the figures of one run, but `--events range` requests two",
+                "leave one of them out",
+            )
+            .into());
         }
         if let Some(warning) = host_memory::warning(self.devices) {
             terminal::message(warning);
@@ -380,8 +389,8 @@ impl Exec {
         } else {
             None
         };
-        if let Some(settings) =
-            settings.filter(|_| self.values.is_none() && record.obstacle_to_repetition().is_none())
+        if let Some(settings) = settings
+            .filter(|_| self.chosen_values().is_none() && record.obstacle_to_repetition().is_none())
             && let Some(end) = record.end_by_values()
         {
             terminal::message(format_args!(
@@ -608,6 +617,11 @@ impl Exec {
         }
     }
 
+    /// The values that the option chooses, or else the variable or the file.
+    fn chosen_values(&self) -> Option<Values> {
+        self.values.or(self.settled_values)
+    }
+
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
         let gpu = device::gpu(&self.gpu)?;
         let memory = self.memory.unwrap_or(gpu.memory);
@@ -619,7 +633,9 @@ impl Exec {
                 "give more `--memory` or less `--context-overhead`",
             ));
         }
-        if self.values == Some(Values::Cpu) && setup.program.torch.is_none() {
+        let has_torch = setup.program.torch.is_some();
+        let is_python = torch::begins_with_python(&self.command);
+        if self.values == Some(Values::Cpu) && !has_torch && is_python {
             return Err(CliError::input(
                 "`--values cpu` computes the operations of torch, and the program has no torch",
                 "leave it out, or give `--values copies`",
@@ -642,7 +658,11 @@ impl Exec {
                 .clone()
                 .unwrap_or(default.cudnn_workspace),
             nccl_memory: self.nccl_memory.clone().map(Box::new),
-            values: self.values.unwrap_or(default.values),
+            values: match self.chosen_values().unwrap_or(default.values) {
+                // Only the operations of torch are computed.
+                Values::Cpu if !has_torch => Values::Copies,
+                values => values,
+            },
             faults: self.fail.clone(),
             latencies: self.latency.clone(),
             ..default
@@ -668,15 +688,19 @@ impl Exec {
                 let Settings {
                     memory,
                     devices,
-                    events,
+                    cuda,
                     addresses,
                     cudnn_workspace,
                     values,
                     ..
                 } = settings;
+                let events = match self.events {
+                    Some(Timing::Range) => "range".to_owned(),
+                    None | Some(Timing::One(_)) => settings.events.to_string(),
+                };
                 format!(
-                    "--gpu {} --memory {}B --devices {devices} --context-overhead {} --events \
-                     {events} --addresses {addresses} \
+                    "--gpu {} --memory {}B --devices {devices} --cuda {cuda} --context-overhead {} \
+                     --events {events} --addresses {addresses} \
                      --cudnn-workspace {cudnn_workspace} --values {values}",
                     shell::quoted(&self.gpu),
                     memory.0,
@@ -703,7 +727,12 @@ impl Exec {
             .latency
             .iter()
             .map(|latency| format!(" --latency {latency}"));
-        let rest: String = conf.chain(faults).chain(latencies).collect();
+        let required = self.require_gpu.then(|| format!(" {REQUIRE_GPU}"));
+        let rest: String = conf
+            .chain(faults)
+            .chain(latencies)
+            .chain(required)
+            .collect();
         format!("{} exec {on}{rest} -- {command}", program_name())
     }
 

@@ -62,6 +62,11 @@ fn main() -> ExitCode {
         options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run
         frees_are_recorded_and_a_real_gpu_has_the_same_curve
         a_program_without_torch_runs_and_one_without_a_request_is_told_so
+        a_process_has_the_name_and_figures_of_the_libraries_that_it_uses
+        a_setting_of_the_repository_stops_no_program_without_torch
+        the_command_of_a_report_repeats_the_run
+        nvidia_smi_prints_whole_lines_for_the_named_gpus
+        a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices
         a_runtime_that_is_linked_in_is_replaced_or_named
         cudnn_gets_an_error_in_place_of_the_tables_of_the_driver
         a_function_needed_only_by_an_extension_exists
@@ -1159,12 +1164,21 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
     );
     let ran = world.run(&["--require-gpu"], &["./program"]);
     assert_eq!(ran.code, Some(1), "{}", ran.err);
-    let why = "CUDA was called, but no memory was requested: cuInit was the first call that \
-         failed, with error 1 in `program`";
+    let why = "CUDA or NVML was called, but no memory was requested: cuInit was the first call \
+         that failed, with error 1 in `program`";
     assert!(ran.err.contains(why), "{}", ran.err);
     // The torch of the environment is not the program's.
     let ran = world.run(&["--values", "cpu"], &["./program", "one"]);
     assert!(ran.err.contains("computed values (zeros)"), "{}", ran.err);
+    let python = [
+        "python3",
+        "-I",
+        "-c",
+        "import ctypes; ctypes.CDLL('libcudart.so.13').cudaSetDevice(3)",
+    ];
+    let ran = world.run(&[], &python);
+    let why = "a function of the runtime was the first call that failed, with error 101";
+    assert!(ran.err.contains(why), "{}", ran.err);
     let python = ["python3", "-I", "-c", "print(1)"];
     let ran = world.run(&["--values", "cpu"], &python);
     assert_eq!(ran.code, Some(2), "{}", ran.err);
@@ -1184,6 +1198,189 @@ fn a_program_without_torch_runs_and_one_without_a_request_is_told_so(world: Worl
         "{}",
         ran.err
     );
+}
+
+/// Libraries without torch, as far as the hook asks them, and `used`, which requests memory for
+/// them.
+const LIBRARIES: [(&str, &str); 7] = [
+    (
+        "used.py",
+        "import collections, ctypes\n_runtime = ctypes.CDLL('libcudart.so.13')\n\
+         by = collections.Counter()\n\
+         def malloc(library, size):\n    pointer = ctypes.c_void_p()\n    \
+         assert _runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0\n    \
+         by[library] += size\n",
+    ),
+    (
+        "jax/__init__.py",
+        "import used\n__version__ = '0.9.0'\nclass _Device:\n    \
+         platform, local_hardware_id = 'gpu', 0\n    \
+         def memory_stats(self):\n        \
+         return dict.fromkeys(('peak_bytes_in_use', 'bytes_in_use'), used.by['jax'])\n\
+         def local_devices(): return [_Device()]\n",
+    ),
+    ("jax/_src/__init__.py", ""),
+    (
+        "jax/_src/xla_bridge.py",
+        "import used\ndef backends_are_initialized(): return used.by['jax'] > 0\n",
+    ),
+    ("onnxruntime.py", "__version__ = '1.25.0'\n"),
+    (
+        "cupy/__init__.py",
+        "import used\nfrom . import cuda\n__version__ = '14.2.0'\nclass _Pool:\n    \
+         used_bytes = total_bytes = lambda self: used.by['cupy']\n\
+         def get_default_memory_pool(): return _Pool()\n",
+    ),
+    (
+        "cupy/cuda.py",
+        "class Device:\n    def __init__(self, device): print('asks for', device)\n    \
+         def __enter__(self): pass\n    def __exit__(self, *error): pass\n\
+         class runtime:\n    def getDeviceCount(): print('asks')\n",
+    ),
+];
+
+fn a_process_has_the_name_and_figures_of_the_libraries_that_it_uses(world: World) {
+    for (name, text) in LIBRARIES {
+        world.write(&format!("site/{name}"), text);
+    }
+    let jax = "JAX 0.9.0, XLA's BFC allocator: ";
+    let of_jax = format!("{jax}peak allocated 1 MiB, allocated at the end 1 MiB");
+    let killed = "os.kill(os.getpid(), signal.SIGKILL)";
+    let by_jax = "import jax, used; used.malloc('jax', 1 << 20)";
+    for (program, end, told) in [
+        (by_jax, "pass", of_jax.as_str()),
+        (by_jax, "os._exit(0)", &of_jax),
+        // torch is imported, but not used.
+        (
+            "import jax, torch, used; used.malloc('jax', 1 << 20)",
+            "os._exit(0)",
+            &of_jax,
+        ),
+        (
+            by_jax,
+            killed,
+            &format!("{jax}the process ended before it could report"),
+        ),
+        (
+            "import jax, torch; torch.cuda.malloc(1 << 20)",
+            killed,
+            "torch 2.11.0+cu130: peak allocated unknown: the process ended before torch could \
+             report",
+        ),
+        (
+            "import jax, onnxruntime, used; used.malloc('onnxruntime', 1 << 20)",
+            "pass",
+            "JAX and ONNX Runtime, XLA's BFC allocator and ONNX Runtime's arena: no statistics",
+        ),
+        (
+            "import jax, cupy, used; used.malloc('jax', 1 << 20); used.malloc('cupy', 1 << 20)",
+            "pass",
+            "JAX and CuPy, XLA's BFC allocator and CuPy's memory pool: allocated at the end 2 MiB",
+        ),
+    ] {
+        let program = format!("import os, signal\n{program}\n{end}");
+        let ran = world.run(&[], &["python3", "-c", &program]);
+        let lines: Vec<&str> = ran.err.lines().map(str::trim).collect();
+        assert!(lines.contains(&told), "{program}: {}", ran.err);
+    }
+}
+
+fn a_library_is_asked_only_by_a_process_that_uses_the_gpu_and_for_its_devices(world: World) {
+    for (name, text) in LIBRARIES {
+        world.write(&format!("site/{name}"), text);
+    }
+    let run = |program: &str| {
+        let options = [&RECORD[..], &["--devices", "2"]].concat();
+        let ran = world.run(&options, &["python3", "-c", program]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        ran
+    };
+    let only_imported = run("import cupy");
+    assert_eq!(only_imported.out, "");
+    assert!(
+        only_imported.err.contains("no process opened a GPU"),
+        "{}",
+        only_imported.err
+    );
+    let used = run("import cupy, used; used.malloc('cupy', 1 << 20)");
+    assert!(
+        used.out.contains("asks for 0") && !used.out.contains("asks for 1"),
+        "{}",
+        used.out
+    );
+    // The figures of a parent are not those of its child, whose library must not be used.
+    for end in ["os._exit(0)", "sys.exit()"] {
+        run(&format!(
+            "import jax, os, sys, used\nused.malloc('jax', 1 << 20)\nif os.fork():\n    os.wait()\n\
+             else:\n    jax.local_devices = lambda: os.abort()\n    {end}"
+        ));
+        let record = world.record();
+        let stats = |process: &Value| process["torch"]["memory_stats"]["0"].is_object();
+        let with_stats = record["processes"].as_array().unwrap().iter();
+        assert_eq!(with_stats.filter(|of| stats(of)).count(), 1, "{record}");
+    }
+}
+
+fn a_setting_of_the_repository_stops_no_program_without_torch(world: World) {
+    world.write(".harness.yml", "values: cpu\n");
+    for program in [
+        ["python3", "-I", "-c", "print(1)"],
+        ["sh", "-c", "echo 1", "sh"],
+    ] {
+        let ran = world.run(&[], &program);
+        let ended = (ran.code, ran.out.as_str());
+        assert_eq!(ended, (Some(0), "1\n"), "{}", ran.err);
+    }
+}
+
+fn the_command_of_a_report_repeats_the_run(world: World) {
+    let options = [
+        "--cuda",
+        "13",
+        "--require-gpu",
+        "--events",
+        "range",
+        "--report",
+        "report.md",
+    ];
+    let ran = world.run(&options, &["python3", "-c", "print(1)"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    let report = fs::read_to_string(world.path("report.md")).unwrap();
+    for told in [
+        "--cuda 13",
+        "--events range",
+        "--require-gpu --",
+        "`--require-gpu` is not met",
+    ] {
+        assert!(report.contains(told), "{told}: {report}");
+    }
+    // A baseline is of one run.
+    let options = ["--events", "range", "--baseline", "peaks.json", "--update"];
+    let ran = world.run(&options, &["python3", "-c", "print(1)"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("`--events range`"), "{}", ran.err);
+}
+
+fn nvidia_smi_prints_whole_lines_for_the_named_gpus(world: World) {
+    let asked = |words: &str| {
+        let words = format!("nvidia-smi {words}");
+        let ran = world.run(&["--devices", "3"], &["sh", "-c", &words]);
+        assert_eq!(ran.code, Some(0), "{words}: {}", ran.err);
+        ran.out
+    };
+    assert_eq!(
+        asked("--query-gpu=index --format=csv -i 0,2"),
+        "index\n0\n2\n"
+    );
+    assert_eq!(
+        asked("--query-compute-apps=pid,used_memory --format=csv"),
+        "pid, used_memory [MiB]\n"
+    );
+    let unknown = asked("--query-gpu=power.draw,temperature.gpu --format=csv,noheader -i 1");
+    assert_eq!(unknown, "[N/A], [N/A]\n");
+    let table = asked("");
+    assert!(table.contains(" N/A ") && table.ends_with("+\n"), "{table}");
+    assert_eq!(asked("-L").lines().count(), 3);
 }
 
 /// Functions of CUDA's runtime for a program to link, each of which fails with error 35.
@@ -1240,6 +1437,12 @@ fn a_runtime_that_is_linked_in_is_replaced_or_named(world: World) {
     );
     build(&["release.c", "small.c"]);
     named(&["--cuda", "13"], "its function `cudaFree` is too small");
+    // If a command starts the dynamic linker, the program is not the executed file.
+    build(&["release.c"]);
+    let linker = "/lib64/ld-linux-x86-64.so.2";
+    let ran = world.run(&["--cuda", "13"], &[linker, "./linked"]);
+    let ended = (ran.code, ran.out.as_str());
+    assert_eq!(ended, (Some(0), "0 1 2"), "{}", ran.err);
     // Without its symbols, the runtime remains and asks for the driver's tables.
     build(&["release.c", "-s"]);
     let ran = world.run(&["--cuda", "13"], &["./linked"]);

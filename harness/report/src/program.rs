@@ -30,11 +30,15 @@ pub struct Program<'a> {
     pub record: &'a Record,
     /// Calls of the processes, in order.
     pub timelines: &'a [Timeline],
-    /// An injected failure or latency that matched no call, as its command-line option.
+    /// An injected failure or latency that matched no call, or [`REQUIRE_GPU`], as its command-line
+    /// option.
     pub missed: Option<&'a str>,
     /// The differences from the baseline, if there is one.
     pub differences: &'a [String],
 }
+
+/// The option that the program misses if it requests no memory of a GPU.
+pub const REQUIRE_GPU: &str = "--require-gpu";
 
 impl Program<'_> {
     fn is_bad(&self) -> bool {
@@ -63,7 +67,10 @@ impl Program<'_> {
         };
         let missed = self
             .missed
-            .map(|option| format!("; `{option}` was not reached"))
+            .map(|option| match option {
+                REQUIRE_GPU => format!("; `{option}` is not met"),
+                _ => format!("; `{option}` was not reached"),
+            })
             .unwrap_or_default();
         let differences = match self.differences.len() {
             0 => String::new(),

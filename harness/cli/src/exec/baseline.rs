@@ -173,27 +173,40 @@ impl Place {
 }
 
 impl Figures {
-    /// The figures with their names, and whether they are bytes.
-    fn all(&self) -> [(&'static str, u64, bool); 8] {
+    /// The figures with their names, and whether they are bytes. `None` is unknown.
+    fn all(&self) -> [(&'static str, Option<u64>, bool); 11] {
+        // These are missing if a process used none.
+        let or_none = |figure: Option<u64>| Some(figure.unwrap_or_default());
         [
+            ("peak allocated", self.peak_allocated, true),
+            ("peak reserved", Some(self.peak_reserved), true),
+            ("retries", self.retries, false),
+            ("out-of-memory errors", self.out_of_memory_errors, false),
+            ("driver allocations", Some(self.driver_allocations), false),
+            ("driver frees", Some(self.driver_frees), false),
             (
-                "peak allocated",
-                self.peak_allocated.unwrap_or_default(),
-                true,
-            ),
-            ("peak reserved", self.peak_reserved, true),
-            ("retries", self.retries.unwrap_or_default(), false),
-            (
-                "out-of-memory errors",
-                self.out_of_memory_errors.unwrap_or_default(),
+                "failed driver allocations",
+                Some(self.failed_allocations),
                 false,
             ),
-            ("driver allocations", self.driver_allocations, false),
-            ("driver frees", self.driver_frees, false),
-            ("failed driver allocations", self.failed_allocations, false),
             (
                 "reads of values that nothing computed",
-                self.uncomputed_reads,
+                Some(self.uncomputed_reads),
+                false,
+            ),
+            (
+                "peak allocated of pinned host memory",
+                or_none(self.pinned_allocated),
+                true,
+            ),
+            (
+                "peak reserved of pinned host memory",
+                or_none(self.pinned_reserved),
+                true,
+            ),
+            (
+                "waits of freed memory for another stream",
+                or_none(self.waits_of_frees),
                 false,
             ),
         ]
@@ -293,42 +306,21 @@ impl Figures {
     }
 
     fn differences(&self, new: &Self) -> Vec<String> {
-        let optional = [
-            (
-                "peak allocated of pinned host memory",
-                self.pinned_allocated,
-                new.pinned_allocated,
-                true,
-            ),
-            (
-                "peak reserved of pinned host memory",
-                self.pinned_reserved,
-                new.pinned_reserved,
-                true,
-            ),
-            (
-                "waits of freed memory for another stream",
-                self.waits_of_frees,
-                new.waits_of_frees,
-                false,
-            ),
-        ];
-        let optional = optional.into_iter().map(|(name, old, new, is_bytes)| {
-            let of = |figure: Option<u64>| (name, figure.unwrap_or_default(), is_bytes);
-            (of(old), of(new))
-        });
         let figures = self
             .all()
             .into_iter()
             .zip(new.all())
-            .chain(optional)
             .filter(|(old, new)| old != new);
-        let figure = |((name, old, is_bytes), (_, new, _))| {
-            if is_bytes {
-                format!("{name} is {}", change("", old, new))
-            } else {
-                format!("{name}: {new} instead of {old}")
+        let figure = |((name, old, is_bytes), (_, new, _)): ((_, Option<u64>, _), (_, _, _))| {
+            if let (Some(old), Some(new), true) = (old, new, is_bytes) {
+                return format!("{name} is {}", change("", old, new));
             }
+            let [new, old] = [new, old].map(|figure| match figure {
+                None => "unknown".to_owned(),
+                Some(figure) if is_bytes => Bytes(figure).to_string(),
+                Some(figure) => figure.to_string(),
+            });
+            format!("{name}: {new} instead of {old}")
         };
         let mut differences: Vec<String> = figures.map(figure).collect();
         let mut sites = changed_sites(&self.at_peak, &new.at_peak);

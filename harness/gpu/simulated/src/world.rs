@@ -535,7 +535,8 @@ fn visible(count: u32, variable: Option<&str>) -> Vec<u32> {
 
 thread_local! {
     /// The function of the driver that the thread is calling.
-    pub(crate) static FUNCTION: Cell<&'static str> = const { Cell::new("a function of the runtime") };
+    pub(crate) static FUNCTION: Cell<&'static str> =
+        const { Cell::new("a function of the runtime") };
     /// The device of the thread's current context.
     pub(crate) static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
     /// The handle of the current context, if the program created it.

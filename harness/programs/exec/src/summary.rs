@@ -260,15 +260,20 @@ fn without_requests(record: &Record) -> String {
         return "no process opened a GPU\n".to_owned();
     }
     let refused = asked.find_map(|process| {
-        let (function, error) = process.refusal.as_ref()?;
+        let program = &process.program;
+        let failed = match (&process.refusal, process.failed_calls.as_slice()) {
+            (Some((function, error)), _) => {
+                format!("{function} was the first call that failed, with error {error}")
+            }
+            (None, [FailedCalls { call, .. }, ..]) => format!("{call} failed"),
+            (None, []) => return None,
+        };
         Some(format!(
-            ": {function} was the first call that failed, with error {error} in `{}`; a library \
-             may have fallen back to the CPU",
-            process.program
+            ": {failed} in `{program}`; a library may have fallen back to the CPU"
         ))
     });
     format!(
-        "CUDA was called, but no memory was requested{}\n",
+        "CUDA or NVML was called, but no memory was requested{}\n",
         refused.unwrap_or_else(|| ", and no call failed".to_owned())
     )
 }
@@ -544,10 +549,11 @@ fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
         .filter(|(_, name)| torch.has(name))
         .map(|(text, name)| format!("{text} {}", Bytes(torch.sum(name))))
         .collect();
-    let known = match (&torch.problem, known.is_empty()) {
-        (Some(problem), true) => format!("no statistics: {problem}"),
-        (None, true) => "it reports no statistics".to_owned(),
-        (_, false) => known.join(", "),
+    let known = match (&torch.problem, torch.statistics) {
+        _ if !known.is_empty() => known.join(", "),
+        (Some(problem), _) => format!("no statistics: {problem}"),
+        (None, Statistics::AtLeast) => "the process ended before it could report".to_owned(),
+        (None, Statistics::Reported | Statistics::Kept) => "no statistics".to_owned(),
     };
     let end = if torch.ended_out_of_memory {
         "; an out of memory error ended the program"
@@ -555,7 +561,8 @@ fn of_library(library: &OtherLibrary, torch: &TorchRecord) -> String {
         ""
     };
     let OtherLibrary { name, allocator } = library;
-    format!("{name} {}, {allocator}: {known}{end}", torch.version)
+    let name = format!("{name} {}", torch.version);
+    format!("{}, {allocator}: {known}{end}", name.trim_end())
 }
 
 fn of_torch(process: &Process) -> String {

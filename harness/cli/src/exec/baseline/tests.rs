@@ -109,6 +109,36 @@ fn differences_name_figures_sites_and_processes() {
 }
 
 #[test]
+fn a_figure_that_becomes_unknown_differs_also_from_zero() {
+    let of = |peak_allocated, retries| {
+        let mut baseline = baseline(&[]);
+        let figures = Figures {
+            peak_allocated,
+            retries,
+            ..Figures::default()
+        };
+        baseline.processes.insert("process 1".to_owned(), figures);
+        baseline
+    };
+    let (known, unknown) = (of(Some(5 << 30), Some(0)), of(None, None));
+    assert_eq!(
+        known.differences(&unknown),
+        [
+            "peak allocated: unknown instead of 5 GiB",
+            "retries: unknown instead of 0"
+        ]
+    );
+    assert_eq!(
+        unknown.differences(&known),
+        [
+            "peak allocated: 5 GiB instead of unknown",
+            "retries: 0 instead of unknown"
+        ]
+    );
+    assert!(unknown.differences(&unknown).is_empty());
+}
+
+#[test]
 fn the_first_allocation_or_free_that_differs_is_named() {
     let place = |line: u32| Place::from(format!("a.py:{line} f"));
     let observed = |events: Vec<(Action, u64, Place)>, peak: u64| Observed {

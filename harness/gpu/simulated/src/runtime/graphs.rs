@@ -110,10 +110,11 @@ fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
 /// Ends a capture. The graph of a failed one is null.
 fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
     put(again(&mut graph), ptr::null_mut())?;
-    let given = machine()
-        .state()
-        .streams
-        .end_capture(stream, current_device(), Caller::current())?;
+    let given =
+        machine()
+            .state()
+            .streams
+            .end_capture(stream, current_device(), Caller::current())?;
     put(
         graph,
         given.map_or_else(new_object, ptr::with_exposed_provenance_mut),

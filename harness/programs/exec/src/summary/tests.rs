@@ -201,6 +201,24 @@ fn another_library_is_named_with_its_allocator_and_the_figures_that_it_publishes
         "JAX 0.12.0, XLA's BFC allocator: peak allocated 5 GiB, peak reserved 6 GiB; an out of \
          memory error ended the program"
     );
+    // A killed process, and one that used several libraries.
+    let torch = process.torch.as_mut().unwrap();
+    torch.memory_stats.clear();
+    (torch.statistics, torch.ended_out_of_memory) = (Statistics::AtLeast, false);
+    assert_eq!(
+        of_torch(&process),
+        "JAX 0.12.0, XLA's BFC allocator: the process ended before it could report"
+    );
+    let torch = process.torch.as_mut().unwrap();
+    (torch.statistics, torch.version) = (Statistics::Reported, String::new());
+    torch.other_library = Some(OtherLibrary {
+        name: "JAX and CuPy".to_owned(),
+        allocator: "XLA's BFC allocator and CuPy's memory pool".to_owned(),
+    });
+    assert_eq!(
+        of_torch(&process),
+        "JAX and CuPy, XLA's BFC allocator and CuPy's memory pool: no statistics"
+    );
 }
 
 #[test]
@@ -492,7 +510,7 @@ fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
         let (record, settings) = record(vec![process]);
         simulated(&record, &settings)
     };
-    let called = "CUDA was called, but no memory was requested";
+    let called = "CUDA or NVML was called, but no memory was requested";
     let shown = text(refused.clone());
     assert!(
         shown.contains(&format!(
@@ -502,6 +520,17 @@ fn a_process_that_requests_no_memory_is_shown_with_its_first_failed_call() {
         "{shown}"
     );
     refused.refusal = None;
+    let failed = FailedCalls {
+        call: "cudaHostAlloc",
+        failed: 1,
+        injected: 0,
+    };
+    let shown = text(Process {
+        failed_calls: vec![failed],
+        ..refused.clone()
+    });
+    let of_host = format!("{called}: cudaHostAlloc failed in `python3.11`");
+    assert!(shown.contains(&of_host), "{shown}");
     let shown = text(refused);
     assert!(
         shown.contains(&format!("{called}, and no call failed\n")),

@@ -252,20 +252,9 @@ impl Run<'_> {
         for counted in 1.. {
             let began = self.began.elapsed_ns();
             self.round(&all, watch, false)?;
-            if self.tasks.iter().all(Task::is_settled) {
-                return Ok(Stopped::Deterministic);
-            }
-            if counted >= self.suite.rounds.least
-                && self
-                    .tasks
-                    .iter()
-                    .all(|task| task.is_precise(self.suite.precision))
-            {
-                return Ok(Stopped::Precise);
-            }
-            if counted >= self.suite.rounds.most || self.time_is_up(self.began.elapsed_ns() - began)
-            {
-                break;
+            let time_is_up = self.time_is_up(self.began.elapsed_ns() - began);
+            if let Some(stopped) = stopped(&self.tasks, self.suite, counted, time_is_up) {
+                return Ok(stopped);
             }
         }
         Ok(Stopped::Budget)
@@ -458,6 +447,18 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// Why no round follows this many counted ones, or `None` if another one does.
+fn stopped(tasks: &[Task<'_>], suite: &Suite, counted: u32, time_is_up: bool) -> Option<Stopped> {
+    if tasks.iter().all(Task::is_settled) {
+        return Some(Stopped::Deterministic);
+    }
+    let is_precise = |task: &Task<'_>| task.is_precise(suite.precision);
+    if counted >= suite.rounds.least && tasks.iter().all(is_precise) {
+        return Some(Stopped::Precise);
+    }
+    (counted >= suite.rounds.most || time_is_up).then_some(Stopped::Budget)
 }
 
 struct Task<'a> {

@@ -2646,13 +2646,23 @@ fn many_runs_on_a_limited_real_gpu_match_a_simulated_one(world: World) {
 }
 
 fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
-    // Records the number of parallel runs at its start.
-    let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), \
-         'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
-                   torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % \
-                   os.getpid())\n";
+    // Records the number of parallel runs, until it is as large as expected. The first run is alone.
+    let program = "import os, sys, time, torch
+open('runs/%d' % os.getpid(), 'w').close()
+torch.cuda.malloc(1 << 20)
+expected = int(sys.argv[1]) if os.path.getsize('most') else 1
+began = time.monotonic()
+while True:
+    with open('most', 'a') as most:
+        most.write('%d\\n' % len(os.listdir('runs')))
+    waited, seen = time.monotonic() - began, max(map(int, open('most').read().split()))
+    if waited > 0.2 and (seen >= expected or waited > 300):
+        break
+    time.sleep(0.01)
+os.remove('runs/%d' % os.getpid())
+";
     world.write("train.py", program);
-    let most = |options: &[&str]| {
+    let most = |options: &[&str], expected: &str| {
         fs::create_dir_all(world.path("runs")).unwrap();
         world.write("most", "");
         let settings = [
@@ -2668,7 +2678,7 @@ fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
         let ran = limited(
             &world,
             &[&settings, options].concat(),
-            &["python3", "train.py"],
+            &["python3", "train.py", expected],
         );
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         fs::read_to_string(world.path("most"))
@@ -2677,7 +2687,10 @@ fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
             .map(|line| line.parse::<u32>().unwrap())
             .max()
     };
-    assert_eq!((most(&[]), most(&["--jobs", "2"])), (Some(1), Some(2)));
+    assert_eq!(
+        (most(&[], "1"), most(&["--jobs", "2"], "2")),
+        (Some(1), Some(2))
+    );
 }
 
 fn an_injected_failure_without_effect_is_reported_and_fails(world: World) {

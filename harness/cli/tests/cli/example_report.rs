@@ -72,6 +72,7 @@ fn the_catalogue_gives_the_kept_figures_and_the_example_report() {
     kept_report::compare_figures(
         &records,
         Path::new("harness/cli/tests/kept_report/catalogue.txt"),
+        false,
     );
     compare_report(records);
 }

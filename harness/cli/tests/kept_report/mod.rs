@@ -3,7 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+use std::collections::{BTreeMap, BTreeSet};
+use std::{fmt::Write as _, fs, path::Path};
 
 use harness_record::{Outcome, Records, Rule, RunRecord, Verdict, causes};
 
@@ -40,18 +41,20 @@ pub(crate) fn replace(made: &Path, kept: &Path) {
         .for_each(|(name, content)| fs::write(kept.join(name), content).unwrap());
 }
 
-/// Compares the figures of all runs with the kept ones in `kept`, or replaces them if `UPDATE` is
-/// set.
-pub(crate) fn compare_figures(records: &Records, kept: &Path) {
-    let mut text = String::new();
-    records
-        .runs
-        .iter()
-        .for_each(|run| text.push_str(&figures(run)));
-    if updates() {
+/// Compares the figures of runs with the kept ones in `kept`, or replaces them if `UPDATE` is set. Of
+/// a sample, other runs are kept too.
+pub(crate) fn compare_figures(records: &Records, kept: &Path, is_sample: bool) {
+    let text: String = records.runs.iter().map(figures).collect();
+    if updates() && !is_sample {
         fs::write(kept, &text).unwrap();
     }
-    let earlier = fs::read_to_string(kept).unwrap();
+    let run = |line: &str| line.split(": ").next().map(str::to_owned);
+    let runs: BTreeSet<Option<String>> = text.lines().map(run).collect();
+    let mut earlier = fs::read_to_string(kept).unwrap();
+    if is_sample {
+        let of_runs = earlier.lines().filter(|line| runs.contains(&run(line)));
+        earlier = of_runs.collect::<Vec<_>>().join("\n");
+    }
     let differences: Vec<String> = diff(&earlier, &text);
     assert!(
         differences.is_empty(),

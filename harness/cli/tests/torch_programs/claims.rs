@@ -1,8 +1,8 @@
-//! Runs `scenarios/claims` on the simulated GPU.
+//! Runs `scenarios/claims` on the simulated GPU, each night all of them, otherwise [`SAMPLE`].
 //!
 //! Verdicts and figures are compared with `kept_report/claims.txt`, and the sections of
-//! `reports/claims/report.md` with those of a new report. `UPDATE=1 cargo test --test
-//! torch_programs claims` rewrites both.
+//! `reports/claims/report.md` with those of a new report of all claims. `UPDATE=1 HARNESS_TEST_ALL=1
+//! cargo test --test torch_programs claims` rewrites both.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
@@ -15,31 +15,26 @@ use crate::kept_report;
 
 const REPORT: &str = "reports/claims";
 
-pub(crate) fn have_the_kept_figures(python: &Path) {
-    let root = crate::root();
+/// Claims whose programs are short: retries, splits, expandable segments, and settings of PyTorch.
+const SAMPLE: [&str; 4] = [
+    "after_del",
+    "growing_sizes",
+    "halving_recovers",
+    "without_cache",
+];
+
+pub(crate) fn of_the_sample_have_the_kept_figures(python: &Path) {
     let made = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
-    command
-        .arg0("harness")
-        .current_dir(&root)
-        .env("HARNESS_PYTHON", python);
-    for variable in ["CARGO", "COLUMNS", "HARNESS_DEVICE", "NO_COLOR"] {
-        command.env_remove(variable);
-    }
-    command
-        .args(["run", "scenarios/claims", "--device", "sim", "--report"])
-        .arg(made.path());
-    let output = command.output().unwrap();
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(output.status.success(), "{out}{err}");
-    let (made, kept) = (made.path(), root.join(REPORT));
-    kept_report::compare_figures(
-        &store::read(made).unwrap(),
-        &root.join("harness/cli/tests/kept_report/claims.txt"),
-    );
+    let files = SAMPLE.map(|name| format!("scenarios/claims/{name}.yaml"));
+    run(&files.each_ref().map(String::as_str), python, made.path());
+    compare_figures(made.path(), true);
+}
+
+pub(crate) fn have_the_kept_figures(python: &Path) {
+    let made = tempfile::tempdir().unwrap();
+    let (made, kept) = (made.path(), crate::root().join(REPORT));
+    run(&["scenarios/claims"], python, made);
+    compare_figures(made, false);
     if kept_report::updates() {
         kept_report::replace(made, &kept);
     }
@@ -48,6 +43,34 @@ pub(crate) fn have_the_kept_figures(python: &Path) {
         sections(made),
         "{REPORT} has other sections than a new report: run with UPDATE=1"
     );
+}
+
+fn compare_figures(report: &Path, is_sample: bool) {
+    let kept = crate::root().join("harness/cli/tests/kept_report/claims.txt");
+    kept_report::compare_figures(&store::read(report).unwrap(), &kept, is_sample);
+}
+
+/// Runs scenarios, and writes their report to a folder.
+fn run(scenarios: &[&str], python: &Path, report: &Path) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
+    command
+        .arg0("harness")
+        .current_dir(crate::root())
+        .env("HARNESS_PYTHON", python);
+    for variable in ["CARGO", "COLUMNS", "HARNESS_DEVICE", "NO_COLOR"] {
+        command.env_remove(variable);
+    }
+    command.arg("run").args(scenarios);
+    let output = command
+        .args(["--device", "sim", "--report"])
+        .arg(report)
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(output.status.success(), "{out}{err}");
 }
 
 /// The files of a report, each with the anchors of its sections.

@@ -4,13 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
-use serde_json::{Value, json};
-
-/// The JSON Schema of `batch/v1` `Job` in Kubernetes 1.31, without descriptions and with unknown
-/// fields forbidden. The source is
-/// <https://github.com/kubernetes/kubernetes/tree/release-1.31/api/openapi-spec>, in the crate
-/// k8s-openapi 0.25.
-const JOB_SCHEMA: &[u8] = include_bytes!("ci_files/kubernetes-1.31-job.schema.json.gz");
+use serde_json::Value;
 
 fn ci() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci")
@@ -19,15 +13,6 @@ fn ci() -> PathBuf {
 fn job() -> Value {
     let text = fs::read_to_string(ci().join("kubernetes/bench.yaml")).unwrap();
     serde_saphyr::from_str(&text).unwrap()
-}
-
-fn errors(job: &Value) -> Vec<String> {
-    let schema: Value = serde_json::from_reader(flate2::read::GzDecoder::new(JOB_SCHEMA)).unwrap();
-    let validator = jsonschema::validator_for(&schema).unwrap();
-    validator
-        .iter_errors(job)
-        .map(|error| format!("{}: {error}", error.instance_path))
-        .collect()
 }
 
 /// People type these commands, or a machine runs them at night.
@@ -72,26 +57,6 @@ fn budgets_in_scripts_workflows_and_pages_are_ones_that_the_command_takes() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
-}
-
-#[test]
-fn the_kubernetes_job_is_valid() {
-    assert_eq!(errors(&job()), Vec::<String>::new());
-}
-
-#[test]
-fn a_kubernetes_job_with_a_mistake_is_not_valid() {
-    let mistaken = |pointer: &str, field: &str, value: Value| {
-        let mut job = job();
-        job.pointer_mut(pointer).unwrap()[field] = value;
-        errors(&job).len()
-    };
-    assert_eq!(mistaken("/spec", "completionmode", json!("Indexed")), 1);
-    assert_eq!(mistaken("/spec", "completions", json!("four")), 1);
-    assert_eq!(
-        mistaken("/spec/template/spec/containers/0", "gpu", json!(1)),
-        1
-    );
 }
 
 #[test]

@@ -1,11 +1,10 @@
-//! The project's suites, their schema and their page agree with the code. `UPDATE=1 cargo test -p
-//! harness --test cli bench::` rewrites the schema.
+//! The project's suites and their page agree with the code. The tests of harness-schemas compare them
+//! with the schema.
 
 use std::path::PathBuf;
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_bench::suite::{Suite, schema};
-use serde_json::Value;
 
 use super::provider::catalogue;
 
@@ -26,31 +25,6 @@ fn suites() -> Vec<Suite> {
             Suite::load(path).unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)))
         })
         .collect()
-}
-
-fn assert_valid(validator: &jsonschema::Validator, yaml: &str, what: &str) {
-    let value: Value = serde_saphyr::from_str(yaml).unwrap();
-    let errors: Vec<String> = validator
-        .iter_errors(&value)
-        .map(|error| format!("{}: {error}", error.instance_path))
-        .collect();
-    assert!(
-        errors.is_empty(),
-        "{what} does not match the schema: {errors:#?}"
-    );
-}
-
-#[test]
-fn every_ready_suite_checks_and_matches_the_schema() {
-    let validator = jsonschema::validator_for(&schema()).unwrap();
-    assert_eq!(suites().len(), files().len());
-    for path in files() {
-        assert_valid(
-            &validator,
-            &std::fs::read_to_string(&path).unwrap(),
-            &path.display().to_string(),
-        );
-    }
 }
 
 #[test]
@@ -104,7 +78,6 @@ fn the_projects_suites_contain_the_promised_cases() {
 #[test]
 fn every_suite_on_the_page_checks_and_every_measure_is_there() {
     let page = std::fs::read_to_string(catalogue().join("README.md")).unwrap();
-    let validator = jsonschema::validator_for(&schema()).unwrap();
     let blocks: Vec<&str> = page
         .split("\n```")
         .skip(1)
@@ -115,7 +88,6 @@ fn every_suite_on_the_page_checks_and_every_measure_is_there() {
     for block in blocks {
         Suite::parse(block, &catalogue().join("page.yaml"))
             .unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)));
-        assert_valid(&validator, block, block);
     }
     let measures = schema()["$defs"]["measure"]["oneOf"]
         .as_array()
@@ -139,21 +111,6 @@ fn every_suite_on_the_page_checks_and_every_measure_is_there() {
             "{name} is not documented"
         );
     }
-}
-
-#[test]
-fn the_committed_schema_is_fresh() {
-    let path = catalogue().join("schema.json");
-    let expected = format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap());
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, &expected).unwrap();
-    }
-    let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        committed == expected,
-        "{} is stale: run `UPDATE=1 cargo test -p harness --test cli bench::`",
-        path.display()
-    );
 }
 
 /// The hashes of a suite's cases, by name.

@@ -1,10 +1,12 @@
-//! The catalogue, the schema, the tutorial and the reference match the code. `UPDATE=1 cargo test
-//! -p harness-scenario --test scenario catalogue::` rewrites the schema and the reference.
+//! The catalogue, the tutorial and the reference match the code. `UPDATE=1 cargo test -p
+//! harness-scenario --test scenario catalogue::` rewrites the reference. The tests of
+//! harness-schemas compare them with the schema.
 
 use std::path::{Path, PathBuf};
 
 use harness_scenario::{Scenario, Settings, StepKind, example, reference, schema};
-use serde_json::Value;
+
+use crate::blocks::{as_scenario, yaml_blocks};
 
 fn scenarios() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios")
@@ -46,79 +48,35 @@ fn fresh(path: &Path, expected: &str) {
     );
 }
 
-/// Adds the keys that a scenario needs to a list of steps.
-fn as_scenario(block: &str) -> String {
-    if !block.trim_start().starts_with("- ") {
-        return block.to_owned();
-    }
-    let steps: String = block.lines().map(|line| format!("  {line}\n")).collect();
-    format!(
-        "about: An example.\nneeds: {{ memory: 4GiB }}\nstreams: [side, copy]\nprograms: \
-         [server]\nprocesses: [helper]\nsteps:\n{steps}"
-    )
-}
-
-/// The blocks of a markdown text fenced as ```` ```yaml ````.
-fn yaml_blocks(markdown: &str) -> Vec<String> {
-    let blocks: Vec<&str> = markdown.split("\n```").collect();
-    let fenced = blocks.iter().skip(1).step_by(2);
-    fenced
-        .filter_map(|block| block.strip_prefix("yaml\n"))
-        .map(str::to_owned)
-        .collect()
-}
-
-fn value(yaml: &str) -> Value {
-    serde_saphyr::from_str(yaml).unwrap()
-}
-
-fn assert_valid(validator: &jsonschema::Validator, yaml: &str, what: &str) {
-    let errors: Vec<String> = validator
-        .iter_errors(&value(yaml))
-        .map(|error| format!("{}: {error}", error.instance_path))
-        .collect();
-    assert!(
-        errors.is_empty(),
-        "{what} does not match the schema: {errors:#?}"
-    );
-}
-
 #[test]
-fn every_scenario_of_the_catalogue_checks_and_matches_the_schema() {
-    let validator = jsonschema::validator_for(&schema()).unwrap();
+fn every_scenario_of_the_catalogue_checks() {
     for path in catalogue() {
         if let Err(error) = Scenario::load_points(&path, &Settings::new()) {
             panic!("{:?}", miette::Report::new(error));
         }
-        assert_valid(
-            &validator,
-            &std::fs::read_to_string(&path).unwrap(),
-            &path.display().to_string(),
-        );
     }
 }
 
 #[test]
-fn every_yaml_block_of_the_book_checks_and_matches_the_schema() {
-    let validator = jsonschema::validator_for(&schema()).unwrap();
+fn every_yaml_block_of_the_book_checks() {
     for (page, least) in [
         ("scenario-reference.md", StepKind::ALL.len()),
         ("scenarios.md", 10),
     ] {
-        let blocks = yaml_blocks(&std::fs::read_to_string(book(page)).unwrap());
+        let text = std::fs::read_to_string(book(page)).unwrap();
+        let blocks = yaml_blocks(&text);
         assert!(
             blocks.len() >= least,
             "{page}: only {} blocks were found",
             blocks.len()
         );
         for block in blocks {
-            let source = as_scenario(&block);
+            let source = as_scenario(block);
             if let Err(error) =
                 Scenario::parse_points(&source, &scenarios().join("example.yaml"), &Settings::new())
             {
                 panic!("{page}: {:?}", miette::Report::new(error));
             }
-            assert_valid(&validator, &source, &block);
         }
     }
 }
@@ -177,48 +135,6 @@ fn the_example_of_every_step_shows_the_step_and_all_of_its_fields_are_documented
             );
         }
     }
-}
-
-#[test]
-fn the_schema_rejects_wrong_shapes_as_the_check_does() {
-    let validator = jsonschema::validator_for(&schema()).unwrap();
-    let scenario = |steps: &str| {
-        value(&format!(
-            "about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{steps}]\n"
-        ))
-    };
-    assert!(validator.is_valid(&scenario("reset_peak_stats")));
-    for duration in ["1min", "1.5ms", "2 us", "1m", "3."] {
-        let step = format!("busy: {{ duration: {duration} }}");
-        let text = format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{step}]\n");
-        assert_eq!(
-            (
-                Scenario::parse(&text, Path::new("a.yaml")).is_ok(),
-                validator.is_valid(&scenario(&step))
-            ),
-            (duration != "3.", duration != "3."),
-            "{duration}"
-        );
-    }
-    for wrong in [
-        "alocate: { buffer: a }",
-        "alloc: { buffer: a }",
-        "alloc: { buffer: a, size: 1, colour: red }",
-        "alloc",
-        "free: []",
-        "reset_peak_stats: { id: x }",
-        "",
-    ] {
-        assert!(!validator.is_valid(&scenario(wrong)), "{wrong}");
-    }
-}
-
-#[test]
-fn the_committed_schema_is_fresh() {
-    fresh(
-        &scenarios().join("schema.json"),
-        &format!("{}\n", serde_json::to_string_pretty(&schema()).unwrap()),
-    );
 }
 
 #[test]

@@ -1,10 +1,8 @@
-//! The models of the catalogue have the published numbers of parameters, their reference matches
-//! the code, and errors have a position. `UPDATE=1 cargo test -p harness-scenario --test scenario
-//! models::` rewrites the schema and the reference.
+//! The models of the catalogue have the published numbers of parameters, and errors have a position.
 
 use std::path::{Path, PathBuf};
 
-use harness_scenario::model::{self, Model};
+use harness_scenario::model::Model;
 use harness_scenario::{Precision, Scenario};
 
 fn scenarios() -> PathBuf {
@@ -178,40 +176,6 @@ fn errors_in_the_model_of_a_training() {
     }
     let text = text.replace(&format!("{}/", folder.path().display()), "");
     insta::assert_snapshot!(text);
-}
-
-/// Compares a committed file with the generated text, or rewrites the file.
-fn fresh(path: &Path, expected: &str) {
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(path, expected).unwrap();
-    }
-    let committed = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(
-        committed == expected,
-        "{} is stale: run `UPDATE=1 cargo test -p harness-scenario --test scenario models::`",
-        path.display()
-    );
-}
-
-#[test]
-fn the_reference_of_models_is_fresh() {
-    let folder = scenarios().join("models");
-    fresh(
-        &folder.join("schema.json"),
-        &format!(
-            "{}\n",
-            serde_json::to_string_pretty(&model::schema()).unwrap()
-        ),
-    );
-    let path = folder.join("README.md");
-    let document = std::fs::read_to_string(&path).unwrap();
-    let (begin, end) = ("<!-- generated: layers -->\n", "<!-- end -->");
-    let (before, rest) = document.split_once(begin).unwrap();
-    let (_, after) = rest.split_once(end).unwrap();
-    fresh(
-        &path,
-        &format!("{before}{begin}{}{end}{after}", model::reference()),
-    );
 }
 
 /// Each row of the comparison names a scenario that expects the recorded figure.

@@ -1,0 +1,1 @@
+//! Only tests: `cargo test -p harness-schemas --features check`.

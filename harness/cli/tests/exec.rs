@@ -2646,7 +2646,7 @@ fn many_runs_on_a_limited_real_gpu_match_a_simulated_one(world: World) {
 }
 
 fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
-    // Records the number of parallel runs, until it is as large as expected. The first run is alone.
+    // Records the number of parallel runs until it is as expected. The first run is alone.
     let program = "import os, sys, time, torch
 open('runs/%d' % os.getpid(), 'w').close()
 torch.cuda.malloc(1 << 20)

@@ -41,8 +41,8 @@ pub(crate) fn replace(made: &Path, kept: &Path) {
         .for_each(|(name, content)| fs::write(kept.join(name), content).unwrap());
 }
 
-/// Compares the figures of runs with the kept ones in `kept`, or replaces them if `UPDATE` is set. Of
-/// a sample, other runs are kept too.
+/// Compares the figures of runs with the kept ones in `kept`, or replaces them if `UPDATE` is set.
+/// A sample is compared only.
 pub(crate) fn compare_figures(records: &Records, kept: &Path, is_sample: bool) {
     let text: String = records.runs.iter().map(figures).collect();
     if updates() && !is_sample {

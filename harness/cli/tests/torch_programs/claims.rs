@@ -1,8 +1,8 @@
 //! Runs `scenarios/claims` on the simulated GPU, each night all of them, otherwise [`SAMPLE`].
 //!
 //! Verdicts and figures are compared with `kept_report/claims.txt`, and the sections of
-//! `reports/claims/report.md` with those of a new report of all claims. `UPDATE=1 HARNESS_TEST_ALL=1
-//! cargo test --test torch_programs claims` rewrites both.
+//! `reports/claims/report.md` with those of a new report of all claims. `UPDATE=1
+//! HARNESS_TEST_ALL=1 cargo test --test torch_programs claims` rewrites both.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 

@@ -1,5 +1,5 @@
-//! The project's suites and their page agree with the code. The tests of harness-schemas compare them
-//! with the schema.
+//! The project's suites and their page agree with the code. The tests of harness-schemas compare
+//! them with the schema.
 
 use std::path::PathBuf;
 

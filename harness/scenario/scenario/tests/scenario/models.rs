@@ -1,4 +1,4 @@
-//! The models of the catalogue have the published numbers of parameters, and errors have a position.
+//! The models of the catalogue have the published numbers of parameters. Errors have a position.
 
 use std::path::{Path, PathBuf};
 

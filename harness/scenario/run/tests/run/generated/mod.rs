@@ -1,7 +1,7 @@
-//! Scenarios made from the grammar. The check accepts each of them (and so does the schema, in the
-//! tests of harness-schemas); with every allocator that it lists, checked and timed, a run ends in a verdict; it may fail by what
-//! the scenario expects, and not by an always-checked invariant, the device, or an expectation that
-//! always holds; and it leaves the same record twice.
+//! Scenarios made from the grammar. The check accepts each of them. With every allocator that it
+//! lists, checked and timed, a run ends in a verdict. It may fail by what the scenario expects, and
+//! not by an always-checked invariant, the device, or an expectation that always holds. A second
+//! run leaves the same record. The tests of harness-schemas compare them with the schema.
 //!
 //! `HARNESS_FUZZ_CASES` and `HARNESS_FUZZ_SEED` make other and more of them.
 

@@ -2,7 +2,7 @@
 //! `exec`. Each test runs its program in a child process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::process::{Command, Output};
 use std::{env, os::unix::process::CommandExt as _, ptr};
 
@@ -123,6 +123,7 @@ unsafe extern "C" {
     ) -> c_int;
     fn cuMemPoolExportPointer(data: *mut [u8; 64], address: usize) -> c_int;
     fn cuMemPoolImportPointer(address: *mut usize, pool: usize, data: *const [u8; 64]) -> c_int;
+    fn cuGetErrorName(number: c_int, text: *mut *const c_char) -> c_int;
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: usize) -> c_int;
     fn cuIpcOpenMemHandle_v2(address: *mut usize, handle: IpcHandle, flags: c_uint) -> c_int;
     fn cuIpcCloseMemHandle(address: usize) -> c_int;
@@ -1109,4 +1110,19 @@ fn a_request_without_a_device_has_the_same_error_by_all_functions() {
     // SAFETY: the place is valid.
     let by_stream = unsafe { cudaMallocAsync(&raw mut address, MIB, 0) };
     assert_eq!([malloc(MIB).0, by_stream], [NO_DEVICE; 2]);
+}
+
+#[test]
+fn errors_have_the_names_of_the_driver() {
+    let name = |number: c_int| {
+        let mut text = ptr::null();
+        // SAFETY: the place is valid, and texts live forever.
+        unsafe {
+            let code = cuGetErrorName(number, &raw mut text);
+            (code, (!text.is_null()).then(|| CStr::from_ptr(text)))
+        }
+    };
+    assert_eq!(name(2), (0, Some(c"CUDA_ERROR_OUT_OF_MEMORY")));
+    // The runtime alone has error 9.
+    assert_eq!([9, 12345].map(name), [(INVALID_VALUE, None); 2]);
 }

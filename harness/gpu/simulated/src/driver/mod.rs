@@ -15,13 +15,13 @@ mod occupancy;
 mod pools;
 mod streams;
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::{ptr, sync::atomic::Ordering};
 
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
 
-use crate::code::{Code, answer, message, name, put};
+use crate::code::{Code, answer, of_driver, put};
 use crate::context::{
     call, checked_device, context_of, current_context, device_of_stream, initialized, pop_context,
     push_context, release, retain, set_context,
@@ -116,10 +116,16 @@ export! {
     cuStreamGetCtx(stream: usize, context: Out<'_, usize>) = call(THIS, || {
         answer(device_of(stream).and_then(|device| put(context, context_of(device))))
     });
-    cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) =
-        answer(put(text, message(number).as_ptr()));
     cuGetErrorName(number: c_int, text: Out<'_, *const c_char>) =
-        answer(put(text, name(number).as_ptr()));
+        answer(put_text(text, of_driver(number).map(|(name, _)| name)));
+    cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) =
+        answer(put_text(text, of_driver(number).map(|(_, message)| message)));
+}
+
+/// Writes a text, or null for an unknown error.
+fn put_text(place: Out<'_, *const c_char>, text: Option<&'static CStr>) -> Result<(), Code> {
+    put(place, text.map_or(ptr::null(), CStr::as_ptr))?;
+    text.map(drop).ok_or(Code::InvalidValue)
 }
 
 /// The program passes an array of `len` characters.

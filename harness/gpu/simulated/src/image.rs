@@ -16,6 +16,8 @@ use harness_gpu_settings::gpus::{BLOCK_THREADS, Limits, REGISTERS};
 pub(crate) struct Image {
     /// `None` if the names of the kernels are unknown.
     pub(crate) kernels: Option<BTreeMap<String, Kernel>>,
+    /// Offset and size of the parameters of kernels.
+    pub(crate) parameters: BTreeMap<String, Vec<(usize, usize)>>,
     /// The sizes of variables.
     pub(crate) variables: BTreeMap<String, u64>,
 }
@@ -57,9 +59,10 @@ fn word(bytes: &[u8]) -> u64 {
 type Header = elf::FileHeader64<Endianness>;
 
 /// Attributes in `.nv.info` and in the section of a kernel: `EIATTR_REGCOUNT`,
-/// `EIATTR_FRAME_SIZE`, `EIATTR_MAX_THREADS` and `EIATTR_REQNTID`.
+/// `EIATTR_FRAME_SIZE`, `EIATTR_KPARAM_INFO`, `EIATTR_MAX_THREADS` and `EIATTR_REQNTID`.
 const REGISTER_COUNT: u8 = 0x2f;
 const FRAME_SIZE: u8 = 0x11;
+const PARAMETER: u8 = 0x17;
 const MAX_THREADS: u8 = 0x05;
 const REQUIRED_THREADS: u8 = 0x10;
 /// The format of attributes with a size and a value. Others have four bytes.
@@ -101,6 +104,7 @@ impl Image {
         let mut kernels = BTreeMap::new();
         let mut variables = BTreeMap::new();
         let mut names = BTreeMap::new();
+        let mut parameters = BTreeMap::new();
         for (index, symbol) in symbols.enumerate() {
             let place = usize::from(symbol.st_shndx(endian));
             let (Ok(name), Some(section)) =
@@ -132,11 +136,17 @@ impl Image {
                 ".nv.constant3" => kernels
                     .values_mut()
                     .for_each(|kernel| kernel.constant = size),
-                name => of_section(&mut kernels, name, (size, data), capability),
+                section => {
+                    of_section(&mut kernels, section, (size, data), capability);
+                    if let Some(kernel) = section.strip_prefix(".nv.info.") {
+                        parameters.insert(kernel.to_owned(), parameters_of(data));
+                    }
+                }
             }
         }
         Some(Self {
             kernels: Some(kernels),
+            parameters,
             variables,
         })
     }
@@ -175,6 +185,7 @@ impl Image {
         }
         Self {
             kernels: None,
+            parameters: BTreeMap::new(),
             variables,
         }
     }
@@ -226,6 +237,24 @@ fn of_symbols(kernels: &mut BTreeMap<String, Kernel>, names: &BTreeMap<u32, Stri
             _ => {}
         }
     }
+}
+
+/// Reads offset and size of the parameters of a kernel, in their order.
+fn parameters_of(data: &[u8]) -> Vec<(usize, usize)> {
+    let found = attributes(data).filter(|(number, _)| *number == PARAMETER);
+    let found: BTreeMap<u32, (usize, usize)> = found
+        .filter_map(|(_, value)| {
+            let [_, place, size] = words(value)[..] else {
+                return None;
+            };
+            // The number is in the lower half, and the size above other bits.
+            Some((
+                place & 0xffff,
+                ((place >> 16) as usize, (size >> 18) as usize),
+            ))
+        })
+        .collect();
+    found.into_values().collect()
 }
 
 /// The numbers and values of attributes with a size.

@@ -28,9 +28,11 @@ struct Module {
 /// Start and size of reserved addresses.
 type Range = (u64, Bytes);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Function {
     pub(crate) kernel: Kernel,
+    /// Offset and size of its parameters; `None` if they are unknown.
+    pub(crate) parameters: Option<Vec<(usize, usize)>>,
     /// The most dynamic shared memory of a block, if the program has set it.
     pub(crate) dynamic: Option<u32>,
 }
@@ -74,8 +76,12 @@ impl Loaded {
         let kernel = module.image.kernel(name).ok_or(Code::NotFound)?;
         let handle = handle();
         module.functions.insert(name.to_owned(), handle);
-        let dynamic = None;
-        self.functions.insert(handle, Function { kernel, dynamic });
+        let function = Function {
+            kernel,
+            parameters: module.image.parameters.get(name).cloned(),
+            dynamic: None,
+        };
+        self.functions.insert(handle, function);
         Ok(handle)
     }
 

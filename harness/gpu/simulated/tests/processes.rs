@@ -80,6 +80,12 @@ unsafe extern "C" {
         name: *const c_char,
     ) -> c_int;
     fn cuFuncGetAttribute(value: *mut c_int, number: c_int, function: usize) -> c_int;
+    fn cuFuncGetParamInfo(
+        function: usize,
+        index: usize,
+        offset: *mut usize,
+        size: *mut usize,
+    ) -> c_int;
     fn cuFuncSetAttribute(function: usize, number: c_int, value: c_int) -> c_int;
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut c_int,
@@ -846,6 +852,14 @@ fn functions_have_the_registers_and_shared_memory_of_their_machine_code() {
             0
         );
         assert_eq!((grid, block), (4 * GPUS[0].multiprocessors as c_int, 256));
+        let (mut offset, mut len) = (7, 0);
+        let info = cuFuncGetParamInfo;
+        assert_eq!(info(function, 0, &raw mut offset, &raw mut len), 0);
+        assert_eq!((offset, len), (0, 8));
+        assert_eq!(
+            info(function, 1, &raw mut offset, &raw mut len),
+            INVALID_VALUE
+        );
         for place in [&raw mut address, &raw mut again] {
             let found = cuModuleGetGlobal_v2(place, &raw mut size, module, c"table".as_ptr());
             assert_eq!((found, size), (0, 64));

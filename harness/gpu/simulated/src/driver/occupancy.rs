@@ -3,8 +3,9 @@
 
 use std::ffi::{c_int, c_uint};
 
+use harness_gpu_settings::export;
+use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::gpus::SHARED_MEMORY;
-use harness_gpu_settings::{export, ffi::Out};
 
 use crate::code::{Code, answer, put, remember};
 use crate::device_properties::attribute as of_device;
@@ -81,6 +82,16 @@ fn set_function_attribute(number: c_int, value: c_int, function: usize) -> Resul
     Ok(())
 }
 
+/// Offset and size of the parameters of a function with metadata.
+fn parameters(function: usize) -> Result<Vec<(usize, usize)>, Code> {
+    let mut state = machine().state();
+    let known = state
+        .loaded
+        .get_mut(function)
+        .and_then(|known| known.parameters.clone());
+    known.ok_or(Code::NotSupported)
+}
+
 fn active_blocks(function: usize, block: c_int, dynamic: usize) -> c_int {
     let limits = machine().settings.gpu.limits();
     let block = u32::try_from(block).unwrap_or(0);
@@ -130,6 +141,16 @@ export! {
         answer(put(value, function_attribute(number, function)));
     cuKernelGetAttribute(value: Out<'_, c_int>, number: c_int, kernel: usize, _: c_int) =
         cuFuncGetAttribute(value, number, kernel);
+    cuFuncGetParamCount, cuKernelGetParamCount(function: usize, count: Out<'_, usize>) =
+        answer(parameters(function).and_then(|known| put(count, known.len())));
+    /// The size may have no place.
+    cuFuncGetParamInfo, cuKernelGetParamInfo(
+        function: usize, index: usize, offset: Out<'_, usize>, size: Out<'_, usize>
+    ) = answer(parameters(function).and_then(|known| {
+        let (start, len) = *known.get(index).ok_or(Code::InvalidValue)?;
+        write(size, len);
+        put(offset, start)
+    }));
     cuFuncSetAttribute(function: usize, number: c_int, value: c_int) =
         answer(set_function_attribute(number, value, function));
     cuKernelSetAttribute(number: c_int, value: c_int, kernel: usize, _: c_int) =

@@ -32,6 +32,13 @@ fn the_needs_of_kernels_are_those_that_the_compiler_prints() {
         ),
         (Some(first), Some(second), None)
     );
+    let parameters = [("first", vec![(0, 8)]), ("second", Vec::new())];
+    assert_eq!(
+        image.parameters,
+        parameters
+            .map(|(name, places)| (name.to_owned(), places))
+            .into()
+    );
     let variables = [("counter", 8), ("scale", 12), ("table", 64)];
     assert_eq!(
         image.variables,

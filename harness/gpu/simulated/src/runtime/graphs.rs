@@ -81,6 +81,12 @@ export! {
     cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags(
         executable: Out<'_, *mut u8>, _: usize, _: c_ulonglong
     ) = remember(put(executable, new_object()));
+    cudaGraphInstantiateWithParams, cuGraphInstantiateWithParams(
+        executable: Out<'_, *mut u8>, _: usize, parameters: Option<&mut InstantiateParameters>
+    ) = remember(parameters.ok_or(Code::InvalidValue).and_then(|parameters| {
+        (parameters.failed_node, parameters.result) = (0, 0);
+        put(executable, new_object())
+    }));
     cudaGraphLaunch, cuGraphLaunch(_: usize, stream: usize) = {
         let machine = machine();
         machine.tick();
@@ -98,6 +104,15 @@ export! {
         }
         0
     };
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`, with the outputs at its end.
+#[repr(C)]
+pub(crate) struct InstantiateParameters {
+    flags: u64,
+    stream: usize,
+    failed_node: usize,
+    result: c_int,
 }
 
 /// The nodes of each graph. They are destroyed with it.

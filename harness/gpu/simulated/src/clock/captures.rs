@@ -93,7 +93,7 @@ pub(super) struct Place {
 pub(super) struct Capture {
     /// The stream in which it began.
     origin: usize,
-    /// The graph of the program that it adds to.
+    /// The graph that it adds to.
     graph: Option<usize>,
     thread: u64,
     mode: Mode,
@@ -359,7 +359,12 @@ impl Streams {
         Ok(())
     }
 
-    /// Makes the capture in a stream add to a graph of the program.
+    /// The graph of an active capture.
+    pub(crate) fn graph_of(&self, capture: u64) -> Option<usize> {
+        self.captures.get(&capture)?.graph
+    }
+
+    /// Makes the capture in a stream add to a graph.
     pub(crate) fn capture_to(&mut self, handle: usize, current: usize, graph: usize) {
         let id = self.place(key(handle, current)).map(|place| place.id);
         if let Some(capture) = id.and_then(|id| self.captures.get_mut(&id)) {
@@ -367,8 +372,8 @@ impl Streams {
         }
     }
 
-    /// Ends a capture in its stream. All work in it must come before the end. Returns the graph of
-    /// the program that it added to.
+    /// Ends a capture in its stream. All work in it must come before the end. Returns the graph that
+    /// it added to.
     pub(crate) fn end_capture(
         &mut self,
         handle: usize,

@@ -17,25 +17,11 @@ use crate::objects::{delete_object, new_object};
 use crate::world::{current_device, machine};
 
 export! {
-    cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, mode: c_int) = {
-        capture_begins();
-        remember(machine().state().streams.begin_capture(
-            stream,
-            current_device(),
-            mode,
-            Caller::current(),
-        ))
-    };
+    cudaStreamBeginCapture, cuStreamBeginCapture_v2(stream: usize, mode: c_int) =
+        remember(begin_capture(stream, mode, None));
     cudaStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph(
         stream: usize, graph: usize, _: *const c_void, _: *const c_void, _: usize, mode: c_int
-    ) = {
-        let begun = cudaStreamBeginCapture(stream, mode);
-        if begun == 0 {
-            let mut state = machine().state();
-            state.streams.capture_to(stream, current_device(), graph);
-        }
-        begun
-    };
+    ) = remember(begin_capture(stream, mode, Some(graph)));
     cudaStreamEndCapture, cuStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) =
         remember(end_capture(stream, graph));
     cudaStreamIsCapturing, cuStreamIsCapturing(stream: usize, status: Out<'_, c_int>) =
@@ -122,6 +108,17 @@ fn nodes() -> MutexGuard<'static, BTreeMap<usize, Vec<usize>>> {
     NODES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Begins a capture into a new graph or one of the program.
+fn begin_capture(stream: usize, mode: c_int, graph: Option<usize>) -> Result<(), Code> {
+    capture_begins();
+    let (current, caller) = (current_device(), Caller::current());
+    let streams = &mut machine().state().streams;
+    streams.begin_capture(stream, current, mode, caller)?;
+    let graph = graph.unwrap_or_else(|| new_object().expose_provenance());
+    streams.capture_to(stream, current, graph);
+    Ok(())
+}
+
 /// Ends a capture. The graph of a failed one is null.
 fn end_capture(stream: usize, mut graph: Out<'_, *mut u8>) -> Result<(), Code> {
     put(again(&mut graph), ptr::null_mut())?;
@@ -160,7 +157,12 @@ fn capture_info(
     let (number, capture) = self::status(stream)?;
     write(status, number);
     write(id, capture);
-    for output in outputs {
+    let [graph, dependencies, edges, count] = outputs;
+    write(
+        graph,
+        machine().state().streams.graph_of(capture).unwrap_or(0),
+    );
+    for output in [dependencies, edges, count] {
         write(output, 0);
     }
     Ok(())

@@ -20,7 +20,7 @@ pub struct Printed {
 const UNKNOWN: u8 = 2;
 const NO_DRIVER: u8 = 9;
 const KNOWN: &str = "the simulated nvidia-smi knows no arguments, -L, --query-gpu=FIELDS and \
-     --query-compute-apps=FIELDS with --format=csv[,noheader][,nounits], and -i N\n";
+     --query-compute-apps=FIELDS with --format=csv[,noheader][,nounits], and -i N[,N]\n";
 const NOT_AVAILABLE: &str = "[N/A]";
 const MIB: u64 = 1 << 20;
 

@@ -372,8 +372,7 @@ impl Streams {
         }
     }
 
-    /// Ends a capture in its stream. All work in it must come before the end. Returns the graph that
-    /// it added to.
+    /// Ends a capture in its stream. All work in it must come before the end. Returns its graph.
     pub(crate) fn end_capture(
         &mut self,
         handle: usize,
